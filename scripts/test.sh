@@ -1,0 +1,28 @@
+#!/bin/sh
+# Every test, in the order in which a failure says most: formatting and lints,
+# unit and property tests, fuzz targets for a bounded time, the memory model,
+# whole-system tests in network namespaces, documentation.
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$HOME/.cargo/bin:$PATH"
+export PATH
+: "${BOLERO_RANDOM_TEST_TIME_MS:=3000}"
+export BOLERO_RANDOM_TEST_TIME_MS
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "formatting"
+cargo fmt --all --check
+step "lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+step "the program that tests drive"
+cargo build --release --locked -p tidewall
+step "unit, property, fuzz and whole-system tests"
+TIDEWALL_BIN="$PWD/target/release/tidewall" cargo test --workspace --locked -- --test-threads=2
+step "memory model (loom)"
+make --no-print-directory loom
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+step "nothing left behind"
+left=$(ip netns list 2>/dev/null | grep -c '^tw-' || true)
+[ "$left" = 0 ] || { echo "$left tw- namespaces were left behind"; ip netns list; exit 1; }
