@@ -1,0 +1,308 @@
+//! Ethernet II frames (IEEE 802.3 clause 3): addresses, EtherTypes, and 802.1Q
+//! tags far enough to recognise them.
+
+use core::fmt;
+use core::str::FromStr;
+
+use crate::EmitError;
+
+/// Bytes of an untagged Ethernet header.
+pub const HEADER_LEN: usize = 14;
+
+/// Bytes that an 802.1Q tag adds, its inner EtherType included.
+pub const TAG_LEN: usize = 4;
+
+/// An Ethernet (EUI-48) address, in the order it is sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// The address of every station.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+
+    /// True for a group address, the broadcast address included.
+    #[must_use]
+    pub const fn is_multicast(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+
+    /// True for the broadcast address.
+    #[must_use]
+    pub fn is_broadcast(self) -> bool {
+        self == Self::BROADCAST
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(out, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    }
+}
+
+impl fmt::Debug for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text was not six two-digit hexadecimal numbers with colons between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidMacAddress;
+
+impl fmt::Display for InvalidMacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not an Ethernet address such as 02:00:5e:10:00:01")
+    }
+}
+
+impl std::error::Error for InvalidMacAddress {}
+
+impl FromStr for MacAddress {
+    type Err = InvalidMacAddress;
+
+    fn from_str(text: &str) -> Result<Self, InvalidMacAddress> {
+        let mut address = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut address {
+            let part = parts.next().ok_or(InvalidMacAddress)?;
+            // from_str_radix alone would take "+1".
+            if part.len() != 2 || !part.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(InvalidMacAddress);
+            }
+            *octet = u8::from_str_radix(part, 16).map_err(|_| InvalidMacAddress)?;
+        }
+        match parts.next() {
+            None => Ok(Self(address)),
+            Some(_) => Err(InvalidMacAddress),
+        }
+    }
+}
+
+/// An EtherType (IANA "IEEE 802 Numbers"). Values below 1536 are an IEEE 802.3
+/// length instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EtherType(pub u16);
+
+impl EtherType {
+    /// IPv4 (RFC 894).
+    pub const IPV4: Self = Self(0x0800);
+    /// ARP (RFC 826).
+    pub const ARP: Self = Self(0x0806);
+    /// IEEE 802.1Q customer tag.
+    pub const VLAN: Self = Self(0x8100);
+    /// IPv6 (RFC 2464).
+    pub const IPV6: Self = Self(0x86dd);
+    /// IEEE 802.1ad service tag.
+    pub const SERVICE_VLAN: Self = Self(0x88a8);
+
+    /// True for the two tag types.
+    #[must_use]
+    pub fn is_tag(self) -> bool {
+        self == Self::VLAN || self == Self::SERVICE_VLAN
+    }
+}
+
+impl fmt::Display for EtherType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::IPV4 => f.write_str("IPv4"),
+            Self::ARP => f.write_str("ARP"),
+            Self::VLAN => f.write_str("802.1Q"),
+            Self::IPV6 => f.write_str("IPv6"),
+            Self::SERVICE_VLAN => f.write_str("802.1ad"),
+            Self(number) => write!(f, "EtherType {number:#06x}"),
+        }
+    }
+}
+
+/// Why bytes are not an Ethernet frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Fewer bytes than the header, or the tag it announces, needs.
+    Truncated,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated => f.write_str("the frame is shorter than its Ethernet header"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The first 802.1Q or 802.1ad tag of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Priority code point, 0 to 7.
+    pub priority: u8,
+    /// Drop eligible indicator.
+    pub drop_eligible: bool,
+    /// VLAN identifier, 0 to 4095; 0 means "priority only".
+    pub identifier: u16,
+    /// The EtherType after this tag, which may be another tag's.
+    pub ethertype: EtherType,
+}
+
+/// A checked view of an Ethernet frame, without its frame check sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    header: &'a [u8; HEADER_LEN],
+    payload: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// Checks that the header, and the first tag if there is one, is there.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (header, payload) = bytes.split_first_chunk().ok_or(Error::Truncated)?;
+        let frame = Self { header, payload };
+        if frame.ethertype().is_tag() && payload.len() < TAG_LEN {
+            return Err(Error::Truncated);
+        }
+        Ok(frame)
+    }
+
+    /// Where the frame goes.
+    #[must_use]
+    pub fn destination(&self) -> MacAddress {
+        let [a, b, c, d, e, f, ..] = *self.header;
+        MacAddress([a, b, c, d, e, f])
+    }
+
+    /// Which station sent it.
+    #[must_use]
+    pub fn source(&self) -> MacAddress {
+        let [_, _, _, _, _, _, a, b, c, d, e, f, ..] = *self.header;
+        MacAddress([a, b, c, d, e, f])
+    }
+
+    /// The type field just after the addresses; a tag's when the frame is tagged.
+    #[must_use]
+    pub fn ethertype(&self) -> EtherType {
+        EtherType(u16::from_be_bytes([self.header[12], self.header[13]]))
+    }
+
+    /// The first tag, if the frame is tagged.
+    #[must_use]
+    pub fn tag(&self) -> Option<Tag> {
+        if !self.ethertype().is_tag() {
+            return None;
+        }
+        let [a, b, c, d] = *self.payload.first_chunk::<TAG_LEN>()?;
+        Some(Tag {
+            priority: a >> 5,
+            drop_eligible: a & 0x10 != 0,
+            identifier: u16::from_be_bytes([a & 0x0f, b]),
+            ethertype: EtherType(u16::from_be_bytes([c, d])),
+        })
+    }
+
+    /// What follows the 14-byte header: the tag first when the frame is tagged,
+    /// and link padding last.
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+}
+
+/// An untagged Ethernet header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Where the frame goes.
+    pub destination: MacAddress,
+    /// Which station sends it.
+    pub source: MacAddress,
+    /// What the payload is.
+    pub ethertype: EtherType,
+}
+
+impl Header {
+    /// The header of a frame (of its outermost type when it is tagged).
+    #[must_use]
+    pub fn of(frame: &Frame<'_>) -> Self {
+        Self {
+            destination: frame.destination(),
+            source: frame.source(),
+            ethertype: frame.ethertype(),
+        }
+    }
+
+    /// Writes the header at the start of `buffer` and returns the rest of it.
+    pub fn emit<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
+        let available = buffer.len();
+        let Some((header, rest)) = buffer.split_first_chunk_mut::<HEADER_LEN>() else {
+            return Err(EmitError::BufferTooSmall {
+                needed: HEADER_LEN,
+                available,
+            });
+        };
+        header[..6].copy_from_slice(&self.destination.0);
+        header[6..12].copy_from_slice(&self.source.0);
+        header[12..].copy_from_slice(&self.ethertype.0.to_be_bytes());
+        Ok(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn addresses_read_as_they_are_written() {
+        let address = MacAddress([0x02, 0, 0x5e, 0x10, 0, 0xff]);
+        assert_eq!(address.to_string(), "02:00:5e:10:00:ff");
+        assert_eq!("02:00:5E:10:00:ff".parse(), Ok(address));
+        for text in [
+            "",
+            "02:00:5e:10:00",
+            "02:00:5e:10:00:ff:01",
+            "2:0:5e:10:0:ff",
+            "02:00:5e:10:00:+f",
+        ] {
+            assert_eq!(text.parse::<MacAddress>(), Err(InvalidMacAddress), "{text}");
+        }
+        assert!(MacAddress::BROADCAST.is_multicast() && MacAddress::BROADCAST.is_broadcast());
+        assert!(!address.is_multicast());
+    }
+
+    #[test]
+    fn a_tag_is_recognised() {
+        let mut bytes = [0u8; 20];
+        bytes[12..18].copy_from_slice(&[0x81, 0x00, 0xb0, 0x2a, 0x08, 0x00]);
+        let frame = Frame::new(&bytes).unwrap();
+        assert_eq!(
+            frame.tag(),
+            Some(Tag {
+                priority: 5,
+                drop_eligible: true,
+                identifier: 42,
+                ethertype: EtherType::IPV4
+            })
+        );
+    }
+
+    #[test]
+    fn short_frames_and_short_tags_are_refused() {
+        assert_eq!(Frame::new(&[0; 13]).unwrap_err(), Error::Truncated);
+        let mut bytes = [0u8; 17];
+        bytes[12..14].copy_from_slice(&[0x88, 0xa8]);
+        assert_eq!(Frame::new(&bytes).unwrap_err(), Error::Truncated);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed(destination: [u8; 6], source: [u8; 6], ethertype: u16) {
+            let header = Header {
+                destination: MacAddress(destination),
+                source: MacAddress(source),
+                ethertype: EtherType(ethertype),
+            };
+            let mut bytes = [0; HEADER_LEN + TAG_LEN];
+            prop_assert_eq!(header.emit(&mut bytes).unwrap().len(), TAG_LEN);
+            prop_assert_eq!(Header::of(&Frame::new(&bytes).unwrap()), header);
+        }
+    }
+}

@@ -1,0 +1,614 @@
+//! IPv4 (RFC 791): header, options, fragment fields, header checksum.
+
+use core::fmt;
+use std::net::Ipv4Addr;
+
+use crate::checksum::Sum;
+use crate::{EmitError, Protocol};
+
+/// Bytes of a header without options.
+pub const HEADER_LEN: usize = 20;
+
+/// Bytes of the longest header.
+pub const HEADER_MAX: usize = 60;
+
+/// Bytes of the longest datagram, header included.
+pub const DATAGRAM_MAX: usize = u16::MAX as usize;
+
+/// Why bytes are not an IPv4 datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Fewer bytes than the header, or than the total length says.
+    Truncated,
+    /// The version is not four.
+    Version,
+    /// The header length is below 20 bytes or above the total length.
+    HeaderLength,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "the datagram is shorter than its IPv4 header says",
+            Self::Version => "the IP version is not 4",
+            Self::HeaderLength => "the IPv4 header length is out of range",
+        })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A checked view of an IPv4 datagram. Its checksum is not checked: ask
+/// [`Packet::header_is_undamaged`].
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    header: &'a [u8; HEADER_LEN],
+    options: &'a [u8],
+    payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Checks version and lengths of the datagram that starts `bytes`. Bytes
+    /// after its total length (link padding) are left out.
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        let total = total_length(bytes)?;
+        Self::of(bytes.get(..total).ok_or(Error::Truncated)?)
+    }
+
+    /// As [`Packet::new`], but takes a datagram whose end is missing, as ICMP
+    /// errors quote them (RFC 792). The header must be whole.
+    pub fn new_quoted(bytes: &'a [u8]) -> Result<Self, Error> {
+        let total = total_length(bytes)?;
+        Self::of(bytes.get(..total).unwrap_or(bytes))
+    }
+
+    #[inline]
+    fn of(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (header, rest) = bytes.split_first_chunk().ok_or(Error::Truncated)?;
+        let header_len = usize::from(header[0] & 0x0f) * 4;
+        let options_len = header_len
+            .checked_sub(HEADER_LEN)
+            .ok_or(Error::HeaderLength)?;
+        let (options, payload) = rest.split_at_checked(options_len).ok_or(Error::Truncated)?;
+        Ok(Self {
+            header,
+            options,
+            payload,
+        })
+    }
+
+    /// The type of service byte: differentiated services code point (six bits)
+    /// and ECN (two bits).
+    #[must_use]
+    pub fn tos(&self) -> u8 {
+        self.header[1]
+    }
+
+    /// Bytes of header and payload as the header says.
+    #[must_use]
+    pub fn total_length(&self) -> u16 {
+        u16::from_be_bytes([self.header[2], self.header[3]])
+    }
+
+    /// Tells a datagram's fragments from another's.
+    #[must_use]
+    pub fn identification(&self) -> u16 {
+        u16::from_be_bytes([self.header[4], self.header[5]])
+    }
+
+    /// True when routers may not fragment the datagram.
+    #[must_use]
+    pub fn dont_fragment(&self) -> bool {
+        self.header[6] & 0x40 != 0
+    }
+
+    /// True for every fragment but the last.
+    #[must_use]
+    pub fn more_fragments(&self) -> bool {
+        self.header[6] & 0x20 != 0
+    }
+
+    /// Where the payload belongs in the original datagram's.
+    #[must_use]
+    pub fn fragment_offset(&self) -> FragmentOffset {
+        FragmentOffset(u16::from_be_bytes([self.header[6] & 0x1f, self.header[7]]))
+    }
+
+    /// True for a part of a datagram, first and last parts included.
+    #[must_use]
+    pub fn is_fragment(&self) -> bool {
+        u16::from_be_bytes([self.header[6], self.header[7]]) & 0x3fff != 0
+    }
+
+    /// Hops that are left.
+    #[must_use]
+    pub fn ttl(&self) -> u8 {
+        self.header[8]
+    }
+
+    /// What the payload is.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        Protocol(self.header[9])
+    }
+
+    /// The header checksum as sent.
+    #[must_use]
+    pub fn checksum(&self) -> u16 {
+        u16::from_be_bytes([self.header[10], self.header[11]])
+    }
+
+    /// True when the header checksum is correct.
+    #[must_use]
+    #[inline]
+    pub fn header_is_undamaged(&self) -> bool {
+        Sum::ZERO.bytes(self.header).bytes(self.options).is_valid()
+    }
+
+    /// Who sent it.
+    #[must_use]
+    pub fn source(&self) -> Ipv4Addr {
+        let [.., a, b, c, d, _, _, _, _] = *self.header;
+        Ipv4Addr::new(a, b, c, d)
+    }
+
+    /// Who is to get it.
+    #[must_use]
+    pub fn destination(&self) -> Ipv4Addr {
+        let [.., a, b, c, d] = *self.header;
+        Ipv4Addr::new(a, b, c, d)
+    }
+
+    /// Bytes of the header, 20 to 60.
+    #[must_use]
+    pub fn header_len(&self) -> usize {
+        HEADER_LEN + self.options.len()
+    }
+
+    /// The bytes of the options, 0 to 40, a multiple of four.
+    #[must_use]
+    pub fn option_bytes(&self) -> &'a [u8] {
+        self.options
+    }
+
+    /// The options one by one, up to the end-of-list option.
+    #[must_use]
+    pub fn options(&self) -> OptionsIterator<'a> {
+        OptionsIterator { rest: self.options }
+    }
+
+    /// What the datagram, or this fragment of it, carries.
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+}
+
+/// The total length of a datagram, checked against its header length.
+#[inline]
+fn total_length(bytes: &[u8]) -> Result<usize, Error> {
+    let header = bytes.first_chunk::<HEADER_LEN>().ok_or(Error::Truncated)?;
+    if header[0] >> 4 != 4 {
+        return Err(Error::Version);
+    }
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if header_len < HEADER_LEN || header_len > total {
+        return Err(Error::HeaderLength);
+    }
+    Ok(total)
+}
+
+/// One option of a received header (RFC 791 §3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderOption<'a> {
+    /// The whole type byte: copied flag, class and number.
+    pub kind: u8,
+    /// What follows the type and length bytes.
+    pub data: &'a [u8],
+}
+
+/// An option whose length contradicts the header's. Nothing after it can be
+/// read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidOption {
+    /// The type byte of the option.
+    pub kind: u8,
+}
+
+impl fmt::Display for InvalidOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the length of IPv4 option {} is out of range", self.kind)
+    }
+}
+
+impl std::error::Error for InvalidOption {}
+
+/// Iterates over options; no-operation and end-of-list are not shown. At most
+/// 40 steps.
+#[derive(Clone, Debug)]
+pub struct OptionsIterator<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for OptionsIterator<'a> {
+    type Item = Result<HeaderOption<'a>, InvalidOption>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (kind, after) = self.rest.split_first()?;
+            match *kind {
+                0 => {
+                    self.rest = &[];
+                    return None;
+                }
+                1 => self.rest = after,
+                kind => {
+                    let split = after
+                        .first()
+                        .and_then(|length| usize::from(*length).checked_sub(1))
+                        .filter(|length| *length >= 1)
+                        .and_then(|length| after.split_at_checked(length));
+                    let Some((option, rest)) = split else {
+                        self.rest = &[];
+                        return Some(Err(InvalidOption { kind }));
+                    };
+                    self.rest = rest;
+                    return Some(Ok(HeaderOption {
+                        kind,
+                        data: option.get(1..).unwrap_or_default(),
+                    }));
+                }
+            }
+        }
+    }
+}
+
+/// Where a fragment's payload belongs, in units of eight bytes: 0 to 8191.
+/// IPv6 uses the same unit and range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FragmentOffset(u16);
+
+impl FragmentOffset {
+    /// The first fragment's.
+    pub const ZERO: Self = Self(0);
+
+    /// From units of eight bytes; nothing above 8191.
+    #[must_use]
+    pub const fn from_units(units: u16) -> Option<Self> {
+        if units <= 0x1fff {
+            Some(Self(units))
+        } else {
+            None
+        }
+    }
+
+    /// From bytes, which must be a multiple of eight and at most 65,528.
+    #[must_use]
+    pub const fn from_bytes(bytes: u16) -> Option<Self> {
+        if bytes.is_multiple_of(8) {
+            Some(Self(bytes / 8))
+        } else {
+            None
+        }
+    }
+
+    /// In units of eight bytes.
+    #[must_use]
+    pub const fn units(self) -> u16 {
+        self.0
+    }
+
+    /// In bytes, at most 65,528.
+    #[must_use]
+    pub const fn bytes(self) -> u16 {
+        self.0 * 8
+    }
+}
+
+/// The options of a header to be emitted: at most 40 bytes, padded with
+/// end-of-list bytes to a multiple of four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    len: u8,
+    bytes: [u8; HEADER_MAX - HEADER_LEN],
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl Options {
+    /// No options.
+    pub const NONE: Self = Self {
+        len: 0,
+        bytes: [0; HEADER_MAX - HEADER_LEN],
+    };
+
+    /// Takes encoded options; nothing when they are longer than 40 bytes.
+    #[must_use]
+    pub fn new(options: &[u8]) -> Option<Self> {
+        let mut bytes = Self::NONE.bytes;
+        bytes.get_mut(..options.len())?.copy_from_slice(options);
+        Some(Self {
+            len: options.len().next_multiple_of(4) as u8,
+            bytes,
+        })
+    }
+
+    /// The padded options, 0 to 40 bytes, a multiple of four.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
+/// An IPv4 header, without the fields that follow from options and payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Type of service: DSCP and ECN.
+    pub tos: u8,
+    /// Tells a datagram's fragments from another's; any value where
+    /// `dont_fragment` is set (RFC 6864 §4.1).
+    pub identification: u16,
+    /// Routers may not fragment.
+    pub dont_fragment: bool,
+    /// More fragments follow.
+    pub more_fragments: bool,
+    /// Where the payload belongs.
+    pub fragment_offset: FragmentOffset,
+    /// Hops allowed.
+    pub ttl: u8,
+    /// What the payload is.
+    pub protocol: Protocol,
+    /// Who sends it.
+    pub source: Ipv4Addr,
+    /// Who is to get it.
+    pub destination: Ipv4Addr,
+    /// Options, usually none.
+    pub options: Options,
+}
+
+impl Header {
+    /// The header of a datagram. Trailing bytes of options are kept as they are.
+    #[must_use]
+    pub fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            tos: packet.tos(),
+            identification: packet.identification(),
+            dont_fragment: packet.dont_fragment(),
+            more_fragments: packet.more_fragments(),
+            fragment_offset: packet.fragment_offset(),
+            ttl: packet.ttl(),
+            protocol: packet.protocol(),
+            source: packet.source(),
+            destination: packet.destination(),
+            options: Options::new(packet.option_bytes()).unwrap_or_default(),
+        }
+    }
+
+    /// Bytes of the header, 20 to 60.
+    #[must_use]
+    pub fn header_len(&self) -> usize {
+        HEADER_LEN + usize::from(self.options.len)
+    }
+
+    /// Writes the header, checksum included, at the start of `buffer` for a
+    /// payload of `payload_len` bytes, and returns the rest of the buffer.
+    #[inline]
+    pub fn emit<'b>(
+        &self,
+        payload_len: usize,
+        buffer: &'b mut [u8],
+    ) -> Result<&'b mut [u8], EmitError> {
+        let header_len = self.header_len();
+        let limit = DATAGRAM_MAX - header_len;
+        let too_long = EmitError::PayloadTooLong {
+            limit,
+            length: payload_len,
+        };
+        let total = payload_len.checked_add(header_len).ok_or(too_long)?;
+        let total = u16::try_from(total).map_err(|_| too_long)?;
+        let available = buffer.len();
+        let too_small = EmitError::BufferTooSmall {
+            needed: header_len,
+            available,
+        };
+        let (fixed, rest) = buffer
+            .split_first_chunk_mut::<HEADER_LEN>()
+            .ok_or(too_small)?;
+        let (options, rest) = rest
+            .split_at_mut_checked(usize::from(self.options.len))
+            .ok_or(too_small)?;
+        options.copy_from_slice(self.options.as_bytes());
+        let flags = u16::from(self.dont_fragment) << 14 | u16::from(self.more_fragments) << 13;
+        fixed[0] = 0x40 | (header_len / 4) as u8;
+        fixed[1] = self.tos;
+        fixed[2..4].copy_from_slice(&total.to_be_bytes());
+        fixed[4..6].copy_from_slice(&self.identification.to_be_bytes());
+        fixed[6..8].copy_from_slice(&(flags | self.fragment_offset.0).to_be_bytes());
+        fixed[8] = self.ttl;
+        fixed[9] = self.protocol.0;
+        fixed[10..12].copy_from_slice(&[0, 0]);
+        fixed[12..16].copy_from_slice(&self.source.octets());
+        fixed[16..].copy_from_slice(&self.destination.octets());
+        let checksum = Sum::ZERO.bytes(fixed).bytes(options).checksum();
+        fixed[10..12].copy_from_slice(&checksum.to_be_bytes());
+        Ok(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HEADER: Header = Header {
+        tos: 0,
+        identification: 0x1c46,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: FragmentOffset::ZERO,
+        ttl: 64,
+        protocol: Protocol::TCP,
+        source: Ipv4Addr::new(172, 16, 10, 99),
+        destination: Ipv4Addr::new(172, 16, 10, 12),
+        options: Options::NONE,
+    };
+
+    fn emitted(header: &Header, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0xaa; header.header_len()];
+        assert!(header.emit(payload.len(), &mut bytes).unwrap().is_empty());
+        bytes.extend(payload);
+        bytes
+    }
+
+    #[test]
+    fn a_known_header_comes_out_byte_for_byte() {
+        let bytes = emitted(&HEADER, &[0; 40]);
+        let expected = [
+            0x45, 0x00, 0x00, 0x3c, 0x1c, 0x46, 0x40, 0x00, 0x40, 0x06, 0xb1, 0xe6, 0xac, 0x10,
+            0x0a, 0x63, 0xac, 0x10, 0x0a, 0x0c,
+        ];
+        assert_eq!(bytes[..20], expected);
+    }
+
+    #[test]
+    fn each_wrong_length_has_its_own_error() {
+        let good = emitted(&HEADER, b"payload!");
+        let with = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            bytes
+        };
+        assert_eq!(Packet::new(&good[..19]).unwrap_err(), Error::Truncated);
+        assert_eq!(Packet::new(&good[..27]).unwrap_err(), Error::Truncated);
+        assert_eq!(Packet::new(&with(0, 0x65)).unwrap_err(), Error::Version);
+        assert_eq!(
+            Packet::new(&with(0, 0x44)).unwrap_err(),
+            Error::HeaderLength
+        );
+        assert_eq!(
+            Packet::new(&with(0, 0x48)).unwrap_err(),
+            Error::HeaderLength
+        );
+        assert_eq!(Packet::new(&with(3, 19)).unwrap_err(), Error::HeaderLength);
+        assert_eq!(Packet::new(&with(3, 29)).unwrap_err(), Error::Truncated);
+    }
+
+    #[test]
+    fn link_padding_is_left_out_and_a_quote_may_be_cut() {
+        let mut bytes = emitted(&HEADER, b"payload!");
+        bytes.extend([0; 18]);
+        assert_eq!(Packet::new(&bytes).unwrap().payload(), b"payload!");
+        assert_eq!(Packet::new_quoted(&bytes).unwrap().payload(), b"payload!");
+        assert_eq!(Packet::new_quoted(&bytes[..24]).unwrap().payload(), b"payl");
+        let options = Header {
+            options: Options::new(&[1; 8]).unwrap(),
+            ..HEADER
+        };
+        let bytes = emitted(&options, &[]);
+        assert_eq!(
+            Packet::new_quoted(&bytes[..24]).unwrap_err(),
+            Error::Truncated
+        );
+    }
+
+    #[test]
+    fn options_are_read_one_by_one_and_a_bad_length_ends_them() {
+        let read = |options: &[u8]| {
+            let header = Header {
+                options: Options::new(options).unwrap(),
+                ..HEADER
+            };
+            let bytes = emitted(&header, &[]);
+            let packet = Packet::new(&bytes).unwrap();
+            packet
+                .options()
+                .map(|option| option.map(|option| (option.kind, option.data.to_vec())))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(read(&[]), []);
+        assert_eq!(
+            read(&[1, 148, 4, 0, 0, 7, 3, 4, 0, 1]),
+            [Ok((148, vec![0, 0])), Ok((7, vec![4]))]
+        );
+        assert_eq!(read(&[7, 2, 0]), [Ok((7, vec![]))]);
+        for length in [0, 1, 9] {
+            assert_eq!(read(&[1, 68, length]), [Err(InvalidOption { kind: 68 })]);
+        }
+        assert!(Options::new(&[1; 41]).is_none());
+    }
+
+    #[test]
+    fn damage_to_any_header_byte_is_noticed() {
+        let good = emitted(&HEADER, &[]);
+        for at in 8..20 {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0x10;
+            assert!(
+                !Packet::new(&bytes).unwrap().header_is_undamaged(),
+                "byte {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        assert_eq!(
+            HEADER.emit(65_516, &mut [0; 20]).unwrap_err(),
+            EmitError::PayloadTooLong {
+                limit: 65_515,
+                length: 65_516
+            }
+        );
+        assert!(HEADER.emit(usize::MAX, &mut [0; 20]).is_err());
+        assert_eq!(
+            HEADER.emit(0, &mut [0; 19]).unwrap_err(),
+            EmitError::BufferTooSmall {
+                needed: 20,
+                available: 19
+            }
+        );
+        assert_eq!(FragmentOffset::from_units(8192), None);
+        assert_eq!(FragmentOffset::from_bytes(12), None);
+        assert_eq!(
+            FragmentOffset::from_bytes(65_528).map(FragmentOffset::units),
+            Some(8191)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed(
+            (tos, identification, dont_fragment, more_fragments) in any::<(u8, u16, bool, bool)>(),
+            units in 0u16..8192,
+            (ttl, protocol, source, destination) in any::<(u8, u8, [u8; 4], [u8; 4])>(),
+            options in prop::collection::vec(any::<u8>(), 0..=40),
+            payload in prop::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let header = Header {
+                tos,
+                identification,
+                dont_fragment,
+                more_fragments,
+                fragment_offset: FragmentOffset::from_units(units).unwrap(),
+                ttl,
+                protocol: Protocol(protocol),
+                source: source.into(),
+                destination: destination.into(),
+                options: Options::new(&options).unwrap(),
+            };
+            let bytes = emitted(&header, &payload);
+            let packet = Packet::new(&bytes).unwrap();
+            prop_assert_eq!(Header::of(&packet), header);
+            prop_assert!(packet.header_is_undamaged());
+            prop_assert_eq!(packet.payload(), &payload[..]);
+            prop_assert_eq!(packet.is_fragment(), more_fragments || units != 0);
+            prop_assert!(packet.options().count() <= 40);
+        }
+    }
+}

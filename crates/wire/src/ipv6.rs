@@ -1,0 +1,552 @@
+//! IPv6 (RFC 8200): the header and a bounded walk over extension headers.
+
+use core::fmt;
+use std::net::Ipv6Addr;
+
+use crate::ipv4::FragmentOffset;
+use crate::{EmitError, Protocol};
+
+/// Bytes of the IPv6 header itself.
+pub const HEADER_LEN: usize = 40;
+
+/// Bytes of a fragment header (RFC 8200 §4.5).
+pub const FRAGMENT_HEADER_LEN: usize = 8;
+
+/// The most extension headers walked over; a longer chain is an error. RFC 8200
+/// §4.1 knows seven places for them, and RFC 8504 §5.3 allows a limit of eight.
+pub const EXTENSIONS_MAX: usize = 8;
+
+/// Why bytes are not an IPv6 datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Fewer bytes than the header, or than the payload length says.
+    Truncated,
+    /// The version is not six.
+    Version,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "the datagram is shorter than its IPv6 header says",
+            Self::Version => "the IP version is not 6",
+        })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A checked view of an IPv6 datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    header: &'a [u8; HEADER_LEN],
+    payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Checks version and length of the datagram that starts `bytes`. Bytes
+    /// after its payload length (link padding) are left out. Jumbograms
+    /// (RFC 2675) are not known: theirs reads as an empty payload.
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        let quoted = Self::new_quoted(bytes)?;
+        if quoted.payload.len() < usize::from(quoted.payload_length()) {
+            return Err(Error::Truncated);
+        }
+        Ok(quoted)
+    }
+
+    /// As [`Packet::new`], but takes a datagram whose end is missing, as ICMPv6
+    /// errors quote them (RFC 4443 §2.4).
+    #[inline]
+    pub fn new_quoted(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (header, rest) = bytes
+            .split_first_chunk::<HEADER_LEN>()
+            .ok_or(Error::Truncated)?;
+        if header[0] >> 4 != 6 {
+            return Err(Error::Version);
+        }
+        let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+        Ok(Self {
+            header,
+            payload: rest.get(..length).unwrap_or(rest),
+        })
+    }
+
+    /// Differentiated services code point (six bits) and ECN (two bits).
+    #[must_use]
+    pub fn traffic_class(&self) -> u8 {
+        self.header[0] << 4 | self.header[1] >> 4
+    }
+
+    /// The flow label, 20 bits.
+    #[must_use]
+    pub fn flow_label(&self) -> u32 {
+        u32::from_be_bytes([0, self.header[1] & 0x0f, self.header[2], self.header[3]])
+    }
+
+    /// Bytes after the IPv6 header, extension headers included, as it says.
+    #[must_use]
+    pub fn payload_length(&self) -> u16 {
+        u16::from_be_bytes([self.header[4], self.header[5]])
+    }
+
+    /// What the payload starts with: an extension header or a transport.
+    #[must_use]
+    pub fn next_header(&self) -> Protocol {
+        Protocol(self.header[6])
+    }
+
+    /// Hops that are left.
+    #[must_use]
+    pub fn hop_limit(&self) -> u8 {
+        self.header[7]
+    }
+
+    /// Who sent it.
+    #[must_use]
+    pub fn source(&self) -> Ipv6Addr {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&self.header[8..24]);
+        octets.into()
+    }
+
+    /// Who is to get it.
+    #[must_use]
+    pub fn destination(&self) -> Ipv6Addr {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&self.header[24..]);
+        octets.into()
+    }
+
+    /// What follows the IPv6 header, extension headers first.
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Walks over the extension headers.
+    #[inline]
+    pub fn extensions(&self) -> Result<Extensions, ExtensionError> {
+        Extensions::walk(self.next_header(), self.payload)
+    }
+}
+
+/// Why a chain of extension headers cannot be walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtensionError {
+    /// The payload ends within an extension header.
+    Truncated,
+    /// More than [`EXTENSIONS_MAX`] headers.
+    TooMany,
+    /// Hop-by-hop options elsewhere than first (RFC 8200 §4.1).
+    HopByHopNotFirst,
+    /// A second fragment header.
+    SecondFragment,
+}
+
+impl fmt::Display for ExtensionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "the datagram ends within an extension header",
+            Self::TooMany => "more extension headers than any honest datagram has",
+            Self::HopByHopNotFirst => "hop-by-hop options are not the first header",
+            Self::SecondFragment => "a second fragment header",
+        })
+    }
+}
+
+impl std::error::Error for ExtensionError {}
+
+/// A fragment header and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// Offset of the fragment header from the IPv6 header's first byte.
+    pub at: usize,
+    /// Offset, from the IPv6 header's first byte, of the next-header byte that
+    /// announces the fragment header: 6 when the IPv6 header does.
+    pub announced_at: usize,
+    /// What the fragment header says comes next, in the original datagram.
+    pub next_header: Protocol,
+    /// Where the fragment's payload belongs in the fragmentable part.
+    pub offset: FragmentOffset,
+    /// True for every fragment but the last.
+    pub more: bool,
+    /// Tells a datagram's fragments from another's.
+    pub identification: u32,
+}
+
+impl Fragment {
+    /// True for a whole datagram that carries a fragment header nevertheless
+    /// (RFC 6946).
+    #[must_use]
+    pub fn is_atomic(&self) -> bool {
+        self.offset == FragmentOffset::ZERO && !self.more
+    }
+
+    /// Writes the fragment header (not its place) at the start of `buffer` and
+    /// returns the rest of it.
+    pub fn emit<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
+        let available = buffer.len();
+        let (header, rest) = buffer
+            .split_first_chunk_mut::<FRAGMENT_HEADER_LEN>()
+            .ok_or(EmitError::BufferTooSmall {
+                needed: FRAGMENT_HEADER_LEN,
+                available,
+            })?;
+        header[0] = self.next_header.0;
+        header[1] = 0;
+        header[2..4].copy_from_slice(&(self.offset.bytes() | u16::from(self.more)).to_be_bytes());
+        header[4..].copy_from_slice(&self.identification.to_be_bytes());
+        Ok(rest)
+    }
+}
+
+/// What a walk over extension headers found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extensions {
+    /// The first header that is no walkable extension: the transport, ESP, "no
+    /// next header", or an unknown one. For a fragment other than the first,
+    /// what its fragment header says the original's next header was.
+    pub protocol: Protocol,
+    /// Offset of that header, or of such a fragment's payload, from the IPv6
+    /// header's first byte.
+    pub transport: usize,
+    /// The fragment header, if there is one.
+    pub fragment: Option<Fragment>,
+}
+
+impl Extensions {
+    /// Walks from a datagram's first next-header value over its payload
+    /// (what follows the 40-byte header). At most [`EXTENSIONS_MAX`] steps.
+    #[inline]
+    pub fn walk(first: Protocol, payload: &[u8]) -> Result<Self, ExtensionError> {
+        let mut protocol = first;
+        let mut announced_at = 6;
+        let mut at = 0;
+        let mut fragment = None;
+        // One turn more than headers allowed: the last only finds the transport.
+        for step in 0..=EXTENSIONS_MAX {
+            let length = match protocol {
+                Protocol::HOP_BY_HOP if step > 0 => return Err(ExtensionError::HopByHopNotFirst),
+                Protocol::HOP_BY_HOP | Protocol::ROUTING | Protocol::DESTINATION_OPTIONS => {
+                    // RFC 8200 §4.3: units of eight bytes, not counting the first.
+                    |unit: u8| (usize::from(unit) + 1) * 8
+                }
+                // RFC 4302 §2.2: units of four bytes, minus two.
+                Protocol::AUTHENTICATION => |unit: u8| (usize::from(unit) + 2) * 4,
+                Protocol::FRAGMENT => |_| FRAGMENT_HEADER_LEN,
+                _ => {
+                    return Ok(Self {
+                        protocol,
+                        transport: HEADER_LEN + at,
+                        fragment,
+                    });
+                }
+            };
+            if step == EXTENSIONS_MAX {
+                break;
+            }
+            let rest = payload.get(at..).ok_or(ExtensionError::Truncated)?;
+            let (next, unit) = match rest {
+                [next, unit, ..] => (*next, *unit),
+                _ => return Err(ExtensionError::Truncated),
+            };
+            let header = rest.get(..length(unit)).ok_or(ExtensionError::Truncated)?;
+            if protocol == Protocol::FRAGMENT {
+                if fragment.is_some() {
+                    return Err(ExtensionError::SecondFragment);
+                }
+                let found = parse_fragment(header, at, announced_at)?;
+                fragment = Some(found);
+                if found.offset != FragmentOffset::ZERO {
+                    // What follows is the middle of something.
+                    return Ok(Self {
+                        protocol: found.next_header,
+                        transport: HEADER_LEN + at + FRAGMENT_HEADER_LEN,
+                        fragment,
+                    });
+                }
+            }
+            announced_at = HEADER_LEN + at;
+            at += header.len();
+            protocol = Protocol(next);
+        }
+        Err(ExtensionError::TooMany)
+    }
+}
+
+fn parse_fragment(
+    header: &[u8],
+    at: usize,
+    announced_at: usize,
+) -> Result<Fragment, ExtensionError> {
+    let [next, _, a, b, c, d, e, f] = *header
+        .first_chunk::<FRAGMENT_HEADER_LEN>()
+        .ok_or(ExtensionError::Truncated)?;
+    let field = u16::from_be_bytes([a, b]);
+    Ok(Fragment {
+        at: HEADER_LEN + at,
+        announced_at,
+        next_header: Protocol(next),
+        offset: FragmentOffset::from_bytes(field & !7).unwrap_or_default(),
+        more: field & 1 != 0,
+        identification: u32::from_be_bytes([c, d, e, f]),
+    })
+}
+
+/// An IPv6 header, without the payload length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// The flow label; its low 20 bits are sent.
+    pub flow_label: u32,
+    /// What the payload starts with.
+    pub next_header: Protocol,
+    /// Hops allowed.
+    pub hop_limit: u8,
+    /// Who sends it.
+    pub source: Ipv6Addr,
+    /// Who is to get it.
+    pub destination: Ipv6Addr,
+}
+
+impl Header {
+    /// The header of a datagram.
+    #[must_use]
+    pub fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            traffic_class: packet.traffic_class(),
+            flow_label: packet.flow_label(),
+            next_header: packet.next_header(),
+            hop_limit: packet.hop_limit(),
+            source: packet.source(),
+            destination: packet.destination(),
+        }
+    }
+
+    /// Writes the header at the start of `buffer` for a payload of
+    /// `payload_len` bytes and returns the rest of the buffer.
+    #[inline]
+    pub fn emit<'b>(
+        &self,
+        payload_len: usize,
+        buffer: &'b mut [u8],
+    ) -> Result<&'b mut [u8], EmitError> {
+        let length = u16::try_from(payload_len).map_err(|_| EmitError::PayloadTooLong {
+            limit: usize::from(u16::MAX),
+            length: payload_len,
+        })?;
+        let available = buffer.len();
+        let (header, rest) =
+            buffer
+                .split_first_chunk_mut::<HEADER_LEN>()
+                .ok_or(EmitError::BufferTooSmall {
+                    needed: HEADER_LEN,
+                    available,
+                })?;
+        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
+        header[..4].copy_from_slice(&first.to_be_bytes());
+        header[4..6].copy_from_slice(&length.to_be_bytes());
+        header[6] = self.next_header.0;
+        header[7] = self.hop_limit;
+        header[8..24].copy_from_slice(&self.source.octets());
+        header[24..].copy_from_slice(&self.destination.octets());
+        Ok(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HEADER: Header = Header {
+        traffic_class: 0xb8,
+        flow_label: 0x12345,
+        next_header: Protocol::UDP,
+        hop_limit: 64,
+        source: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+        destination: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2),
+    };
+
+    /// An extension header of `units` × 8 bytes beyond the first eight.
+    fn extension(next: Protocol, units: u8) -> Vec<u8> {
+        let mut bytes = vec![0; (usize::from(units) + 1) * 8];
+        bytes[..2].copy_from_slice(&[next.0, units]);
+        bytes
+    }
+
+    fn fragment(next: Protocol, offset: u16, more: bool) -> Vec<u8> {
+        let header = Fragment {
+            at: 0,
+            announced_at: 0,
+            next_header: next,
+            offset: FragmentOffset::from_bytes(offset).unwrap(),
+            more,
+            identification: 0xdead_beef,
+        };
+        let mut bytes = vec![0; 8];
+        assert!(header.emit(&mut bytes).unwrap().is_empty());
+        bytes
+    }
+
+    #[test]
+    fn the_chain_of_every_extension_is_walked() {
+        let chain = [
+            extension(Protocol::ROUTING, 0),
+            extension(Protocol::FRAGMENT, 2),
+            fragment(Protocol::AUTHENTICATION, 0, true),
+            // 4 in units of four bytes minus two: 24 bytes.
+            [&[Protocol::DESTINATION_OPTIONS.0, 4][..], &[0; 22]].concat(),
+            extension(Protocol::UDP, 1),
+            vec![0; 8],
+        ]
+        .concat();
+        let found = Extensions::walk(Protocol::HOP_BY_HOP, &chain).unwrap();
+        assert_eq!(found.protocol, Protocol::UDP);
+        assert_eq!(found.transport, 40 + 8 + 24 + 8 + 24 + 16);
+        assert_eq!(
+            found.fragment,
+            Some(Fragment {
+                at: 72,
+                announced_at: 48,
+                next_header: Protocol::AUTHENTICATION,
+                offset: FragmentOffset::ZERO,
+                more: true,
+                identification: 0xdead_beef,
+            })
+        );
+    }
+
+    #[test]
+    fn a_later_fragment_ends_the_walk() {
+        let bytes = fragment(Protocol::DESTINATION_OPTIONS, 1440, false);
+        let found = Extensions::walk(Protocol::FRAGMENT, &bytes).unwrap();
+        assert_eq!(
+            (found.protocol, found.transport),
+            (Protocol::DESTINATION_OPTIONS, 48)
+        );
+        let header = found.fragment.unwrap();
+        assert_eq!(
+            (header.offset.bytes(), header.more, header.announced_at),
+            (1440, false, 6)
+        );
+        assert!(!header.is_atomic());
+    }
+
+    #[test]
+    fn an_atomic_fragment_is_walked_through() {
+        let bytes = [fragment(Protocol::UDP, 0, false), vec![0; 8]].concat();
+        let found = Extensions::walk(Protocol::FRAGMENT, &bytes).unwrap();
+        assert_eq!((found.protocol, found.transport), (Protocol::UDP, 48));
+        assert!(found.fragment.unwrap().is_atomic());
+    }
+
+    #[test]
+    fn eight_extensions_are_walked_and_nine_refused() {
+        let options = |count: usize| {
+            let mut chain = vec![extension(Protocol::DESTINATION_OPTIONS, 0); count - 1].concat();
+            chain.extend(extension(Protocol::UDP, 0));
+            Extensions::walk(Protocol::DESTINATION_OPTIONS, &chain)
+        };
+        assert_eq!(options(8).unwrap().transport, 40 + 64);
+        assert_eq!(options(9), Err(ExtensionError::TooMany));
+        // Not even a fragment, which ends the walk, may be the ninth.
+        let mut chain = vec![extension(Protocol::DESTINATION_OPTIONS, 0); 7].concat();
+        chain.extend(extension(Protocol::FRAGMENT, 0));
+        chain.extend(fragment(Protocol::UDP, 1440, false));
+        assert_eq!(
+            Extensions::walk(Protocol::DESTINATION_OPTIONS, &chain),
+            Err(ExtensionError::TooMany)
+        );
+    }
+
+    #[test]
+    fn each_bad_chain_has_its_own_error() {
+        let walk = |first, bytes: &[u8]| Extensions::walk(first, bytes).unwrap_err();
+        assert_eq!(walk(Protocol::ROUTING, &[17]), ExtensionError::Truncated);
+        assert_eq!(
+            walk(Protocol::ROUTING, &extension(Protocol::UDP, 1)[..15]),
+            ExtensionError::Truncated
+        );
+        assert_eq!(
+            walk(Protocol::FRAGMENT, &[17, 0, 0, 1, 0, 0, 0]),
+            ExtensionError::Truncated
+        );
+        let chain = [
+            extension(Protocol::HOP_BY_HOP, 0),
+            extension(Protocol::UDP, 0),
+        ]
+        .concat();
+        assert_eq!(
+            walk(Protocol::ROUTING, &chain),
+            ExtensionError::HopByHopNotFirst
+        );
+        let chain = [
+            fragment(Protocol::FRAGMENT, 0, true),
+            fragment(Protocol::UDP, 0, true),
+        ]
+        .concat();
+        assert_eq!(
+            walk(Protocol::FRAGMENT, &chain),
+            ExtensionError::SecondFragment
+        );
+    }
+
+    #[test]
+    fn each_bad_header_has_its_own_error() {
+        let mut bytes = vec![0; 48];
+        HEADER.emit(8, &mut bytes).unwrap();
+        assert_eq!(Packet::new(&bytes[..39]).unwrap_err(), Error::Truncated);
+        assert_eq!(Packet::new(&bytes[..47]).unwrap_err(), Error::Truncated);
+        assert_eq!(Packet::new_quoted(&bytes[..47]).unwrap().payload().len(), 7);
+        bytes[0] = 0x45;
+        assert_eq!(Packet::new(&bytes).unwrap_err(), Error::Version);
+        assert!(HEADER.emit(65_536, &mut bytes).is_err());
+        assert!(HEADER.emit(0, &mut bytes[..39]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed(
+            (traffic_class, next_header, hop_limit) in any::<(u8, u8, u8)>(),
+            flow_label in 0u32..1 << 20,
+            (source, destination) in any::<([u8; 16], [u8; 16])>(),
+            payload in prop::collection::vec(any::<u8>(), 0..100),
+            padding in 0usize..20,
+        ) {
+            let header = Header {
+                traffic_class,
+                flow_label,
+                next_header: Protocol(next_header),
+                hop_limit,
+                source: source.into(),
+                destination: destination.into(),
+            };
+            let mut bytes = vec![0; HEADER_LEN];
+            header.emit(payload.len(), &mut bytes).unwrap();
+            bytes.extend(&payload);
+            bytes.resize(bytes.len() + padding, 0);
+            let packet = Packet::new(&bytes).unwrap();
+            prop_assert_eq!(Header::of(&packet), header);
+            prop_assert_eq!(packet.payload(), &payload[..]);
+        }
+
+        #[test]
+        fn a_walk_ends_inside_the_datagram(
+            first in prop::sample::select(vec![0u8, 43, 44, 51, 60, 17]),
+            payload in prop::collection::vec(
+                prop_oneof![Just(0u8), Just(43), Just(44), Just(51), Just(60), any::<u8>()], 0..200),
+        ) {
+            if let Ok(found) = Extensions::walk(Protocol(first), &payload) {
+                prop_assert!(found.transport <= HEADER_LEN + payload.len());
+                if let Some(fragment) = found.fragment {
+                    prop_assert!(fragment.announced_at < fragment.at);
+                    prop_assert!(fragment.at + FRAGMENT_HEADER_LEN <= found.transport);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! UDP (RFC 768), over IPv4 and over IPv6 (RFC 8200 §8.1, RFC 6935).
+
+use core::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::checksum::{self, Sum};
+use crate::{EmitError, Protocol};
+
+/// Bytes of a UDP header.
+pub const HEADER_LEN: usize = 8;
+
+/// The most bytes of payload that UDP's length field can say.
+pub const PAYLOAD_MAX: usize = u16::MAX as usize - HEADER_LEN;
+
+/// Why bytes are not a UDP datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Fewer than eight bytes.
+    Truncated,
+    /// The length field is below eight or says more bytes than there are.
+    Length,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Truncated => "the datagram is shorter than a UDP header",
+            Self::Length => "the UDP length contradicts the datagram's",
+        })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What the checksum field of a received datagram says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumState {
+    /// It is correct.
+    Valid,
+    /// It is zero: the sender computed none. Fit for use over IPv4 (RFC 768);
+    /// over IPv6 only for tunnels that were told to expect it (RFC 6935).
+    Absent,
+    /// It is the sum of the pseudo-header alone: a sender on the same host has
+    /// left it to its device, and no device was in between (Linux
+    /// `CHECKSUM_PARTIAL`).
+    LeftToOffload,
+    /// It is wrong.
+    Invalid,
+}
+
+/// A checked view of a UDP datagram: exactly as many bytes as its length says.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    bytes: &'a [u8],
+    header: &'a [u8; HEADER_LEN],
+}
+
+impl<'a> Packet<'a> {
+    /// Checks the lengths. Bytes after the datagram's end are left out: Linux
+    /// takes a UDP length shorter than the IP payload, and so does this.
+    ///
+    /// A length of zero is refused; RFC 2675 gives it a meaning in jumbograms
+    /// only.
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        let header = bytes.first_chunk::<HEADER_LEN>().ok_or(Error::Truncated)?;
+        let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+        if length < HEADER_LEN {
+            return Err(Error::Length);
+        }
+        let bytes = bytes.get(..length).ok_or(Error::Length)?;
+        Ok(Self { bytes, header })
+    }
+
+    /// The sender's port; zero when it expects no answer.
+    #[must_use]
+    pub fn source_port(&self) -> u16 {
+        u16::from_be_bytes([self.header[0], self.header[1]])
+    }
+
+    /// The receiver's port.
+    #[must_use]
+    pub fn destination_port(&self) -> u16 {
+        u16::from_be_bytes([self.header[2], self.header[3]])
+    }
+
+    /// Bytes of header and payload, at least eight.
+    #[must_use]
+    pub fn length(&self) -> u16 {
+        u16::from_be_bytes([self.header[4], self.header[5]])
+    }
+
+    /// The checksum field as sent.
+    #[must_use]
+    pub fn checksum(&self) -> u16 {
+        u16::from_be_bytes([self.header[6], self.header[7]])
+    }
+
+    /// Compares the checksum with the datagram and IPv4 addresses.
+    #[must_use]
+    pub fn checksum_v4(&self, source: Ipv4Addr, destination: Ipv4Addr) -> ChecksumState {
+        self.checksum_with(|length| {
+            checksum::pseudo_header_v4(source, destination, Protocol::UDP, length)
+        })
+    }
+
+    /// Compares the checksum with the datagram and IPv6 addresses.
+    #[must_use]
+    pub fn checksum_v6(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ChecksumState {
+        self.checksum_with(|length| {
+            checksum::pseudo_header_v6(source, destination, Protocol::UDP, u32::from(length))
+        })
+    }
+
+    fn checksum_with(&self, pseudo_header: impl FnOnce(u16) -> Sum) -> ChecksumState {
+        let field = self.checksum();
+        if field == 0 {
+            return ChecksumState::Absent;
+        }
+        let pseudo_header = pseudo_header(self.length());
+        // Asked first, since it costs nothing beside summing the payload. A
+        // checksum that happens to be both is accepted either way.
+        let left = pseudo_header.folded() == field;
+        if pseudo_header.bytes(self.bytes).is_valid() {
+            ChecksumState::Valid
+        } else if left {
+            ChecksumState::LeftToOffload
+        } else {
+            ChecksumState::Invalid
+        }
+    }
+
+    /// What the datagram carries.
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        self.bytes.get(HEADER_LEN..).unwrap_or_default()
+    }
+}
+
+/// What to write into the checksum field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// The whole checksum, computed here.
+    Software,
+    /// The sum of the pseudo-header, for the device to finish.
+    Offload,
+    /// Zero: none. For IPv6 only in tunnels (RFC 6935).
+    None,
+}
+
+/// A UDP header, without the fields that follow from the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The sender's port.
+    pub source_port: u16,
+    /// The receiver's port.
+    pub destination_port: u16,
+}
+
+/// The addresses of a datagram, both of one family; part of UDP's checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// IPv4 source and destination.
+    V4(Ipv4Addr, Ipv4Addr),
+    /// IPv6 source and destination.
+    V6(Ipv6Addr, Ipv6Addr),
+}
+
+impl Addresses {
+    /// Both addresses, or nothing when their families differ.
+    #[must_use]
+    pub fn new(source: IpAddr, destination: IpAddr) -> Option<Self> {
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => Some(Self::V4(source, destination)),
+            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(Self::V6(source, destination)),
+            _ => None,
+        }
+    }
+}
+
+impl Header {
+    /// The header of a datagram.
+    #[must_use]
+    pub fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            source_port: packet.source_port(),
+            destination_port: packet.destination_port(),
+        }
+    }
+
+    /// Writes header and payload at the start of `buffer` and returns how many
+    /// bytes that were.
+    pub fn emit(
+        &self,
+        addresses: Addresses,
+        payload: &[u8],
+        checksum: Checksum,
+        buffer: &mut [u8],
+    ) -> Result<usize, EmitError> {
+        let available = buffer.len();
+        // A payload too long for UDP is found by `emit_around`.
+        if let Some(body) = buffer
+            .get_mut(HEADER_LEN..)
+            .and_then(|rest| rest.get_mut(..payload.len()))
+        {
+            body.copy_from_slice(payload);
+        } else if payload.len() <= PAYLOAD_MAX {
+            let needed = HEADER_LEN + payload.len();
+            return Err(EmitError::BufferTooSmall { needed, available });
+        }
+        self.emit_around(addresses, payload.len(), checksum, buffer)
+    }
+
+    /// As [`Header::emit`], for a payload of `payload_len` bytes that already
+    /// lies at [`HEADER_LEN`] in the buffer.
+    #[inline]
+    pub fn emit_around(
+        &self,
+        addresses: Addresses,
+        payload_len: usize,
+        checksum: Checksum,
+        buffer: &mut [u8],
+    ) -> Result<usize, EmitError> {
+        if payload_len > PAYLOAD_MAX {
+            return Err(EmitError::PayloadTooLong {
+                limit: PAYLOAD_MAX,
+                length: payload_len,
+            });
+        }
+        let length = HEADER_LEN + payload_len;
+        let length16 = length as u16;
+        let too_small = EmitError::BufferTooSmall {
+            needed: length,
+            available: buffer.len(),
+        };
+        let datagram = buffer.get_mut(..length).ok_or(too_small)?;
+        let (header, payload) = datagram
+            .split_first_chunk_mut::<HEADER_LEN>()
+            .ok_or(too_small)?;
+        header[..2].copy_from_slice(&self.source_port.to_be_bytes());
+        header[2..4].copy_from_slice(&self.destination_port.to_be_bytes());
+        header[4..6].copy_from_slice(&length16.to_be_bytes());
+        header[6..].copy_from_slice(&[0, 0]);
+        let pseudo_header = || match addresses {
+            Addresses::V4(source, destination) => {
+                checksum::pseudo_header_v4(source, destination, Protocol::UDP, length16)
+            }
+            Addresses::V6(source, destination) => {
+                checksum::pseudo_header_v6(source, destination, Protocol::UDP, length16.into())
+            }
+        };
+        let field = match checksum {
+            Checksum::Software => match pseudo_header().bytes(header).bytes(payload).checksum() {
+                // A computed zero is sent as all ones, since zero says "none" (RFC 768).
+                0 => 0xffff,
+                other => other,
+            },
+            Checksum::Offload => pseudo_header().folded(),
+            Checksum::None => 0,
+        };
+        header[6..].copy_from_slice(&field.to_be_bytes());
+        Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SOURCE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const DESTINATION: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+    const HEADER: Header = Header {
+        source_port: 5000,
+        destination_port: 53,
+    };
+
+    fn emitted(payload: &[u8], checksum: Checksum) -> Vec<u8> {
+        let mut bytes = vec![0xaa; HEADER_LEN + payload.len()];
+        let addresses = Addresses::V4(SOURCE, DESTINATION);
+        let length = HEADER
+            .emit(addresses, payload, checksum, &mut bytes)
+            .unwrap();
+        assert_eq!(length, bytes.len());
+        bytes
+    }
+
+    fn state(bytes: &[u8]) -> ChecksumState {
+        Packet::new(bytes).unwrap().checksum_v4(SOURCE, DESTINATION)
+    }
+
+    #[test]
+    fn each_way_of_sending_a_checksum_is_told_apart() {
+        assert_eq!(
+            state(&emitted(b"hello", Checksum::Software)),
+            ChecksumState::Valid
+        );
+        assert_eq!(
+            state(&emitted(b"hello", Checksum::Offload)),
+            ChecksumState::LeftToOffload
+        );
+        assert_eq!(
+            state(&emitted(b"hello", Checksum::None)),
+            ChecksumState::Absent
+        );
+        let mut damaged = emitted(b"hello", Checksum::Software);
+        damaged[9] ^= 1;
+        assert_eq!(state(&damaged), ChecksumState::Invalid);
+    }
+
+    #[test]
+    fn a_computed_zero_is_sent_as_all_ones() {
+        // The payload that makes the rest sum to 0xffff.
+        let without = emitted(&[0, 0], Checksum::Software);
+        let rest = Packet::new(&without).unwrap().checksum();
+        let bytes = emitted(&rest.to_be_bytes(), Checksum::Software);
+        assert_eq!(Packet::new(&bytes).unwrap().checksum(), 0xffff);
+        assert_eq!(state(&bytes), ChecksumState::Valid);
+    }
+
+    #[test]
+    fn lengths_that_contradict_are_refused_and_trailing_bytes_left_out() {
+        assert_eq!(Packet::new(&[0; 7]).unwrap_err(), Error::Truncated);
+        let mut bytes = emitted(b"hello", Checksum::Software);
+        for (length, expected) in [
+            (0, Err(Error::Length)),
+            (7, Err(Error::Length)),
+            (8, Ok(0)),
+            (12, Ok(4)),
+            (13, Ok(5)),
+            (14, Err(Error::Length)),
+        ] {
+            bytes[5] = length;
+            assert_eq!(
+                Packet::new(&bytes).map(|packet| packet.payload().len()),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        let addresses = Addresses::V4(SOURCE, DESTINATION);
+        let payload = vec![0; PAYLOAD_MAX + 1];
+        let mut buffer = vec![0; 70_000];
+        assert_eq!(
+            HEADER.emit(addresses, &payload, Checksum::None, &mut buffer),
+            Err(EmitError::PayloadTooLong {
+                limit: PAYLOAD_MAX,
+                length: PAYLOAD_MAX + 1
+            })
+        );
+        assert_eq!(
+            HEADER.emit(addresses, b"hello", Checksum::None, &mut [0; 12]),
+            Err(EmitError::BufferTooSmall {
+                needed: 13,
+                available: 12
+            })
+        );
+        assert_eq!(
+            Addresses::new(SOURCE.into(), Ipv6Addr::LOCALHOST.into()),
+            None
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_emitted_is_parsed(
+            source: [u8; 16], destination: [u8; 16], source_port: u16, destination_port: u16,
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let header = Header { source_port, destination_port };
+            let (source, destination) = (Ipv6Addr::from(source), Ipv6Addr::from(destination));
+            let mut bytes = vec![0; HEADER_LEN + payload.len()];
+            header
+                .emit(Addresses::V6(source, destination), &payload, Checksum::Software, &mut bytes)
+                .unwrap();
+            let packet = Packet::new(&bytes).unwrap();
+            prop_assert_eq!(Header::of(&packet), header);
+            prop_assert_eq!(packet.payload(), &payload[..]);
+            prop_assert_eq!(packet.checksum_v6(source, destination), ChecksumState::Valid);
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! Fuzz targets of every parser: seeds from `__fuzz__/<target>/corpus`, then
+//! random bytes for a bounded time (`BOLERO_RANDOM_TEST_TIME_MS` asks for more).
+//!
+//! Every target asks that nothing panics and that what was understood can be
+//! emitted and is understood the same way again.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bolero::check;
+use tidewall_wire::ethernet::{self, EtherType, MacAddress};
+use tidewall_wire::icmp::{self, v4, v6};
+use tidewall_wire::ipv4::{self, FragmentOffset};
+use tidewall_wire::ipv6::{self, Fragment};
+use tidewall_wire::udp::{self, Addresses, Checksum};
+use tidewall_wire::{Protocol, checksum};
+
+/// Time for random inputs to one target in an ordinary test run.
+const TIME: Duration = Duration::from_millis(400);
+
+const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+const V6: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2),
+];
+
+#[test]
+fn fuzz_frame() {
+    fuzz("frame", frame);
+}
+
+#[test]
+fn fuzz_ipv4() {
+    fuzz("ipv4", ipv4);
+}
+
+#[test]
+fn fuzz_ipv6() {
+    fuzz("ipv6", ipv6);
+}
+
+#[test]
+fn fuzz_udp() {
+    fuzz("udp", udp);
+}
+
+#[test]
+fn fuzz_icmp() {
+    fuzz("icmp", |bytes| {
+        icmp_v4(bytes);
+        icmp_v6(bytes);
+    });
+}
+
+#[test]
+fn fuzz_mac_address() {
+    fuzz("mac_address", |bytes| {
+        if let Ok(Ok(address)) = str::from_utf8(bytes).map(str::parse::<MacAddress>) {
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+    });
+}
+
+/// Runs a target on its seeds and on random bytes, and each time also on a seed
+/// changed as those bytes say, since random bytes alone are short and seldom
+/// come far.
+fn fuzz(target: &'static str, test: fn(&[u8])) {
+    let seeds: Vec<_> = seeds()
+        .into_iter()
+        .filter(|seed| seed.0 == target)
+        .collect();
+    let seen = AtomicUsize::new(0);
+    check!(name = target)
+        .with_test_time(TIME)
+        .for_each(|bytes: &[u8]| {
+            if seeds.iter().any(|seed| seed.2 == bytes) {
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+            test(bytes);
+        });
+    // A corpus in the wrong folder would be passed over in silence.
+    assert!(
+        seen.into_inner() >= seeds.len(),
+        "the corpus of {target} was not read"
+    );
+}
+
+fn frame(bytes: &[u8]) {
+    let Ok(frame) = ethernet::Frame::new(bytes) else {
+        return;
+    };
+    let header = ethernet::Header::of(&frame);
+    let mut again = [0; ethernet::HEADER_LEN];
+    header.emit(&mut again).unwrap();
+    assert_eq!(again, bytes[..ethernet::HEADER_LEN]);
+    assert_eq!(frame.tag().is_some(), frame.ethertype().is_tag());
+    match frame.ethertype() {
+        EtherType::IPV4 => ipv4(frame.payload()),
+        EtherType::IPV6 => ipv6(frame.payload()),
+        _ => {}
+    }
+}
+
+fn ipv4(bytes: &[u8]) {
+    if let Ok(quoted) = ipv4::Packet::new_quoted(bytes) {
+        assert!(quoted.header_len() + quoted.payload().len() <= bytes.len());
+    }
+    let Ok(packet) = ipv4::Packet::new(bytes) else {
+        return;
+    };
+    assert!(packet.options().count() <= 40);
+    let header = ipv4::Header::of(&packet);
+    let mut again = vec![0; packet.header_len()];
+    header.emit(packet.payload().len(), &mut again).unwrap();
+    again.extend(packet.payload());
+    let again = ipv4::Packet::new(&again).unwrap();
+    assert!(again.header_is_undamaged());
+    assert_eq!(ipv4::Header::of(&again), header);
+    if !packet.is_fragment() {
+        transport(packet.protocol(), packet.payload());
+    }
+}
+
+fn ipv6(bytes: &[u8]) {
+    let Ok(packet) = ipv6::Packet::new(bytes) else {
+        return;
+    };
+    let header = ipv6::Header::of(&packet);
+    let mut again = vec![0; ipv6::HEADER_LEN];
+    header.emit(packet.payload().len(), &mut again).unwrap();
+    assert_eq!(again, bytes[..ipv6::HEADER_LEN]);
+    let Ok(found) = packet.extensions() else {
+        return;
+    };
+    let end = ipv6::HEADER_LEN + packet.payload().len();
+    assert!((ipv6::HEADER_LEN..=end).contains(&found.transport));
+    if let Some(fragment) = found.fragment {
+        assert_eq!(bytes[fragment.announced_at], Protocol::FRAGMENT.0);
+        let mut again = [0; ipv6::FRAGMENT_HEADER_LEN];
+        fragment.emit(&mut again).unwrap();
+        let sent = &bytes[fragment.at..fragment.at + ipv6::FRAGMENT_HEADER_LEN];
+        // Reserved bits are sent as zero (RFC 8200 §4.5).
+        assert_eq!(
+            (again[0], again[2], again[3] & !6),
+            (sent[0], sent[2], sent[3] & !6)
+        );
+        assert_eq!(again[4..], sent[4..]);
+    }
+    if found.fragment.is_none_or(|fragment| fragment.is_atomic()) {
+        transport(found.protocol, &bytes[found.transport..end]);
+    }
+}
+
+fn transport(protocol: Protocol, bytes: &[u8]) {
+    match protocol {
+        Protocol::UDP => udp(bytes),
+        Protocol::ICMP => icmp_v4(bytes),
+        Protocol::ICMPV6 => icmp_v6(bytes),
+        _ => {}
+    }
+}
+
+fn udp(bytes: &[u8]) {
+    let Ok(packet) = udp::Packet::new(bytes) else {
+        return;
+    };
+    assert_eq!(
+        packet.payload().len() + udp::HEADER_LEN,
+        usize::from(packet.length())
+    );
+    let header = udp::Header::of(&packet);
+    for (kind, expected) in [
+        (Checksum::Software, udp::ChecksumState::Valid),
+        (Checksum::Offload, udp::ChecksumState::LeftToOffload),
+        (Checksum::None, udp::ChecksumState::Absent),
+    ] {
+        let mut again = vec![0; usize::from(packet.length())];
+        for family in [Addresses::V4(V4[0], V4[1]), Addresses::V6(V6[0], V6[1])] {
+            header
+                .emit(family, packet.payload(), kind, &mut again)
+                .unwrap();
+            let again = udp::Packet::new(&again).unwrap();
+            assert_eq!(udp::Header::of(&again), header);
+            assert_eq!(again.payload(), packet.payload());
+            let state = match family {
+                Addresses::V4(source, destination) => again.checksum_v4(source, destination),
+                Addresses::V6(source, destination) => again.checksum_v6(source, destination),
+            };
+            // The sum of the pseudo-header may be the right checksum by chance.
+            let chance = kind == Checksum::Offload && state == udp::ChecksumState::Valid;
+            assert!(state == expected || chance, "{state:?}");
+        }
+    }
+}
+
+fn icmp_v4(bytes: &[u8]) {
+    let Ok(packet) = v4::Packet::new(bytes) else {
+        return;
+    };
+    let message = packet.message();
+    let mut again = vec![0; bytes.len()];
+    let length = message.emit(&mut again).unwrap();
+    let again = v4::Packet::new(&again[..length]).unwrap();
+    assert!(again.is_undamaged());
+    assert_eq!(again.message(), message);
+    if let v4::Message::DestinationUnreachable { quoted, .. }
+    | v4::Message::TimeExceeded { quoted, .. }
+    | v4::Message::ParameterProblem { quoted, .. } = message
+        && let Ok(quoted) = ipv4::Packet::new_quoted(quoted)
+    {
+        assert!(quoted.payload().len() < bytes.len());
+    }
+}
+
+fn icmp_v6(bytes: &[u8]) {
+    let Ok(packet) = v6::Packet::new(bytes) else {
+        return;
+    };
+    let message = packet.message();
+    let mut again = vec![0; bytes.len()];
+    let length = message.emit(V6[0], V6[1], &mut again).unwrap();
+    let again = v6::Packet::new(&again[..length]).unwrap();
+    assert!(again.is_undamaged(V6[0], V6[1]));
+    assert_eq!(again.message(), message);
+    if let v6::Message::DestinationUnreachable { quoted, .. }
+    | v6::Message::PacketTooBig { quoted, .. }
+    | v6::Message::TimeExceeded { quoted, .. }
+    | v6::Message::ParameterProblem { quoted, .. } = message
+        && let Ok(quoted) = ipv6::Packet::new_quoted(quoted)
+        && let Ok(found) = quoted.extensions()
+    {
+        assert!(found.transport <= bytes.len());
+    }
+}
+
+/// The checked-in seeds are what the code below makes; set
+/// `TIDEWALL_WRITE_CORPUS` to write them anew. Other files may lie beside them.
+#[test]
+fn the_corpus_is_as_generated() {
+    for (target, name, bytes) in seeds() {
+        let folder = corpus().join(target).join("corpus");
+        let path = folder.join(name);
+        if std::env::var_os("TIDEWALL_WRITE_CORPUS").is_some() {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(&path, &bytes).unwrap();
+        }
+        let stored = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(stored, bytes, "{}", path.display());
+    }
+}
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/__fuzz__")
+}
+
+fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let udp4 = datagram(Addresses::V4(V4[0], V4[1]), Checksum::Software);
+    let left4 = datagram(Addresses::V4(V4[0], V4[1]), Checksum::Offload);
+    let udp6 = datagram(Addresses::V6(V6[0], V6[1]), Checksum::Software);
+    let plain4 = packet4(Protocol::UDP, &[], 0, false, &udp4);
+    let plain6 = packet6(Protocol::UDP, &udp6);
+    let unreachable4 = message4(&v4::Message::DestinationUnreachable {
+        code: v4::unreachable::PORT,
+        mtu: 0,
+        quoted: &plain4[..28],
+    });
+    let too_big6 = message6(&v6::Message::PacketTooBig {
+        code: 0,
+        mtu: 1280,
+        quoted: &plain6,
+    });
+    let chain6 = {
+        let mut chain = Vec::new();
+        for next in [
+            Protocol::DESTINATION_OPTIONS,
+            Protocol::ROUTING,
+            Protocol::UDP,
+        ] {
+            chain.extend([next.0, 0, 1, 4, 0, 0, 0, 0]);
+        }
+        chain.extend(&udp6);
+        packet6(Protocol::HOP_BY_HOP, &chain)
+    };
+    let first6 = packet6(Protocol::FRAGMENT, &fragment6(0, true, &udp6[..16]));
+    let later6 = packet6(Protocol::FRAGMENT, &fragment6(16, false, &udp6[16..]));
+    let atomic6 = packet6(Protocol::FRAGMENT, &fragment6(0, false, &udp6));
+    let too_many6 = packet6(
+        Protocol::DESTINATION_OPTIONS,
+        &[[Protocol::DESTINATION_OPTIONS.0, 0, 1, 4, 0, 0, 0, 0]; 9].concat(),
+    );
+    let options4 = packet4(Protocol::UDP, &[1, 7, 7, 4, 0, 0, 0, 0, 0], 0, false, &udp4);
+    let bad_options4 = packet4(Protocol::UDP, &[68, 60, 5], 0, false, &udp4);
+    let first4 = packet4(Protocol::UDP, &[], 0, true, &udp4[..16]);
+    let later4 = packet4(Protocol::UDP, &[], 16, false, &udp4[16..]);
+    let teardrop4 = packet4(Protocol::UDP, &[], 8, false, &udp4[..8]);
+    let ping_of_death4 = packet4(Protocol::ICMP, &[], 65_528, false, &[0; 100]);
+    let (v4_type, v6_type) = (EtherType::IPV4, EtherType::IPV6);
+    let mut padded4 = plain4.clone();
+    padded4.resize(60, 0);
+    let mut short_total4 = plain4.clone();
+    short_total4[3] = 19;
+    let mut tagged4 = vec![0x00, 0x2a, 0x08, 0x00];
+    tagged4.extend(&plain4);
+    let mut long_udp4 = plain4.clone();
+    long_udp4[25] = 200;
+    vec![
+        ("frame", "udp4", framed(v4_type, &plain4)),
+        ("frame", "udp4-link-padding", framed(v4_type, &padded4)),
+        (
+            "frame",
+            "udp4-left-to-offload",
+            framed(v4_type, &packet4(Protocol::UDP, &[], 0, false, &left4)),
+        ),
+        ("frame", "udp4-options", framed(v4_type, &options4)),
+        ("frame", "udp4-bad-options", framed(v4_type, &bad_options4)),
+        ("frame", "udp4-tagged", framed(EtherType::VLAN, &tagged4)),
+        (
+            "frame",
+            "udp4-total-length-below-header",
+            framed(v4_type, &short_total4),
+        ),
+        (
+            "frame",
+            "udp4-udp-length-over-datagram",
+            framed(v4_type, &long_udp4),
+        ),
+        ("frame", "fragment4-first", framed(v4_type, &first4)),
+        ("frame", "fragment4-later", framed(v4_type, &later4)),
+        ("frame", "fragment4-teardrop", framed(v4_type, &teardrop4)),
+        (
+            "frame",
+            "fragment4-ping-of-death",
+            framed(v4_type, &ping_of_death4),
+        ),
+        (
+            "frame",
+            "icmp4-port-unreachable",
+            framed(
+                v4_type,
+                &packet4(Protocol::ICMP, &[], 0, false, &unreachable4),
+            ),
+        ),
+        ("frame", "udp6", framed(v6_type, &plain6)),
+        ("frame", "udp6-extensions", framed(v6_type, &chain6)),
+        (
+            "frame",
+            "udp6-too-many-extensions",
+            framed(v6_type, &too_many6),
+        ),
+        ("frame", "udp6-truncated", framed(v6_type, &plain6[..50])),
+        ("frame", "fragment6-first", framed(v6_type, &first6)),
+        ("frame", "fragment6-later", framed(v6_type, &later6)),
+        ("frame", "fragment6-atomic", framed(v6_type, &atomic6)),
+        (
+            "frame",
+            "icmp6-packet-too-big",
+            framed(v6_type, &packet6(Protocol::ICMPV6, &too_big6)),
+        ),
+        (
+            "frame",
+            "tag-truncated",
+            framed(EtherType::SERVICE_VLAN, &[0, 1]),
+        ),
+        ("ipv4", "plain", plain4),
+        ("ipv4", "options", options4),
+        ("ipv4", "bad-options", bad_options4),
+        ("ipv4", "fragment", later4),
+        ("ipv6", "plain", plain6),
+        ("ipv6", "extensions", chain6),
+        ("ipv6", "fragment-first", first6),
+        ("ipv6", "fragment-later", later6),
+        ("udp", "software", udp4),
+        ("udp", "offload", left4),
+        ("udp", "length-zero", vec![0x13, 0x88, 0, 53, 0, 0, 0, 0]),
+        ("icmp", "unreachable4", unreachable4),
+        ("icmp", "too-big6", too_big6),
+        (
+            "icmp",
+            "echo4",
+            message4(&v4::Message::Echo {
+                reply: false,
+                identifier: 7,
+                sequence: 1,
+                data: b"ping",
+            }),
+        ),
+        ("mac_address", "good", b"02:00:5e:10:00:01".to_vec()),
+        ("mac_address", "sign", b"02:00:5e:10:00:+1".to_vec()),
+    ]
+}
+
+fn framed(ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
+    let header = ethernet::Header {
+        destination: MacAddress([2, 0, 0, 0, 0, 2]),
+        source: MacAddress([2, 0, 0, 0, 0, 1]),
+        ethertype,
+    };
+    let mut bytes = vec![0; ethernet::HEADER_LEN];
+    header.emit(&mut bytes).unwrap();
+    bytes.extend(payload);
+    bytes
+}
+
+fn packet4(protocol: Protocol, options: &[u8], offset: u16, more: bool, payload: &[u8]) -> Vec<u8> {
+    let header = ipv4::Header {
+        tos: 0,
+        identification: 0x1234,
+        dont_fragment: false,
+        more_fragments: more,
+        fragment_offset: FragmentOffset::from_bytes(offset).unwrap(),
+        ttl: 64,
+        protocol,
+        source: V4[0],
+        destination: V4[1],
+        options: ipv4::Options::new(options).unwrap(),
+    };
+    let mut bytes = vec![0; header.header_len()];
+    header.emit(payload.len(), &mut bytes).unwrap();
+    bytes.extend(payload);
+    bytes
+}
+
+fn packet6(next_header: Protocol, payload: &[u8]) -> Vec<u8> {
+    let header = ipv6::Header {
+        traffic_class: 0,
+        flow_label: 0,
+        next_header,
+        hop_limit: 64,
+        source: V6[0],
+        destination: V6[1],
+    };
+    let mut bytes = vec![0; ipv6::HEADER_LEN];
+    header.emit(payload.len(), &mut bytes).unwrap();
+    bytes.extend(payload);
+    bytes
+}
+
+fn fragment6(offset: u16, more: bool, payload: &[u8]) -> Vec<u8> {
+    let header = Fragment {
+        at: ipv6::HEADER_LEN,
+        announced_at: 6,
+        next_header: Protocol::UDP,
+        offset: FragmentOffset::from_bytes(offset).unwrap(),
+        more,
+        identification: 0x1234_5678,
+    };
+    let mut bytes = vec![0; ipv6::FRAGMENT_HEADER_LEN];
+    header.emit(&mut bytes).unwrap();
+    bytes.extend(payload);
+    bytes
+}
+
+fn datagram(addresses: Addresses, checksum: Checksum) -> Vec<u8> {
+    let header = udp::Header {
+        source_port: 5000,
+        destination_port: 7,
+    };
+    let mut bytes = vec![0; udp::HEADER_LEN + 24];
+    header
+        .emit(addresses, b"twenty-four bytes of it.", checksum, &mut bytes)
+        .unwrap();
+    bytes
+}
+
+fn message4(message: &v4::Message<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; 200];
+    let length = message.emit(&mut bytes).unwrap();
+    bytes.truncate(length);
+    assert_eq!(checksum::checksum(&bytes), 0);
+    bytes
+}
+
+fn message6(message: &v6::Message<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; icmp::HEADER_LEN + 200];
+    let length = message.emit(V6[0], V6[1], &mut bytes).unwrap();
+    bytes.truncate(length);
+    bytes
+}
