@@ -1,0 +1,283 @@
+//! ICMP errors (RFC 792, RFC 1122 §3.2.2 and §4.1.3.3, RFC 4443): whose they
+//! are, and the errno that Linux gives for them.
+//!
+//! The tables follow Linux's `icmp_err_convert`, `icmpv6_err_convert`,
+//! `__udp4_lib_err` and `__udp6_lib_err`. Anyone can forge an ICMP error
+//! (RFC 5927): what comes out here may be told to the owner of the flow, and may
+//! lower a path MTU, but may never end anything.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use tidewall_wire::icmp::{v4, v6};
+use tidewall_wire::udp::Addresses;
+use tidewall_wire::{Protocol, ipv4, ipv6};
+
+pub use crate::Drop;
+use crate::ip;
+
+/// Linux's numbers of the errors used in this crate; the same on every
+/// architecture that Tidewall knows.
+pub mod errno {
+    /// Permission denied.
+    pub const EACCES: i32 = 13;
+    /// Invalid argument.
+    pub const EINVAL: i32 = 22;
+    /// Machine is not on the network.
+    pub const ENONET: i32 = 64;
+    /// Protocol error.
+    pub const EPROTO: i32 = 71;
+    /// Message too long.
+    pub const EMSGSIZE: i32 = 90;
+    /// Protocol not available.
+    pub const ENOPROTOOPT: i32 = 92;
+    /// Operation not supported.
+    pub const EOPNOTSUPP: i32 = 95;
+    /// Address family not supported by protocol.
+    pub const EAFNOSUPPORT: i32 = 97;
+    /// Network is unreachable.
+    pub const ENETUNREACH: i32 = 101;
+    /// Connection refused.
+    pub const ECONNREFUSED: i32 = 111;
+    /// Host is down.
+    pub const EHOSTDOWN: i32 = 112;
+    /// No route to host.
+    pub const EHOSTUNREACH: i32 = 113;
+}
+
+use errno::*;
+
+/// The smallest path MTU that is believed over IPv4: Linux's `min_pmtu`
+/// default. A lower one is raised to it, so that a forged error cannot make
+/// every datagram too long.
+pub const MTU_MIN_V4: u32 = 552;
+
+/// The smallest path MTU there is over IPv6 (RFC 8200 §5, RFC 8201 §4).
+pub const MTU_MIN_V6: u32 = 1280;
+
+/// Bytes of a quoted transport header without which an error is not used:
+/// what RFC 792 promises, and Linux asks for.
+const QUOTED_TRANSPORT: usize = 8;
+
+/// An ICMP error about a flow of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowError {
+    /// The flow's local end: the source of the quoted datagram.
+    pub local: SocketAddr,
+    /// The flow's remote end: the destination of the quoted datagram.
+    pub remote: SocketAddr,
+    /// The errno for a socket, as Linux has it.
+    pub errno: i32,
+    /// Linux's "fatal": told to a connected socket. A soft error is told only
+    /// to one that asked (`IP_RECVERR`); see [`FlowError::is_reported`].
+    pub hard: bool,
+    /// The path MTU in bytes, where the error is about size and names one; at
+    /// least [`MTU_MIN_V4`] or [`MTU_MIN_V6`].
+    pub mtu: Option<u32>,
+    /// Who sent the error: the peer or a router on the way.
+    pub offender: IpAddr,
+    /// The ICMP or ICMPv6 type (`ee_type`).
+    pub kind: u8,
+    /// The ICMP or ICMPv6 code (`ee_code`).
+    pub code: u8,
+}
+
+impl FlowError {
+    /// Whether a Linux UDP socket would tell its application: one with
+    /// `IP_RECVERR` all errors, another only hard ones and only when connected.
+    #[must_use]
+    pub const fn is_reported(&self, connected: bool, receive_errors: bool) -> bool {
+        receive_errors || (connected && self.hard)
+    }
+}
+
+/// What an error means, before its flow is known.
+struct Meaning<'a> {
+    errno: i32,
+    hard: bool,
+    mtu: Option<u32>,
+    kind: u8,
+    code: u8,
+    quoted: &'a [u8],
+}
+
+/// Reads an ICMP or ICMPv6 error. `bytes` start at the IP header of the error
+/// itself; `transport_offset` is where the frame's metadata has the ICMP header.
+///
+/// Only errors that quote a UDP datagram sent from the address they were sent
+/// to are read; whether such a flow exists is for the caller to know.
+pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
+    let protocols = [Protocol::ICMP, Protocol::ICMPV6];
+    let received = ip::input(bytes, transport_offset, protocols)?;
+    let (offender, addressed, meaning, flow) = match received.addresses {
+        Addresses::V4(source, destination) => {
+            let packet = v4::Packet::new(received.transport).map_err(|_| Drop::Truncated)?;
+            if !packet.is_undamaged() {
+                return Err(Drop::IcmpChecksum);
+            }
+            let meaning = meaning_v4(&packet)?;
+            let flow = quoted_v4(meaning.quoted)?;
+            (source.into(), IpAddr::from(destination), meaning, flow)
+        }
+        Addresses::V6(source, destination) => {
+            let packet = v6::Packet::new(received.transport).map_err(|_| Drop::Truncated)?;
+            if !packet.is_undamaged(source, destination) {
+                return Err(Drop::IcmpChecksum);
+            }
+            let meaning = meaning_v6(&packet)?;
+            let flow = quoted_v6(meaning.quoted)?;
+            (source.into(), IpAddr::from(destination), meaning, flow)
+        }
+    };
+    let (local, remote): (SocketAddr, SocketAddr) = flow;
+    if local.ip() != addressed {
+        return Err(Drop::IcmpQuotedSource);
+    }
+    let Meaning {
+        errno,
+        hard,
+        mtu,
+        kind,
+        code,
+        ..
+    } = meaning;
+    Ok(FlowError {
+        local,
+        remote,
+        errno,
+        hard,
+        mtu,
+        offender,
+        kind,
+        code,
+    })
+}
+
+/// Linux's `icmp_err_convert`: errno, and whether it is hard, by the code of
+/// destination unreachable.
+const UNREACHABLE_V4: [(i32, bool); 16] = [
+    (ENETUNREACH, false),  // 0 net unreachable
+    (EHOSTUNREACH, false), // 1 host unreachable
+    (ENOPROTOOPT, true),   // 2 protocol unreachable
+    (ECONNREFUSED, true),  // 3 port unreachable
+    // 4 fragmentation needed: soft in Linux's table, but `__udp4_lib_err` makes
+    // it hard for a socket that discovers the path MTU, as ours do.
+    (EMSGSIZE, true),
+    (EOPNOTSUPP, false),   // 5 source route failed
+    (ENETUNREACH, true),   // 6 destination network unknown
+    (EHOSTDOWN, true),     // 7 destination host unknown
+    (ENONET, true),        // 8 source host isolated
+    (ENETUNREACH, true),   // 9 network prohibited
+    (EHOSTUNREACH, true),  // 10 host prohibited
+    (ENETUNREACH, false),  // 11 network unreachable for type of service
+    (EHOSTUNREACH, false), // 12 host unreachable for type of service
+    (EHOSTUNREACH, true),  // 13 filtered (RFC 1812)
+    (EHOSTUNREACH, true),  // 14 host precedence violation
+    (EHOSTUNREACH, true),  // 15 precedence cutoff
+];
+
+fn meaning_v4<'a>(packet: &v4::Packet<'a>) -> Result<Meaning<'a>, Drop> {
+    let ((errno, hard), mtu, quoted) = match packet.message() {
+        v4::Message::DestinationUnreachable { code, mtu, quoted } => {
+            // Linux drops codes it does not know.
+            let meaning = UNREACHABLE_V4
+                .get(usize::from(code))
+                .ok_or(Drop::IcmpIgnored)?;
+            let mtu = (code == v4::unreachable::FRAGMENTATION_NEEDED && mtu != 0)
+                .then(|| u32::from(mtu).max(MTU_MIN_V4));
+            (*meaning, mtu, quoted)
+        }
+        v4::Message::TimeExceeded { quoted, .. } => ((EHOSTUNREACH, false), None, quoted),
+        v4::Message::ParameterProblem { quoted, .. } => ((EPROTO, true), None, quoted),
+        // Redirects are the kernel's; source quench is dead (RFC 6633).
+        v4::Message::Echo { .. } | v4::Message::Other { .. } => return Err(Drop::IcmpIgnored),
+    };
+    Ok(Meaning {
+        errno,
+        hard,
+        mtu,
+        kind: packet.kind(),
+        code: packet.code(),
+        quoted,
+    })
+}
+
+/// Linux's `tab_unreach`, by the code of destination unreachable.
+const UNREACHABLE_V6: [(i32, bool); 7] = [
+    (ENETUNREACH, false),  // 0 no route
+    (EACCES, true),        // 1 prohibited
+    (EHOSTUNREACH, false), // 2 beyond scope
+    (EHOSTUNREACH, false), // 3 address unreachable
+    (ECONNREFUSED, true),  // 4 port unreachable
+    (EACCES, true),        // 5 failed policy
+    (EACCES, true),        // 6 reject route
+];
+
+fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, Drop> {
+    let ((errno, hard), mtu, quoted) = match packet.message() {
+        v6::Message::DestinationUnreachable { code, quoted } => {
+            let meaning = UNREACHABLE_V6.get(usize::from(code)).copied();
+            (meaning.unwrap_or((EPROTO, true)), None, quoted)
+        }
+        // Soft in Linux's table; hard where the path MTU is discovered, as over IPv4.
+        v6::Message::PacketTooBig { mtu, quoted, .. } => {
+            ((EMSGSIZE, true), Some(mtu.max(MTU_MIN_V6)), quoted)
+        }
+        v6::Message::TimeExceeded { quoted, .. } => ((EHOSTUNREACH, false), None, quoted),
+        v6::Message::ParameterProblem { quoted, .. } => ((EPROTO, true), None, quoted),
+        // RFC 4443 §2.4 (a): an unknown error is passed on; types from 128 on
+        // are no errors.
+        v6::Message::Other { kind, body, .. } if kind < 128 => ((EPROTO, false), None, body),
+        v6::Message::Echo { .. } | v6::Message::Other { .. } => return Err(Drop::IcmpIgnored),
+    };
+    Ok(Meaning {
+        errno,
+        hard,
+        mtu,
+        kind: packet.kind(),
+        code: packet.code(),
+        quoted,
+    })
+}
+
+fn quoted_v4(quoted: &[u8]) -> Result<(SocketAddr, SocketAddr), Drop> {
+    // The quote's own checksum is not asked: routers have changed its TTL.
+    let packet = ipv4::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
+    if packet.fragment_offset() != ipv4::FragmentOffset::ZERO {
+        return Err(Drop::IcmpQuotedFragment);
+    }
+    let (source, destination) = ports(packet.protocol(), packet.payload())?;
+    Ok((
+        SocketAddrV4::new(packet.source(), source).into(),
+        SocketAddrV4::new(packet.destination(), destination).into(),
+    ))
+}
+
+fn quoted_v6(quoted: &[u8]) -> Result<(SocketAddr, SocketAddr), Drop> {
+    let packet = ipv6::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
+    let found = packet.extensions().map_err(|_| Drop::IcmpQuote)?;
+    if found
+        .fragment
+        .is_some_and(|fragment| fragment.offset != ipv4::FragmentOffset::ZERO)
+    {
+        return Err(Drop::IcmpQuotedFragment);
+    }
+    let transport = quoted.get(found.transport..).ok_or(Drop::IcmpQuote)?;
+    let (source, destination) = ports(found.protocol, transport)?;
+    Ok((
+        SocketAddrV6::new(packet.source(), source, 0, 0).into(),
+        SocketAddrV6::new(packet.destination(), destination, 0, 0).into(),
+    ))
+}
+
+fn ports(protocol: Protocol, transport: &[u8]) -> Result<(u16, u16), Drop> {
+    if protocol != Protocol::UDP {
+        return Err(Drop::IcmpQuotedProtocol);
+    }
+    let [a, b, c, d, ..] = *transport
+        .first_chunk::<QUOTED_TRANSPORT>()
+        .ok_or(Drop::IcmpQuote)?;
+    Ok((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,329 @@
+//! Errors as routers and peers send them, and as attackers forge them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::*;
+use crate::udp::{self, Checksum, Output};
+use tidewall_wire::ethernet::{self, MacAddress};
+
+const LOCAL4: &str = "192.0.2.1:5000";
+const REMOTE4: &str = "198.51.100.7:53";
+const LOCAL6: &str = "[2001:db8::1]:5000";
+const REMOTE6: &str = "[2001:db8:1::7]:53";
+const ROUTER4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const ROUTER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 1);
+
+/// The datagram that we sent and that the error is about.
+fn sent(local: &str, remote: &str) -> Vec<u8> {
+    let out = Output {
+        source_mac: MacAddress::default(),
+        destination_mac: MacAddress::default(),
+        source: local.parse().unwrap(),
+        destination: remote.parse().unwrap(),
+        traffic_class: 0,
+        hop_limit: 64,
+        identification: 0,
+        checksum: Checksum::Software,
+    };
+    let mut frame = [0; 100];
+    let length = udp::output(&mut frame, &out, b"sixteen bytes....").unwrap();
+    frame[ethernet::HEADER_LEN..length].to_vec()
+}
+
+/// The datagram in which a router sends us an ICMP message.
+fn from_router4(message: &v4::Message<'_>) -> Vec<u8> {
+    let mut body = vec![0; 300];
+    let length = message.emit(&mut body).unwrap();
+    let header = ipv4::Header {
+        tos: 0xc0,
+        identification: 1,
+        dont_fragment: false,
+        more_fragments: false,
+        fragment_offset: ipv4::FragmentOffset::ZERO,
+        ttl: 60,
+        protocol: Protocol::ICMP,
+        source: ROUTER4,
+        destination: Ipv4Addr::new(192, 0, 2, 1),
+        options: ipv4::Options::NONE,
+    };
+    let mut bytes = vec![0; 20];
+    header.emit(length, &mut bytes).unwrap();
+    bytes.extend(&body[..length]);
+    bytes
+}
+
+fn from_router6(message: &v6::Message<'_>) -> Vec<u8> {
+    let header = ipv6::Header {
+        traffic_class: 0,
+        flow_label: 0,
+        next_header: Protocol::ICMPV6,
+        hop_limit: 60,
+        source: ROUTER6,
+        destination: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+    };
+    let mut body = vec![0; 300];
+    let length = message
+        .emit(header.source, header.destination, &mut body)
+        .unwrap();
+    let mut bytes = vec![0; 40];
+    header.emit(length, &mut bytes).unwrap();
+    bytes.extend(&body[..length]);
+    bytes
+}
+
+fn unreachable4(code: u8) -> Result<FlowError, Drop> {
+    let quoted = sent(LOCAL4, REMOTE4);
+    let message = v4::Message::DestinationUnreachable {
+        code,
+        mtu: 0,
+        quoted: &quoted[..28],
+    };
+    error(&from_router4(&message), 20)
+}
+
+fn unreachable6(code: u8) -> Result<FlowError, Drop> {
+    let quoted = sent(LOCAL6, REMOTE6);
+    error(
+        &from_router6(&v6::Message::DestinationUnreachable {
+            code,
+            quoted: &quoted,
+        }),
+        40,
+    )
+}
+
+#[test]
+fn a_closed_port_refuses_the_flow_that_was_quoted() {
+    let got = unreachable4(3).unwrap();
+    assert_eq!(
+        got,
+        FlowError {
+            local: LOCAL4.parse().unwrap(),
+            remote: REMOTE4.parse().unwrap(),
+            errno: ECONNREFUSED,
+            hard: true,
+            mtu: None,
+            offender: ROUTER4.into(),
+            kind: 3,
+            code: 3,
+        }
+    );
+    let got = unreachable6(4).unwrap();
+    assert_eq!(
+        (got.local, got.remote),
+        (LOCAL6.parse().unwrap(), REMOTE6.parse().unwrap())
+    );
+    assert_eq!(
+        (got.errno, got.hard, got.offender),
+        (ECONNREFUSED, true, ROUTER6.into())
+    );
+}
+
+#[test]
+fn each_code_has_linux_errno() {
+    // The numbers, not the names: these are what applications see.
+    let expected4 = [
+        (101, false),
+        (113, false),
+        (92, true),
+        (111, true),
+        (90, true),
+        (95, false),
+        (101, true),
+        (112, true),
+        (64, true),
+        (101, true),
+        (113, true),
+        (101, false),
+        (113, false),
+        (113, true),
+        (113, true),
+        (113, true),
+    ];
+    for (code, expected) in expected4.into_iter().enumerate() {
+        let got = unreachable4(code as u8).unwrap();
+        assert_eq!((got.errno, got.hard), expected, "code {code}");
+    }
+    assert_eq!(unreachable4(16), Err(Drop::IcmpIgnored));
+
+    let expected6 = [
+        (101, false),
+        (13, true),
+        (113, false),
+        (113, false),
+        (111, true),
+        (13, true),
+        (13, true),
+        (71, true),
+    ];
+    for (code, expected) in expected6.into_iter().enumerate() {
+        let got = unreachable6(code as u8).unwrap();
+        assert_eq!((got.errno, got.hard), expected, "code {code}");
+    }
+}
+
+#[test]
+fn soft_errors_reach_only_sockets_that_asked() {
+    let soft = unreachable4(1).unwrap();
+    let hard = unreachable4(3).unwrap();
+    assert!(!soft.is_reported(true, false) && soft.is_reported(false, true));
+    assert!(hard.is_reported(true, false) && !hard.is_reported(false, false));
+}
+
+#[test]
+fn a_path_mtu_is_told_and_never_believed_too_small() {
+    let quoted4 = sent(LOCAL4, REMOTE4);
+    for (told, believed) in [(1400, Some(1400)), (68, Some(552)), (0, None)] {
+        let message = v4::Message::DestinationUnreachable {
+            code: 4,
+            mtu: told,
+            quoted: &quoted4,
+        };
+        let got = error(&from_router4(&message), 20).unwrap();
+        assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
+    }
+    let quoted6 = sent(LOCAL6, REMOTE6);
+    for (told, believed) in [(1400, Some(1400)), (576, Some(1280)), (0, Some(1280))] {
+        let message = v6::Message::PacketTooBig {
+            code: 0,
+            mtu: told,
+            quoted: &quoted6,
+        };
+        let got = error(&from_router6(&message), 40).unwrap();
+        assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
+    }
+}
+
+#[test]
+fn the_other_errors_are_read_too() {
+    let quoted4 = sent(LOCAL4, REMOTE4);
+    let quoted6 = sent(LOCAL6, REMOTE6);
+    let v4 = |message| error(&from_router4(&message), 20).map(|got| (got.errno, got.hard));
+    let v6 = |message| error(&from_router6(&message), 40).map(|got| (got.errno, got.hard));
+    let quoted = &quoted4[..];
+    assert_eq!(
+        v4(v4::Message::TimeExceeded { code: 0, quoted }),
+        Ok((113, false))
+    );
+    assert_eq!(
+        v4(v4::Message::ParameterProblem {
+            code: 0,
+            pointer: 1,
+            quoted
+        }),
+        Ok((71, true))
+    );
+    let quoted = &quoted6[..];
+    assert_eq!(
+        v6(v6::Message::TimeExceeded { code: 1, quoted }),
+        Ok((113, false))
+    );
+    assert_eq!(
+        v6(v6::Message::ParameterProblem {
+            code: 1,
+            pointer: 6,
+            quoted
+        }),
+        Ok((71, true))
+    );
+    let unknown = v6::Message::Other {
+        kind: 100,
+        code: 0,
+        rest: [0; 4],
+        body: quoted,
+    };
+    assert_eq!(v6(unknown), Ok((71, false)));
+}
+
+#[test]
+fn messages_that_tell_a_socket_nothing_are_ignored() {
+    let quoted = sent(LOCAL4, REMOTE4);
+    for kind in [v4::kind::SOURCE_QUENCH, v4::kind::REDIRECT, 13] {
+        let message = v4::Message::Other {
+            kind,
+            code: 0,
+            rest: [0; 4],
+            body: &quoted,
+        };
+        assert_eq!(error(&from_router4(&message), 20), Err(Drop::IcmpIgnored));
+    }
+    let echo = v4::Message::Echo {
+        reply: false,
+        identifier: 1,
+        sequence: 1,
+        data: &quoted,
+    };
+    assert_eq!(error(&from_router4(&echo), 20), Err(Drop::IcmpIgnored));
+    let redirect = v6::Message::Other {
+        kind: 137,
+        code: 0,
+        rest: [0; 4],
+        body: &quoted,
+    };
+    assert_eq!(error(&from_router6(&redirect), 40), Err(Drop::IcmpIgnored));
+}
+
+#[test]
+fn damaged_and_forged_errors_are_refused() {
+    let quoted = sent(LOCAL4, REMOTE4);
+    let about = |quoted: &[u8]| {
+        error(
+            &from_router4(&v4::Message::DestinationUnreachable {
+                code: 3,
+                mtu: 0,
+                quoted,
+            }),
+            20,
+        )
+    };
+    let mut damaged = from_router4(&v4::Message::TimeExceeded {
+        code: 0,
+        quoted: &quoted,
+    });
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_eq!(error(&damaged, 20), Err(Drop::IcmpChecksum));
+    assert_eq!(error(&damaged, 24), Err(Drop::TransportOffset));
+    // Not a byte less than eight of the UDP header.
+    assert!(about(&quoted[..28]).is_ok());
+    for length in [0, 19, 20, 27] {
+        assert_eq!(about(&quoted[..length]), Err(Drop::IcmpQuote), "{length}");
+    }
+    assert_eq!(about(&sent(LOCAL6, REMOTE6)), Err(Drop::IcmpQuote));
+    assert_eq!(
+        about(&sent("192.0.2.9:5000", REMOTE4)),
+        Err(Drop::IcmpQuotedSource)
+    );
+    let mut tcp = quoted.clone();
+    tcp[9] = 6;
+    assert_eq!(about(&tcp), Err(Drop::IcmpQuotedProtocol));
+    let mut fragment = quoted.clone();
+    fragment[7] = 8;
+    assert_eq!(about(&fragment), Err(Drop::IcmpQuotedFragment));
+
+    let quoted = sent(LOCAL6, REMOTE6);
+    let about = |quoted: &[u8]| {
+        error(
+            &from_router6(&v6::Message::DestinationUnreachable { code: 4, quoted }),
+            40,
+        )
+    };
+    assert!(about(&quoted[..48]).is_ok());
+    assert_eq!(about(&quoted[..47]), Err(Drop::IcmpQuote));
+    assert_eq!(about(&quoted[..39]), Err(Drop::IcmpQuote));
+    assert_eq!(
+        about(&sent("[2001:db8::9]:1", REMOTE6)),
+        Err(Drop::IcmpQuotedSource)
+    );
+    // A later fragment of what we sent.
+    let mut fragment = quoted.clone();
+    fragment.splice(40..40, [17, 0, 0, 9, 0, 0, 0, 1]);
+    fragment[5] += 8;
+    fragment[6] = 44;
+    assert_eq!(about(&fragment), Err(Drop::IcmpQuotedFragment));
+    let mut damaged = from_router6(&v6::Message::TimeExceeded {
+        code: 0,
+        quoted: &quoted,
+    });
+    damaged[41] ^= 1;
+    assert_eq!(error(&damaged, 40), Err(Drop::IcmpChecksum));
+}

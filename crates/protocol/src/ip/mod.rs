@@ -1,0 +1,147 @@
+//! IP input: what every transport engine asks of the network header.
+
+pub mod reassembly;
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use tidewall_wire::ipv6::ExtensionError;
+use tidewall_wire::udp::Addresses;
+use tidewall_wire::{Protocol, ipv4, ipv6};
+
+use crate::Drop;
+
+/// A whole datagram's network header, understood and found honest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received<'a> {
+    pub addresses: Addresses,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    /// What follows the network headers, link padding excluded.
+    pub transport: &'a [u8],
+}
+
+/// Reads the network header of a whole datagram whose transport, as the frame's
+/// metadata has it, starts at `transport_offset`. The metadata only says where
+/// to look; nothing of it is believed.
+///
+/// `protocols` are the wanted one over IPv4 and over IPv6.
+#[inline]
+pub(crate) fn input(
+    bytes: &[u8],
+    transport_offset: usize,
+    protocols: [Protocol; 2],
+) -> Result<Received<'_>, Drop> {
+    let [over_v4, over_v6] = protocols;
+    match bytes.first().map(|byte| byte >> 4) {
+        Some(4) => input_v4(bytes, transport_offset, over_v4),
+        Some(6) => input_v6(bytes, transport_offset, over_v6),
+        Some(_) => Err(Drop::Version),
+        None => Err(Drop::Truncated),
+    }
+}
+
+#[inline]
+fn input_v4(
+    bytes: &[u8],
+    transport_offset: usize,
+    protocol: Protocol,
+) -> Result<Received<'_>, Drop> {
+    let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
+    if !packet.header_is_undamaged() {
+        return Err(Drop::HeaderChecksum);
+    }
+    if packet.is_fragment() {
+        return Err(Drop::Fragment);
+    }
+    if packet.protocol() != protocol {
+        return Err(Drop::Protocol);
+    }
+    if packet.header_len() != transport_offset {
+        return Err(Drop::TransportOffset);
+    }
+    let source = packet.source();
+    if is_martian_v4(source) {
+        return Err(Drop::MartianSource);
+    }
+    Ok(Received {
+        addresses: Addresses::V4(source, packet.destination()),
+        traffic_class: packet.tos(),
+        hop_limit: packet.ttl(),
+        transport: packet.payload(),
+    })
+}
+
+#[inline]
+fn input_v6(
+    bytes: &[u8],
+    transport_offset: usize,
+    protocol: Protocol,
+) -> Result<Received<'_>, Drop> {
+    let packet = ipv6::Packet::new(bytes).map_err(cause_v6)?;
+    let found = packet.extensions().map_err(cause_extensions)?;
+    // An atomic fragment is a whole datagram (RFC 6946).
+    if found.fragment.is_some_and(|fragment| !fragment.is_atomic()) {
+        return Err(Drop::Fragment);
+    }
+    if found.protocol != protocol {
+        return Err(Drop::Protocol);
+    }
+    if found.transport != transport_offset {
+        return Err(Drop::TransportOffset);
+    }
+    let source = packet.source();
+    if is_martian_v6(source) {
+        return Err(Drop::MartianSource);
+    }
+    let transport = packet
+        .payload()
+        .get(found.transport - ipv6::HEADER_LEN..)
+        .ok_or(Drop::Truncated)?;
+    Ok(Received {
+        addresses: Addresses::V6(source, packet.destination()),
+        traffic_class: packet.traffic_class(),
+        hop_limit: packet.hop_limit(),
+        transport,
+    })
+}
+
+/// Sources that Linux refuses from a link: groups, broadcast, "this network",
+/// loopback (RFC 1122 §3.2.1.3). An answer to one of them would go to many, or
+/// to ourselves.
+fn is_martian_v4(source: Ipv4Addr) -> bool {
+    let [first, ..] = source.octets();
+    first == 0 || first == 127 || source.is_multicast() || source.is_broadcast()
+}
+
+/// As for IPv4 (RFC 4291 §2.7, §2.5.3, §2.5.2). IPv4-mapped addresses are
+/// refused too, as Linux does: they stand for IPv4 peers everywhere above.
+fn is_martian_v6(source: Ipv6Addr) -> bool {
+    source.is_multicast()
+        || source.is_loopback()
+        || source.is_unspecified()
+        || source.to_ipv4_mapped().is_some()
+}
+
+pub(crate) fn cause_v4(error: ipv4::Error) -> Drop {
+    match error {
+        ipv4::Error::Truncated => Drop::Truncated,
+        ipv4::Error::Version => Drop::Version,
+        ipv4::Error::HeaderLength => Drop::HeaderLength,
+    }
+}
+
+pub(crate) fn cause_v6(error: ipv6::Error) -> Drop {
+    match error {
+        ipv6::Error::Truncated => Drop::Truncated,
+        ipv6::Error::Version => Drop::Version,
+    }
+}
+
+pub(crate) fn cause_extensions(error: ExtensionError) -> Drop {
+    match error {
+        ExtensionError::Truncated => Drop::Truncated,
+        ExtensionError::TooMany
+        | ExtensionError::HopByHopNotFirst
+        | ExtensionError::SecondFragment => Drop::ExtensionHeaders,
+    }
+}

@@ -1,0 +1,214 @@
+//! One datagram in progress: the list of its fragments and what is known of its
+//! end (RFC 815's holes, turned round: with no overlaps allowed, a datagram is
+//! complete when as many bytes as its end says have come).
+
+use tidewall_wire::Protocol;
+
+use super::fragment::{Family, Fragment, finish_v4, finish_v6};
+use super::{DATAGRAM_COST, FRAGMENT_COST, Reassembled};
+use crate::Drop;
+
+/// ECN codepoint "congestion experienced" (RFC 3168 §5).
+const CONGESTION_EXPERIENCED: u8 = 3;
+
+#[derive(Debug)]
+pub(super) struct Datagram {
+    /// Order of arrival among all datagrams.
+    pub sequence: u64,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Collecting(Parts),
+    /// Condemned: fragments still to come are refused.
+    Refused,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    /// By offset, without overlaps.
+    pieces: Vec<Piece>,
+    /// Bytes of payload in `pieces`.
+    received: usize,
+    /// Bytes of payload of the whole datagram, once the last fragment came.
+    end: Option<usize>,
+    first: Option<First>,
+    /// Bit n: a fragment had the ECN codepoint n.
+    ecn: u8,
+}
+
+#[derive(Debug)]
+struct Piece {
+    offset: usize,
+    payload: Box<[u8]>,
+}
+
+impl Piece {
+    fn end(&self) -> usize {
+        self.offset + self.payload.len()
+    }
+}
+
+/// What only the first fragment says.
+#[derive(Debug)]
+struct First {
+    header: Box<[u8]>,
+    announced: Option<(usize, Protocol)>,
+    transport: usize,
+    tag: Option<u64>,
+}
+
+impl Datagram {
+    pub(super) fn new(sequence: u64) -> Self {
+        Self {
+            sequence,
+            state: State::Collecting(Parts::default()),
+        }
+    }
+
+    /// Bytes it counts against the limit.
+    pub(super) fn cost(&self) -> usize {
+        DATAGRAM_COST
+            + match &self.state {
+                State::Refused => 0,
+                State::Collecting(parts) => {
+                    let header = parts.first.as_ref().map_or(0, |first| first.header.len());
+                    parts.received + parts.pieces.len() * FRAGMENT_COST + header
+                }
+            }
+    }
+
+    /// Says whether a fragment may be added. Where it condemns the datagram, all
+    /// that it held is let go.
+    pub(super) fn judge(&mut self, fragment: &Fragment<'_>, limit: usize) -> Result<(), Drop> {
+        let State::Collecting(parts) = &self.state else {
+            return Err(Drop::FragmentRefused);
+        };
+        let verdict = parts.judge(fragment, limit);
+        if let Err(Drop::FragmentOverlap | Drop::FragmentEnd | Drop::FragmentCount) = verdict {
+            self.state = State::Refused;
+        }
+        verdict
+    }
+
+    /// Adds a fragment that [`Datagram::judge`] had nothing against.
+    pub(super) fn add(&mut self, fragment: &Fragment<'_>, tag: Option<u64>) {
+        let State::Collecting(parts) = &mut self.state else {
+            return;
+        };
+        if fragment.offset == 0 {
+            parts.first = Some(First {
+                header: fragment.header.into(),
+                announced: fragment.announced,
+                transport: fragment.transport,
+                tag,
+            });
+        }
+        if !fragment.more {
+            parts.end = Some(fragment.end());
+        }
+        parts.ecn |= 1 << (fragment.ecn & 3);
+        parts.received += fragment.payload.len();
+        let at = parts
+            .pieces
+            .partition_point(|piece| piece.offset < fragment.offset);
+        let piece = Piece {
+            offset: fragment.offset,
+            payload: fragment.payload.into(),
+        };
+        parts.pieces.insert(at, piece);
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        match &self.state {
+            State::Collecting(parts) => parts.end == Some(parts.received),
+            State::Refused => false,
+        }
+    }
+
+    /// Puts a complete datagram together.
+    pub(super) fn assemble(self, family: Family) -> Result<Reassembled, Drop> {
+        let State::Collecting(Parts {
+            pieces,
+            received,
+            first,
+            ecn,
+            ..
+        }) = self.state
+        else {
+            return Err(Drop::FragmentRefused);
+        };
+        // Complete and without overlaps, it has a piece at offset zero.
+        let First {
+            header,
+            announced,
+            transport,
+            tag,
+        } = first.ok_or(Drop::Truncated)?;
+        let ecn = combined_ecn(ecn)?;
+        let mut bytes = Vec::with_capacity(header.len() + received);
+        bytes.extend_from_slice(&header);
+        for piece in &pieces {
+            bytes.extend_from_slice(&piece.payload);
+        }
+        match family {
+            Family::V4 => finish_v4(&header, received, ecn, &mut bytes)?,
+            Family::V6 => finish_v6(&mut bytes, announced, ecn)?,
+        }
+        let transport = header.len() + transport;
+        Ok(Reassembled {
+            bytes,
+            transport,
+            tag,
+        })
+    }
+}
+
+impl Parts {
+    fn judge(&self, fragment: &Fragment<'_>, limit: usize) -> Result<(), Drop> {
+        let end = fragment.end();
+        let last = self.pieces.last().map_or(0, Piece::end);
+        let contradicts = match self.end {
+            // The end is known: a last fragment must end there, others before.
+            Some(known) if fragment.more => end >= known,
+            Some(known) => end != known,
+            // It is not: nothing that came before may reach so far.
+            None => !fragment.more && last >= end,
+        };
+        if contradicts {
+            return Err(Drop::FragmentEnd);
+        }
+        let at = self
+            .pieces
+            .partition_point(|piece| piece.offset < fragment.offset);
+        if let Some(next) = self.pieces.get(at) {
+            // RFC 8200 §4.5 lets exact duplicates be ignored; networks make them.
+            if next.offset == fragment.offset && *next.payload == *fragment.payload {
+                return Err(Drop::FragmentDuplicate);
+            }
+            if next.offset < end {
+                return Err(Drop::FragmentOverlap);
+            }
+        }
+        let before = at.checked_sub(1).and_then(|before| self.pieces.get(before));
+        if before.is_some_and(|before| before.end() > fragment.offset) {
+            return Err(Drop::FragmentOverlap);
+        }
+        if self.pieces.len() >= limit {
+            return Err(Drop::FragmentCount);
+        }
+        Ok(())
+    }
+}
+
+/// What to add to the first fragment's ECN field, from the set of all fragments'
+/// codepoints (RFC 3168 §5.3; combinations as Linux's `ip_frag_ecn_table`).
+fn combined_ecn(seen: u8) -> Result<Option<u8>, Drop> {
+    const NOT_CAPABLE: u8 = 1;
+    const CONGESTED: u8 = 1 << CONGESTION_EXPERIENCED;
+    if seen & NOT_CAPABLE != 0 && seen != NOT_CAPABLE {
+        return Err(Drop::FragmentEcn);
+    }
+    Ok((seen & CONGESTED != 0).then_some(CONGESTION_EXPERIENCED))
+}

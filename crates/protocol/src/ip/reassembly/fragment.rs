@@ -1,0 +1,228 @@
+//! Reading one fragment: everything that can be said of it by itself.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use tidewall_wire::{Protocol, ipv4, ipv6};
+
+use super::Reassembled;
+use crate::Drop;
+use crate::ip::{cause_extensions, cause_v4, cause_v6};
+
+/// Bytes of a transport header that a first fragment must have whole (RFC 7112);
+/// IPv4's cannot have fewer, being a multiple of eight long.
+const TRANSPORT_MIN: usize = 8;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+/// What fragments of one datagram have in common (RFC 791 §3.2, RFC 8200 §4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    V4 {
+        source: Ipv4Addr,
+        destination: Ipv4Addr,
+        protocol: Protocol,
+        identification: u16,
+    },
+    V6 {
+        source: Ipv6Addr,
+        destination: Ipv6Addr,
+        identification: u32,
+    },
+}
+
+impl Key {
+    pub(super) fn family(&self) -> Family {
+        match self {
+            Self::V4 { .. } => Family::V4,
+            Self::V6 { .. } => Family::V6,
+        }
+    }
+}
+
+/// One fragment, found sound by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fragment<'a> {
+    pub key: Key,
+    /// Where the payload belongs, in bytes.
+    pub offset: usize,
+    pub more: bool,
+    /// ECN field, 0 to 3.
+    pub ecn: u8,
+    /// The network header that all fragments repeat: up to the fragment header
+    /// for IPv6.
+    pub header: &'a [u8],
+    /// For IPv6: which byte of `header` announces the fragment header, and what
+    /// is to stand there instead.
+    pub announced: Option<(usize, Protocol)>,
+    /// For IPv6's first fragment: offset of the transport header in its payload.
+    pub transport: usize,
+    /// Never empty.
+    pub payload: &'a [u8],
+}
+
+impl Fragment<'_> {
+    pub(super) fn end(&self) -> usize {
+        self.offset + self.payload.len()
+    }
+}
+
+/// What bytes turned out to be.
+pub(super) enum Parsed<'a> {
+    Fragment(Fragment<'a>),
+    /// An IPv6 atomic fragment: whole already (RFC 6946), and never mixed with
+    /// other fragments of the same key.
+    Atomic(Reassembled),
+}
+
+pub(super) fn parse(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
+    match bytes.first().map(|byte| byte >> 4) {
+        Some(4) => parse_v4(bytes).map(Parsed::Fragment),
+        Some(6) => parse_v6(bytes),
+        Some(_) => Err(Drop::Version),
+        None => Err(Drop::Truncated),
+    }
+}
+
+fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, Drop> {
+    let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
+    if !packet.header_is_undamaged() {
+        return Err(Drop::HeaderChecksum);
+    }
+    if !packet.is_fragment() {
+        return Err(Drop::NotFragment);
+    }
+    let fragment = Fragment {
+        key: Key::V4 {
+            source: packet.source(),
+            destination: packet.destination(),
+            protocol: packet.protocol(),
+            identification: packet.identification(),
+        },
+        offset: usize::from(packet.fragment_offset().bytes()),
+        more: packet.more_fragments(),
+        ecn: packet.tos() & 3,
+        header: bytes.get(..packet.header_len()).ok_or(Drop::Truncated)?,
+        announced: None,
+        transport: 0,
+        payload: packet.payload(),
+    };
+    check(&fragment, fragment.header.len())?;
+    Ok(fragment)
+}
+
+fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
+    let packet = ipv6::Packet::new(bytes).map_err(cause_v6)?;
+    let found = packet.extensions().map_err(cause_extensions)?;
+    let header = found.fragment.ok_or(Drop::NotFragment)?;
+    let end = ipv6::HEADER_LEN + packet.payload().len();
+    let payload_at = header.at + ipv6::FRAGMENT_HEADER_LEN;
+    let fragment = Fragment {
+        key: Key::V6 {
+            source: packet.source(),
+            destination: packet.destination(),
+            identification: header.identification,
+        },
+        offset: usize::from(header.offset.bytes()),
+        more: header.more,
+        ecn: packet.traffic_class() & 3,
+        header: bytes.get(..header.at).ok_or(Drop::Truncated)?,
+        announced: Some((header.announced_at, header.next_header)),
+        transport: found.transport - payload_at,
+        payload: bytes.get(payload_at..end).ok_or(Drop::Truncated)?,
+    };
+    if header.is_atomic() {
+        return atomic(&fragment).map(Parsed::Atomic);
+    }
+    // The payload length counts extension headers, not the IPv6 header.
+    check(&fragment, fragment.header.len() - ipv6::HEADER_LEN)?;
+    if fragment.offset == 0 && found.transport + TRANSPORT_MIN > end {
+        return Err(Drop::FragmentHeaders);
+    }
+    Ok(Parsed::Fragment(fragment))
+}
+
+/// `counted` bytes of the header are part of what the length field says.
+fn check(fragment: &Fragment<'_>, counted: usize) -> Result<(), Drop> {
+    if fragment.payload.is_empty() {
+        return Err(Drop::FragmentEmpty);
+    }
+    if fragment.more && !fragment.payload.len().is_multiple_of(8) {
+        return Err(Drop::FragmentLength);
+    }
+    if counted + fragment.end() > usize::from(u16::MAX) {
+        return Err(Drop::FragmentTooLarge);
+    }
+    Ok(())
+}
+
+fn atomic(fragment: &Fragment<'_>) -> Result<Reassembled, Drop> {
+    let mut bytes = Vec::with_capacity(fragment.header.len() + fragment.payload.len());
+    bytes.extend_from_slice(fragment.header);
+    bytes.extend_from_slice(fragment.payload);
+    finish_v6(&mut bytes, fragment.announced, None)?;
+    let transport = fragment.header.len() + fragment.transport;
+    Ok(Reassembled {
+        bytes,
+        transport,
+        tag: None,
+    })
+}
+
+/// Makes an IPv6 header right for a datagram put together: length, next header,
+/// and "congestion experienced" if a fragment had it.
+pub(super) fn finish_v6(
+    bytes: &mut [u8],
+    announced: Option<(usize, Protocol)>,
+    ecn: Option<u8>,
+) -> Result<(), Drop> {
+    let length = bytes
+        .len()
+        .checked_sub(ipv6::HEADER_LEN)
+        .ok_or(Drop::Truncated)?;
+    let length = u16::try_from(length).map_err(|_| Drop::FragmentTooLarge)?;
+    if let Some(field) = bytes.get_mut(4..6) {
+        field.copy_from_slice(&length.to_be_bytes());
+    }
+    if let Some((at, next)) = announced
+        && let Some(field) = bytes.get_mut(at)
+    {
+        *field = next.0;
+    }
+    if let (Some(ecn), Some(field)) = (ecn, bytes.get_mut(1)) {
+        // The traffic class straddles bytes 0 and 1; ECN is its low two bits.
+        *field |= ecn << 4;
+    }
+    Ok(())
+}
+
+/// Makes an IPv4 header right for a datagram put together: length, fragment
+/// fields, "congestion experienced", checksum.
+pub(super) fn finish_v4(
+    header: &[u8],
+    payload_len: usize,
+    ecn: Option<u8>,
+    bytes: &mut [u8],
+) -> Result<(), Drop> {
+    // As long as the header itself, so that the view accepts it.
+    let mut alone = header.to_vec();
+    if let Some(field) = alone.get_mut(2..4) {
+        field.copy_from_slice(&(header.len() as u16).to_be_bytes());
+    }
+    let packet = ipv4::Packet::new(&alone).map_err(cause_v4)?;
+    let header = ipv4::Header {
+        tos: packet.tos() | ecn.unwrap_or(0),
+        dont_fragment: false,
+        more_fragments: false,
+        fragment_offset: ipv4::FragmentOffset::ZERO,
+        ..ipv4::Header::of(&packet)
+    };
+    header
+        .emit(payload_len, bytes)
+        .map_err(|_| Drop::FragmentTooLarge)?;
+    Ok(())
+}

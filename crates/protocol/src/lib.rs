@@ -1,0 +1,25 @@
+//! Protocol engines without I/O, clocks, threads or randomness: bytes and a
+//! time go in, values come out.
+//!
+//! What may not live here: sockets, channels, devices, anything that waits; a
+//! panic that a packet, a peer or a caller's mistake can reach; an allocation on
+//! the way of a whole datagram (reassembly allocates, within its limits).
+//!
+//! ```text
+//! first and later fragments ─► ip::reassembly ─┐
+//! whole datagrams ─────────────────────────────┴─► udp::input ─► source, payload
+//! ICMP errors ──────────────────────────────────► icmp::error ─► flow, errno, MTU
+//! payload, addresses ───────────────────────────► udp::output ─► an Ethernet frame
+//! ```
+//!
+//! Whatever dies here dies by a name of [`Drop`]. Read first: RFC 1122 §3 and
+//! §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
+//! dangerous), RFC 768, RFC 5927 (attacks by ICMP).
+#![forbid(unsafe_code)]
+
+mod dropped;
+pub mod icmp;
+pub mod ip;
+pub mod udp;
+
+pub use dropped::Drop;

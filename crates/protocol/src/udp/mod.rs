@@ -1,0 +1,109 @@
+//! UDP (RFC 768; RFC 1122 §4.1; over IPv6 RFC 8200 §8.1).
+//!
+//! [`input`] runs once a datagram in the receiver's own context: it allocates
+//! nothing and touches each byte once, for the checksum. [`output`] writes a
+//! whole Ethernet frame.
+
+mod output;
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use tidewall_wire::Protocol;
+use tidewall_wire::udp::{Addresses, ChecksumState, HEADER_LEN, Packet};
+
+pub use crate::Drop;
+use crate::ip;
+pub use output::{HEADERS_V4, HEADERS_V6, Output, OutputError, output, output_around};
+pub use tidewall_wire::udp::Checksum;
+
+/// What the caller knows about the link a datagram came over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InputOptions {
+    /// The sender may be on this host with no wire in between (veth, tap,
+    /// memory), so that a checksum left to offload is no damage. Must be false
+    /// for a device with a wire: there anyone could send the pseudo-header's
+    /// sum and have a damaged payload accepted.
+    pub checksum_offload_possible: bool,
+    /// The same datagram was accepted before (by the softirq of an eager
+    /// architecture): only its fields are wanted, its checksum is not looked at
+    /// again.
+    pub verified: bool,
+}
+
+/// A datagram that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Who sent it. An IPv6 scope id is zero: the caller knows the interface.
+    pub source: SocketAddr,
+    /// The local address and port it was sent to.
+    pub destination: SocketAddr,
+    /// Where its payload lies in the bytes given to [`input`].
+    pub payload: Range<usize>,
+    /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
+    pub traffic_class: u8,
+    /// Hops that were left.
+    pub hop_limit: u8,
+}
+
+/// The checksum rules of RFC 768, RFC 8200 §8.1 and of virtual devices.
+#[inline]
+fn verify_checksum(
+    packet: &Packet<'_>,
+    addresses: Addresses,
+    options: &InputOptions,
+) -> Result<(), Drop> {
+    let (state, v4) = match addresses {
+        Addresses::V4(source, destination) => (packet.checksum_v4(source, destination), true),
+        Addresses::V6(source, destination) => (packet.checksum_v6(source, destination), false),
+    };
+    match state {
+        ChecksumState::Valid => Ok(()),
+        ChecksumState::LeftToOffload if options.checksum_offload_possible => Ok(()),
+        ChecksumState::LeftToOffload | ChecksumState::Invalid => Err(Drop::UdpChecksum),
+        ChecksumState::Absent if v4 => Ok(()),
+        ChecksumState::Absent => Err(Drop::UdpNoChecksum),
+    }
+}
+
+/// Accepts or refuses a datagram. `bytes` start at the IP header and hold at
+/// least the datagram; `transport_offset` is where the frame's metadata has the
+/// UDP header. Lengths, header chain and checksums are all checked here.
+///
+/// A datagram whose UDP length is shorter than the IP payload is taken, the rest
+/// left out, as Linux does. Source port zero is taken too (RFC 768: no answer
+/// wanted).
+#[inline]
+pub fn input(
+    bytes: &[u8],
+    transport_offset: usize,
+    options: &InputOptions,
+) -> Result<Datagram, Drop> {
+    let received = ip::input(bytes, transport_offset, [Protocol::UDP; 2])?;
+    // With fewer than eight bytes the lengths contradict just as well.
+    let packet = Packet::new(received.transport).map_err(|_| Drop::UdpLength)?;
+    let (source_port, destination_port) = (packet.source_port(), packet.destination_port());
+    let (source, destination) = match received.addresses {
+        Addresses::V4(source, destination) => (
+            SocketAddr::V4(SocketAddrV4::new(source, source_port)),
+            SocketAddr::V4(SocketAddrV4::new(destination, destination_port)),
+        ),
+        Addresses::V6(source, destination) => (
+            SocketAddr::V6(SocketAddrV6::new(source, source_port, 0, 0)),
+            SocketAddr::V6(SocketAddrV6::new(destination, destination_port, 0, 0)),
+        ),
+    };
+    if !options.verified {
+        verify_checksum(&packet, received.addresses, options)?;
+    }
+    let start = transport_offset + HEADER_LEN;
+    Ok(Datagram {
+        source,
+        destination,
+        payload: start..start + packet.payload().len(),
+        traffic_class: received.traffic_class,
+        hop_limit: received.hop_limit,
+    })
+}

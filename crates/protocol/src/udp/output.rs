@@ -1,0 +1,209 @@
+//! Writing UDP datagrams as Ethernet frames.
+
+use core::fmt;
+use std::net::SocketAddr;
+
+use tidewall_wire::ethernet::{self, EtherType, MacAddress};
+use tidewall_wire::ipv4::{self, FragmentOffset};
+use tidewall_wire::udp::{self, Addresses, Checksum};
+use tidewall_wire::{EmitError, Protocol, ipv6};
+
+/// Bytes before the payload of a datagram over IPv4: Ethernet, IP and UDP.
+pub const HEADERS_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
+
+/// Bytes before the payload of a datagram over IPv6: Ethernet, IP and UDP.
+pub const HEADERS_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
+
+/// Everything about a datagram to be sent but its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The sending interface's address.
+    pub source_mac: MacAddress,
+    /// The next hop's address.
+    pub destination_mac: MacAddress,
+    /// The local address and port.
+    pub source: SocketAddr,
+    /// The peer's address and port, of the same family.
+    pub destination: SocketAddr,
+    /// Type of service (IPv4) or traffic class (IPv6).
+    pub traffic_class: u8,
+    /// Hops allowed.
+    pub hop_limit: u8,
+    /// IPv4's identification; may always be zero, since the datagram is sent
+    /// with don't-fragment set (RFC 6864 §4.1). Not used for IPv6.
+    pub identification: u16,
+    /// Who computes the UDP checksum.
+    pub checksum: Checksum,
+}
+
+/// Why a datagram could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputError {
+    /// Source and destination are of different families.
+    AddressFamily,
+    /// The payload is longer than the protocol allows.
+    MessageTooLong {
+        /// The most bytes of payload.
+        limit: usize,
+    },
+    /// The frame is too short for headers and payload.
+    FrameTooSmall {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes the frame has.
+        available: usize,
+    },
+    /// IPv6 needs a UDP checksum (RFC 8200 §8.1).
+    ChecksumRequired,
+}
+
+impl OutputError {
+    /// The errno that a Linux socket gives in this case.
+    #[must_use]
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::AddressFamily => crate::icmp::errno::EAFNOSUPPORT,
+            Self::MessageTooLong { .. } | Self::FrameTooSmall { .. } => {
+                crate::icmp::errno::EMSGSIZE
+            }
+            Self::ChecksumRequired => crate::icmp::errno::EINVAL,
+        }
+    }
+}
+
+impl fmt::Display for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressFamily => f.write_str("source and destination differ in address family"),
+            Self::MessageTooLong { limit } => write!(f, "the payload is over {limit} bytes"),
+            Self::FrameTooSmall { needed, available } => {
+                write!(f, "a frame of {needed} bytes does not fit {available}")
+            }
+            Self::ChecksumRequired => f.write_str("UDP over IPv6 needs a checksum"),
+        }
+    }
+}
+
+impl std::error::Error for OutputError {}
+
+/// Writes Ethernet, IP and UDP headers and the payload at the start of `frame`
+/// and returns how many bytes that were.
+///
+/// IPv4 datagrams are sent with don't-fragment set, as Linux does by default
+/// (`IP_PMTUDISC_WANT`); keeping to the path MTU is the caller's duty, and so is
+/// the destination port, which Linux does not let be zero. The flow label is
+/// zero. With [`Checksum::Offload`] the field gets the sum of the pseudo-header,
+/// as `CHECKSUM_PARTIAL` and AF_XDP's `XDP_TXMD_FLAGS_CHECKSUM` want it.
+#[inline]
+pub fn output(frame: &mut [u8], output: &Output, payload: &[u8]) -> Result<usize, OutputError> {
+    let headers = headers_len(output);
+    let available = frame.len();
+    match frame
+        .get_mut(headers..)
+        .and_then(|rest| rest.get_mut(..payload.len()))
+    {
+        Some(place) => {
+            place.copy_from_slice(payload);
+            output_around(frame, output, payload.len())
+        }
+        // Which error it is depends on more than the frame.
+        None => match output_around(frame, output, payload.len()) {
+            Ok(_) => Err(OutputError::FrameTooSmall {
+                needed: headers.saturating_add(payload.len()),
+                available,
+            }),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// As [`output`], for a payload of `payload_len` bytes that already lies in the
+/// frame, behind the headers: at [`HEADERS_V4`] or [`HEADERS_V6`].
+#[inline]
+pub fn output_around(
+    frame: &mut [u8],
+    output: &Output,
+    payload_len: usize,
+) -> Result<usize, OutputError> {
+    let addresses = Addresses::new(output.source.ip(), output.destination.ip())
+        .ok_or(OutputError::AddressFamily)?;
+    let headers = headers_len(output);
+    let limit = match addresses {
+        // IPv4's total length counts its own header, IPv6's does not.
+        Addresses::V4(..) => ipv4::DATAGRAM_MAX - ipv4::HEADER_LEN - udp::HEADER_LEN,
+        Addresses::V6(..) if output.checksum == Checksum::None => {
+            return Err(OutputError::ChecksumRequired);
+        }
+        Addresses::V6(..) => udp::PAYLOAD_MAX,
+    };
+    if payload_len > limit {
+        return Err(OutputError::MessageTooLong { limit });
+    }
+    let (needed, available) = (headers + payload_len, frame.len());
+    if needed > available {
+        return Err(OutputError::FrameTooSmall { needed, available });
+    }
+    write(frame, output, addresses, payload_len).map_err(|error| match error {
+        // Both were ruled out above, for the whole frame at once.
+        EmitError::PayloadTooLong { .. } => OutputError::MessageTooLong { limit },
+        EmitError::BufferTooSmall { .. } => OutputError::FrameTooSmall { needed, available },
+    })?;
+    Ok(needed)
+}
+
+fn headers_len(output: &Output) -> usize {
+    if output.destination.is_ipv4() {
+        HEADERS_V4
+    } else {
+        HEADERS_V6
+    }
+}
+
+#[inline]
+fn write(
+    frame: &mut [u8],
+    output: &Output,
+    addresses: Addresses,
+    payload_len: usize,
+) -> Result<(), EmitError> {
+    let datagram_len = udp::HEADER_LEN + payload_len;
+    let link = ethernet::Header {
+        destination: output.destination_mac,
+        source: output.source_mac,
+        ethertype: match addresses {
+            Addresses::V4(..) => EtherType::IPV4,
+            Addresses::V6(..) => EtherType::IPV6,
+        },
+    };
+    let rest = link.emit(frame)?;
+    let rest = match addresses {
+        Addresses::V4(source, destination) => ipv4::Header {
+            tos: output.traffic_class,
+            identification: output.identification,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: FragmentOffset::ZERO,
+            ttl: output.hop_limit,
+            protocol: Protocol::UDP,
+            source,
+            destination,
+            options: ipv4::Options::NONE,
+        }
+        .emit(datagram_len, rest)?,
+        Addresses::V6(source, destination) => ipv6::Header {
+            traffic_class: output.traffic_class,
+            flow_label: 0,
+            next_header: Protocol::UDP,
+            hop_limit: output.hop_limit,
+            source,
+            destination,
+        }
+        .emit(datagram_len, rest)?,
+    };
+    let header = udp::Header {
+        source_port: output.source.port(),
+        destination_port: output.destination.port(),
+    };
+    header.emit_around(addresses, payload_len, output.checksum, rest)?;
+    Ok(())
+}
