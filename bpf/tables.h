@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * The tables that the driver program (demux.bpf.c) shares with user space.
+ * crates/device/src/demux/layout.rs mirrors every struct and constant here; a
+ * test there and static assertions in the program hold both to one set of
+ * sizes and offsets. Each field names its single writer.
+ *
+ * Addresses are 16 bytes; an IPv4 address is written as IPv4-mapped
+ * (::ffff:a.b.c.d). Ports are in network order inside keys and in host order
+ * where they index an array.
+ */
+#ifndef TIDEWALL_TABLES_H
+#define TIDEWALL_TABLES_H
+
+#define TW_QUEUES 8             /* receive queues of one device */
+#define TW_APPLICATIONS 16      /* trust domains on one device */
+#define TW_CHANNELS 4096        /* channels of one application; index 0 is "none" */
+#define TW_FLOW_BUCKETS 2048    /* a power of two */
+#define TW_FLOW_WAYS 4
+#define TW_LOCALS 64            /* local addresses; a power of two */
+#define TW_LOCAL_PROBES 8
+
+/* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
+
+/* What kind of frame a channel got: decides which protocol code reads it. */
+enum tw_kind {
+	TW_KIND_DATAGRAM = 1,       /* whole IP datagram with its transport header */
+	TW_KIND_FIRST_FRAGMENT = 2, /* first fragment: has the transport header */
+	TW_KIND_FRAGMENT = 3,       /* later fragment: in the fragment channel */
+	TW_KIND_ICMP_ERROR = 4,     /* ICMP error quoting a flow of the channel's owner */
+	TW_KIND_RAW = 5,            /* owned, but not demultiplexed (host demux architectures) */
+};
+
+/* Frame metadata, written just below the frame's first byte (24 bytes).
+ * Writer: the driver program. */
+struct tw_metadata {
+	__u32 channel;   /* channel id; 0 for TW_KIND_RAW */
+	__u32 credit;    /* the channel's head on this queue after this frame */
+	__u32 trace;     /* trace id, 0 = not traced */
+	__u8 kind;       /* enum tw_kind */
+	__u8 version;    /* 4 or 6 */
+	__u8 protocol;   /* transport protocol number after extension headers */
+	__u8 pad;
+	__u16 network;   /* offset of the IP header from the frame's first byte */
+	__u16 transport; /* offset of the transport header, or of the fragment's payload */
+	__u16 end;       /* offset one past the IP datagram (link padding excluded) */
+	__u16 fragment;  /* offset of the fragment header for IPv6, else 0 */
+};
+
+/* Classes of kernel-bound frames, each a token bucket a queue. */
+enum tw_class {
+	TW_CLASS_NEIGHBOUR = 0,   /* ARP, IPv6 neighbour and router discovery */
+	TW_CLASS_ICMP = 1,        /* other ICMP and ICMPv6, MLD, IGMP */
+	TW_CLASS_ESTABLISHED = 2, /* TCP segments with ACK set and SYN clear */
+	TW_CLASS_OTHER = 3,       /* everything else: UDP, SYNs, multicast, tagged, unknown */
+	TW_CLASSES = 4,
+};
+
+struct tw_class_bucket {
+	__u64 rate;    /* frames a second; 0 = unlimited. Writer: manager */
+	__u64 burst;   /* most tokens held. Writer: manager */
+	__u64 tokens;  /* in billionths of a frame. Writer: driver */
+	__u64 updated; /* ns of the last refill. Writer: driver */
+	__u64 passed;  /* Writer: driver */
+	__u64 dropped; /* over the rate. Writer: driver */
+};
+
+/* Per-queue counters: one for each way a frame can go in the driver.
+ * Writer: the driver program on that queue. */
+enum tw_counter {
+	TW_COUNT_FRAMES = 0,           /* every frame seen */
+	TW_COUNT_CHANNEL,              /* redirected to a channel */
+	TW_COUNT_RAW,                  /* redirected without demultiplexing */
+	TW_COUNT_TRUNCATED,            /* dropped: shorter than its headers or lengths say */
+	TW_COUNT_MALFORMED,            /* dropped: contradictory header fields */
+	TW_COUNT_CHANNEL_FULL,         /* dropped: channel at its limit (early discard) */
+	TW_COUNT_CHANNEL_CLOSED,       /* dropped: table entry names a closed channel */
+	TW_COUNT_NO_SOCKET,            /* dropped: owned, but no AF_XDP socket on this queue */
+	TW_COUNT_NO_METADATA,          /* passed to the kernel: device gives no headroom */
+	TW_COUNT_TAGGED,               /* VLAN-tagged, kernel-bound */
+	TW_COUNT_UNKNOWN,              /* unknown ethertype, kernel-bound */
+	TW_COUNT_MULTICAST,            /* group or broadcast destination, kernel-bound */
+	TW_COUNT_NOT_LOCAL,            /* destination not an address of this host, kernel-bound */
+	TW_COUNT_UNOWNED,              /* local unicast with no owner, kernel-bound */
+	TW_COUNT_FRAGMENT_ORPHAN,      /* later fragment whose first was not seen */
+	TW_COUNT_TAUGHT,               /* passed to a helper socket to teach it the NAPI id */
+	TW_COUNTERS = 24,
+};
+
+/* Device-wide state. Writer: manager, unless a field says otherwise. */
+struct tw_control {
+	__u64 hash_key[2];             /* SipHash key */
+	__u32 raw;                     /* 1: redirect owned frames without demultiplexing */
+	__u32 fragment_application;    /* 1 + application that gets orphan fragments; 0: none */
+	__u32 trace_remaining;         /* frames still to sample. Writer: manager sets, driver counts down */
+	__u32 trace_next;              /* last trace id given. Writer: driver */
+	__u16 teach_port[TW_QUEUES];   /* host order; nonzero: teach this queue. Driver clears it */
+	__u16 taught_port[TW_QUEUES];  /* host order: original port of the teaching frame. Writer: driver */
+	__u8 locals[TW_LOCALS][16];    /* open-addressed set of local addresses; all zero = free */
+};
+
+/* What one receive queue counts. Writer: the driver program on that queue. */
+struct tw_queue {
+	__u64 counters[TW_COUNTERS];                 /* by enum tw_counter */
+	struct tw_class_bucket classes[TW_CLASSES];  /* by enum tw_class */
+};
+
+/* Trusted level: ports[0 for UDP, 65536 for TCP + port]. Writer: manager. */
+#define TW_OWNER_ANY 0x10000u       /* application owns the port on every local address */
+#define TW_OWNER_BY_ADDRESS 0x20000u /* look in `owners` for (protocol, address, port) first */
+#define TW_OWNER_APPLICATION 0xffffu /* 1 + application, valid with TW_OWNER_ANY */
+
+struct tw_owner_key {              /* key of the `owners` hash; value: __u32 application */
+	__u8 address[16];
+	__u16 port;                    /* network order */
+	__u8 protocol;
+	__u8 pad;
+};
+
+/* Trusted level, the one value of the map `device`: one map, so that the
+ * program pays for one look-up and the manager for one mapping (elements of an
+ * array map are padded to 8 bytes, so an array of __u32 would be twice as big). */
+struct tw_device {
+	struct tw_control control;
+	struct tw_queue queues[TW_QUEUES];
+	__u32 ports[2 * 65536];
+};
+
+/* Application level, one per application, memory-mapped by it. */
+#define TW_LISTEN_LOCAL 1u          /* flows hold entries for (local address, port, no remote) */
+#define TW_LISTEN_CONNECTED 2u      /* flows hold entries with a remote end */
+struct tw_listener {
+	__u32 channel;                 /* any-address channel id, 0 none */
+	__u32 flags;
+};
+
+struct tw_flow {                   /* 48 bytes */
+	__u8 local[16];
+	__u8 remote[16];               /* zero for a listener on one address */
+	__u16 local_port;              /* network order */
+	__u16 remote_port;             /* network order, 0 for a listener */
+	__u8 protocol;
+	__u8 pad[3];
+	__u32 channel;                 /* 0 = slot free; written last, cleared first */
+	__u32 reserved;
+};
+
+struct tw_channel_application {    /* writer: application */
+	__u32 tail;                    /* frames no longer outstanding */
+	__u32 limit;                   /* most frames outstanding; 0 = closed */
+};
+
+struct tw_channel_driver {         /* writer: driver program on that queue */
+	__u32 head;                    /* frames ever admitted */
+	__u32 pad;
+	__u64 dropped;                 /* at the limit */
+};
+
+struct tw_application {
+	struct tw_listener listeners[2 * 65536];  /* UDP, then TCP. Writer: application */
+	struct tw_flow flows[TW_FLOW_BUCKETS][TW_FLOW_WAYS];
+	struct tw_channel_application channels[TW_QUEUES][TW_CHANNELS];
+	struct tw_channel_driver heads[TW_QUEUES][TW_CHANNELS];
+	__u32 fragment_channel;        /* channel id that gets later fragments */
+	__u32 pad;
+};
+
+/* Where datagrams are being fragmented: who got the first fragment. */
+struct tw_fragment_key {
+	__u8 source[16];
+	__u8 destination[16];
+	__u32 identification;
+	__u8 protocol;                 /* IPv4 only; 0 for IPv6 */
+	__u8 pad[3];
+};
+/* value: __u32, 1 + application, or 0 for the kernel */
+
+/* One record of the `traces` ring buffer. */
+#define TW_TRACE_BYTES 256
+struct tw_trace {
+	__u64 time;                    /* ns, CLOCK_MONOTONIC */
+	__u32 trace;
+	__u32 channel;
+	__u32 verdict;                 /* enum xdp_action as returned */
+	__u32 cause;                   /* enum tw_counter that was counted */
+	__u32 queue;
+	__u32 length;                  /* of the frame */
+	__u32 captured;
+	__u8 bytes[TW_TRACE_BYTES];
+	__u32 pad;
+};
+
+#endif

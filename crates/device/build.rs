@@ -1,0 +1,72 @@
+//! Compiles the driver program, `bpf/demux.bpf.c`, with clang.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, exit};
+
+const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=CLANG");
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../bpf");
+    let source = root.join("demux.bpf.c");
+    for file in [&source, &root.join("tables.h")] {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
+    let object = PathBuf::from(variable("OUT_DIR")).join("demux.bpf.o");
+    let clang = find_clang();
+    let output = command(&clang, &source, &object).output();
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => stop(&format!("cannot run {clang}: {error}. {REMEDY}")),
+    };
+    if output.status.success() {
+        return;
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("linux/bpf.h' file not found") || said.contains("asm/types.h' file not found") {
+        stop(&format!("the kernel's UAPI headers (linux/bpf.h) are missing. {REMEDY}"));
+    }
+    if said.contains("unknown target triple") || said.contains("No available targets") {
+        stop(&format!("{clang} was built without the bpf target; set CLANG to one that has it. {REMEDY}"));
+    }
+    stop(&format!("{clang} could not compile {}:\n{said}", source.display()));
+}
+
+/// The clang to use: `$CLANG`, else the first of the usual names that runs.
+fn find_clang() -> String {
+    if let Ok(clang) = env::var("CLANG") {
+        return clang;
+    }
+    let runs = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    match ["clang", "clang-19", "clang-14"].iter().find(|name| runs(name)) {
+        Some(name) => (*name).to_owned(),
+        None => stop(&format!(
+            "clang is missing; it compiles the program that runs in the network driver. {REMEDY}"
+        )),
+    }
+}
+
+fn command(clang: &str, source: &Path, object: &Path) -> Command {
+    let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" { "bpfeb" } else { "bpfel" };
+    let mut command = Command::new(clang);
+    command.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-mcpu=v3", "-target", target]);
+    // Debian keeps <asm/…> in a directory named after the architecture, which
+    // clang does not search when it compiles for bpf.
+    let architecture = variable("CARGO_CFG_TARGET_ARCH");
+    command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
+    command.arg("-c").arg(source).arg("-o").arg(object);
+    command
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| stop(&format!("cargo did not set {name}")))
+}
+
+/// Ends the build with one message and no backtrace.
+fn stop(message: &str) -> ! {
+    eprintln!("tidewall-device: {message}");
+    exit(1);
+}

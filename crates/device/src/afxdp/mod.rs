@@ -1,0 +1,180 @@
+//! AF_XDP: a queue of a Linux interface, received without the kernel's stack.
+//!
+//! [`AfXdp::open`] attaches the driver program, opens one socket a queue over
+//! frame memory of its own and sets the interface's interrupt deferral so that
+//! the receiver's poll is the one that runs. Dropping it, or the death of the
+//! process, undoes all of it: the program's link is not pinned, the rings and
+//! memory are closed on exec, and the two knobs are written back by a
+//! guardian process if need be.
+//!
+//! The path of a frame in here: driver ring → [`napi`] poll → driver program
+//! ([`program`]) → receive ring ([`socket`]) → [`crate::queue::Receive`].
+
+use std::io;
+use std::sync::Arc;
+
+use crate::demux::Tables;
+use crate::queue::Queue;
+use crate::raw::syscall;
+use crate::restore::{Guardian, Knob};
+
+mod napi;
+pub mod program;
+mod socket;
+
+pub use program::Program;
+pub use socket::open_transmitter;
+
+/// The application number of an embedded stack, which is alone on its device.
+pub const EMBEDDED_APPLICATION: u16 = 0;
+
+/// How to open a device.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Interface name, in the caller's network namespace.
+    pub interface: String,
+    /// Queues 0..n are opened; the rest stay with the kernel.
+    pub queues: u32,
+    /// Frames of memory a queue; a power of two, at least 256.
+    pub frames: u32,
+    /// Frames one poll may take (Bp), 1..=64. More needs nothing but patience:
+    /// the kernel caps a poll at 64 and runs two.
+    pub budget: u32,
+    /// How long the device may leave frames waiting while the receiver does
+    /// not poll, in nanoseconds (T; `gro_flush_timeout`).
+    pub flush_timeout: u64,
+    /// Frames that fit into the receive ring; a power of two.
+    pub receive_ring: u32,
+}
+
+impl Config {
+    /// Defaults for one queue of `interface`.
+    pub fn new(interface: &str) -> Self {
+        Config {
+            interface: interface.to_owned(),
+            queues: 1,
+            frames: 8192,
+            budget: 64,
+            flush_timeout: 1_000_000,
+            receive_ring: 2048,
+        }
+    }
+}
+
+/// An open device: the driver program, its tables and one [`Queue`] a queue.
+pub struct AfXdp {
+    /// Queues, in order. Take them; the rest of the struct keeps them working.
+    pub queues: Vec<Queue>,
+    /// The program; dropping it detaches.
+    pub program: Program,
+    /// True when the driver moves frames without copying.
+    pub zero_copy: bool,
+    /// True when frames may carry checksums that a sender on this host left to
+    /// its (virtual) device.
+    pub checksum_offload_possible: bool,
+    /// Knobs that could not be set, in words; the stack goes on without them.
+    pub warnings: Vec<String>,
+    _knobs: Vec<Knob>,
+}
+
+impl AfXdp {
+    /// Opens the interface.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; ENODEV; EBUSY when
+    /// another program is attached; EINVAL for a configuration out of range;
+    /// what the kernel reports otherwise. Nothing is left behind.
+    pub fn open(config: &Config) -> io::Result<Self> {
+        let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
+        if !config.frames.is_power_of_two() || config.frames < 256 {
+            return invalid("frames must be a power of two, at least 256");
+        }
+        if !config.receive_ring.is_power_of_two() {
+            return invalid("receive_ring must be a power of two");
+        }
+        if !(1..=64).contains(&config.budget) {
+            return invalid("budget must be 1 to 64");
+        }
+        let queues_present = queue_count(&config.interface);
+        if config.queues == 0
+            || config.queues > crate::demux::layout::QUEUES as u32
+            || queues_present.is_some_and(|present| config.queues > present)
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{} has {} receive queues, {} asked for",
+                    config.interface,
+                    queues_present.unwrap_or(0),
+                    config.queues
+                ),
+            ));
+        }
+        let interface = syscall::interface_index(&config.interface)?;
+        let mut program = Program::load()?;
+        program.attach(&config.interface)?;
+        let tables = program.tables();
+        let mut warnings = Vec::new();
+        let knobs = defer_interrupts(config, &mut warnings);
+        let mut queues = Vec::new();
+        let mut zero_copy = true;
+        for queue in 0..config.queues {
+            let opened = socket::open(interface, queue, config, &tables)?;
+            program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
+            zero_copy &= opened.zero_copy();
+            queues.push(opened.into_queue());
+        }
+        Ok(AfXdp {
+            queues,
+            program,
+            zero_copy,
+            checksum_offload_possible: !is_physical(&config.interface),
+            warnings,
+            _knobs: knobs,
+        })
+    }
+
+    /// The demux tables.
+    pub fn tables(&self) -> Arc<Tables> {
+        self.program.tables()
+    }
+}
+
+/// Makes the device wait for the receiver's poll: the interrupt is deferred
+/// once, until `flush_timeout` after the last poll.
+fn defer_interrupts(config: &Config, warnings: &mut Vec<String>) -> Vec<Knob> {
+    let mut knobs = Vec::new();
+    let guardian = match Guardian::start() {
+        Ok(guardian) => guardian,
+        Err(error) => {
+            warnings.push(format!("no guardian process ({error}): interrupt deferral left as it is"));
+            return knobs;
+        }
+    };
+    for (name, value) in [
+        ("napi_defer_hard_irqs", 1),
+        ("gro_flush_timeout", config.flush_timeout),
+    ] {
+        let path = format!("/sys/class/net/{}/{name}", config.interface);
+        match Knob::set(&guardian, &path, &value.to_string()) {
+            Ok(knob) => knobs.push(knob),
+            Err(error) => warnings.push(format!("{path} not set: {error}")),
+        }
+    }
+    knobs
+}
+
+/// Receive queues of an interface, `None` where sysfs does not tell.
+fn queue_count(interface: &str) -> Option<u32> {
+    let entries = std::fs::read_dir(format!("/sys/class/net/{interface}/queues")).ok()?;
+    let count = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-"))
+        .count();
+    u32::try_from(count).ok().filter(|&count| count > 0)
+}
+
+/// True for hardware: only there is every received checksum final.
+fn is_physical(interface: &str) -> bool {
+    std::path::Path::new(&format!("/sys/class/net/{interface}/device")).exists()
+}

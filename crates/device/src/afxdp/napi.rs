@@ -1,0 +1,176 @@
+//! Driving a driver's NAPI poll from the receiver's own context.
+//!
+//! On drivers that register their NAPI with the queue, an AF_XDP socket can be
+//! busy-polled itself. veth registers none, so an XSK there has NAPI id 0 and
+//! `SO_BUSY_POLL` on it silently does nothing. What does work on both: a
+//! kernel UDP socket that has once received a frame of this queue knows the
+//! queue's NAPI id, and each nonblocking `recv` on it runs the driver's poll,
+//! the XDP program and XSK delivery in the caller's context. The driver
+//! program teaches such a *helper* by sending one owned datagram to it (see
+//! "Teaching" in bpf/demux.bpf.c); that datagram is read back here, not lost.
+//!
+//! There are two helpers a queue. One prefers busy polling: after its poll the
+//! device stays masked and only a timer may wake it, which is what keeps a
+//! receiver alive under overload. The other does not: its poll ends by
+//! unmasking the interrupt, which is what a receiver wants that is about to
+//! sleep. With `napi_defer_hard_irqs` at 1 the switch costs no extra call.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+
+use crate::demux::Tables;
+use crate::queue::{Interrupt, Stray};
+use crate::raw::syscall;
+
+/// Not yet in the libc crate for every target.
+const SO_PREFER_BUSY_POLL: i32 = 69;
+const SO_BUSY_POLL: i32 = 46;
+const SO_BUSY_POLL_BUDGET: i32 = 70;
+const SO_INCOMING_NAPI_ID: i32 = 56;
+
+/// Microseconds; any nonzero value makes a nonblocking `recv` poll once.
+const BUSY_POLL_TIME: i32 = 50;
+
+/// A kernel UDP socket that learns the NAPI id of one queue.
+struct Helper {
+    socket: UdpSocket,
+    port: u16,
+}
+
+impl Helper {
+    fn new(prefer: bool, budget: i32) -> io::Result<Self> {
+        // Dual-stack, so that the first owned datagram may be of either family.
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| UdpSocket::bind(("0.0.0.0", 0)))?;
+        socket.set_nonblocking(true)?;
+        let fd = socket.as_fd();
+        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &BUSY_POLL_TIME)?;
+        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget)?;
+        syscall::set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &i32::from(prefer))?;
+        syscall::want_destination(fd)?;
+        let port = socket.local_addr()?.port();
+        Ok(Helper { socket, port })
+    }
+
+    fn napi_id(&self) -> u32 {
+        syscall::get_option(self.socket.as_fd(), libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).unwrap_or(0)
+    }
+}
+
+/// Which helper the driver program is asked to teach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lesson {
+    Masked,
+    Armed,
+    Done,
+}
+
+/// The poll of one queue.
+pub(crate) struct Napi {
+    tables: Arc<Tables>,
+    queue: u32,
+    masked: Helper,
+    armed: Helper,
+    lesson: Lesson,
+    budget: u32,
+}
+
+impl Napi {
+    /// Makes the helpers and asks the driver program to teach the first.
+    ///
+    /// # Errors
+    /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
+    pub(crate) fn new(tables: Arc<Tables>, queue: u32, budget: u32) -> io::Result<Self> {
+        let masked = Helper::new(true, budget as i32)?;
+        let armed = Helper::new(false, budget as i32)?;
+        tables.teach(queue, masked.port);
+        Ok(Napi { tables, queue, masked, armed, lesson: Lesson::Masked, budget })
+    }
+
+    /// True once both helpers know the queue's NAPI id.
+    pub(crate) fn taught(&self) -> bool {
+        self.lesson == Lesson::Done
+    }
+
+    /// NAPI id learned, 0 before.
+    pub(crate) fn id(&self) -> u32 {
+        self.masked.napi_id()
+    }
+
+    /// One poll of at most `budget` frames (the kernel adds a second round of
+    /// as many when it leaves busy polling).
+    pub(crate) fn poll(&self, interrupt: Interrupt) -> io::Result<()> {
+        if self.lesson != Lesson::Done {
+            return Ok(());
+        }
+        let helper = match interrupt {
+            Interrupt::Masked => &self.masked,
+            Interrupt::Armed => &self.armed,
+        };
+        syscall::poke_receive(helper.socket.as_fd()).map(drop)
+    }
+
+    /// Frames one poll may take from the device.
+    pub(crate) fn set_budget(&mut self, budget: u32) -> io::Result<()> {
+        if budget != self.budget {
+            for helper in [&self.masked, &self.armed] {
+                let value = budget as i32;
+                syscall::set_option(
+                    helper.socket.as_fd(),
+                    libc::SOL_SOCKET,
+                    SO_BUSY_POLL_BUDGET,
+                    &value,
+                )?;
+            }
+            self.budget = budget;
+        }
+        Ok(())
+    }
+
+    /// Descriptors that become readable when a teaching datagram arrives.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let fd = match self.lesson {
+            Lesson::Masked => Some(self.masked.socket.as_raw_fd()),
+            Lesson::Armed => Some(self.armed.socket.as_raw_fd()),
+            Lesson::Done => None,
+        };
+        fd.into_iter()
+    }
+
+    /// Reads the datagram that taught a helper and asks for the next lesson.
+    pub(crate) fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
+        let helper = match self.lesson {
+            Lesson::Masked => &self.masked,
+            Lesson::Armed => &self.armed,
+            Lesson::Done => return None,
+        };
+        let port = self.tables.taught(self.queue)?;
+        payload.resize(u16::MAX as usize, 0);
+        let (length, source, destination) =
+            syscall::receive_with_destination(helper.socket.as_fd(), payload).ok()?;
+        payload.truncate(length);
+        let learned = helper.napi_id() != 0;
+        let next = match (self.lesson, learned) {
+            (Lesson::Masked, true) => Lesson::Armed,
+            (Lesson::Armed, true) => Lesson::Done,
+            (lesson, _) => lesson,
+        };
+        self.lesson = next;
+        match next {
+            Lesson::Masked => self.tables.teach(self.queue, self.masked.port),
+            Lesson::Armed => self.tables.teach(self.queue, self.armed.port),
+            Lesson::Done => {}
+        }
+        let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+        Some(Stray {
+            source: canonical(source),
+            destination: SocketAddr::new(destination.to_canonical(), port),
+        })
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,313 @@
+//! The driver program: loaded, attached, and its maps.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, RingBuf, XskMap};
+use aya::programs::links::FdLink;
+use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp, XdpMode};
+use aya::{Ebpf, EbpfLoader};
+use zerocopy::FromBytes;
+
+use crate::demux::layout::{
+    APPLICATIONS, Application, Device, METADATA_LENGTH, Metadata, QUEUES, TraceRecord,
+};
+use crate::demux::{KernelMaps, Memory, Tables};
+use crate::raw::mapping::Mapping;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
+
+/// The demultiplexer in the driver (`bpf/demux.bpf.c`) and its maps.
+///
+/// The link that attaches it is not pinned: the kernel detaches the program
+/// when the last descriptor is closed, so when this value is dropped or the
+/// process dies, however it dies.
+pub struct Program {
+    // Detaches first: no frame may meet the program without its sockets.
+    link: Option<FdLink>,
+    loaded: Ebpf,
+    tables: Arc<Tables>,
+    sockets: XskMap<MapData>,
+    traces: Traces,
+    // The outer map keeps the application's tables reachable for the program.
+    _applications: ArrayOfMaps<MapData, MapData>,
+}
+
+/// What `BPF_PROG_TEST_RUN` made of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestResult {
+    /// `enum xdp_action`: 1 drop, 2 pass, 4 redirect.
+    pub action: u32,
+    /// The frame afterwards, without metadata.
+    pub frame: Vec<u8>,
+    /// Metadata, if the program wrote any.
+    pub metadata: Option<Metadata>,
+}
+
+/// Records of sampled frames, as the driver program saw them.
+pub struct Traces {
+    ring: RingBuf<MapData>,
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // aya's socket map and ring buffer cannot print themselves.
+        formatter.debug_struct("Program").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Traces {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Traces").field(&self.as_fd()).finish()
+    }
+}
+
+impl Iterator for Traces {
+    type Item = TraceRecord;
+
+    /// The oldest record not yet taken; `None` when there is none now.
+    fn next(&mut self) -> Option<TraceRecord> {
+        let item = self.ring.next()?;
+        TraceRecord::read_from_prefix(&item).ok().map(|(record, _)| record)
+    }
+}
+
+impl AsFd for Traces {
+    /// Readable, for `poll(2)`, when there are records.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+}
+
+impl Program {
+    /// Loads the program and makes its maps, empty; attaches it to nothing.
+    ///
+    /// # Errors
+    /// PermissionDenied without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; what
+    /// the kernel reports otherwise, with the end of the verifier's log.
+    pub fn load() -> io::Result<Self> {
+        let mut key = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        let [k0, k1]: [u64; 2] = zerocopy::transmute!(key);
+        Self::load_with_key([k0, k1])
+    }
+
+    /// As [`Program::load`] with a given key for the flow table's hash, for
+    /// comparisons that must come out the same every time.
+    ///
+    /// # Errors
+    /// As [`Program::load`].
+    pub fn load_with_key(hash_key: [u64; 2]) -> io::Result<Self> {
+        let mut loaded =
+            EbpfLoader::new().load(OBJECT).map_err(|error| describe("load the driver program's maps", error))?;
+        let xdp = xdp(&mut loaded)?;
+        xdp.load().map_err(|error| describe("load the driver program", error))?;
+        let device = array(&mut loaded, "device")?;
+        let embedded = array(&mut loaded, "embedded")?;
+        let mut applications: ArrayOfMaps<MapData, MapData> = take(&mut loaded, "applications")?
+            .try_into()
+            .map_err(|error| describe("open map applications", error))?;
+        applications
+            .set(u32::from(super::EMBEDDED_APPLICATION), &embedded, 0)
+            .map_err(|error| describe("enter the application's tables", error))?;
+        let memory = Memory::mapped(
+            Mapping::of_fd(device.fd().as_fd(), page_round(size_of::<Device>()), 0)?,
+            Mapping::of_fd(embedded.fd().as_fd(), page_round(size_of::<Application>()), 0)?,
+        )?;
+        let owners = HashMap::try_from(take(&mut loaded, "owners")?)
+            .map_err(|error| describe("open map owners", error))?;
+        let fragments = HashMap::try_from(take(&mut loaded, "fragments")?)
+            .map_err(|error| describe("open map fragments", error))?;
+        let sockets = XskMap::try_from(take(&mut loaded, "sockets")?)
+            .map_err(|error| describe("open map sockets", error))?;
+        let ring = RingBuf::try_from(take(&mut loaded, "traces")?)
+            .map_err(|error| describe("open map traces", error))?;
+        Ok(Program {
+            link: None,
+            loaded,
+            tables: Arc::new(Tables::in_kernel(memory, KernelMaps { owners, fragments }, hash_key)),
+            sockets,
+            traces: Traces { ring },
+            _applications: applications,
+        })
+    }
+
+    /// Attaches the program to an interface of the caller's network namespace,
+    /// in the driver (native mode). Replaces this program's earlier attachment.
+    ///
+    /// # Errors
+    /// NotFound when there is no such interface; ResourceBusy when another
+    /// program is attached; Unsupported when the driver has no native XDP or
+    /// the kernel no XDP links; InvalidInput or another when the driver refuses
+    /// the interface's MTU or settings (the kernel's log says why).
+    pub fn attach(&mut self, interface: &str) -> io::Result<()> {
+        if interface.bytes().any(|byte| byte == 0) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.detach();
+        let xdp = xdp(&mut self.loaded)?;
+        let attached = xdp.attach(interface, XdpMode::Driver);
+        let id = attached.map_err(|error| attach_error(interface, error))?;
+        let link = xdp.take_link(id).map_err(|error| describe("keep the XDP link", error))?;
+        // A link of the other kind (netlink) would outlive a killed process.
+        let link = FdLink::try_from(link).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("the kernel cannot attach XDP to {interface} by a link (Linux 5.9 can)"),
+            )
+        })?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Detaches the program; the kernel gets every frame again.
+    pub fn detach(&mut self) {
+        self.link = None;
+    }
+
+    /// The demux tables.
+    pub fn tables(&self) -> Arc<Tables> {
+        self.tables.clone()
+    }
+
+    /// Sets the AF_XDP socket that gets an application's frames of a queue. The
+    /// program delivers to it once it is bound to that queue; it leaves the
+    /// map when it is closed.
+    ///
+    /// # Errors
+    /// EINVAL for a number out of range; EOPNOTSUPP for a descriptor that is no
+    /// AF_XDP socket.
+    pub fn set_socket(
+        &mut self,
+        application: u16,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let index = u32::from(application) * QUEUES as u32 + queue;
+        self.sockets
+            .set(index, socket.as_raw_fd(), 0)
+            .map_err(|error| describe("enter an AF_XDP socket", error))
+    }
+
+    /// Records of frames sampled since [`Tables::start_trace`].
+    pub fn traces(&mut self) -> &mut Traces {
+        &mut self.traces
+    }
+
+    /// Runs the program on a frame of queue 0 without a device, for tests
+    /// (BPF_PROG_TEST_RUN). Nothing is delivered; counters and heads move.
+    ///
+    /// # Errors
+    /// EINVAL for a frame under 14 bytes or over a page less headroom; what the
+    /// kernel reports otherwise.
+    pub fn test_run(&mut self, frame: &[u8]) -> io::Result<TestResult> {
+        // struct xdp_md: data, data_end, data_meta, ingress_ifindex,
+        // rx_queue_index, egress_ifindex.
+        let length = u32::try_from(frame.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let context: [u32; 6] = [0, length, 0, 0, 0, 0];
+        let context: [u8; 24] = zerocopy::transmute!(context);
+        let mut context_out = [0u8; 24];
+        let mut data_out = vec![0; frame.len() + METADATA_LENGTH];
+        let xdp = xdp(&mut self.loaded)?;
+        let result = xdp
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut data_out),
+                ctx_in: Some(&context),
+                ctx_out: Some(&mut context_out),
+                ..TestRunOptions::new()
+            })
+            .map_err(|error| describe("run the driver program on a test frame", error))?;
+        data_out.truncate(result.data_size_out as usize);
+        let context_out: [u32; 6] = zerocopy::transmute!(context_out);
+        let metadata_length = context_out[0] as usize;
+        let (metadata, frame) = data_out.split_at_checked(metadata_length).unwrap_or_default();
+        Ok(TestResult {
+            action: result.return_value,
+            frame: frame.to_vec(),
+            metadata: (!metadata.is_empty()).then(|| Metadata::from_bytes(metadata)),
+        })
+    }
+}
+
+fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
+    let program = loaded.program_mut("demux").ok_or(io::ErrorKind::NotFound)?;
+    program.try_into().map_err(|error| describe("find the driver program", error))
+}
+
+fn take(loaded: &mut Ebpf, name: &str) -> io::Result<Map> {
+    loaded.take_map(name).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, format!("the driver program has no map {name}"))
+    })
+}
+
+fn array(loaded: &mut Ebpf, name: &str) -> io::Result<MapData> {
+    match take(loaded, name)? {
+        Map::Array(map) => Ok(map),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// The kernel maps whole pages of an array.
+fn page_round(length: usize) -> usize {
+    length.next_multiple_of(4096)
+}
+
+/// The errno at the root of one of aya's errors.
+fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(errno) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return Some(errno);
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn kind_of(errno: Option<i32>) -> io::ErrorKind {
+    errno.map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind())
+}
+
+fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
+    let errno = root_errno(&error);
+    let kind = kind_of(errno);
+    if kind == io::ErrorKind::PermissionDenied {
+        let text = format!("cannot {what}: needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (run as root)");
+        return io::Error::new(kind, text);
+    }
+    let mut text = format!("cannot {what}: {error}");
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    io::Error::new(kind, text)
+}
+
+fn attach_error(interface: &str, error: ProgramError) -> io::Error {
+    if let ProgramError::UnknownInterface { .. } = error {
+        let text = format!("no interface {interface} in this network namespace (see: ip link)");
+        return io::Error::new(io::ErrorKind::NotFound, text);
+    }
+    let errno = root_errno(&error);
+    let text = match errno {
+        Some(libc::EBUSY) => format!(
+            "another XDP program is attached to {interface} (see: ip -details link show dev {interface})"
+        ),
+        Some(libc::EOPNOTSUPP) => {
+            format!("the driver of {interface} has no native XDP; generic XDP would run too late")
+        }
+        Some(libc::ERANGE) => format!(
+            "the driver of {interface} takes no XDP program at this MTU (at most 3506 on veth, on both ends)"
+        ),
+        _ => return describe(&format!("attach to {interface}"), error),
+    };
+    io::Error::new(kind_of(errno), text)
+}

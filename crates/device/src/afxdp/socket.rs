@@ -1,0 +1,314 @@
+//! One AF_XDP socket: its memory, its four rings and their two halves.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Config;
+use super::napi::Napi;
+use crate::demux::Tables;
+use crate::demux::layout::{METADATA_LENGTH, Metadata};
+use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
+use crate::queue::{Interrupt, Offload, Queue, Receive, Received, Stray, Transmit};
+use crate::raw::ring::Ring;
+use crate::raw::syscall;
+
+/// Entries of the transmit and completion rings.
+const TRANSMIT_RING: u32 = 2048;
+/// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
+const TX_METADATA_LENGTH: u32 = 16;
+const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
+const XDP_TX_METADATA: u32 = 1 << 1;
+const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
+/// A queue stays busy for some tens of milliseconds after its last owner is
+/// gone, while the kernel tears the old socket down.
+const BIND_TRIES: u32 = 100;
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// A bound socket and everything mapped for it.
+pub(super) struct Opened {
+    fd: Arc<OwnedFd>,
+    zero_copy: bool,
+    queue: Queue,
+}
+
+impl Opened {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(super) fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    pub(super) fn into_queue(self) -> Queue {
+        self.queue
+    }
+}
+
+/// The parts that receiving and transmit-only sockets share.
+struct Bound {
+    fd: Arc<OwnedFd>,
+    memory: FrameMemory,
+    fill: Ring<u64>,
+    completions: Ring<u64>,
+    receive: Option<Ring<libc::xdp_desc>>,
+    transmit: Ring<libc::xdp_desc>,
+    zero_copy: bool,
+    tx_metadata: bool,
+}
+
+fn bind(interface: u32, queue: u32, frames: u32, receive_ring: Option<u32>) -> io::Result<Bound> {
+    let memory = FrameMemory::new(frames)?;
+    let fd = Arc::new(syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0)?);
+    let xdp = |name, value: &u32| syscall::set_option(fd.as_fd(), libc::SOL_XDP, name, value);
+    let tx_metadata = register(fd.as_fd(), &memory)?;
+    xdp(libc::XDP_UMEM_FILL_RING, &frames)?;
+    xdp(libc::XDP_UMEM_COMPLETION_RING, &TRANSMIT_RING)?;
+    if let Some(entries) = receive_ring {
+        xdp(libc::XDP_RX_RING, &entries)?;
+    }
+    xdp(libc::XDP_TX_RING, &TRANSMIT_RING)?;
+    let offsets = syscall::mmap_offsets(fd.as_fd())?;
+    let fill = Ring::map(fd.as_fd(), offsets.fr, frames, libc::XDP_UMEM_PGOFF_FILL_RING as i64)?;
+    let completions = Ring::map(
+        fd.as_fd(),
+        offsets.cr,
+        TRANSMIT_RING,
+        libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64,
+    )?;
+    let receive = receive_ring
+        .map(|entries| {
+            Ring::map(fd.as_fd(), offsets.rx, entries, libc::XDP_PGOFF_RX_RING as i64)
+        })
+        .transpose()?;
+    let transmit =
+        Ring::map(fd.as_fd(), offsets.tx, TRANSMIT_RING, libc::XDP_PGOFF_TX_RING as i64)?;
+    bind_retrying(fd.as_fd(), interface, queue)?;
+    let options: u32 =
+        syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
+    let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
+    Ok(Bound { fd, memory, fill, completions, receive, transmit, zero_copy, tx_metadata })
+}
+
+/// Registers the memory; asks for transmit metadata, and does without where
+/// the kernel is older. Returns whether it is there.
+fn register(fd: BorrowedFd<'_>, memory: &FrameMemory) -> io::Result<bool> {
+    let registration = |flags, tx_metadata_len| libc::xdp_umem_reg {
+        addr: memory.address() as u64,
+        len: memory.bytes_mapped() as u64,
+        chunk_size: FRAME_SIZE as u32,
+        headroom: 0,
+        flags,
+        tx_metadata_len,
+    };
+    let with = registration(XDP_UMEM_TX_METADATA_LEN, TX_METADATA_LENGTH);
+    if syscall::set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &with).is_ok() {
+        return Ok(true);
+    }
+    syscall::set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration(0, 0))?;
+    Ok(false)
+}
+
+fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32) -> io::Result<()> {
+    let mut tries = 0;
+    loop {
+        // Neither XDP_COPY nor XDP_ZEROCOPY: the kernel takes the driver's
+        // zero-copy path where there is one, and copies elsewhere.
+        match syscall::bind_xdp(fd, interface, queue, libc::XDP_USE_NEED_WAKEUP) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BIND_TRIES => {
+                tries += 1;
+                std::thread::sleep(BIND_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn tokens(frames: u32) -> Vec<Frame> {
+    (0..frames).map(|index| Frame::new(index, 0, 0)).collect()
+}
+
+/// Opens a queue for receiving and transmitting.
+pub(super) fn open(
+    interface: u32,
+    queue: u32,
+    config: &Config,
+    tables: &Arc<Tables>,
+) -> io::Result<Opened> {
+    let bound = bind(interface, queue, config.frames, Some(config.receive_ring))?;
+    let Bound { fd, memory, fill, completions, receive, transmit, zero_copy, tx_metadata } = bound;
+    let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
+    let napi = Napi::new(tables.clone(), queue, config.budget)?;
+    let queue = Queue {
+        receive: Box::new(ReceiveHalf {
+            fd: fd.clone(),
+            memory: memory.clone(),
+            fill,
+            receive,
+            napi,
+        }),
+        transmit: Box::new(TransmitHalf {
+            fd: fd.clone(),
+            memory: memory.clone(),
+            transmit,
+            completions,
+            tx_metadata,
+        }),
+        frames: tokens(memory.frames()),
+        memory,
+    };
+    Ok(Opened { fd, zero_copy, queue })
+}
+
+/// Opens a queue for transmitting only: no program, nothing received, no
+/// privilege beyond CAP_NET_RAW. For load generators.
+///
+/// # Errors
+/// ENODEV, EPERM, EBUSY when another socket holds the queue, and what the
+/// kernel reports otherwise.
+pub fn open_transmitter(
+    interface: &str,
+    queue: u32,
+    frames: u32,
+) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
+    let index = syscall::interface_index(interface)?;
+    let Bound { fd, memory, completions, transmit, tx_metadata, .. } =
+        bind(index, queue, frames, None)?;
+    let half = TransmitHalf { fd, memory: memory.clone(), transmit, completions, tx_metadata };
+    Ok((Box::new(half), memory.clone(), tokens(memory.frames())))
+}
+
+struct ReceiveHalf {
+    fd: Arc<OwnedFd>,
+    memory: FrameMemory,
+    fill: Ring<u64>,
+    receive: Ring<libc::xdp_desc>,
+    napi: Napi,
+}
+
+impl Receive for ReceiveHalf {
+    fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
+        if self.fill.needs_wakeup() {
+            syscall::poke_receive(self.fd.as_fd())?;
+        }
+        self.napi.poll(interrupt)
+    }
+
+    fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let count = self.receive.available(limit).min(limit);
+        for _ in 0..count {
+            let descriptor = self.receive.pop();
+            let index = (descriptor.addr / FRAME_SIZE as u64) as u32;
+            let offset = (descriptor.addr % FRAME_SIZE as u64) as u16;
+            let mut frame = Frame::new(index, 0, 0);
+            frame.set_extent(offset, descriptor.len.min(u32::from(u16::MAX)) as u16);
+            let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
+            batch.push(Received { metadata, frame });
+        }
+        if count > 0 {
+            self.receive.release();
+        }
+        count as usize
+    }
+
+    fn fill(&mut self, frames: &mut Vec<Frame>) {
+        let count = self.fill.room(frames.len() as u32).min(frames.len() as u32);
+        for frame in frames.drain(frames.len() - count as usize..) {
+            self.fill.push(u64::from(frame.index()) * FRAME_SIZE as u64);
+        }
+        if count > 0 {
+            self.fill.submit();
+        }
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        std::iter::once(self.fd.as_raw_fd()).chain(self.napi.descriptors()).collect()
+    }
+
+    fn set_budget(&mut self, frames: u32) -> io::Result<()> {
+        self.napi.set_budget(frames)
+    }
+
+    fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
+        self.napi.take_stray(payload)
+    }
+}
+
+struct TransmitHalf {
+    fd: Arc<OwnedFd>,
+    memory: FrameMemory,
+    transmit: Ring<libc::xdp_desc>,
+    completions: Ring<u64>,
+    tx_metadata: bool,
+}
+
+impl Transmit for TransmitHalf {
+    fn transmit(&mut self, mut frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
+        if self.transmit.room(1) == 0 {
+            return Err(frame);
+        }
+        let mut options = 0;
+        if let Some(offload) = offload.filter(|_| self.tx_metadata) {
+            let request = self.memory.below_mut(&mut frame, TX_METADATA_LENGTH as usize);
+            if let Some(request) = request.first_chunk_mut::<{ TX_METADATA_LENGTH as usize }>() {
+                request[..8].copy_from_slice(&XDP_TXMD_FLAGS_CHECKSUM.to_ne_bytes());
+                request[8..10].copy_from_slice(&offload.checksum_start.to_ne_bytes());
+                request[10..12].copy_from_slice(&offload.checksum_offset.to_ne_bytes());
+                request[12..].fill(0);
+                options = XDP_TX_METADATA;
+            }
+        }
+        self.transmit.push(libc::xdp_desc {
+            addr: u64::from(frame.index()) * FRAME_SIZE as u64 + u64::from(frame.offset()),
+            len: u32::from(frame.length()),
+            options,
+        });
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.transmit.submit();
+        let mut pending = self.transmit.pending();
+        while pending > 0 {
+            match syscall::poke_transmit(self.fd.as_fd()) {
+                Ok(()) => {}
+                Err(error) => match error.raw_os_error() {
+                    // Copy mode sends a bounded number of frames a call, and
+                    // says EAGAIN while some are left.
+                    Some(libc::EAGAIN | libc::EINTR) => {}
+                    Some(libc::EBUSY | libc::ENOBUFS) => return Ok(()),
+                    _ => return Err(error),
+                },
+            }
+            let left = self.transmit.pending();
+            if left >= pending {
+                // The device takes no more now; the rest goes with a later flush.
+                return Ok(());
+            }
+            pending = left;
+        }
+        Ok(())
+    }
+
+    fn reclaim(&mut self, frames: &mut Vec<Frame>) {
+        let count = self.completions.available(TRANSMIT_RING);
+        for _ in 0..count {
+            let address = self.completions.pop();
+            frames.push(Frame::new((address / FRAME_SIZE as u64) as u32, 0, 0));
+        }
+        if count > 0 {
+            self.completions.release();
+        }
+    }
+
+    fn checksum_offload(&self) -> bool {
+        self.tx_metadata
+    }
+
+    fn headroom(&self) -> u16 {
+        TX_METADATA_LENGTH as u16
+    }
+}

@@ -1,0 +1,72 @@
+//! Whose is this frame? The demultiplexer in the driver, its tables, and its
+//! twin in Rust.
+//!
+//! Two levels. *Trusted*: (protocol, local address, port) → application,
+//! written by whoever manages the device. *Application*: exact flow or
+//! listener → channel, in the application's own mapping, so that a socket
+//! costs no system call. The driver program is `bpf/demux.bpf.c`; [`drive`] is
+//! the same function over the same [`Tables`], for devices without a driver,
+//! and a test holds the two to one answer on every input. [`classify_host`] is
+//! the application level alone, for architectures that demultiplex on the host.
+//!
+//! ```text
+//!  frame ─► headers sane? ─► ours? ─► owned (trusted)? ─► channel (application) ─► room? ─► metadata
+//!             │ drop          │ kernel   │ kernel             │ kernel               │ drop
+//! ```
+//!
+//! Not here: rings, sockets, protocol processing, what a channel does.
+
+mod classify;
+mod drive;
+mod headers;
+pub mod layout;
+#[allow(unsafe_code)]
+mod raw_tables;
+mod tables;
+
+pub use classify::classify_host;
+pub use drive::{Verdict, drive};
+pub use tables::{ClassCounts, Tables};
+
+pub(crate) use raw_tables::Memory;
+pub(crate) use tables::KernelMaps;
+
+/// Names a channel of an application: a place in its table and a generation
+/// that tells two users of one place apart. [`ChannelId::NONE`] names none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChannelId(u32);
+
+impl ChannelId {
+    /// No channel.
+    pub const NONE: ChannelId = ChannelId(0);
+
+    /// Channel `index` (1..[`layout::CHANNELS`]) in its `generation`-th use.
+    pub const fn new(index: u16, generation: u16) -> Self {
+        ChannelId((generation as u32) << 16 | index as u32)
+    }
+
+    /// From the number that tables and metadata hold.
+    pub const fn from_value(value: u32) -> Self {
+        ChannelId(value)
+    }
+
+    /// The number that tables and metadata hold.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// Place in the table.
+    pub const fn index(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// Which use of the place.
+    pub const fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// True for [`ChannelId::NONE`].
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}

@@ -1,0 +1,642 @@
+//! The handle on the tables that everybody above the driver uses.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aya::maps::MapData;
+
+use super::ChannelId;
+use super::headers::{Ends, address_bytes, address_words, flow_hash, local_slot};
+use super::layout::{
+    APPLICATIONS, Application, CHANNELS, Class, ClassBucket, Counter, Device, FLOW_BUCKETS,
+    FRAGMENTS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
+    OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OWNERS, OwnerKey, Protocol, Queue,
+};
+use super::raw_tables::Memory;
+
+/// Most frames a second that a class may be given: keeps the bucket's
+/// arithmetic below 2^64.
+const MAXIMUM_RATE: u64 = (1 << 31) - 1;
+
+/// Tables of a device and of the application that lives on it; shared by
+/// threads in an `Arc`. They lie in the driver program's maps or, for a device
+/// without a driver, on the heap.
+///
+/// Reading and what happens per frame ([`Tables::tail_add`]) is wait-free and
+/// takes no lock. What happens per socket takes one mutex. A channel's numbers
+/// follow the rule of `bpf/tables.h`: the driver writes heads, its receiver
+/// tails and limits. An index or queue out of range reads as 0 and writes
+/// nothing.
+#[derive(Debug)]
+pub struct Tables {
+    memory: Memory,
+    hash_key: [u64; 2],
+    state: Mutex<State>,
+}
+
+/// What happened to kernel-bound frames of one class on one queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassCounts {
+    /// Let through to the kernel.
+    pub passed: u64,
+    /// Dropped, for want of a token.
+    pub dropped: u64,
+}
+
+/// Hash maps of the driver program, reached by system calls.
+#[derive(Debug)]
+pub(crate) struct KernelMaps {
+    pub(crate) owners: aya::maps::HashMap<MapData, OwnerKey, u32>,
+    pub(crate) fragments: aya::maps::HashMap<MapData, FragmentKey, u32>,
+}
+
+#[derive(Debug)]
+enum Maps {
+    Kernel(KernelMaps),
+    Heap { owners: HashMap<OwnerKey, u32>, fragments: RecentFragments },
+}
+
+/// What the mutex guards: the hash maps, and how many entries stand behind
+/// each flag of a port, so that flags can be taken back.
+#[derive(Debug)]
+struct State {
+    maps: Maps,
+    owned_addresses: HashMap<usize, u32>,
+    /// Entries in `flows` by port: for one address, connected.
+    flows: HashMap<usize, [u32; 2]>,
+}
+
+/// A bounded map that forgets the least recently used entry, as
+/// BPF_MAP_TYPE_LRU_HASH does.
+#[derive(Debug, Default)]
+struct RecentFragments {
+    entries: HashMap<FragmentKey, (u32, u64)>,
+    clock: u64,
+}
+
+impl RecentFragments {
+    fn get(&mut self, key: &FragmentKey) -> Option<u32> {
+        self.clock += 1;
+        let entry = self.entries.get_mut(key)?;
+        entry.1 = self.clock;
+        Some(entry.0)
+    }
+
+    fn insert(&mut self, key: FragmentKey, value: u32) {
+        self.clock += 1;
+        if self.entries.len() >= FRAGMENTS && !self.entries.contains_key(&key) {
+            // Rare and bounded: a scan of 4096 entries beats keeping order
+            // at every look-up. A quarter goes at once, so that a flood of
+            // first fragments pays for a scan only every thousandth frame.
+            let mut ages: Vec<u64> = self.entries.values().map(|&(_, used)| used).collect();
+            let (_, &mut oldest, _) = ages.select_nth_unstable(FRAGMENTS / 4);
+            self.entries.retain(|_, &mut (_, used)| used > oldest);
+        }
+        self.entries.insert(key, (value, self.clock));
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
+}
+
+fn no_room() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOBUFS)
+}
+
+fn kernel_error(error: aya::maps::MapError) -> io::Error {
+    match error {
+        aya::maps::MapError::SyscallError(error) => error.io_error,
+        error => io::Error::other(error),
+    }
+}
+
+/// Index of a port in the tables that hold UDP, then TCP.
+pub(super) fn port_index(protocol: Protocol, port: u16) -> usize {
+    (if protocol == Protocol::Tcp { 65536 } else { 0 }) + usize::from(port)
+}
+
+fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
+    let mut key = [0; 20];
+    key[..16].copy_from_slice(&address_bytes(address));
+    key[16..18].copy_from_slice(&port.to_be_bytes());
+    key[18] = protocol as u8;
+    key
+}
+
+/// An address to bind to, `None` for any.
+fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
+    address.filter(|address| !address.to_canonical().is_unspecified())
+}
+
+impl Tables {
+    /// Empty tables on the heap, for a device inside this process and for
+    /// tests. The flow table's key is constant: no stranger sends here.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn in_memory() -> io::Result<Self> {
+        Self::in_memory_with_key([0; 2])
+    }
+
+    /// As [`Tables::in_memory`] with a key for the flow table's SipHash, which
+    /// a device that strangers reach must draw at random.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn in_memory_with_key(hash_key: [u64; 2]) -> io::Result<Self> {
+        let maps =
+            Maps::Heap { owners: HashMap::new(), fragments: RecentFragments::default() };
+        Ok(Self::new(Memory::heap()?, maps, hash_key))
+    }
+
+    /// Tables in the driver program's maps, fresh ones.
+    pub(crate) fn in_kernel(memory: Memory, maps: KernelMaps, hash_key: [u64; 2]) -> Self {
+        Self::new(memory, Maps::Kernel(maps), hash_key)
+    }
+
+    fn new(memory: Memory, maps: Maps, hash_key: [u64; 2]) -> Self {
+        for (place, key) in memory.device().control.hash_key.iter().zip(hash_key) {
+            place.store(key, Release);
+        }
+        let state = State { maps, owned_addresses: HashMap::new(), flows: HashMap::new() };
+        Tables { memory, hash_key, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state stays true at every point where a panic could strike.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.memory.device()
+    }
+
+    pub(super) fn application(&self) -> &Application {
+        self.memory.application()
+    }
+
+    pub(super) fn queue(&self, queue: u32) -> Option<&Queue> {
+        self.device().queues.get(queue as usize)
+    }
+
+    /// Key of the flow table.
+    pub fn hash_key(&self) -> [u64; 2] {
+        self.hash_key
+    }
+
+    // ---- Trusted level ----------------------------------------------------
+
+    /// Gives a port to `application`, on one local address or, with `None` or
+    /// an unspecified address, on all. An owner of one address comes before
+    /// the owner of all. Replaces an earlier owner: who may have a port is
+    /// settled by the kernel socket that holds it.
+    ///
+    /// # Errors
+    /// EINVAL for port 0 or an application out of range; ENOBUFS when the table
+    /// of addresses is full; what the kernel reports otherwise.
+    pub fn own_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+        application: u16,
+    ) -> io::Result<()> {
+        if port == 0 || usize::from(application) >= APPLICATIONS {
+            return Err(invalid("port 0 or application out of range"));
+        }
+        let index = port_index(protocol, port);
+        let mut state = self.state();
+        let Some(entry) = self.device().ports.get(index) else { return Err(no_room()) };
+        let Some(address) = specified(address) else {
+            let by_address = entry.load(Relaxed) & OWNER_BY_ADDRESS;
+            entry.store(by_address | OWNER_ANY | (u32::from(application) + 1), Release);
+            return Ok(());
+        };
+        if state.insert_owner(owner_key(protocol, address, port), application.into())? {
+            *state.owned_addresses.entry(index).or_default() += 1;
+        }
+        entry.store(entry.load(Relaxed) | OWNER_BY_ADDRESS, Release);
+        Ok(())
+    }
+
+    /// Takes back what [`Tables::own_port`] gave: the kernel gets the port's
+    /// frames again. Nothing happens when there was no owner.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn disown_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+    ) -> io::Result<()> {
+        let index = port_index(protocol, port);
+        let mut state = self.state();
+        let Some(entry) = self.device().ports.get(index) else { return Ok(()) };
+        let Some(address) = specified(address) else {
+            entry.store(entry.load(Relaxed) & OWNER_BY_ADDRESS, Release);
+            return Ok(());
+        };
+        if !state.remove_owner(&owner_key(protocol, address, port))? {
+            return Ok(());
+        }
+        let left = state.owned_addresses.entry(index).or_default();
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            state.owned_addresses.remove(&index);
+            entry.store(entry.load(Relaxed) & (OWNER_ANY | OWNER_APPLICATION), Release);
+        }
+        Ok(())
+    }
+
+    /// Declares the addresses of this host; every other destination is the
+    /// kernel's. While the set changes, a frame may still be judged by the old
+    /// one, or go to the kernel.
+    ///
+    /// # Errors
+    /// ENOBUFS when they do not fit: [`LOCALS`] places, fewer when many collide.
+    /// The old set then stays.
+    pub fn set_locals(&self, addresses: &[IpAddr]) -> io::Result<()> {
+        let _state = self.state();
+        let mut set = [[0u64; 2]; LOCALS];
+        for &address in addresses {
+            let words = address_words(address);
+            let first = local_slot(words);
+            let place = (0..LOCAL_PROBES)
+                .map(|probe| (first + probe) % LOCALS)
+                .find(|&place| set[place] == [0; 2] || set[place] == words);
+            let Some(place) = place else { return Err(no_room()) };
+            set[place] = words;
+        }
+        for (place, words) in self.device().control.locals.iter().zip(set) {
+            for (word, value) in place.iter().zip(words) {
+                word.store(value, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bounds a class of kernel-bound frames on a queue to `rate` frames a
+    /// second after a burst of `burst`. Rate 0 is no bound. Clamped to
+    /// 2^31 - 1 a second and a burst of 1 to 2^32 - 1.
+    pub fn set_class(&self, queue: u32, class: Class, rate: u64, burst: u64) {
+        let _state = self.state();
+        if let Some(bucket) = self.bucket(queue, class) {
+            bucket.burst.store(burst.clamp(1, u32::MAX.into()), Relaxed);
+            bucket.rate.store(rate.min(MAXIMUM_RATE), Release);
+        }
+    }
+
+    pub(super) fn bucket(&self, queue: u32, class: Class) -> Option<&ClassBucket> {
+        self.queue(queue)?.classes.get(class as usize)
+    }
+
+    /// True: owned frames are handed on without looking for their channel.
+    pub fn set_raw(&self, raw: bool) {
+        self.device().control.raw.store(raw.into(), Release);
+    }
+
+    /// Asks the driver to turn the next owned UDP datagram of the queue over to
+    /// the kernel socket bound to `port`, so that the socket learns the queue's
+    /// NAPI id. Port 0 asks for nothing.
+    pub fn teach(&self, queue: u32, port: u16) {
+        let control = &self.device().control;
+        if let Some(place) = control.teach_port.get(queue as usize) {
+            place.store(port, Release);
+        }
+    }
+
+    /// Once the driver has done what [`Tables::teach`] asked: the port that the
+    /// datagram was sent to.
+    pub fn taught(&self, queue: u32) -> Option<u16> {
+        let control = &self.device().control;
+        let pending = control.teach_port.get(queue as usize)?.load(Acquire);
+        let port = control.taught_port.get(queue as usize)?.load(Acquire);
+        (pending == 0 && port != 0).then_some(port)
+    }
+
+    /// Samples the next `frames` frames: each gets a trace id, and a record in
+    /// the program's ring buffer (`afxdp::Program::traces`).
+    pub fn start_trace(&self, frames: u32) {
+        self.device().control.trace_remaining.store(frames, Release);
+    }
+
+    // ---- Application level ------------------------------------------------
+
+    fn listener(&self, protocol: Protocol, port: u16) -> io::Result<&Listener> {
+        let listener = self.application().listeners.get(port_index(protocol, port));
+        listener.filter(|_| port != 0).ok_or_else(|| invalid("port 0"))
+    }
+
+    /// Sends what comes to a port, on one local address or on any, to a
+    /// channel. Replaces what was there.
+    ///
+    /// # Errors
+    /// EINVAL for port 0 or no channel; ENOBUFS when the flow table's bucket for
+    /// this address is full.
+    pub fn listen(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+        channel: ChannelId,
+    ) -> io::Result<()> {
+        check(channel)?;
+        match specified(address) {
+            Some(address) => self.insert_flow(
+                &Ends::listening(address_words(address), port, protocol as u8),
+                channel,
+                LISTEN_LOCAL,
+            ),
+            None => {
+                let _state = self.state();
+                self.listener(protocol, port)?.channel.store(channel.value(), Release);
+                Ok(())
+            }
+        }
+    }
+
+    /// Undoes [`Tables::listen`]. Nothing happens when nobody listened.
+    pub fn unlisten(&self, protocol: Protocol, address: Option<IpAddr>, port: u16) {
+        match specified(address) {
+            Some(address) => self.remove_flow(
+                &Ends::listening(address_words(address), port, protocol as u8),
+                LISTEN_LOCAL,
+            ),
+            None => {
+                let _state = self.state();
+                if let Ok(listener) = self.listener(protocol, port) {
+                    listener.channel.store(0, Release);
+                }
+            }
+        }
+    }
+
+    /// Sends what comes from `remote` to `local` to a channel. Replaces what
+    /// was there.
+    ///
+    /// # Errors
+    /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
+    /// the flow table's bucket is full.
+    pub fn connect(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+        channel: ChannelId,
+    ) -> io::Result<()> {
+        check(channel)?;
+        if local.ip().to_canonical().is_ipv4() != remote.ip().to_canonical().is_ipv4() {
+            return Err(invalid("ends of different address families"));
+        }
+        if remote.port() == 0 {
+            return Err(invalid("port 0"));
+        }
+        self.insert_flow(&Ends::connected(local, remote, protocol as u8), channel, LISTEN_CONNECTED)
+    }
+
+    /// Undoes [`Tables::connect`]. Nothing happens when there was no such flow.
+    pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
+        self.remove_flow(&Ends::connected(local, remote, protocol as u8), LISTEN_CONNECTED);
+    }
+
+    fn flow_bucket(&self, ends: &Ends) -> &[Flow] {
+        let bucket = flow_hash(self.hash_key, ends) as usize % FLOW_BUCKETS;
+        self.application().flows.get(bucket).map(<[Flow; 4]>::as_slice).unwrap_or_default()
+    }
+
+    fn insert_flow(&self, ends: &Ends, channel: ChannelId, flag: u32) -> io::Result<()> {
+        let mut state = self.state();
+        let protocol = if ends.protocol == 6 { Protocol::Tcp } else { Protocol::Udp };
+        let listener = self.listener(protocol, ends.local_port)?;
+        let bucket = self.flow_bucket(ends);
+        if let Some(flow) = bucket.iter().find(|flow| holds(flow, ends)) {
+            flow.channel.store(channel.value(), Release);
+            return Ok(());
+        }
+        let free = bucket.iter().find(|flow| flow.channel.load(Relaxed) == 0);
+        let Some(flow) = free else { return Err(no_room()) };
+        for (place, word) in flow.local.iter().zip(ends.local) {
+            place.store(word, Release);
+        }
+        for (place, word) in flow.remote.iter().zip(ends.remote) {
+            place.store(word, Release);
+        }
+        flow.local_port.store(ends.local_port.to_be(), Release);
+        flow.remote_port.store(ends.remote_port.to_be(), Release);
+        flow.protocol.store(ends.protocol, Release);
+        flow.channel.store(channel.value(), Release);
+        let counts = state.flows.entry(port_index(protocol, ends.local_port)).or_default();
+        counts[usize::from(flag == LISTEN_CONNECTED)] += 1;
+        listener.flags.fetch_or(flag, Release);
+        Ok(())
+    }
+
+    fn remove_flow(&self, ends: &Ends, flag: u32) {
+        let mut state = self.state();
+        let protocol = if ends.protocol == 6 { Protocol::Tcp } else { Protocol::Udp };
+        let Some(flow) = self.flow_bucket(ends).iter().find(|flow| holds(flow, ends)) else {
+            return;
+        };
+        flow.channel.store(0, Release);
+        let index = port_index(protocol, ends.local_port);
+        let counts = state.flows.entry(index).or_default();
+        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
+        *count = count.saturating_sub(1);
+        if *count == 0
+            && let Ok(listener) = self.listener(protocol, ends.local_port)
+        {
+            listener.flags.fetch_and(!flag, Release);
+        }
+        if *counts == [0, 0] {
+            state.flows.remove(&index);
+        }
+    }
+
+    /// Channel of an exact entry of the flow table.
+    pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
+        for flow in self.flow_bucket(ends) {
+            let channel = flow.channel.load(Acquire);
+            // The same before and after the key was read: the key is its own.
+            if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
+                return ChannelId::from_value(channel);
+            }
+        }
+        ChannelId::NONE
+    }
+
+    /// Channel that gets later fragments, and, from now on, orphans too: later
+    /// fragments that came before their first. [`ChannelId::NONE`] leaves
+    /// orphans to the kernel.
+    pub fn set_fragment_channel(&self, channel: ChannelId) {
+        let _state = self.state();
+        self.application().fragment_channel.store(channel.value(), Release);
+        let application = u32::from(!channel.is_none());
+        self.device().control.fragment_application.store(application, Release);
+    }
+
+    // ---- Channels ---------------------------------------------------------
+
+    /// Sets the most frames that may be outstanding on a channel's share of a
+    /// queue; 0 closes it.
+    pub fn set_limit(&self, queue: u32, index: u16, limit: u32) {
+        if let Some(channel) = self.channel(queue, index).filter(|_| index != 0) {
+            channel.limit.store(limit, Release);
+        }
+    }
+
+    /// Most frames that may be outstanding; 0 = closed.
+    pub fn limit(&self, queue: u32, index: u16) -> u32 {
+        self.channel(queue, index).map_or(0, |channel| channel.limit.load(Relaxed))
+    }
+
+    /// Tells the driver that `frames` frames are no longer outstanding.
+    pub fn tail_add(&self, queue: u32, index: u16, frames: u32) {
+        if let Some(channel) = self.channel(queue, index) {
+            channel.tail.fetch_add(frames, Release);
+        }
+    }
+
+    /// Frames no longer outstanding, ever, modulo 2^32.
+    pub fn tail(&self, queue: u32, index: u16) -> u32 {
+        self.channel(queue, index).map_or(0, |channel| channel.tail.load(Acquire))
+    }
+
+    /// Frames that the driver has admitted, ever, modulo 2^32.
+    pub fn head(&self, queue: u32, index: u16) -> u32 {
+        self.driver(queue, index).map_or(0, |driver| driver.head.load(Acquire))
+    }
+
+    /// Frames that the driver has dropped at the limit, ever.
+    pub fn dropped(&self, queue: u32, index: u16) -> u64 {
+        self.driver(queue, index).map_or(0, |driver| driver.dropped.load(Relaxed))
+    }
+
+    pub(super) fn channel(
+        &self,
+        queue: u32,
+        index: u16,
+    ) -> Option<&super::layout::ChannelApplication> {
+        self.application().channels.get(queue as usize)?.get(usize::from(index))
+    }
+
+    pub(super) fn driver(&self, queue: u32, index: u16) -> Option<&super::layout::ChannelDriver> {
+        self.application().heads.get(queue as usize)?.get(usize::from(index))
+    }
+
+    // ---- Counters ---------------------------------------------------------
+
+    /// A counter of a queue, since the tables were made.
+    pub fn counter(&self, queue: u32, counter: Counter) -> u64 {
+        let place = self.queue(queue).and_then(|queue| queue.counters.get(counter as usize));
+        place.map_or(0, |place| place.load(Relaxed))
+    }
+
+    /// What happened to kernel-bound frames of a class on a queue.
+    pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
+        self.bucket(queue, class).map_or(ClassCounts::default(), |bucket| ClassCounts {
+            passed: bucket.passed.load(Relaxed),
+            dropped: bucket.dropped.load(Relaxed),
+        })
+    }
+
+    // ---- Hash maps --------------------------------------------------------
+
+    pub(super) fn owner_by_address(&self, key: &OwnerKey) -> Option<u32> {
+        match &self.state().maps {
+            Maps::Kernel(maps) => maps.owners.get(key, 0).ok(),
+            Maps::Heap { owners, .. } => owners.get(key).copied(),
+        }
+    }
+
+    pub(super) fn fragment_decision(&self, key: &FragmentKey) -> Option<u32> {
+        match &mut self.state().maps {
+            Maps::Kernel(maps) => maps.fragments.get(key, 0).ok(),
+            Maps::Heap { fragments, .. } => fragments.get(key),
+        }
+    }
+
+    pub(super) fn decide_fragments(&self, key: FragmentKey, decision: u32) {
+        match &mut self.state().maps {
+            // A full table forgets: later fragments become orphans.
+            Maps::Kernel(maps) => drop(maps.fragments.insert(key, decision, 0)),
+            Maps::Heap { fragments, .. } => fragments.insert(key, decision),
+        }
+    }
+
+    /// Forgets who got the first fragments of datagrams that are still on their
+    /// way: their later fragments become orphans.
+    pub fn forget_fragments(&self) {
+        match &mut self.state().maps {
+            Maps::Kernel(maps) => {
+                let keys: Vec<FragmentKey> = maps.fragments.keys().flatten().collect();
+                for key in keys {
+                    // Gone already is as good.
+                    drop(maps.fragments.remove(&key));
+                }
+            }
+            Maps::Heap { fragments, .. } => *fragments = RecentFragments::default(),
+        }
+    }
+}
+
+impl State {
+    /// True if the key is new.
+    fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
+        match &mut self.maps {
+            Maps::Kernel(maps) => {
+                let new = maps.owners.get(&key, 0).is_err();
+                maps.owners.insert(key, application, 0).map_err(kernel_error).map_err(|error| {
+                    // The kernel says E2BIG for a full hash map.
+                    if error.raw_os_error() == Some(libc::E2BIG) { no_room() } else { error }
+                })?;
+                Ok(new)
+            }
+            Maps::Heap { owners, .. } => {
+                if owners.len() >= OWNERS && !owners.contains_key(&key) {
+                    return Err(no_room());
+                }
+                Ok(owners.insert(key, application).is_none())
+            }
+        }
+    }
+
+    /// True if the key was there.
+    fn remove_owner(&mut self, key: &OwnerKey) -> io::Result<bool> {
+        match &mut self.maps {
+            Maps::Kernel(maps) => match maps.owners.remove(key) {
+                Ok(()) => Ok(true),
+                Err(aya::maps::MapError::KeyNotFound) => Ok(false),
+                Err(error) => match kernel_error(error) {
+                    error if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+                    error => Err(error),
+                },
+            },
+            Maps::Heap { owners, .. } => Ok(owners.remove(key).is_some()),
+        }
+    }
+}
+
+fn check(channel: ChannelId) -> io::Result<()> {
+    match usize::from(channel.index()) {
+        1..CHANNELS => Ok(()),
+        _ => Err(invalid("no such channel")),
+    }
+}
+
+/// True if an occupied slot holds this flow.
+fn holds(flow: &Flow, ends: &Ends) -> bool {
+    let words = |place: &[std::sync::atomic::AtomicU64; 2]| {
+        [place[0].load(Acquire), place[1].load(Acquire)]
+    };
+    flow.channel.load(Acquire) != 0
+        && words(&flow.local) == ends.local
+        && words(&flow.remote) == ends.remote
+        && u16::from_be(flow.local_port.load(Acquire)) == ends.local_port
+        && u16::from_be(flow.remote_port.load(Acquire)) == ends.remote_port
+        && flow.protocol.load(Acquire) == ends.protocol
+}

@@ -1,0 +1,25 @@
+//! Devices: where frames come from and go to.
+//!
+//! Lives here: frame memory and frame ownership ([`frame`]), the queue
+//! interface that the stack sees ([`queue`]), the demultiplexer in the driver
+//! and its tables ([`demux`]), and the devices: [`afxdp`] (an AF_XDP queue of
+//! a Linux interface) and [`memory`] (a link inside one process).
+//! Does not live here: channels, protocols, sockets, policy.
+//!
+//! Read first: Documentation/networking/af_xdp.rst and napi.rst in the Linux
+//! tree; LRP (Druschel & Banga, OSDI 1996) §3.2 on the demultiplexing
+//! function.
+//!
+//! ```text
+//!  wire ──► device queue ──► demux ──► (channel id + credit as metadata) ──► receive
+//! ```
+#![deny(unsafe_code)]
+
+pub mod afxdp;
+pub mod demux;
+pub mod frame;
+pub mod memory;
+pub mod queue;
+#[allow(unsafe_code)]
+pub(crate) mod raw;
+pub mod restore;

@@ -1,0 +1,167 @@
+//! What a link can be told to be.
+
+use std::io;
+use std::time::Duration;
+
+use crate::demux::layout;
+
+/// Most queues an end may have: what the tables have room for.
+pub const MAXIMUM_QUEUES: u32 = layout::QUEUES as u32;
+/// Most frames one poll may take, as in Linux (`NAPI_POLL_WEIGHT`).
+pub const MAXIMUM_BUDGET: u32 = 64;
+
+/// How a link is made. The default is a perfect wire between ends of one
+/// queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkConfig {
+    /// Queues of each end, 1..=[`MAXIMUM_QUEUES`]. A frame's queue is chosen by
+    /// [`flow_queue`](super::flow_queue).
+    pub queues: u32,
+    /// Frames of memory of each queue, at least 1.
+    pub frames: u32,
+    /// Longest IP packet carried, in bytes. Ends do not send longer ones.
+    pub mtu: u16,
+    /// Ring sizes of each queue.
+    pub rings: Rings,
+    /// Whether the ends finish checksums for the sender.
+    pub checksum_offload: bool,
+    /// What decides everything left to chance. Each direction draws from a
+    /// sequence of its own, the same number of times a frame whatever the
+    /// impairments are.
+    pub seed: u64,
+    /// What happens to frames that [`Side::A`](super::Side::A) sends.
+    pub a_to_b: Impairments,
+    /// What happens to frames that [`Side::B`](super::Side::B) sends.
+    pub b_to_a: Impairments,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        LinkConfig {
+            queues: 1,
+            frames: 1024,
+            mtu: 1500,
+            rings: Rings::default(),
+            checksum_offload: true,
+            seed: 1,
+            a_to_b: Impairments::default(),
+            b_to_a: Impairments::default(),
+        }
+    }
+}
+
+/// Sizes of a queue's rings, in frames. A ring of size 0 is always full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rings {
+    /// The device's own ring: frames that arrived and that the driver has not
+    /// looked at. What arrives when it is full is dropped unseen.
+    pub device: usize,
+    /// Empty frames for the driver to copy into.
+    pub fill: usize,
+    /// Frames for the owner that it has not taken.
+    pub receive: usize,
+    /// Frames given to transmit that no flush has sent.
+    pub transmit: usize,
+    /// Sent frames that were not reclaimed. When it is full a flush sends
+    /// nothing.
+    pub completion: usize,
+    /// Frames for the kernel that nobody took ([`Link::take_kernel`]).
+    ///
+    /// [`Link::take_kernel`]: super::Link::take_kernel
+    pub kernel: usize,
+}
+
+impl Default for Rings {
+    /// The sizes of veth's ring (256) and of common AF_XDP rings.
+    fn default() -> Self {
+        Rings {
+            device: 256,
+            fill: 2048,
+            receive: 2048,
+            transmit: 2048,
+            completion: 2048,
+            kernel: 1024,
+        }
+    }
+}
+
+/// What one direction of the wire does to frames. Applied in the order of the
+/// fields. The default does nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Impairments {
+    /// Probability that a frame is lost, 0..=1.
+    pub loss: f64,
+    /// Probability that a frame is carried twice, 0..=1.
+    pub duplicate: f64,
+    /// Probability that one bit of a frame is flipped, 0..=1; of a duplicated
+    /// frame only the first copy.
+    pub corrupt: f64,
+    /// Probability that a frame is held back, 0..=1.
+    pub reorder: f64,
+    /// How many later frames overtake a frame held back; at least 1.
+    pub reorder_by: u32,
+    /// The longest a frame is held back, should fewer follow.
+    pub reorder_hold: Duration,
+    /// Bits a second the wire carries, counting the bytes of the Ethernet
+    /// frame without preamble, checksum and gap. `None`: no limit.
+    pub rate: Option<u64>,
+    /// Frames that may wait for a wire with a rate, the one being sent
+    /// included; what comes on top is dropped.
+    pub buffer: usize,
+    /// Time a frame travels.
+    pub delay: Duration,
+}
+
+impl Default for Impairments {
+    fn default() -> Self {
+        Impairments {
+            loss: 0.0,
+            duplicate: 0.0,
+            corrupt: 0.0,
+            reorder: 0.0,
+            reorder_by: 3,
+            reorder_hold: Duration::from_millis(10),
+            rate: None,
+            buffer: 256,
+            delay: Duration::ZERO,
+        }
+    }
+}
+
+impl Impairments {
+    /// True when a frame may arrive later than it was sent.
+    pub(super) fn takes_time(&self) -> bool {
+        self.reorder > 0.0 || self.rate.is_some() || self.delay > Duration::ZERO
+    }
+
+    pub(super) fn check(&self) -> io::Result<()> {
+        let chances = [self.loss, self.duplicate, self.corrupt, self.reorder];
+        if !chances.iter().all(|chance| (0.0..=1.0).contains(chance)) {
+            return invalid("a probability lies outside 0..=1");
+        }
+        if self.reorder > 0.0 && self.reorder_by == 0 {
+            return invalid("reorder_by must be at least 1");
+        }
+        if self.rate == Some(0) {
+            return invalid("a rate of 0 would never carry a frame; take the end down instead");
+        }
+        Ok(())
+    }
+}
+
+impl LinkConfig {
+    pub(super) fn check(&self) -> io::Result<()> {
+        if !(1..=MAXIMUM_QUEUES).contains(&self.queues) {
+            return invalid("queues must be 1 to 8");
+        }
+        if self.frames == 0 {
+            return invalid("frames must be at least 1");
+        }
+        self.a_to_b.check()?;
+        self.b_to_a.check()
+    }
+}
+
+fn invalid(what: &str) -> io::Result<()> {
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}

@@ -1,0 +1,282 @@
+//! A link inside one process: two ends that look like AF_XDP devices, a wire
+//! between them that can misbehave, and a clock that moves when told.
+//!
+//! No privileges, no threads, no sleeping, and with the same seed the same
+//! run: every protocol test happens on it.
+//!
+//! ```text
+//!  Transmit ─► wire (lose, corrupt, duplicate, reorder, rate, delay) ─► device ring
+//!                                                                          │ driver poll: demux::drive
+//!        Receive ◄── receive ring ◄── frame from the fill ring ◄───────────┴──► kernel list
+//! ```
+//!
+//! The driver runs where AF_XDP's would: in [`Receive::poll`] of the receiver,
+//! or, when the receiver left its interrupt armed, on the account of whoever
+//! made the frame arrive, as on a veth pair. A frame that the driver program
+//! admitted can still be lost on its way to the owner, when the fill ring is
+//! empty or the receive ring full; its channel's head then has counted it.
+//!
+//! [`Receive::poll`]: crate::queue::Receive::poll
+
+mod config;
+mod end;
+mod queue;
+mod state;
+mod steering;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::demux::Tables;
+use crate::queue::Queue;
+
+pub use config::{Impairments, LinkConfig, MAXIMUM_BUDGET, MAXIMUM_QUEUES, Rings};
+pub use end::{EndCounters, HEADROOM, KernelFrame};
+pub use steering::flow_queue;
+pub use wire::WireCounters;
+
+use state::{Clock, State};
+
+/// One of the two ends of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The first end.
+    A,
+    /// The second end.
+    B,
+}
+
+impl Side {
+    /// The other end.
+    pub fn peer(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+}
+
+/// What each side has one of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sides<T> {
+    a: T,
+    b: T,
+}
+
+impl<T> Sides<T> {
+    fn of(&self, side: Side) -> &T {
+        match side {
+            Side::A => &self.a,
+            Side::B => &self.b,
+        }
+    }
+
+    fn of_mut(&mut self, side: Side) -> &mut T {
+        match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+        }
+    }
+}
+
+/// One end, as the layer above gets it: like an opened AF_XDP device.
+pub struct End {
+    /// Which end it is.
+    pub side: Side,
+    /// Its queues, in order.
+    pub queues: Vec<Queue>,
+    /// The tables its driver demultiplexes by.
+    pub tables: Arc<Tables>,
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("End")
+            .field("side", &self.side)
+            .field("queues", &self.queues.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A frame seen on the wire (see [`Link::tap`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// When it was sent.
+    pub time: Duration,
+    /// Who sent it.
+    pub from: Side,
+    /// True when the wire lost it ([`Impairments::loss`] or a filter).
+    pub lost: bool,
+    /// The whole Ethernet frame as sent, checksums complete.
+    pub bytes: Vec<u8>,
+}
+
+/// A capture of everything sent on a link from its making until it is dropped.
+#[derive(Clone, Debug)]
+pub struct Tap {
+    captured: Arc<Mutex<Vec<Captured>>>,
+}
+
+impl Tap {
+    /// Takes the frames captured since the last call, in the order sent.
+    pub fn take(&self) -> Vec<Captured> {
+        std::mem::take(&mut self.captured.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Makes a link with a virtual clock, which stands at zero.
+///
+/// # Errors
+/// InvalidInput, with words, for a configuration out of range; otherwise what
+/// making the frame memory or the descriptors reports.
+pub fn pair(config: LinkConfig) -> io::Result<(Link, End, End)> {
+    make(config, Clock::Virtual(Duration::ZERO))
+}
+
+/// Makes a link on a clock of the caller's, for programs that run in real
+/// time. Such a link carries every frame at once: nobody would run it when a
+/// delayed frame falls due, so impairments that take time are refused.
+///
+/// # Errors
+/// As [`pair`]; InvalidInput also for a delay, a rate or reordering.
+pub fn pair_on_clock(
+    config: LinkConfig,
+    clock: impl Fn() -> Duration + Send + 'static,
+) -> io::Result<(Link, End, End)> {
+    if config.a_to_b.takes_time() || config.b_to_a.takes_time() {
+        let what = "delay, rate and reordering need a link with a virtual clock";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    make(config, Clock::Given(Box::new(clock)))
+}
+
+fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, End, End)> {
+    config.check()?;
+    let (state, queues, tables) = State::new(&config, clock)?;
+    let link = Link {
+        state: Arc::new(Mutex::new(state)),
+    };
+    let end = |side, queues: Vec<queue::Parts>, tables| End {
+        side,
+        queues: queues
+            .into_iter()
+            .zip(0..)
+            .map(|(parts, queue)| parts.into_queue(link.clone(), side, queue))
+            .collect(),
+        tables,
+    };
+    let a = end(Side::A, queues.a, tables.a);
+    let b = end(Side::B, queues.b, tables.b);
+    Ok((link, a, b))
+}
+
+/// Handle to a link: its clock, its misbehaviour, and what a test wants to see
+/// of it. Clones share the link, and the ends keep it alive.
+///
+/// One lock guards the whole link; none of its methods waits for anything
+/// else.
+#[derive(Clone)]
+pub struct Link {
+    state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("now", &self.now())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere left at worst one frame half handled.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link's time.
+    pub fn now(&self) -> Duration {
+        self.state().now()
+    }
+
+    /// Moves the virtual clock forward to `time`, delivering every frame that
+    /// falls due at its own time. A time in the past changes nothing; with a
+    /// clock of the caller's only what is due already is delivered.
+    pub fn advance_to(&self, time: Duration) {
+        self.state().advance_to(time);
+    }
+
+    /// When the next frame on the wire falls due, if there is one: the time to
+    /// advance to for a simulation that goes from event to event.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.state().next_due()
+    }
+
+    /// Delivers a frame to an end as if it came from the wire now, past all
+    /// impairments.
+    pub fn inject(&self, to: Side, bytes: &[u8]) {
+        self.state().inject(to, bytes.to_vec());
+    }
+
+    /// Puts a frame on the wire as if `from`'s kernel had sent it: it meets
+    /// the impairments of that direction. Ignored while `from` is down.
+    pub fn send(&self, from: Side, bytes: &[u8]) {
+        self.state().kernel_send(from, bytes.to_vec());
+    }
+
+    /// Captures every frame sent or injected from now on.
+    pub fn tap(&self) -> Tap {
+        let captured = Arc::new(Mutex::new(Vec::new()));
+        self.state().add_tap(&captured);
+        Tap { captured }
+    }
+
+    /// Decides by itself which frames from `from` get through: called with
+    /// each frame sent and its number, from 0, since the filter was set; false
+    /// loses it. `None` removes the filter. It runs while the link is locked
+    /// and so must not call the link.
+    pub fn set_filter(&self, from: Side, filter: Option<Box<Filter>>) {
+        self.state().set_filter(from, filter);
+    }
+
+    /// Changes the impairments of what `from` sends from now on.
+    ///
+    /// # Errors
+    /// InvalidInput for values out of range, or that take time on a link that
+    /// runs on the caller's clock.
+    pub fn set_impairments(&self, from: Side, impairments: Impairments) -> io::Result<()> {
+        self.state().set_impairments(from, impairments)
+    }
+
+    /// Takes an end down or up. Down, its polls and flushes fail with
+    /// ENETDOWN, frames in its device rings and frames that arrive are lost
+    /// ([`EndCounters::down`]); what waits to be transmitted waits on.
+    pub fn set_down(&self, side: Side, down: bool) {
+        self.state().set_down(side, down);
+    }
+
+    /// Takes the frames that `side`'s driver passed to the kernel, oldest
+    /// first.
+    pub fn take_kernel(&self, side: Side) -> Vec<KernelFrame> {
+        self.state().take_kernel(side)
+    }
+
+    /// What became of the frames that `from` sent, on the wire.
+    pub fn wire_counters(&self, from: Side) -> WireCounters {
+        self.state().wire_counters(from)
+    }
+
+    /// What became of the frames that reached `side`, outside the driver
+    /// program (the demux tables count what happened inside).
+    pub fn end_counters(&self, side: Side) -> EndCounters {
+        self.state().end_counters(side)
+    }
+}
+
+/// See [`Link::set_filter`].
+pub type Filter = dyn FnMut(u64, &[u8]) -> bool + Send;

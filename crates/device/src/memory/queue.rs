@@ -1,0 +1,135 @@
+//! The queue interface over a link.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::frame::{Frame, FrameMemory};
+use crate::queue::{Interrupt, Offload, Queue, Receive, Received, Transmit};
+
+use super::config::MAXIMUM_BUDGET;
+use super::{Link, Side};
+
+/// Bytes below a packet that AF_XDP needs for an offload request
+/// (`struct xsk_tx_metadata`). Asked for here too, so that what works on this
+/// device works there.
+const TRANSMIT_HEADROOM: u16 = 24;
+
+/// What a queue is made of beside the link.
+pub(super) struct Parts {
+    pub memory: FrameMemory,
+    pub descriptor: RawFd,
+    pub checksum_offload: bool,
+}
+
+impl Parts {
+    pub(super) fn into_queue(self, link: Link, side: Side, queue: u32) -> Queue {
+        let Parts {
+            memory,
+            descriptor,
+            checksum_offload,
+        } = self;
+        // The only tokens ever made for this memory.
+        let frames = (0..memory.frames())
+            .map(|index| Frame::new(index, 0, 0))
+            .collect();
+        Queue {
+            receive: Box::new(ReceiveHalf {
+                link: link.clone(),
+                side,
+                queue,
+                descriptor,
+            }),
+            transmit: Box::new(TransmitHalf {
+                link,
+                side,
+                queue,
+                checksum_offload,
+            }),
+            memory,
+            frames,
+        }
+    }
+}
+
+struct ReceiveHalf {
+    link: Link,
+    side: Side,
+    queue: u32,
+    /// Owned by the link's state, which `link` keeps alive.
+    descriptor: RawFd,
+}
+
+impl Receive for ReceiveHalf {
+    fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
+        self.link
+            .state()
+            .poll(self.side, self.queue, interrupt == Interrupt::Armed)
+    }
+
+    fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
+        let mut state = self.link.state();
+        state
+            .queue_mut(self.side, self.queue)
+            .map_or(0, |queue| queue.receive(batch, limit))
+    }
+
+    fn fill(&mut self, frames: &mut Vec<Frame>) {
+        if let Ok(queue) = self.link.state().queue_mut(self.side, self.queue) {
+            queue.fill(frames);
+        }
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.descriptor]
+    }
+
+    fn set_budget(&mut self, frames: u32) -> io::Result<()> {
+        if !(1..=MAXIMUM_BUDGET).contains(&frames) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "budget must be 1 to 64",
+            ));
+        }
+        self.link
+            .state()
+            .queue_mut(self.side, self.queue)?
+            .set_budget(frames);
+        Ok(())
+    }
+}
+
+struct TransmitHalf {
+    link: Link,
+    side: Side,
+    queue: u32,
+    checksum_offload: bool,
+}
+
+impl Transmit for TransmitHalf {
+    fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
+        match self.link.state().queue_mut(self.side, self.queue) {
+            Ok(queue) => queue.queue_transmit(frame, offload),
+            Err(_) => Err(frame),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.link
+            .state()
+            .flush(self.side, self.queue, self.checksum_offload)
+    }
+
+    fn reclaim(&mut self, frames: &mut Vec<Frame>) {
+        if let Ok(queue) = self.link.state().queue_mut(self.side, self.queue) {
+            queue.reclaim(frames);
+        }
+    }
+
+    fn checksum_offload(&self) -> bool {
+        self.checksum_offload
+    }
+
+    fn headroom(&self) -> u16 {
+        TRANSMIT_HEADROOM
+    }
+}

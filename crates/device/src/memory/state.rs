@@ -1,0 +1,298 @@
+//! Everything behind the link's one lock: the clock, the wire in both
+//! directions, and both ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tidewall_wire::checksum;
+
+use crate::demux::Tables;
+use crate::frame::FrameMemory;
+use crate::queue::Offload;
+
+use super::config::{Impairments, LinkConfig, MAXIMUM_BUDGET};
+use super::end::{EndCounters, EndState, KernelFrame, QueueState};
+use super::queue::Parts;
+use super::wire::{Arrival, Wire, WireCounters};
+use super::{Captured, Filter, Side, Sides};
+
+const ETHERNET_HEADER: usize = 14;
+
+/// Where the time comes from.
+pub(super) enum Clock {
+    /// Moved by `advance_to` only.
+    Virtual(Duration),
+    /// The caller's.
+    Given(Box<dyn Fn() -> Duration + Send>),
+}
+
+/// A frame on its way.
+struct Flight {
+    to: Side,
+    bytes: Vec<u8>,
+}
+
+pub(super) struct State {
+    clock: Clock,
+    mtu: usize,
+    /// By sender.
+    wires: Sides<Wire>,
+    ends: Sides<EndState>,
+    /// By time of arrival, then in the order sent.
+    flights: BTreeMap<(Duration, u64), Flight>,
+    order: u64,
+    taps: Vec<Weak<Mutex<Vec<Captured>>>>,
+}
+
+impl State {
+    /// Also gives what each end's queues are made of, and its tables.
+    #[expect(clippy::type_complexity, reason = "taken apart by its one caller")]
+    pub(super) fn new(
+        config: &LinkConfig,
+        clock: Clock,
+    ) -> io::Result<(Self, Sides<Vec<Parts>>, Sides<Arc<Tables>>)> {
+        let tables = || Tables::in_memory().map(Arc::new);
+        let tables = Sides {
+            a: tables()?,
+            b: tables()?,
+        };
+        let make = |tables: &Arc<Tables>| -> io::Result<(EndState, Vec<Parts>)> {
+            let mut parts = Vec::new();
+            let mut states = Vec::new();
+            for _ in 0..config.queues {
+                let memory = FrameMemory::new(config.frames)?;
+                let state = QueueState::new(memory.clone(), config.rings, MAXIMUM_BUDGET)?;
+                parts.push(Parts {
+                    memory,
+                    descriptor: state.descriptor(),
+                    checksum_offload: config.checksum_offload,
+                });
+                states.push(state);
+            }
+            Ok((
+                EndState::new(Arc::clone(tables), states, config.rings.kernel),
+                parts,
+            ))
+        };
+        let (a, a_parts) = make(&tables.a)?;
+        let (b, b_parts) = make(&tables.b)?;
+        let state = State {
+            clock,
+            mtu: usize::from(config.mtu),
+            wires: Sides {
+                a: Wire::new(config.a_to_b.clone(), config.seed),
+                // Far from the other direction's place in the sequence.
+                b: Wire::new(config.b_to_a.clone(), config.seed ^ 0xb000_0000_0000_0000),
+            },
+            ends: Sides { a, b },
+            flights: BTreeMap::new(),
+            order: 0,
+            taps: Vec::new(),
+        };
+        Ok((
+            state,
+            Sides {
+                a: a_parts,
+                b: b_parts,
+            },
+            tables,
+        ))
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        match &self.clock {
+            Clock::Virtual(now) => *now,
+            Clock::Given(clock) => clock(),
+        }
+    }
+
+    pub(super) fn advance_to(&mut self, time: Duration) {
+        let until = match self.clock {
+            Clock::Virtual(now) => time.max(now),
+            Clock::Given(_) => self.now(),
+        };
+        self.settle(until);
+        if let Clock::Virtual(now) = &mut self.clock {
+            *now = until;
+        }
+    }
+
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let flight = self.flights.keys().next().map(|(time, _)| *time);
+        let deadlines = [self.wires.a.next_deadline(), self.wires.b.next_deadline()];
+        deadlines.into_iter().flatten().chain(flight).min()
+    }
+
+    /// Carries out everything due at `until` or before, each at its own time.
+    fn settle(&mut self, until: Duration) {
+        loop {
+            let flight = self.flights.keys().next().map(|(time, _)| *time);
+            let held = [Side::A, Side::B]
+                .into_iter()
+                .filter_map(|side| Some((self.wires.of(side).next_deadline()?, side)))
+                .min_by_key(|(time, _)| *time);
+            match (flight, held) {
+                (flight, Some((time, side)))
+                    if time <= until && flight.is_none_or(|flight| time < flight) =>
+                {
+                    let mut arrivals = Vec::new();
+                    self.wires.of_mut(side).release_due(time, &mut arrivals);
+                    self.launch(side.peer(), arrivals);
+                }
+                (Some(time), _) if time <= until => {
+                    let Some((_, flight)) = self.flights.pop_first() else {
+                        return;
+                    };
+                    self.ends.of_mut(flight.to).arrive(flight.bytes, time);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn launch(&mut self, to: Side, arrivals: Vec<Arrival>) {
+        for Arrival { time, bytes } in arrivals {
+            self.flights
+                .insert((time, self.order), Flight { to, bytes });
+            self.order += 1;
+        }
+    }
+
+    fn capture(&mut self, time: Duration, from: Side, lost: bool, bytes: &[u8]) {
+        self.taps.retain(|tap| {
+            let Some(captured) = tap.upgrade() else {
+                return false;
+            };
+            captured
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(Captured {
+                    time,
+                    from,
+                    lost,
+                    bytes: bytes.to_vec(),
+                });
+            true
+        });
+    }
+
+    pub(super) fn add_tap(&mut self, captured: &Arc<Mutex<Vec<Captured>>>) {
+        self.taps.push(Arc::downgrade(captured));
+    }
+
+    pub(super) fn inject(&mut self, to: Side, bytes: Vec<u8>) {
+        let now = self.now();
+        self.settle(now);
+        self.capture(now, to.peer(), false, &bytes);
+        self.ends.of_mut(to).arrive(bytes, now);
+    }
+
+    pub(super) fn kernel_send(&mut self, from: Side, bytes: Vec<u8>) {
+        if !self.ends.of(from).down {
+            let now = self.now();
+            self.send(now, from, bytes);
+            self.settle(now);
+        }
+    }
+
+    /// Puts a frame on the wire.
+    fn send(&mut self, now: Duration, from: Side, bytes: Vec<u8>) {
+        let wire = self.wires.of_mut(from);
+        if bytes.len() < ETHERNET_HEADER || bytes.len() > ETHERNET_HEADER + self.mtu {
+            wire.counters.invalid += 1;
+            return;
+        }
+        let sent = (!self.taps.is_empty()).then(|| bytes.clone());
+        let mut arrivals = Vec::new();
+        let carried = wire.send(now, bytes, &mut arrivals);
+        if let Some(sent) = sent {
+            self.capture(now, from, !carried, &sent);
+        }
+        self.launch(from.peer(), arrivals);
+    }
+
+    /// Sends what a queue has to transmit.
+    pub(super) fn flush(&mut self, from: Side, queue: u32, offloads: bool) -> io::Result<()> {
+        if self.ends.of(from).down {
+            return Err(io::Error::from_raw_os_error(libc::ENETDOWN));
+        }
+        let now = self.now();
+        while let Some((mut bytes, offload)) =
+            self.ends.of_mut(from).queue_mut(queue)?.next_transmit()
+        {
+            match offload.filter(|_| offloads) {
+                Some(offload) if !finish_checksum(&mut bytes, offload) => {
+                    self.wires.of_mut(from).counters.invalid += 1;
+                }
+                _ => self.send(now, from, bytes),
+            }
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// The receiver's poll of a queue.
+    pub(super) fn poll(&mut self, side: Side, queue: u32, armed: bool) -> io::Result<()> {
+        let now = self.now();
+        self.settle(now);
+        self.ends.of_mut(side).poll(queue, armed, now)
+    }
+
+    /// A queue, for what concerns only its rings.
+    pub(super) fn queue_mut(&mut self, side: Side, queue: u32) -> io::Result<&mut QueueState> {
+        self.ends.of_mut(side).queue_mut(queue)
+    }
+
+    pub(super) fn set_filter(&mut self, from: Side, filter: Option<Box<Filter>>) {
+        self.wires.of_mut(from).set_filter(filter);
+    }
+
+    pub(super) fn set_impairments(&mut self, from: Side, new: Impairments) -> io::Result<()> {
+        new.check()?;
+        if matches!(self.clock, Clock::Given(_)) && new.takes_time() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.wires.of_mut(from).impairments = new;
+        Ok(())
+    }
+
+    pub(super) fn set_down(&mut self, side: Side, down: bool) {
+        self.ends.of_mut(side).set_down(down);
+    }
+
+    pub(super) fn take_kernel(&mut self, side: Side) -> Vec<KernelFrame> {
+        self.ends.of_mut(side).take_kernel()
+    }
+
+    pub(super) fn wire_counters(&self, from: Side) -> WireCounters {
+        self.wires.of(from).counters
+    }
+
+    pub(super) fn end_counters(&self, side: Side) -> EndCounters {
+        self.ends.of(side).counters
+    }
+}
+
+/// Finishes a checksum whose field holds the sum of the pseudo-header, as
+/// Linux does for a device that cannot (`skb_checksum_help`). False when the
+/// request does not fit the frame.
+fn finish_checksum(bytes: &mut [u8], offload: Offload) -> bool {
+    let Some(covered) = bytes.get_mut(usize::from(offload.checksum_start)..) else {
+        return false;
+    };
+    let place = usize::from(offload.checksum_offset);
+    if covered.get(place..place + 2).is_none() {
+        return false;
+    }
+    // A sum of zero is sent as all ones: over UDP zero means "none".
+    let sum = match checksum::checksum(covered) {
+        0 => 0xffff,
+        sum => sum,
+    };
+    if let Some(field) = covered.get_mut(place..place + 2) {
+        field.copy_from_slice(&sum.to_be_bytes());
+    }
+    true
+}

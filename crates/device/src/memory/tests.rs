@@ -1,0 +1,9 @@
+//! Tests of the link. Most send numbered frames of an experimental ethertype,
+//! which every driver passes to the kernel, and read them from the kernel's
+//! list; those about receiving send UDP to a port that a channel owns.
+
+mod driver;
+#[allow(unsafe_code)]
+mod raw_poll;
+mod support;
+mod wire;

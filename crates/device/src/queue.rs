@@ -1,0 +1,118 @@
+//! What the layers above know of a device: a queue that receives and a queue
+//! that transmits, over one frame memory.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::demux::layout::Metadata;
+use crate::frame::{Frame, FrameMemory};
+
+/// A frame that the demux gave to the owner of this queue.
+#[derive(Debug)]
+pub struct Received {
+    /// The frame; its extent is the whole Ethernet frame.
+    pub frame: Frame,
+    /// What the driver program found out about it.
+    pub metadata: Metadata,
+}
+
+/// How a poll leaves the device's interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// Keep it masked: the caller will poll again soon. Under load the driver
+    /// then never runs on its own account.
+    Masked,
+    /// Let it fire at the next frame: the caller is about to sleep.
+    Armed,
+}
+
+/// The receiving half of a queue. One caller at a time; the rings behind it
+/// have a single producer and a single consumer.
+pub trait Receive: Send {
+    /// Runs the driver's own poll in the caller's context (NAPI; LRP's "down
+    /// to the driver"). Where the device cannot be polled this way, does
+    /// nothing: frames then arrive by interrupt.
+    ///
+    /// # Errors
+    /// What the device reports: ENETDOWN when it went away.
+    fn poll(&mut self, interrupt: Interrupt) -> io::Result<()>;
+
+    /// Appends up to `limit` received frames to `batch`, oldest first.
+    /// Returns how many.
+    fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize;
+
+    /// Hands empty frames to the device, from the end of `frames`, as many as
+    /// it has room for.
+    fn fill(&mut self, frames: &mut Vec<Frame>);
+
+    /// Descriptors that become readable when frames may have arrived, for
+    /// `poll(2)`.
+    fn descriptors(&self) -> Vec<RawFd>;
+
+    /// Frames of at most this many bytes each that one [`Receive::poll`] takes
+    /// from the device; receive control's Bp.
+    fn set_budget(&mut self, frames: u32) -> io::Result<()>;
+
+    /// Datagrams that reached the kernel instead of the queue while the
+    /// device's poll was being learned: moves one into `payload`. `None` when
+    /// there are none, which is always so after start-up.
+    fn take_stray(&mut self, _payload: &mut Vec<u8>) -> Option<Stray> {
+        None
+    }
+}
+
+/// A UDP datagram that came through the kernel (see [`Receive::take_stray`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stray {
+    /// Sender.
+    pub source: std::net::SocketAddr,
+    /// The address and port it was sent to.
+    pub destination: std::net::SocketAddr,
+}
+
+/// What a transmitted frame asks of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Where the checksum begins, from the frame's first byte.
+    pub checksum_start: u16,
+    /// Where it is stored, from `checksum_start`.
+    pub checksum_offset: u16,
+}
+
+/// The transmitting half of a queue. One caller at a time.
+pub trait Transmit: Send {
+    /// Queues a frame. Given back when the ring is full.
+    ///
+    /// # Errors
+    /// The frame itself, when there is no room: flush and reclaim, then retry.
+    fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame>;
+
+    /// Makes the device send what was queued.
+    ///
+    /// # Errors
+    /// What the device reports: ENETDOWN, ENOBUFS.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Appends frames whose transmission is over to `frames`.
+    fn reclaim(&mut self, frames: &mut Vec<Frame>);
+
+    /// True when [`Offload`] is honoured.
+    fn checksum_offload(&self) -> bool;
+
+    /// First offset in a frame at which a packet may be written, so that the
+    /// device's own header fits below.
+    fn headroom(&self) -> u16;
+}
+
+/// One queue of a device.
+pub struct Queue {
+    /// Receiving half.
+    pub receive: Box<dyn Receive>,
+    /// Transmitting half.
+    pub transmit: Box<dyn Transmit>,
+    /// Frames of both halves.
+    pub memory: FrameMemory,
+    /// Frames that are with nobody yet: the layer above shares them out
+    /// between the fill ring and transmission.
+    pub frames: Vec<Frame>,
+}

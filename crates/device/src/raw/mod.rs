@@ -1,0 +1,8 @@
+//! The unsafe edge of this crate: mappings, AF_XDP rings and system calls.
+//! Nothing outside `raw` (here and beside the demux tables) contains an unsafe
+//! block.
+
+pub(crate) mod fork;
+pub(crate) mod mapping;
+pub(crate) mod ring;
+pub(crate) mod syscall;

@@ -1,0 +1,352 @@
+//! Putting the machine back, even after SIGKILL.
+//!
+//! A process that changes something outside itself (a sysfs knob, a network
+//! namespace, a link) registers how to undo it with a [`Guardian`] first. The
+//! guardian is a child process, started by fork, that waits until its parent
+//! is gone, however it died, and then undoes what is still registered, newest
+//! first. When all goes well the parent undoes things itself, as each
+//! [`Undo`] is dropped, and the guardian forgets them.
+//!
+//! Start it **first**, before devices are opened and before the process grows:
+//! the child keeps a copy-on-write image of the parent's memory, and shared
+//! mappings made before the fork (frame memory, AF_XDP rings) stay alive in it
+//! until it ends.
+//!
+//! The child inherits the **mount and network namespaces** of the thread that
+//! forked it. sysfs shows the network namespace it was mounted in, so to undo
+//! something inside another namespace either start the guardian there or
+//! register a command such as `/usr/sbin/ip -n NAME …`. A step is carried out
+//! once more by the guardian if the parent dies between undoing it and saying
+//! so; steps must bear that (writing a value and deleting a thing do).
+//!
+//! What it cannot survive: SIGKILL sent to itself, a kill of the whole cgroup,
+//! and the machine going down.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::raw::fork;
+
+/// Most undo steps registered at one time.
+pub const STEPS: usize = fork::STEPS;
+/// Most bytes of one step: the path and the contents, or all arguments, with
+/// one byte more for each text.
+pub const STEP_BYTES: usize = fork::STEP_BYTES;
+
+/// Handle to the guardian process. Clones share it; it ends, after undoing
+/// what is left, when the last clone and the last [`Undo`] are gone or when
+/// the process that called [`Guardian::start`] has died.
+#[derive(Clone, Debug)]
+pub struct Guardian {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// `None` only while dropping.
+    socket: Option<UnixStream>,
+    pid: i32,
+    /// Who started it. A forked copy of this handle must neither wait for the
+    /// guardian nor undo anything.
+    owner: u32,
+    /// Held while a message is sent, so that messages do not mix.
+    registered: Mutex<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    next: u64,
+    live: usize,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.owner == std::process::id() {
+            // Not only closed: a forked copy of it may live on elsewhere.
+            if let Some(socket) = self.socket.take() {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+            fork::reap(self.pid);
+        }
+    }
+}
+
+impl Shared {
+    fn register(&self, operation: u32, payload: &[u8]) -> io::Result<u64> {
+        let mut registered = self
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if registered.live >= STEPS || payload.len() > STEP_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let number = registered.next;
+        self.send(operation, number, payload)?;
+        registered.next += 1;
+        registered.live += 1;
+        Ok(number)
+    }
+
+    fn forget(&self, number: u64) -> io::Result<()> {
+        let mut registered = self
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.send(fork::FORGET, number, &[])?;
+        registered.live = registered.live.saturating_sub(1);
+        Ok(())
+    }
+
+    fn send(&self, operation: u32, number: u64, payload: &[u8]) -> io::Result<()> {
+        if self.owner != std::process::id() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let socket = self.socket.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut message = Vec::with_capacity(fork::HEADER + payload.len());
+        message.extend_from_slice(&operation.to_ne_bytes());
+        message.extend_from_slice(&(payload.len() as u32).to_ne_bytes());
+        message.extend_from_slice(&number.to_ne_bytes());
+        message.extend_from_slice(payload);
+        fork::send_all(socket.as_fd(), &message)
+    }
+}
+
+impl Guardian {
+    /// Starts the guardian. When this returns, the child is in a session of
+    /// its own, ignores every signal it can, works in `/`, holds none of the
+    /// parent's descriptors and is called `tw-guardian`.
+    ///
+    /// # Errors
+    /// What `socketpair`, `pidfd_open` (Linux 5.3) or `fork` report.
+    pub fn start() -> io::Result<Guardian> {
+        let (socket, pid) = fork::start()?;
+        let registered = Mutex::new(Registered { next: 1, live: 0 });
+        let owner = std::process::id();
+        Ok(Guardian {
+            shared: Arc::new(Shared {
+                socket: Some(socket),
+                pid,
+                owner,
+                registered,
+            }),
+        })
+    }
+
+    /// Process id of the guardian.
+    pub fn process_id(&self) -> i32 {
+        self.shared.pid
+    }
+
+    /// Registers writing `bytes` over the existing file at `path`, in one
+    /// write, as procfs and sysfs want it. Nothing is touched yet. Make the
+    /// change after this returns, never before.
+    ///
+    /// # Errors
+    /// ENOSPC: [`STEPS`] are registered or the step exceeds [`STEP_BYTES`].
+    /// InvalidInput: the path is relative (the guardian works in `/`) or holds
+    /// a zero byte. EPIPE: the guardian is gone. PermissionDenied: this is a
+    /// forked copy of the process that started it.
+    pub fn on_exit_write(&self, path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<Undo> {
+        let path = path.as_ref();
+        let mut payload = text(path.as_os_str())?;
+        payload.extend_from_slice(bytes);
+        self.undo(
+            fork::WRITE,
+            &payload,
+            Step::Write(path.to_owned(), bytes.to_vec()),
+        )
+    }
+
+    /// Registers running a command: the program's absolute path, then its
+    /// arguments. It runs without input, with a `PATH` of the system's four
+    /// program directories as its whole environment; when the guardian runs
+    /// it, it is killed after ten seconds and its output is lost.
+    ///
+    /// # Errors
+    /// As [`Guardian::on_exit_write`]; also InvalidInput for no argument and
+    /// ENOSPC for more than 64.
+    pub fn on_exit_run(&self, arguments: &[&str]) -> io::Result<Undo> {
+        let program = arguments.first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut payload = text(OsStr::new(program))?;
+        if arguments.len() > fork::ARGUMENTS {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        for argument in arguments.iter().skip(1) {
+            if argument.contains('\0') {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            payload.extend_from_slice(argument.as_bytes());
+            payload.push(0);
+        }
+        let step = Step::Run(
+            arguments
+                .iter()
+                .map(|&argument| argument.to_owned())
+                .collect(),
+        );
+        self.undo(fork::RUN, &payload, step)
+    }
+
+    fn undo(&self, operation: u32, payload: &[u8], step: Step) -> io::Result<Undo> {
+        let number = self.shared.register(operation, payload)?;
+        Ok(Undo {
+            shared: Arc::clone(&self.shared),
+            number,
+            step: Some(step),
+        })
+    }
+}
+
+/// An absolute path with its closing zero.
+fn text(path: &OsStr) -> io::Result<Vec<u8>> {
+    let bytes = path.as_bytes();
+    if !bytes.starts_with(b"/") || bytes.contains(&0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = bytes.to_vec();
+    text.push(0);
+    Ok(text)
+}
+
+#[derive(Debug)]
+enum Step {
+    Write(PathBuf, Vec<u8>),
+    Run(Vec<String>),
+}
+
+impl Step {
+    fn perform(&self) -> io::Result<()> {
+        match self {
+            Step::Write(path, bytes) => fs::OpenOptions::new()
+                .write(true)
+                .truncate(true)
+                .open(path)?
+                .write_all(bytes),
+            Step::Run(arguments) => {
+                let (program, rest) = arguments.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+                let output = Command::new(program)
+                    .args(rest)
+                    .env_clear()
+                    .env("PATH", fork::PATH)
+                    .stdin(Stdio::null())
+                    .current_dir("/")
+                    .output()?;
+                if output.status.success() {
+                    return Ok(());
+                }
+                let said = String::from_utf8_lossy(&output.stderr);
+                let command = arguments.join(" ");
+                let message = format!("{command}: {}: {}", output.status, said.trim());
+                Err(io::Error::other(message))
+            }
+        }
+    }
+}
+
+/// One registered undo step. Dropping it undoes the change at once, in this
+/// process; an undo that fails stays with the guardian, which tries again at
+/// the end.
+#[derive(Debug)]
+#[must_use = "dropping it undoes the change at once"]
+pub struct Undo {
+    shared: Arc<Shared>,
+    number: u64,
+    /// `None` once it has been dealt with.
+    step: Option<Step>,
+}
+
+impl Undo {
+    /// Undoes the change now and makes the guardian forget it.
+    ///
+    /// # Errors
+    /// What the write reports, or the command's standard error; the step then
+    /// stays with the guardian.
+    pub fn now(mut self) -> io::Result<()> {
+        self.perform()
+    }
+
+    /// Lets the change stand for good: neither this process nor the guardian
+    /// will undo it.
+    ///
+    /// # Errors
+    /// EPIPE when the guardian is gone; then nobody will undo it either.
+    pub fn keep(mut self) -> io::Result<()> {
+        self.step = None;
+        self.shared.forget(self.number)
+    }
+
+    fn perform(&mut self) -> io::Result<()> {
+        // A forked copy of the process must not undo its parent's changes.
+        let Some(step) = self
+            .step
+            .take_if(|_| self.shared.owner == std::process::id())
+        else {
+            return Ok(());
+        };
+        step.perform()?;
+        // Undone is undone: a guardian that is gone has nothing to forget.
+        let _ = self.shared.forget(self.number);
+        Ok(())
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        // The guardian keeps the step when this fails.
+        let _ = self.perform();
+    }
+}
+
+/// A file of procfs or sysfs set to a value for a while.
+#[derive(Debug)]
+#[must_use = "dropping it restores the old value at once"]
+pub struct Knob {
+    undo: Undo,
+    old: String,
+}
+
+impl Knob {
+    /// Reads the value of the file at `path`, registers restoring it, and
+    /// writes `value`. For files that read as what may be written to them
+    /// (numbers and words, not `[a] b c` choices). The old value comes back
+    /// when the knob is dropped or the process dies.
+    ///
+    /// # Errors
+    /// What reading, registering ([`Guardian::on_exit_write`]) or writing
+    /// reports. When registering fails, nothing was written.
+    pub fn set(guardian: &Guardian, path: impl AsRef<Path>, value: &str) -> io::Result<Knob> {
+        let path = path.as_ref();
+        let old = fs::read_to_string(path)?;
+        let undo = guardian.on_exit_write(path, old.as_bytes())?;
+        fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(path)?
+            .write_all(value.as_bytes())?;
+        Ok(Knob {
+            undo,
+            old: old.trim_end().to_owned(),
+        })
+    }
+
+    /// The value before, without the trailing line end.
+    pub fn old(&self) -> &str {
+        &self.old
+    }
+
+    /// Restores the old value now.
+    ///
+    /// # Errors
+    /// What the write reports; the guardian then tries again at the end.
+    pub fn restore(self) -> io::Result<()> {
+        self.undo.now()
+    }
+}

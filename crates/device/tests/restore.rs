@@ -1,0 +1,260 @@
+//! The guardian against real process deaths. The process that dies is this
+//! test program again, running [`subject`] (ignored unless named).
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tidewall_device::restore::{Guardian, Knob, STEP_BYTES, STEPS};
+
+const DIRECTORY: &str = "TW_RESTORE_DIRECTORY";
+
+/// A directory of its own for each test, removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = std::env::temp_dir().join(format!("tw-restore-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("knob"), "old\n").unwrap();
+        Directory(path)
+    }
+
+    fn knob(&self) -> PathBuf {
+        self.0.join("knob")
+    }
+
+    fn value(&self) -> String {
+        fs::read_to_string(self.knob()).unwrap()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits, at most five seconds, for another process to make `done` true.
+fn wait_until(mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    done()
+}
+
+/// True when the process is gone, or only waits for its parent to notice.
+fn ended(pid: i32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z')),
+        Err(_) => true,
+    }
+}
+
+fn send_signal(signal: &str, target: &str) {
+    let status = Command::new("/bin/kill")
+        .args([signal, "--", target])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+/// Sets the knob twice with a command registered between, says so, and waits
+/// to be killed.
+#[test]
+#[ignore = "the process that the other tests kill"]
+fn subject() {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("started by another test"));
+    let knob = directory.join("knob");
+    let guardian = Guardian::start().unwrap();
+    let _one = Knob::set(&guardian, &knob, "one\n").unwrap();
+    let script = format!("cat {0}/knob >> {0}/log", directory.display());
+    let _log = guardian.on_exit_run(&["/bin/sh", "-c", &script]).unwrap();
+    let _two = Knob::set(&guardian, &knob, "two\n").unwrap();
+    // Threads and a child that outlives us must not keep the guardian waiting.
+    let _thread = std::thread::spawn(|| {
+        loop {
+            std::thread::park()
+        }
+    });
+    println!("\nguardian {}", guardian.process_id());
+    // Ends only if the test that started us does.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn start_subject(directory: &Path) -> (Child, i32) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "subject", "--nocapture"])
+        .env(DIRECTORY, directory)
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let pid = lines
+        .find_map(|line| line.unwrap().strip_prefix("guardian ")?.parse().ok())
+        .unwrap();
+    (child, pid)
+}
+
+#[test]
+fn killed_process_is_undone_newest_first() {
+    let directory = Directory::new("killed");
+    let (mut child, guardian) = start_subject(&directory.0);
+    assert_eq!(directory.value(), "two\n");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        wait_until(|| ended(guardian)),
+        "the guardian did not finish"
+    );
+    assert_eq!(directory.value(), "old\n");
+    // The command ran after the newer value was undone, before the older.
+    assert_eq!(
+        fs::read_to_string(directory.0.join("log")).unwrap(),
+        "one\n"
+    );
+}
+
+#[test]
+fn signals_to_the_group_do_not_reach_the_guardian() {
+    let directory = Directory::new("group");
+    let (mut child, guardian) = start_subject(&directory.0);
+    for signal in ["-INT", "-TERM", "-HUP", "-USR1"] {
+        send_signal(signal, &guardian.to_string());
+    }
+    let name = fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap();
+    assert_eq!(name, "tw-guardian\n");
+    // Only its socket, the pidfd and /dev/null: no pipe of ours is held open.
+    let mut open: Vec<String> = fs::read_dir(format!("/proc/{guardian}/fd"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    open.sort();
+    assert_eq!(open, ["0", "1", "2", "3", "4"]);
+    assert_eq!(directory.value(), "two\n");
+    send_signal("-KILL", &format!("-{}", child.id()));
+    child.wait().unwrap();
+    assert!(
+        wait_until(|| ended(guardian)),
+        "the guardian did not finish"
+    );
+    assert_eq!(directory.value(), "old\n");
+}
+
+#[test]
+fn orderly_end_undoes_in_the_parent() {
+    let directory = Directory::new("orderly");
+    let guardian = Guardian::start().unwrap();
+    let pid = guardian.process_id();
+    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    assert_eq!((knob.old(), directory.value().as_str()), ("old", "new"));
+    drop(knob);
+    assert_eq!(directory.value(), "old\n");
+
+    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    knob.restore().unwrap();
+    assert_eq!(directory.value(), "old\n");
+
+    let made = directory.0.join("made");
+    let undo = guardian
+        .on_exit_run(&["/bin/rm", made.to_str().unwrap()])
+        .unwrap();
+    fs::write(&made, "").unwrap();
+    undo.now().unwrap();
+    assert!(!made.exists());
+
+    let kept = guardian.on_exit_write(directory.knob(), b"never").unwrap();
+    kept.keep().unwrap();
+    assert!(!ended(pid));
+    drop(guardian);
+    assert!(ended(pid), "the last handle waits for the guardian");
+    assert_eq!(directory.value(), "old\n");
+}
+
+#[test]
+fn failed_undo_is_reported_and_tried_again_at_the_end() {
+    let directory = Directory::new("failed");
+    let late = directory.0.join("late");
+    let guardian = Guardian::start().unwrap();
+    let undo = guardian.on_exit_write(&late, b"undone").unwrap();
+    assert_eq!(undo.now().unwrap_err().kind(), ErrorKind::NotFound);
+    let undo = guardian
+        .on_exit_run(&["/bin/sh", "-c", "echo why >&2; exit 3"])
+        .unwrap();
+    assert!(undo.now().unwrap_err().to_string().contains("why"));
+    fs::write(&late, "changed").unwrap();
+    drop(guardian);
+    assert_eq!(fs::read_to_string(&late).unwrap(), "undone");
+}
+
+#[test]
+fn limits_are_met_before_anything_is_touched() {
+    let directory = Directory::new("limits");
+    let guardian = Guardian::start().unwrap();
+    let full = |error: std::io::Error| error.raw_os_error() == Some(28); // ENOSPC
+    let path = directory.knob();
+    let room = STEP_BYTES - path.as_os_str().len() - 1;
+    assert!(full(
+        guardian
+            .on_exit_write(&path, &vec![b'x'; room + 1])
+            .unwrap_err()
+    ));
+    assert!(full(guardian.on_exit_run(&["/bin/true"; 65]).unwrap_err()));
+    let relative = guardian.on_exit_write("knob", b"x").unwrap_err();
+    assert_eq!(relative.kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        guardian.on_exit_run(&[]).unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
+
+    let largest = vec![b'x'; room];
+    let mut undos: Vec<_> = (0..STEPS)
+        .map(|_| guardian.on_exit_write(&path, &largest).unwrap())
+        .collect();
+    assert!(full(Knob::set(&guardian, &path, "new").unwrap_err()));
+    assert_eq!(directory.value(), "old\n");
+
+    // A step that is gone makes room for another, here and in the guardian.
+    undos.remove(7).keep().unwrap();
+    let late = directory.0.join("late");
+    let last = guardian.on_exit_write(&late, b"from the guardian").unwrap();
+    for undo in undos {
+        undo.keep().unwrap();
+    }
+    // The file is not there yet, so this stays with the guardian.
+    last.now().unwrap_err();
+    fs::write(&late, "changed").unwrap();
+    drop(guardian);
+    assert_eq!(fs::read_to_string(&late).unwrap(), "from the guardian");
+    assert_eq!(directory.value(), "old\n");
+}
+
+#[test]
+fn dead_guardian_refuses_before_anything_is_touched() {
+    let directory = Directory::new("dead");
+    let guardian = Guardian::start().unwrap();
+    let pid = guardian.process_id();
+    send_signal("-KILL", &pid.to_string());
+    assert!(wait_until(|| ended(pid)));
+    let error = Knob::set(&guardian, directory.knob(), "new").unwrap_err();
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+        ),
+        "{error}"
+    );
+    assert_eq!(directory.value(), "old\n");
+}
