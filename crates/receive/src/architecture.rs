@@ -1,0 +1,392 @@
+//! LRP's four architectures: the same stages, run by different threads.
+//!
+//! | | take from ring | demux | queue that can overflow | protocol |
+//! |---|---|---|---|---|
+//! | `bsd` | interrupt | softirq (PCB look-up) | shared IP queue, then socket queue | softirq |
+//! | `early-demux` | interrupt | interrupt | socket queue, checked before the softirq is posted | softirq |
+//! | `soft-lrp` | interrupt | interrupt | channel | receiver |
+//! | `ni-lrp` | receiver | driver program | channel | receiver |
+//!
+//! *interrupt* and *softirq* are threads pinned to the receiver's CPU at
+//! SCHED_FIFO 2 and 1, so they preempt the application as hardware does; see
+//! [`HostThreads`]. `ni-lrp` needs none. (LRP §3.1–3.3 and §4, "Early-Demux".)
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use tidewall_device::demux::layout::{CHANNELS, Metadata};
+use tidewall_device::demux::{ChannelId, classify_host};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::{Interrupt, Received, Stray};
+
+use crate::poller::{Poller, Shared};
+use crate::raw::{self, WakeFd};
+
+/// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
+/// `ifq_maxlen` is IFQ_MAXLEN, 50), and the posted frames of `early-demux`.
+/// Larger than BSD's 50 because one poll of the device delivers up to 128.
+const IP_QUEUE: usize = 256;
+
+/// SCHED_FIFO priorities of the two threads.
+const INTERRUPT_PRIORITY: i32 = 2;
+const SOFTIRQ_PRIORITY: i32 = 1;
+
+/// Who does what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Architecture {
+    /// 4.4BSD: everything up to the socket queue at interrupt priority.
+    Bsd,
+    /// Early demultiplexing and discard, eager protocol processing.
+    EarlyDemux,
+    /// Demultiplexing in the interrupt handler, lazy protocol processing.
+    SoftLrp,
+    /// Demultiplexing in the driver, everything else in the receiver.
+    #[default]
+    NiLrp,
+}
+
+impl Architecture {
+    /// All four, in the order of the paper's tables.
+    pub const ALL: [Architecture; 4] =
+        [Architecture::Bsd, Architecture::EarlyDemux, Architecture::SoftLrp, Architecture::NiLrp];
+
+    /// The name used on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Bsd => "bsd",
+            Architecture::EarlyDemux => "early-demux",
+            Architecture::SoftLrp => "soft-lrp",
+            Architecture::NiLrp => "ni-lrp",
+        }
+    }
+
+    /// True when frames in a channel have been through the protocol's checks
+    /// already, in the softirq.
+    pub fn verifies_eagerly(self) -> bool {
+        matches!(self, Architecture::Bsd | Architecture::EarlyDemux)
+    }
+
+    /// True when threads of the host take frames from the ring, so that the
+    /// driver program must not demultiplex.
+    pub fn has_threads(self) -> bool {
+        self != Architecture::NiLrp
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The name is none of the four.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownArchitecture;
+
+impl fmt::Display for UnknownArchitecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("architecture must be one of bsd, early-demux, soft-lrp, ni-lrp")
+    }
+}
+
+impl std::error::Error for UnknownArchitecture {}
+
+impl FromStr for Architecture {
+    type Err = UnknownArchitecture;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Architecture::ALL.into_iter().find(|a| a.name() == name).ok_or(UnknownArchitecture)
+    }
+}
+
+/// What the threads need from the layers above.
+pub struct Upcalls {
+    /// The protocol's checks on one datagram; false drops it (the callee
+    /// counts why). Run by the softirq of `bsd` and `early-demux`.
+    pub input: Box<dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync>,
+    /// A channel got frames: wake whoever waits on it.
+    pub ready: Box<dyn Fn(u16) + Send + Sync>,
+    /// A datagram came through the kernel during start-up.
+    pub stray: Box<dyn Fn(Stray, &[u8]) + Send + Sync>,
+}
+
+/// Counters of a host architecture.
+#[derive(Debug, Default)]
+pub struct HostCounters {
+    /// Dropped: the shared IP queue was full (`bsd`, `early-demux`).
+    pub ip_queue_full: AtomicU64,
+    /// Dropped: the socket queue or channel was at its limit.
+    pub channel_full: AtomicU64,
+    /// Dropped: no socket wants the frame.
+    pub no_channel: AtomicU64,
+}
+
+/// The interrupt and softirq threads of one queue; dropping stops them.
+pub struct HostThreads {
+    stop: Arc<AtomicBool>,
+    wake: Arc<WakeFd>,
+    counters: Arc<HostCounters>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A frame on its way from the interrupt to the softirq.
+struct Posted {
+    frame: Frame,
+    metadata: Metadata,
+    /// Known already in `early-demux`.
+    channel: Option<ChannelId>,
+}
+
+/// Occupancy of channels that the driver does not count for.
+struct Occupancy {
+    heads: Box<[AtomicU32]>,
+}
+
+impl Occupancy {
+    fn full(&self, shared: &Shared, id: ChannelId) -> bool {
+        let number = id.index();
+        let head = self.heads.get(number as usize).map_or(0, |h| h.load(Ordering::Relaxed));
+        let tables = shared.tables();
+        head.wrapping_sub(tables.tail(shared.queue(), number))
+            >= tables.limit(shared.queue(), number)
+    }
+
+    /// Appends if there is room; says whether it did.
+    fn append(&self, shared: &Shared, id: ChannelId, frame: Frame, counters: &HostCounters) -> bool {
+        if self.full(shared, id) {
+            counters.channel_full.fetch_add(1, Ordering::Relaxed);
+            shared.free(frame);
+            return false;
+        }
+        match shared.append(id, frame) {
+            Ok(()) => {
+                if let Some(head) = self.heads.get(id.index() as usize) {
+                    head.fetch_add(1, Ordering::Relaxed);
+                }
+                true
+            }
+            Err(frame) => {
+                counters.no_channel.fetch_add(1, Ordering::Relaxed);
+                shared.free(frame);
+                false
+            }
+        }
+    }
+}
+
+impl HostThreads {
+    /// Starts the threads of `architecture` on `cpu`.
+    ///
+    /// # Errors
+    /// EPERM: SCHED_FIFO needs CAP_SYS_NICE. EINVAL for `NiLrp`, which has no
+    /// threads, or a CPU that is not there.
+    pub fn start(
+        architecture: Architecture,
+        poller: Arc<Mutex<Poller>>,
+        upcalls: Arc<Upcalls>,
+        cpu: Option<usize>,
+    ) -> io::Result<Self> {
+        if !architecture.has_threads() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let shared =
+            poller.lock().unwrap_or_else(PoisonError::into_inner).shared().clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let wake = Arc::new(WakeFd::new()?);
+        let counters = Arc::new(HostCounters::default());
+        let occupancy = Arc::new(Occupancy {
+            heads: (0..CHANNELS as u16)
+                .map(|number| AtomicU32::new(shared.tables().tail(shared.queue(), number)))
+                .collect(),
+        });
+        let (post, posted) = sync_channel(IP_QUEUE);
+        let mut host = HostThreads {
+            stop: stop.clone(),
+            wake: wake.clone(),
+            counters: counters.clone(),
+            threads: Vec::new(),
+        };
+        if architecture.verifies_eagerly() {
+            let softirq = Softirq {
+                shared: shared.clone(),
+                upcalls: upcalls.clone(),
+                occupancy: occupancy.clone(),
+                counters: counters.clone(),
+            };
+            host.spawn("tw-softirq", SOFTIRQ_PRIORITY, cpu, move || softirq.run(posted))?;
+        }
+        let handler = InterruptHandler {
+            architecture,
+            poller,
+            shared,
+            upcalls,
+            occupancy,
+            counters,
+            post,
+            stop,
+            wake,
+        };
+        host.spawn("tw-interrupt", INTERRUPT_PRIORITY, cpu, move || handler.run())?;
+        Ok(host)
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> &HostCounters {
+        &self.counters
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        priority: i32,
+        cpu: Option<usize>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let (report, started) = sync_channel(1);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let ready = raw::pin(cpu).and_then(|()| raw::set_fifo(priority));
+            let go = ready.is_ok();
+            let _ = report.send(ready);
+            if go {
+                run();
+            }
+        })?;
+        self.threads.push(thread);
+        started.recv().map_err(|_| io::Error::other("thread died at start"))?
+    }
+}
+
+impl Drop for HostThreads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.signal();
+        for thread in self.threads.drain(..).rev() {
+            // The interrupt thread ends first and takes the posting end with
+            // it, which ends the softirq. A thread that panicked has nothing
+            // left to stop.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct InterruptHandler {
+    architecture: Architecture,
+    poller: Arc<Mutex<Poller>>,
+    shared: Arc<Shared>,
+    upcalls: Arc<Upcalls>,
+    occupancy: Arc<Occupancy>,
+    counters: Arc<HostCounters>,
+    post: SyncSender<Posted>,
+    stop: Arc<AtomicBool>,
+    wake: Arc<WakeFd>,
+}
+
+impl InterruptHandler {
+    fn run(self) {
+        let mut interrupt = Interrupt::Masked;
+        let mut payload = Vec::new();
+        while !self.stop.load(Ordering::Acquire) {
+            let (taken, descriptors) = {
+                let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+                let taken = poller.take_round(interrupt, |_, received| self.frame(received));
+                let taken = taken.unwrap_or(0);
+                while let Some(stray) = poller.take_stray(&mut payload) {
+                    (self.upcalls.stray)(stray, &payload);
+                }
+                (taken, if taken == 0 { poller.descriptors() } else { Vec::new() })
+            };
+            interrupt = match (taken, interrupt) {
+                (0, Interrupt::Masked) => Interrupt::Armed,
+                (0, Interrupt::Armed) => {
+                    self.wake.wait(&descriptors);
+                    Interrupt::Masked
+                }
+                _ => Interrupt::Masked,
+            };
+        }
+    }
+
+    fn frame(&self, received: Received) {
+        let Received { frame, metadata } = received;
+        match self.architecture {
+            Architecture::Bsd => self.post(Posted { frame, metadata, channel: None }),
+            Architecture::EarlyDemux => {
+                if let Some((id, frame, metadata)) =
+                    find(&self.shared, frame, &metadata, &self.counters)
+                {
+                    if self.occupancy.full(&self.shared, id) {
+                        self.counters.channel_full.fetch_add(1, Ordering::Relaxed);
+                        self.shared.free(frame);
+                    } else {
+                        self.post(Posted { frame, metadata, channel: Some(id) });
+                    }
+                }
+            }
+            Architecture::SoftLrp | Architecture::NiLrp => {
+                if let Some((id, frame, _)) = find(&self.shared, frame, &metadata, &self.counters)
+                    && self.occupancy.append(&self.shared, id, frame, &self.counters)
+                {
+                    (self.upcalls.ready)(id.index());
+                }
+            }
+        }
+    }
+
+    fn post(&self, posted: Posted) {
+        match self.post.try_send(posted) {
+            Ok(()) => {}
+            Err(TrySendError::Full(posted) | TrySendError::Disconnected(posted)) => {
+                self.counters.ip_queue_full.fetch_add(1, Ordering::Relaxed);
+                self.shared.free(posted.frame);
+            }
+        }
+    }
+}
+
+struct Softirq {
+    shared: Arc<Shared>,
+    upcalls: Arc<Upcalls>,
+    occupancy: Arc<Occupancy>,
+    counters: Arc<HostCounters>,
+}
+
+impl Softirq {
+    fn run(self, posted: Receiver<Posted>) {
+        for Posted { frame, metadata, channel } in posted {
+            let found = match channel {
+                Some(id) => Some((id, frame, metadata)),
+                None => find(&self.shared, frame, &metadata, &self.counters),
+            };
+            let Some((id, frame, metadata)) = found else { continue };
+            if !(self.upcalls.input)(&self.shared, &frame, &metadata) {
+                self.shared.free(frame);
+            } else if self.occupancy.append(&self.shared, id, frame, &self.counters) {
+                (self.upcalls.ready)(id.index());
+            }
+        }
+    }
+}
+
+/// The PCB look-up: whose frame is this? Writes what it found below the
+/// packet, where the receiver looks.
+fn find(
+    shared: &Shared,
+    mut frame: Frame,
+    metadata: &Metadata,
+    counters: &HostCounters,
+) -> Option<(ChannelId, Frame, Metadata)> {
+    let found = classify_host(shared.tables(), shared.memory().packet(&frame), metadata);
+    if let Some((id, metadata)) = found
+        && shared.memory().write_below(&mut frame, &metadata.to_bytes())
+    {
+        return Some((id, frame, metadata));
+    }
+    counters.no_channel.fetch_add(1, Ordering::Relaxed);
+    shared.free(frame);
+    None
+}

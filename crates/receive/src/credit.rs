@@ -1,0 +1,98 @@
+//! Credit: how the driver knows that a channel is full, and why the count
+//! cannot leak.
+//!
+//! For each channel and queue the driver counts frames admitted (`head`) and
+//! writes the count into each frame's metadata; user space counts frames that
+//! are no longer outstanding (`tail`). The driver drops when `head − tail`
+//! reaches the channel's limit. But a frame can vanish between the two: the
+//! redirect fails after the program has returned (receive ring full, no empty
+//! frame). The ring keeps order, so a vanished frame shows as a gap in the
+//! numbers that arrive, and [`Account::arrived`] writes the gap off. When
+//! nothing arrives any more there is no gap to see; then [`Account::caught_up`]
+//! writes off everything up to a head that was read *before* the ring was
+//! found empty.
+//!
+//! That head may count frames which the driver has admitted but not yet
+//! published (it publishes at the end of its poll, perhaps on another CPU).
+//! Such a frame is written off too early. It arrives later with a number at or
+//! below the mark, and its write-off is taken back. So each number is credited
+//! exactly once, whatever the interleaving: either when its frame is consumed,
+//! or as a write-off that stands.
+
+/// What to do to `tail` for an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adjust {
+    /// Nothing.
+    Keep,
+    /// Frames are gone: add.
+    WriteOff(u32),
+    /// A frame written off came after all: subtract one.
+    TakeBack,
+}
+
+/// The account of one channel on one queue; touched only by whoever polls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Account {
+    /// Highest number that has arrived or been written off.
+    mark: u32,
+}
+
+impl Account {
+    /// An account that begins at the driver's present head.
+    pub fn starting_at(head: u32) -> Self {
+        Account { mark: head }
+    }
+
+    /// A frame arrived with this number.
+    pub fn arrived(&mut self, number: u32) -> Adjust {
+        // Numbers wrap; the outstanding ones span far less than half the range.
+        let ahead = number.wrapping_sub(self.mark) as i32;
+        if ahead <= 0 {
+            return Adjust::TakeBack;
+        }
+        self.mark = number;
+        match ahead - 1 {
+            0 => Adjust::Keep,
+            gap => Adjust::WriteOff(gap as u32),
+        }
+    }
+
+    /// The ring was found empty after the driver's head had been `head`.
+    pub fn caught_up(&mut self, head: u32) -> Adjust {
+        let missing = head.wrapping_sub(self.mark) as i32;
+        if missing <= 0 {
+            return Adjust::Keep;
+        }
+        self.mark = head;
+        Adjust::WriteOff(missing as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_in_order_need_no_adjustment() {
+        let mut account = Account::starting_at(u32::MAX);
+        assert_eq!(account.arrived(0), Adjust::Keep);
+        assert_eq!(account.arrived(1), Adjust::Keep);
+    }
+
+    #[test]
+    fn a_gap_is_written_off_once() {
+        let mut account = Account::starting_at(10);
+        assert_eq!(account.arrived(14), Adjust::WriteOff(3));
+        assert_eq!(account.arrived(15), Adjust::Keep);
+    }
+
+    #[test]
+    fn silence_is_written_off_and_taken_back_if_it_was_premature() {
+        let mut account = Account::starting_at(0);
+        assert_eq!(account.caught_up(2), Adjust::WriteOff(2));
+        assert_eq!(account.caught_up(2), Adjust::Keep);
+        assert_eq!(account.arrived(1), Adjust::TakeBack);
+        assert_eq!(account.arrived(2), Adjust::TakeBack);
+        assert_eq!(account.arrived(3), Adjust::Keep);
+    }
+}

@@ -1,0 +1,35 @@
+//! Receiving: how a frame gets from a device queue into the channel of the
+//! socket it is for, and whose time that takes.
+//!
+//! Lives here: [`channel`] (one bounded queue a socket), [`free`] (the way
+//! frames come back), [`credit`] (how the driver knows a channel is full),
+//! [`poller`] (one round of receiving), [`architecture`] (the four LRP
+//! arrangements of who does what). Does not live here: protocols, sockets,
+//! system calls of a socket.
+//!
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §3; docs/decisions.md on
+//! credits.
+//!
+//! ```text
+//!  device queue ──poll──► frames + metadata ──► credit ──► channel ──► receiver
+//!        ▲                                                               │
+//!        └────────── fill ring ◄──────────── free stack ◄────────────────┘
+//! ```
+#![deny(unsafe_code)]
+
+pub mod architecture;
+pub mod channel;
+pub mod credit;
+pub mod free;
+pub mod poller;
+#[allow(unsafe_code)]
+pub(crate) mod raw;
+mod slots;
+mod sync;
+
+pub use slots::Slots;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod model_tests;
