@@ -1,0 +1,126 @@
+//! Fragments: a first fragment waits in its owner's channel and is reassembled
+//! on the owner's time; the rest wait in the fragment channel, which whoever
+//! polls empties last, a bounded number a round (LRP §3.1: a fragment without
+//! its transport header goes to a special channel, which reassembly consults).
+
+use std::time::Duration;
+
+use tidewall_device::demux::ChannelId;
+use tidewall_device::demux::layout::{METADATA_LENGTH, Metadata};
+use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembler};
+use tidewall_protocol::udp;
+use tidewall_receive::poller::{Channel, Done};
+
+use crate::snapshot::Causes;
+use crate::stack::{Core, lock};
+use crate::udp::inner::Owned;
+
+/// Fragments taken from the fragment channel at a time.
+const BATCH: usize = 64;
+
+pub(crate) struct Fragments {
+    reassembler: Reassembler,
+    channels: Vec<Channel>,
+}
+
+impl Fragments {
+    pub(crate) fn new(channels: Vec<Channel>) -> Self {
+        Fragments { reassembler: Reassembler::new(Limits::default()), channels }
+    }
+
+    /// Time until the oldest unfinished datagram is given up.
+    pub(crate) fn next_expiry(&self, now: Duration) -> Option<Duration> {
+        self.reassembler.next_expiry().map(|expiry| expiry.saturating_sub(now))
+    }
+
+    /// Gives up datagrams whose time is over; counted by the reassembler.
+    pub(crate) fn expire(&mut self, now: Duration, _causes: &Causes) {
+        if self.reassembler.next_expiry().is_some_and(|expiry| expiry <= now) {
+            self.reassembler.expire(now);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.reassembler.counters()
+    }
+
+    /// Moves waiting later fragments into the reassembler; datagrams that
+    /// become whole are added to `whole`.
+    fn take_waiting(&mut self, now: Duration, whole: &mut Vec<Reassembled>) {
+        let Self { reassembler, channels } = self;
+        for channel in channels {
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            for _ in 0..BATCH {
+                let Some(frame) = channel.remove() else { break };
+                let metadata = Metadata::from_bytes(shared.memory().below(&frame, METADATA_LENGTH));
+                let packet = shared.memory().packet(&frame);
+                let bytes = packet
+                    .get(usize::from(metadata.network)..usize::from(metadata.end))
+                    .unwrap_or_default();
+                if let Ok(Some(datagram)) = reassembler.insert(now, bytes, None) {
+                    whole.push(datagram);
+                }
+                done.add(&shared, frame);
+            }
+            shared.give_back(channel.id(), done);
+        }
+    }
+}
+
+impl Core {
+    /// Empties the fragment channel and hands whole datagrams to their owners.
+    pub(crate) fn reassemble(&self) {
+        let mut whole = Vec::new();
+        lock(&self.fragments).take_waiting(self.age(), &mut whole);
+        for datagram in whole {
+            let owner = datagram
+                .tag
+                .and_then(|tag| u32::try_from(tag).ok())
+                .map(ChannelId::from_value)
+                .and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
+            match owner {
+                Some(socket) => {
+                    if let Some(owned) = self.whole(&datagram) {
+                        socket.push_reassembled(owned, &self.causes);
+                    }
+                }
+                None => self.causes.no_socket(),
+            }
+        }
+    }
+
+    /// Takes a first fragment on its owner's behalf. The datagram, if all its
+    /// other fragments were waiting already.
+    pub(crate) fn first_fragment(&self, bytes: &[u8], owner: ChannelId) -> Option<Owned> {
+        let mut whole = Vec::new();
+        let complete = {
+            let mut fragments = lock(&self.fragments);
+            let now = self.age();
+            // Those that overtook their first fragment.
+            fragments.take_waiting(now, &mut whole);
+            let tag = Some(u64::from(owner.value()));
+            fragments.reassembler.insert(now, bytes, tag).ok().flatten()
+        };
+        for datagram in whole {
+            let id = datagram.tag.and_then(|tag| u32::try_from(tag).ok()).map(ChannelId::from_value);
+            let socket = id.and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
+            match (socket, self.whole(&datagram)) {
+                (Some(socket), Some(owned)) => socket.push_reassembled(owned, &self.causes),
+                (None, _) => self.causes.no_socket(),
+                _ => {}
+            }
+        }
+        self.whole(&complete?)
+    }
+
+    fn whole(&self, datagram: &Reassembled) -> Option<Owned> {
+        match udp::input(&datagram.bytes, datagram.transport, &self.input_options) {
+            Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
+            Err(cause) => {
+                self.causes.protocol(cause);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What the stack knows of the host it is on: its interface's addresses.
+
+use std::io;
+use std::net::IpAddr;
+
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::raw::options;
+
+/// An interface as seen once.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    pub(crate) index: u32,
+    pub(crate) mac: MacAddress,
+    pub(crate) mtu: usize,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+impl Interface {
+    /// Reads sysfs and the address list.
+    ///
+    /// # Errors
+    /// ENODEV when there is no such interface in this network namespace.
+    pub(crate) fn read(name: &str) -> io::Result<Self> {
+        let attribute = |what: &str| {
+            std::fs::read_to_string(format!("/sys/class/net/{name}/{what}"))
+                .map(|text| text.trim().to_owned())
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::NotFound => io::Error::new(
+                        io::ErrorKind::NotFound,
+                        format!("no interface {name} in this network namespace (see: ip link)"),
+                    ),
+                    _ => error,
+                })
+        };
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        Ok(Interface {
+            index: attribute("ifindex")?.parse().map_err(|_| invalid())?,
+            mac: attribute("address")?.parse().map_err(|_| invalid())?,
+            mtu: attribute("mtu")?.parse().map_err(|_| invalid())?,
+            addresses: options::interface_addresses(name)?,
+        })
+    }
+}

@@ -1,0 +1,86 @@
+//! The kernel socket that holds a Tidewall socket's port.
+//!
+//! Because it is bound, the port has one owner on the machine and conflicts are
+//! the kernel's own EADDRINUSE, both ways; because it is a real socket, peers
+//! on this host keep reaching the service. Receiving merges both.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::raw::options::{self, KernelDatagram};
+use crate::udp::BindOptions;
+
+#[derive(Debug)]
+pub(crate) struct Holder {
+    socket: UdpSocket,
+    v6: bool,
+}
+
+impl Holder {
+    pub(crate) fn bind(address: SocketAddr, how: &BindOptions) -> io::Result<Self> {
+        let v6 = address.is_ipv6();
+        let socket = UdpSocket::from(options::udp_socket(v6)?);
+        let fd = socket.as_fd();
+        if how.reuse_address {
+            options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        }
+        if how.reuse_port {
+            options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
+        if v6 {
+            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(how.only_v6))?;
+            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+        } else {
+            options::set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+        }
+        options::bind(fd, address)?;
+        Ok(Holder { socket, v6 })
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    pub(crate) fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        self.socket.connect(peer)
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.socket.as_raw_fd()
+    }
+
+    pub(crate) fn send_to(&self, payload: &[u8], destination: SocketAddr, connected: bool) -> io::Result<usize> {
+        if connected {
+            self.socket.send(payload)
+        } else {
+            self.socket.send_to(payload, destination)
+        }
+    }
+
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<KernelDatagram> {
+        options::receive(self.socket.as_fd(), buffer)
+    }
+
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.socket.take_error()
+    }
+
+    pub(crate) fn set_traffic_class(&self, value: u8) -> io::Result<()> {
+        if self.v6 {
+            options::set(self.socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_TCLASS, i32::from(value))?;
+        }
+        options::set(self.socket.as_fd(), libc::IPPROTO_IP, libc::IP_TOS, i32::from(value))
+    }
+
+    pub(crate) fn set_hop_limit(&self, value: u8) -> io::Result<()> {
+        if self.v6 {
+            options::set(self.socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(value))?;
+        }
+        options::set(self.socket.as_fd(), libc::IPPROTO_IP, libc::IP_TTL, i32::from(value))
+    }
+}

@@ -1,0 +1,35 @@
+//! Sockets: the API that applications use.
+//!
+//! Lives here: [`Stack`] (a device and everything above it, inside the
+//! application's own process), [`UdpSocket`], the kernel sockets that hold
+//! their ports, routes and neighbours as the kernel knows them, and what an
+//! operator sees of a live stack ([`snapshot`], [`control`]). Does not live
+//! here: packet formats, protocol rules, demultiplexing.
+//!
+//! Read first: LRP §3 (protocol processing in the receiver's context);
+//! docs/deviations.md for the differences from Linux sockets.
+//!
+//! ```text
+//!  channel ──► protocol ──► application        (in the thread that calls recv)
+//!     ▲                          │
+//!   round ◄── poll when empty    └──► transmit ring, or the kernel socket
+//! ```
+#![deny(unsafe_code)]
+
+pub mod control;
+mod fragments;
+mod host;
+mod kernel;
+#[allow(unsafe_code)]
+pub(crate) mod raw;
+mod routes;
+pub mod snapshot;
+mod stack;
+pub mod trace;
+mod transmit;
+mod udp;
+mod wait;
+
+pub use stack::{EmbeddedConfig, MemoryConfig, Stack};
+pub use tidewall_receive::architecture::Architecture;
+pub use udp::{BindOptions, Received, UdpSocket};

@@ -1,0 +1,241 @@
+//! Asking the kernel for one route and one neighbour (rtnetlink(7)).
+//!
+//! The well-kept netlink crates bring an async runtime or forty seconds of
+//! compilation; two request types need neither. Only the socket calls are
+//! unsafe; messages are built and read as bytes.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const RTM_GETROUTE: u16 = 26;
+const RTM_GETNEIGH: u16 = 30;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const RTN_UNICAST: u8 = 1;
+const HEADER: usize = 16;
+
+/// A way to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelRoute {
+    /// False for local, broadcast, multicast and refused destinations.
+    pub(crate) unicast: bool,
+    pub(crate) interface: u32,
+    pub(crate) gateway: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
+}
+
+/// A neighbour's link address and its NUD state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelNeighbour {
+    pub(crate) address: [u8; 6],
+    pub(crate) state: u16,
+}
+
+/// A rtnetlink socket for one request at a time.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    fd: OwnedFd,
+    sequence: u32,
+}
+
+impl Netlink {
+    pub(crate) fn open() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just returned to us, owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let timeout = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
+        // SAFETY: a valid timeval for the call's duration.
+        unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVTIMEO,
+                (&timeout as *const libc::timeval).cast(),
+                size_of::<libc::timeval>() as libc::socklen_t,
+            )
+        };
+        Ok(Netlink { fd, sequence: 0 })
+    }
+
+    /// The kernel's route to `destination`, from `source` if given.
+    ///
+    /// # Errors
+    /// ENETUNREACH, EHOSTUNREACH, EACCES as the routing table says.
+    pub(crate) fn route(&mut self, destination: IpAddr, source: Option<IpAddr>) -> io::Result<KernelRoute> {
+        let family = family(destination);
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+        let mut body = vec![family, bits, if source.is_some() { bits } else { 0 }, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        attribute(&mut body, RTA_DST, &octets(destination));
+        if let Some(source) = source {
+            attribute(&mut body, RTA_SRC, &octets(source));
+        }
+        let reply = self.request(RTM_GETROUTE, &body)?;
+        let fixed = reply.get(..12).ok_or(io::ErrorKind::InvalidData)?;
+        let mut route = KernelRoute {
+            unicast: fixed[7] == RTN_UNICAST,
+            interface: 0,
+            gateway: None,
+            source: None,
+        };
+        for (kind, value) in attributes(reply.get(12..).unwrap_or_default()) {
+            match kind {
+                RTA_OIF => route.interface = word(value),
+                RTA_GATEWAY => route.gateway = address(value),
+                RTA_PREFSRC => route.source = address(value),
+                _ => {}
+            }
+        }
+        Ok(route)
+    }
+
+    /// The neighbour entry of `address` on `interface`.
+    ///
+    /// # Errors
+    /// ENOENT when there is none.
+    pub(crate) fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<KernelNeighbour> {
+        // struct ndmsg: family, pad[3], ifindex, state, flags, type
+        let mut body = vec![family(address), 0, 0, 0];
+        body.extend_from_slice(&interface.to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        attribute(&mut body, NDA_DST, &octets(address));
+        let reply = self.request(RTM_GETNEIGH, &body)?;
+        let state = reply.get(8..10).ok_or(io::ErrorKind::InvalidData)?;
+        let state = u16::from_ne_bytes([state[0], state[1]]);
+        attributes(reply.get(12..).unwrap_or_default())
+            .find(|(kind, value)| *kind == NDA_LLADDR && value.len() == 6)
+            .and_then(|(_, value)| value.try_into().ok())
+            .map(|address| KernelNeighbour { address, state })
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+    }
+
+    /// Sends one request and returns the body of its reply.
+    fn request(&mut self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut message = Vec::with_capacity(HEADER + body.len());
+        message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+        message.extend_from_slice(&kind.to_ne_bytes());
+        message.extend_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+        message.extend_from_slice(&self.sequence.to_ne_bytes());
+        message.extend_from_slice(&[0; 4]);
+        message.extend_from_slice(body);
+        // SAFETY: `message` is valid for its length for the call's duration.
+        let sent = unsafe {
+            libc::send(self.fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0)
+        };
+        if sent < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut buffer = vec![0u8; 8192];
+        loop {
+            // SAFETY: `buffer` is writable for its length.
+            let got = unsafe {
+                libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0)
+            };
+            if got < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let reply = buffer.get(..got as usize).unwrap_or_default();
+            let Some(header) = reply.first_chunk::<HEADER>() else { continue };
+            let length = word(&header[..4]) as usize;
+            let sequence = word(&header[8..12]);
+            if sequence != self.sequence {
+                // The reply to a request that timed out earlier.
+                continue;
+            }
+            let body = reply.get(HEADER..length.min(reply.len())).unwrap_or_default();
+            if u16::from_ne_bytes([header[4], header[5]]) == NLMSG_ERROR {
+                let error = word(body.get(..4).unwrap_or(&[0; 4])) as i32;
+                return Err(io::Error::from_raw_os_error(-error));
+            }
+            return Ok(body.to_vec());
+        }
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    message.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(value);
+    message.resize(message.len().next_multiple_of(4), 0);
+}
+
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let header = bytes.first_chunk::<4>()?;
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_not_a_unicast_route() {
+        let mut netlink = Netlink::open().expect("netlink needs no privilege");
+        let route = netlink.route(IpAddr::from([127, 0, 0, 1]), None).expect("lo has a route");
+        assert!(!route.unicast);
+    }
+
+    #[test]
+    fn an_unknown_neighbour_is_enoent() {
+        let mut netlink = Netlink::open().expect("netlink needs no privilege");
+        let error = netlink.neighbour(1, IpAddr::from([192, 0, 2, 1])).expect_err("no such neighbour");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn attributes_survive_a_cut_anywhere() {
+        let mut message = Vec::new();
+        attribute(&mut message, RTA_DST, &[10, 0, 0, 1]);
+        attribute(&mut message, RTA_OIF, &3u32.to_ne_bytes());
+        for length in 0..=message.len() {
+            let found = attributes(&message[..length]).count();
+            assert_eq!(found, length / 8);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Socket options and ancillary data that the standard library has no name for.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// A UDP socket of the kernel, closed on exec, not yet bound.
+pub(crate) fn udp_socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `setsockopt` with an int.
+pub(crate) fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: four valid bytes for the call's duration.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&value as *const i32).cast(),
+            mem::size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A socket address as the kernel wants it.
+struct RawAddress {
+    storage: libc::sockaddr_storage,
+    length: libc::socklen_t,
+}
+
+fn raw_address(address: SocketAddr) -> RawAddress {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
+    let length = match address {
+        SocketAddr::V4(v4) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: sockaddr_storage is large and aligned enough for any
+            // socket address.
+            unsafe { (&mut storage as *mut libc::sockaddr_storage).cast::<libc::sockaddr_in>().write(raw) };
+            mem::size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { (&mut storage as *mut libc::sockaddr_storage).cast::<libc::sockaddr_in6>().write(raw) };
+            mem::size_of::<libc::sockaddr_in6>()
+        }
+    };
+    RawAddress { storage, length: length as libc::socklen_t }
+}
+
+fn parse_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the kernel says it wrote a sockaddr_in, which fits.
+            let raw = unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the kernel says it wrote a sockaddr_in6, which fits.
+            let raw = unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(raw.sin6_port), raw.sin6_flowinfo, raw.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// `bind`.
+pub(crate) fn bind(fd: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let raw = raw_address(address);
+    // SAFETY: a valid address of the stated length for the call's duration.
+    let result = unsafe { libc::bind(fd.as_raw_fd(), (&raw.storage as *const libc::sockaddr_storage).cast(), raw.length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// What the kernel tells about one datagram.
+pub(crate) struct KernelDatagram {
+    pub(crate) length: usize,
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: Option<IpAddr>,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+}
+
+/// Receives one datagram without blocking, with its ancillary data.
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<KernelDatagram> {
+    // SAFETY: all-zero is a valid sockaddr_storage and msghdr.
+    let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mut control = [0u64; 32];
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    message.msg_name = (&mut name as *mut libc::sockaddr_storage).cast();
+    message.msg_namelen = mem::size_of_val(&name) as libc::socklen_t;
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = mem::size_of_val(&control);
+    // SAFETY: every pointer in `message` is valid for its stated length.
+    let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    if length < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let source = parse_address(&name).ok_or(io::ErrorKind::InvalidData)?;
+    let mut datagram = KernelDatagram {
+        length: (length as usize).min(buffer.len()),
+        source,
+        destination: None,
+        traffic_class: 0,
+        hop_limit: 0,
+    };
+    // SAFETY: `message` describes `control`, which the kernel filled; the CMSG
+    // macros stay inside msg_controllen, and each payload has the stated type.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&message);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    let ip = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr));
+                    datagram.destination = Some(IpAddr::V4(ip));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    datagram.destination = Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)));
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => datagram.traffic_class = *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    datagram.traffic_class = data.cast::<i32>().read_unaligned() as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    datagram.hop_limit = data.cast::<i32>().read_unaligned() as u8;
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(&message, header);
+        }
+    }
+    Ok(datagram)
+}
+
+/// Addresses of an interface, as `getifaddrs` lists them.
+pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `list` receives a list that is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut entry = list;
+    while !entry.is_null() {
+        // SAFETY: `entry` is a live node of the list; its name is a C string
+        // and its address, if any, a sockaddr of its family.
+        unsafe {
+            let name = std::ffi::CStr::from_ptr((*entry).ifa_name);
+            let address = (*entry).ifa_addr;
+            if name.to_bytes() == interface.as_bytes() && !address.is_null() {
+                match i32::from((*address).sa_family) {
+                    libc::AF_INET => {
+                        let raw = *address.cast::<libc::sockaddr_in>();
+                        addresses.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr))));
+                    }
+                    libc::AF_INET6 => {
+                        let raw = *address.cast::<libc::sockaddr_in6>();
+                        addresses.push(IpAddr::V6(Ipv6Addr::from(raw.sin6_addr.s6_addr)));
+                    }
+                    _ => {}
+                }
+            }
+            entry = (*entry).ifa_next;
+        }
+    }
+    // SAFETY: the list from getifaddrs, freed once.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}

@@ -1,0 +1,77 @@
+//! Sleeping on descriptors.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// An eventfd.
+#[derive(Debug)]
+pub(crate) struct WakeFd(OwnedFd);
+
+impl WakeFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just returned to us, owned by nobody else.
+        Ok(WakeFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn signal(&self) {
+        let one = 1u64;
+        // SAFETY: eight valid bytes. A full counter is a signal already.
+        unsafe { libc::write(self.0.as_raw_fd(), (&one as *const u64).cast(), 8) };
+    }
+
+    pub(crate) fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight writable bytes. An empty counter leaves them alone.
+        unsafe { libc::read(self.0.as_raw_fd(), (&mut count as *mut u64).cast(), 8) };
+    }
+}
+
+/// Waits until one of the descriptors is readable (or in error). Returns which
+/// ones were, in order; empty on timeout.
+///
+/// # Errors
+/// EINTR.
+pub(crate) fn readable(
+    descriptors: &[i32],
+    timeout: Option<Duration>,
+    out: &mut Vec<usize>,
+) -> io::Result<()> {
+    out.clear();
+    let mut polled: [libc::pollfd; 16] = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 16];
+    let mut many: Vec<libc::pollfd>;
+    let polled: &mut [libc::pollfd] = match polled.get_mut(..descriptors.len()) {
+        Some(few) => few,
+        None => {
+            many = vec![libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; descriptors.len()];
+            &mut many
+        }
+    };
+    for (slot, &fd) in polled.iter_mut().zip(descriptors) {
+        slot.fd = fd;
+    }
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `polled` is valid for its length and `timeout` null or valid,
+    // both for the call's duration.
+    let result = unsafe {
+        libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout, std::ptr::null())
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    out.extend(polled.iter().enumerate().filter(|(_, slot)| slot.revents != 0).map(|(n, _)| n));
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! Which frames we may send ourselves, and to which link address.
+//!
+//! The kernel keeps routes and neighbours; this is a short-lived cache of its
+//! answers. Whatever it cannot answer with a neighbour on our own interface
+//! (loopback, another interface, an address still being resolved, multicast)
+//! goes through the kernel socket that holds the port, which also makes the
+//! kernel resolve the neighbour. So there is no second ARP here, and a
+//! destination is never unreachable through us that is reachable through the
+//! kernel.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::raw::netlink::{KernelNeighbour, Netlink};
+
+/// How long an answer counts. A neighbour that moves announces it to the
+/// kernel, and we follow within this time.
+const LIFETIME: Duration = Duration::from_secs(1);
+/// How long a destination stays with the kernel before we ask again: about a
+/// link's time to answer an ARP request.
+const RETRY: Duration = Duration::from_millis(20);
+/// Destinations remembered.
+const ENTRIES: usize = 4096;
+/// Questions a second. Replying to spoofed sources must not turn into one
+/// netlink request a datagram; the excess goes through the kernel socket.
+const QUESTIONS: u32 = 5_000;
+
+/// Neighbour states in which the link address may be used (linux/neighbour.h).
+const NUD_USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+const NUD_STALE: u16 = 0x04;
+
+/// How to send to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// In a frame of our own.
+    Link { source: IpAddr, neighbour: MacAddress },
+    /// Through the kernel socket.
+    Kernel,
+}
+
+#[derive(Debug)]
+struct Entry {
+    route: Route,
+    expires: Instant,
+}
+
+/// Where answers come from.
+#[derive(Debug)]
+enum Oracle {
+    Kernel { netlink: Netlink, interface: u32 },
+    /// A link with one neighbour: the in-memory device.
+    Fixed { sources: Vec<IpAddr>, neighbour: MacAddress },
+}
+
+#[derive(Debug)]
+pub(crate) struct Routes {
+    oracle: Oracle,
+    cache: HashMap<(IpAddr, Option<IpAddr>), Entry>,
+    window: Option<Instant>,
+    questions: u32,
+}
+
+impl Routes {
+    pub(crate) fn of_interface(interface: u32) -> io::Result<Self> {
+        Ok(Self::new(Oracle::Kernel { netlink: Netlink::open()?, interface }))
+    }
+
+    pub(crate) fn fixed(sources: Vec<IpAddr>, neighbour: MacAddress) -> Self {
+        Self::new(Oracle::Fixed { sources, neighbour })
+    }
+
+    fn new(oracle: Oracle) -> Self {
+        Routes { oracle, cache: HashMap::new(), window: None, questions: 0 }
+    }
+
+    /// The route to `destination`, from `source` if the socket has one.
+    pub(crate) fn find(&mut self, destination: IpAddr, source: Option<IpAddr>, now: Instant) -> Route {
+        if let Oracle::Fixed { sources, neighbour } = &self.oracle {
+            let own = source
+                .or_else(|| sources.iter().copied().find(|a| a.is_ipv4() == destination.is_ipv4()));
+            return match own {
+                Some(source) => Route::Link { source, neighbour: *neighbour },
+                None => Route::Kernel,
+            };
+        }
+        if let Some(entry) = self.cache.get(&(destination, source))
+            && entry.expires > now
+        {
+            return entry.route;
+        }
+        if !self.may_ask(now) {
+            return Route::Kernel;
+        }
+        if self.cache.len() >= ENTRIES {
+            self.cache.retain(|_, entry| entry.expires > now);
+            if self.cache.len() >= ENTRIES {
+                return Route::Kernel;
+            }
+        }
+        let (route, lifetime, this_time) = match self.ask(destination, source) {
+            // A stale neighbour may be used, but only traffic through the
+            // kernel makes it check that the neighbour is still there.
+            Some((route, KernelNeighbour { state, .. })) if state & NUD_STALE != 0 => {
+                (route, LIFETIME, Route::Kernel)
+            }
+            Some((route, _)) => (route, LIFETIME, route),
+            None => (Route::Kernel, RETRY, Route::Kernel),
+        };
+        self.cache.insert((destination, source), Entry { route, expires: now + lifetime });
+        this_time
+    }
+
+    fn may_ask(&mut self, now: Instant) -> bool {
+        match self.window {
+            Some(start) if now.duration_since(start) < Duration::from_secs(1) => {
+                self.questions += 1;
+            }
+            _ => {
+                self.window = Some(now);
+                self.questions = 1;
+            }
+        }
+        self.questions <= QUESTIONS
+    }
+
+    fn ask(&mut self, destination: IpAddr, source: Option<IpAddr>) -> Option<(Route, KernelNeighbour)> {
+        let Oracle::Kernel { netlink, interface } = &mut self.oracle else { return None };
+        let route = netlink.route(destination, source).ok()?;
+        if !route.unicast || route.interface != *interface {
+            return None;
+        }
+        let source = source.or(route.source)?;
+        let next = route.gateway.unwrap_or(destination);
+        let neighbour = netlink.neighbour(*interface, next).ok()?;
+        if neighbour.state & NUD_USABLE == 0 {
+            return None;
+        }
+        let link = Route::Link { source, neighbour: MacAddress(neighbour.address) };
+        Some((link, neighbour))
+    }
+}

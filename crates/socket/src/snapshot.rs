@@ -1,0 +1,234 @@
+//! What an operator sees of a live stack: every frame that was dropped, by
+//! cause and by the place where it happened.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
+use tidewall_protocol::Drop as Cause;
+
+use crate::stack::{Core, lock};
+
+/// Counters of the stages after the channel.
+#[derive(Debug)]
+pub(crate) struct Causes {
+    protocol: Box<[AtomicU64]>,
+    no_socket: AtomicU64,
+    socket_full: AtomicU64,
+    icmp_errors: AtomicU64,
+    copied_out: AtomicU64,
+}
+
+impl Default for Causes {
+    fn default() -> Self {
+        Causes {
+            protocol: (0..Cause::COUNT).map(|_| AtomicU64::new(0)).collect(),
+            no_socket: AtomicU64::new(0),
+            socket_full: AtomicU64::new(0),
+            icmp_errors: AtomicU64::new(0),
+            copied_out: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Causes {
+    /// The protocol refused a frame.
+    pub(crate) fn protocol(&self, cause: Cause) {
+        if let Some(counter) = self.protocol.get(cause.index()) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A whole datagram whose socket is gone.
+    pub(crate) fn no_socket(&self) {
+        self.no_socket.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A reassembled datagram for a socket that takes no more.
+    pub(crate) fn socket_full(&self) {
+        self.socket_full.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An ICMP error about a flow of ours.
+    pub(crate) fn icmp_error(&self) {
+        self.icmp_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Datagrams moved out of frames because frame memory was short.
+    pub(crate) fn copied_out(&self, datagrams: u64) {
+        self.copied_out.fetch_add(datagrams, Ordering::Relaxed);
+    }
+}
+
+/// One moment of a stack. Counters only grow; take two for rates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StackSnapshot {
+    /// Process that owns the stack.
+    pub process: u32,
+    /// Its interface.
+    pub interface: String,
+    /// Its architecture's name.
+    pub architecture: String,
+    /// Microseconds since it started.
+    pub microseconds: u64,
+    /// One entry a queue.
+    pub queues: Vec<QueueSnapshot>,
+    /// One entry an open socket.
+    pub sockets: Vec<SocketSnapshot>,
+    /// Drops of the protocol stage by cause; only causes that occurred.
+    pub protocol: BTreeMap<String, u64>,
+    /// Reassembly counters by name; only those that are not zero.
+    pub fragments: BTreeMap<String, u64>,
+    /// Whole datagrams whose socket was gone.
+    pub no_socket: u64,
+    /// Reassembled datagrams for a socket that took no more.
+    pub socket_full: u64,
+    /// ICMP errors about flows of ours.
+    pub icmp_errors: u64,
+    /// Datagrams moved out of frames because frame memory was short.
+    pub copied_out: u64,
+    /// Datagrams that came through the kernel while polls were learned.
+    pub strays: u64,
+}
+
+/// One queue.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueueSnapshot {
+    /// The driver program's counters by name; only those that are not zero.
+    pub driver: BTreeMap<String, u64>,
+    /// Kernel-bound frames by class: passed and dropped over the rate.
+    pub kernel: BTreeMap<String, (u64, u64)>,
+    /// Frames appended to channels.
+    pub delivered: u64,
+    /// Frames for a channel that was closed meanwhile.
+    pub stale: u64,
+    /// Frames that the driver admitted and the receive ring lost.
+    pub lost_in_ring: u64,
+    /// Rounds of receiving, and those that found nothing.
+    pub rounds: u64,
+    /// Rounds that found nothing.
+    pub empty_rounds: u64,
+    /// Frames sent, and those refused for want of a free frame.
+    pub transmitted: u64,
+    /// Sends refused for want of a free frame.
+    pub no_transmit_frame: u64,
+}
+
+/// One socket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketSnapshot {
+    /// Channel number.
+    pub channel: u16,
+    /// Protocol name.
+    pub protocol: String,
+    /// Bound address.
+    pub local: String,
+    /// Peer, if connected.
+    pub peer: Option<String>,
+    /// Datagrams received.
+    pub received: u64,
+    /// Of those, through the kernel.
+    pub through_kernel: u64,
+    /// Frames waiting, all queues.
+    pub occupancy: u32,
+    /// Most frames that may wait, a queue.
+    pub limit: u32,
+    /// Dropped by the driver because the channel was at its limit.
+    pub dropped_full: u64,
+}
+
+impl StackSnapshot {
+    pub(crate) fn take(core: &Core) -> Self {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let queues = core.queues.iter().map(|queue| {
+            let number = queue.shared.queue();
+            let counters = queue.shared.counters();
+            let (transmitted, no_transmit_frame) = lock(&queue.transmitter).counts();
+            QueueSnapshot {
+                driver: Counter::ALL
+                    .iter()
+                    .map(|counter| (counter.name().to_owned(), core.tables.counter(number, *counter)))
+                    .filter(|(_, count)| *count > 0)
+                    .collect(),
+                kernel: Class::ALL
+                    .iter()
+                    .map(|class| {
+                        let counts = core.tables.class(number, *class);
+                        (class.name().to_owned(), (counts.passed, counts.dropped))
+                    })
+                    .collect(),
+                delivered: read(&counters.delivered),
+                stale: read(&counters.stale),
+                lost_in_ring: read(&counters.lost_in_ring),
+                rounds: read(&counters.rounds),
+                empty_rounds: read(&counters.empty_rounds),
+                transmitted,
+                no_transmit_frame,
+            }
+        });
+        let sockets = (0..CHANNELS as u16).filter_map(|number| {
+            let socket = core.socket(number)?;
+            let ends = socket.ends();
+            let (received, through_kernel) = socket.counts();
+            let (mut occupancy, mut dropped_full) = (0, 0);
+            for queue in &core.queues {
+                let queue = queue.shared.queue();
+                let head = core.tables.head(queue, number);
+                occupancy += head.wrapping_sub(core.tables.tail(queue, number)) & 0x7fff_ffff;
+                dropped_full += core.tables.dropped(queue, number);
+            }
+            Some(SocketSnapshot {
+                channel: number,
+                protocol: "udp".to_owned(),
+                local: ends.local.to_string(),
+                peer: ends.peer.map(|peer| peer.to_string()),
+                received,
+                through_kernel,
+                occupancy,
+                limit: socket.limit(),
+                dropped_full,
+            })
+        });
+        let fragments = lock(&core.fragments).counters();
+        let named = [
+            ("fragments", fragments.fragments),
+            ("reassembled", fragments.reassembled),
+            ("atomic", fragments.atomic),
+            ("malformed", fragments.malformed),
+            ("duplicates", fragments.duplicates),
+            ("overlaps", fragments.overlaps),
+            ("contradictions", fragments.contradictions),
+            ("too-many-fragments", fragments.too_many_fragments),
+            ("ecn-mismatches", fragments.ecn_mismatches),
+            ("refused", fragments.refused),
+            ("no-memory", fragments.no_memory),
+            ("evicted", fragments.evicted),
+            ("timeouts", fragments.timeouts),
+        ];
+        StackSnapshot {
+            process: std::process::id(),
+            interface: core.name.clone(),
+            architecture: core.architecture.name().to_owned(),
+            microseconds: core.age().as_micros() as u64,
+            queues: queues.collect(),
+            sockets: sockets.collect(),
+            protocol: Cause::ALL
+                .iter()
+                .zip(&core.causes.protocol)
+                .map(|(cause, count)| (cause.name().to_owned(), read(count)))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
+            fragments: named
+                .into_iter()
+                .filter(|(_, count)| *count > 0)
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
+            no_socket: read(&core.causes.no_socket),
+            socket_full: read(&core.causes.socket_full),
+            icmp_errors: read(&core.causes.icmp_errors),
+            copied_out: read(&core.causes.copied_out),
+            strays: read(&core.strays),
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! The stack: queues, channels, routes and transmitters of one application,
+//! and the one thread at a time that polls them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::time::{Duration, Instant};
+
+use tidewall_device::afxdp::{AfXdp, Config};
+use tidewall_device::demux::layout::{CHANNELS, Class, Metadata, QUEUES};
+use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::frame::Frame;
+use tidewall_device::memory::End;
+use tidewall_device::queue::{Interrupt, Queue, Stray};
+use tidewall_protocol::udp::InputOptions;
+use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
+use tidewall_receive::poller::{self, Poller, Shared};
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::control::Control;
+use crate::fragments::Fragments;
+use crate::host::Interface;
+use crate::raw::poll;
+use crate::routes::Routes;
+use crate::snapshot::{Causes, StackSnapshot};
+use crate::trace::TraceLog;
+use crate::transmit::Transmitter;
+use crate::udp::UdpSocket;
+use crate::udp::inner::SocketInner;
+use crate::wait::{Leadership, thread_waiter};
+
+/// Frames a queue keeps for transmission.
+const TRANSMIT_FRAMES: usize = 2048;
+/// Channel that gets fragments without a transport header.
+const FRAGMENT_CHANNEL: u16 = 1;
+/// Frames of fragments that may wait.
+const FRAGMENT_LIMIT: u32 = 256;
+/// A sleeper looks again after this long while the driver may have lost frames
+/// whose credit is still out.
+const RECONCILE_AFTER: Duration = Duration::from_millis(1);
+
+/// Rates of kernel-bound frames, a queue: frames a second and burst.
+const CLASS_RATES: [(Class, u64, u64); 4] = [
+    (Class::Neighbour, 2_000, 200),
+    (Class::Icmp, 2_000, 200),
+    (Class::Established, 200_000, 4_096),
+    (Class::Other, 10_000, 512),
+];
+
+/// How to start an embedded stack: one process that owns an interface's queues
+/// and everything above them.
+#[derive(Clone, Debug)]
+pub struct EmbeddedConfig {
+    /// Interface name, in the caller's network namespace.
+    pub interface: String,
+    /// The first `queues` receive queues are taken; 1 to 8.
+    pub queues: u32,
+    /// Who runs which stage; [`Architecture::NiLrp`] outside comparisons.
+    pub architecture: Architecture,
+    /// CPU of the threads that the host architectures need; `None`: any.
+    pub receiver_cpu: Option<usize>,
+    /// Frames one poll may take from the device (Bp), 1 to 64.
+    pub budget: u32,
+    /// How long a blocking call polls before it sleeps. Costs CPU while idle;
+    /// 20 µs take about 2 µs off an idle round trip.
+    pub spin: Duration,
+    /// Frames of memory a queue, 2 KiB each; a power of two from 4096.
+    pub frames: u32,
+    /// Serve `tidewall stat` and `tidewall trace` for this process.
+    pub control: bool,
+}
+
+impl Default for EmbeddedConfig {
+    fn default() -> Self {
+        EmbeddedConfig {
+            interface: String::new(),
+            queues: 1,
+            architecture: Architecture::NiLrp,
+            receiver_cpu: None,
+            budget: 64,
+            spin: Duration::ZERO,
+            frames: 8192,
+            control: true,
+        }
+    }
+}
+
+/// How to start a stack on the in-memory device.
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    /// Addresses of this end.
+    pub addresses: Vec<IpAddr>,
+    /// Link address of this end.
+    pub mac: MacAddress,
+    /// Link address of the other end.
+    pub peer: MacAddress,
+}
+
+/// A stack. Clones share it; it closes its device when the last clone and the
+/// last socket are gone.
+#[derive(Clone)]
+pub struct Stack {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// One queue as the stack holds it.
+pub(crate) struct QueueHandle {
+    pub(crate) poller: Arc<Mutex<Poller>>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) transmitter: Mutex<Transmitter>,
+    /// Frames of the last round, to choose how to leave the interrupt.
+    last_round: AtomicUsize,
+}
+
+pub(crate) struct Inner {
+    // Dropped first: the threads use everything below.
+    _threads: Vec<HostThreads>,
+    _control: Option<Control>,
+    pub(crate) core: Arc<Core>,
+}
+
+/// What threads of the stack share.
+pub(crate) struct Core {
+    pub(crate) queues: Vec<QueueHandle>,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) sockets: RwLock<Box<[Option<Arc<SocketInner>>]>>,
+    pub(crate) routes: Mutex<Routes>,
+    pub(crate) fragments: Mutex<Fragments>,
+    pub(crate) architecture: Architecture,
+    pub(crate) input_options: InputOptions,
+    pub(crate) causes: Causes,
+    pub(crate) trace: TraceLog,
+    pub(crate) spin: Duration,
+    /// False on the in-memory device: there is no kernel to hold ports.
+    pub(crate) has_kernel: bool,
+    pub(crate) name: String,
+    pub(crate) strays: AtomicU64,
+    leadership: Leadership,
+    next_channel: AtomicU16,
+    generations: Mutex<Box<[u16]>>,
+    /// Held while a socket is bound, connected or closed. Taken before a
+    /// queue's poller.
+    pub(crate) binding: Mutex<()>,
+    start: Instant,
+    /// Keeps the driver program attached and the knobs set.
+    pub(crate) device: Option<Mutex<AfXdp>>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Stack {
+    /// Takes over an interface's queues. Frames for ports that no Tidewall
+    /// socket owns stay with the kernel, through bounded channels.
+    ///
+    /// # Errors
+    /// ENODEV; EPERM without CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (and
+    /// CAP_SYS_NICE for host architectures); EBUSY when something else is
+    /// attached to the interface; EINVAL for a configuration out of range.
+    pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {
+        if config.frames < 4096 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames must be at least 4096"));
+        }
+        let interface = Interface::read(&config.interface)?;
+        let mut device = AfXdp::open(&Config {
+            queues: config.queues,
+            frames: config.frames,
+            budget: config.budget,
+            ..Config::new(&config.interface)
+        })?;
+        let tables = device.tables();
+        tables.set_locals(&interface.addresses)?;
+        tables.set_raw(config.architecture.has_threads());
+        for queue in 0..config.queues {
+            for (class, rate, burst) in CLASS_RATES {
+                tables.set_class(queue, class, rate, burst);
+            }
+        }
+        let queues = std::mem::take(&mut device.queues);
+        let parts = Parts {
+            queues,
+            tables,
+            mac: interface.mac,
+            mtu: interface.mtu,
+            routes: Routes::of_interface(interface.index)?,
+            architecture: config.architecture,
+            receiver_cpu: config.receiver_cpu,
+            input_options: InputOptions {
+                checksum_offload_possible: device.checksum_offload_possible,
+                verified: false,
+            },
+            spin: config.spin,
+            has_kernel: true,
+            name: config.interface.clone(),
+            warnings: device.warnings.clone(),
+            device: Some(device),
+        };
+        Self::assemble(parts, config.control)
+    }
+
+    /// A stack on one end of an in-memory link: no privileges, no kernel, and
+    /// whatever clock the link has.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn in_memory(end: End, config: MemoryConfig) -> io::Result<Self> {
+        end.tables.set_locals(&config.addresses)?;
+        let parts = Parts {
+            queues: end.queues,
+            tables: end.tables,
+            mac: config.mac,
+            mtu: 1500,
+            routes: Routes::fixed(config.addresses, config.peer),
+            architecture: Architecture::NiLrp,
+            receiver_cpu: None,
+            input_options: InputOptions { checksum_offload_possible: true, verified: false },
+            spin: Duration::ZERO,
+            has_kernel: false,
+            name: "memory".to_owned(),
+            warnings: Vec::new(),
+            device: None,
+        };
+        Self::assemble(parts, false)
+    }
+
+    fn assemble(parts: Parts, control: bool) -> io::Result<Self> {
+        let Parts { queues, tables, mac, mtu, routes, architecture, receiver_cpu, device, .. } = parts;
+        let mut handles = Vec::new();
+        let mut fragment_channels = Vec::new();
+        let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
+        for (number, queue) in queues.into_iter().enumerate() {
+            let (mut poller, shared, transmit, frames) =
+                poller::open(number as u32, queue, tables.clone(), TRANSMIT_FRAMES);
+            fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
+            let memory = shared.memory().clone();
+            handles.push(QueueHandle {
+                poller: Arc::new(Mutex::new(poller)),
+                shared,
+                transmitter: Mutex::new(Transmitter::new(transmit, memory, frames, mac, mtu)),
+                last_round: AtomicUsize::new(0),
+            });
+        }
+        tables.set_fragment_channel(fragment_id);
+        let core = Arc::new(Core {
+            queues: handles,
+            tables,
+            sockets: RwLock::new((0..CHANNELS).map(|_| None).collect()),
+            routes: Mutex::new(routes),
+            fragments: Mutex::new(Fragments::new(fragment_channels)),
+            architecture,
+            input_options: parts.input_options,
+            causes: Causes::default(),
+            trace: TraceLog::default(),
+            spin: parts.spin,
+            has_kernel: parts.has_kernel,
+            name: parts.name,
+            strays: AtomicU64::new(0),
+            leadership: Leadership::default(),
+            next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
+            generations: Mutex::new(vec![1; CHANNELS].into()),
+            binding: Mutex::new(()),
+            start: Instant::now(),
+            device: device.map(Mutex::new),
+            warnings: parts.warnings,
+        });
+        let mut threads = Vec::new();
+        if architecture.has_threads() {
+            for queue in &core.queues {
+                let upcalls = Arc::new(upcalls(&core));
+                threads.push(HostThreads::start(architecture, queue.poller.clone(), upcalls, receiver_cpu)?);
+            }
+        }
+        let control = if control { Some(Control::start(&core)?) } else { None };
+        Ok(Stack { inner: Arc::new(Inner { _threads: threads, _control: control, core }) })
+    }
+
+    /// Waits until one of `sockets` has something to receive. Returns their
+    /// places in the list, highest priority first ([`UdpSocket::set_priority`]);
+    /// none on timeout. `None` waits for ever.
+    ///
+    /// # Errors
+    /// EINTR when a signal arrives; EINVAL for a socket of another stack.
+    pub fn wait(&self, sockets: &[&UdpSocket], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
+        if sockets.iter().any(|socket| !Arc::ptr_eq(&socket.stack.inner, &self.inner)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        self.core().sleep(&inner, deadline)?;
+        let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
+        ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
+        Ok(ready)
+    }
+
+    /// Warnings of the start: knobs that could not be set.
+    pub fn warnings(&self) -> &[String] {
+        &self.core().warnings
+    }
+
+    /// Counters of everything, by cause and place.
+    pub fn snapshot(&self) -> StackSnapshot {
+        StackSnapshot::take(self.core())
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+}
+
+/// What the two kinds of stack bring.
+struct Parts {
+    queues: Vec<Queue>,
+    tables: Arc<Tables>,
+    mac: MacAddress,
+    mtu: usize,
+    routes: Routes,
+    architecture: Architecture,
+    receiver_cpu: Option<usize>,
+    input_options: InputOptions,
+    spin: Duration,
+    has_kernel: bool,
+    name: String,
+    warnings: Vec<String>,
+    device: Option<AfXdp>,
+}
+
+fn upcalls(core: &Arc<Core>) -> Upcalls {
+    let weak = || Arc::downgrade(core);
+    let (input, ready, stray) = (weak(), weak(), weak());
+    Upcalls {
+        input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
+            input.upgrade().is_some_and(|core| core.verify(shared, frame, metadata))
+        }),
+        ready: Box::new(move |channel| {
+            if let Some(core) = ready.upgrade() {
+                core.wake_channel(channel);
+            }
+        }),
+        stray: Box::new(move |from, payload| {
+            if let Some(core) = stray.upgrade() {
+                core.deliver_stray(from, payload);
+            }
+        }),
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves counters and queues in a state that is at worst
+    // out of date; refusing service for it would turn one bug into an outage.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    /// Seconds since the stack started.
+    pub(crate) fn age(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// A free channel number with a new generation.
+    ///
+    /// # Errors
+    /// ENFILE when all are open.
+    pub(crate) fn allocate_channel(&self) -> io::Result<ChannelId> {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = lock(&self.generations);
+        let first = FRAGMENT_CHANNEL + 1;
+        for _ in first..CHANNELS as u16 {
+            let number = self.next_channel.fetch_add(1, Ordering::Relaxed);
+            let number = first + number % (CHANNELS as u16 - first);
+            let free = sockets.get(number as usize).is_some_and(Option::is_none);
+            if let (true, Some(generation)) = (free, generations.get_mut(number as usize)) {
+                *generation = generation.wrapping_add(1).max(1);
+                return Ok(ChannelId::new(number, *generation));
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::ENFILE))
+    }
+
+    /// True while rounds find frames: then polling pays, and sleeping does not.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queues.iter().any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
+    }
+
+    /// One round on every queue, in order: queue 0 is polled first. A queue
+    /// that another thread is polling is left to it.
+    pub(crate) fn round(&self, arm: bool) -> io::Result<Progress> {
+        if self.architecture.has_threads() {
+            return Ok(Progress::default());
+        }
+        let mut progress = Progress::default();
+        for queue in &self.queues {
+            let mut poller = match queue.poller.try_lock() {
+                Ok(poller) => poller,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            // Arming is for a device that has nothing for us: under load its
+            // poll would go on in softirq, ahead of everybody.
+            let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
+            let interrupt = if arm && !busy { Interrupt::Armed } else { Interrupt::Masked };
+            progress.armed &= interrupt == Interrupt::Armed;
+            let mut ready = Ready::default();
+            let round = poller.round(interrupt, &mut ready.channels)?;
+            queue.last_round.store(round.frames, Ordering::Relaxed);
+            progress.frames += round.frames;
+            progress.missing |= round.missing > 0;
+            self.after(poller, ready);
+        }
+        Ok(progress)
+    }
+
+    /// Sorts what devices delivered by interrupt while we slept.
+    fn collect(&self) {
+        for queue in &self.queues {
+            let mut poller = lock(&queue.poller);
+            let mut ready = Ready::default();
+            poller.collect(&mut ready.channels);
+            self.after(poller, ready);
+        }
+    }
+
+    /// What follows sorting: fragments, strays, wake-ups, memory pressure.
+    fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
+        let mut payload = Vec::new();
+        let mut strays = Vec::new();
+        while let Some(stray) = poller.take_stray(&mut payload) {
+            strays.push((stray, payload.clone()));
+        }
+        let short = poller.short_of_frames();
+        drop(poller);
+        for (stray, payload) in strays {
+            self.deliver_stray(stray, &payload);
+        }
+        let mut last = 0;
+        for &channel in &ready.channels {
+            if channel != last {
+                last = channel;
+                self.wake_channel(channel);
+            }
+        }
+        if short {
+            self.copy_out();
+        }
+    }
+
+    /// Tells the owner of a channel that it has frames.
+    pub(crate) fn wake_channel(&self, channel: u16) {
+        if channel == FRAGMENT_CHANNEL {
+            self.reassemble();
+            return;
+        }
+        if let Some(socket) = self.socket(channel) {
+            socket.waiters.wake_all();
+        }
+    }
+
+    pub(crate) fn socket(&self, channel: u16) -> Option<Arc<SocketInner>> {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        sockets.get(channel as usize)?.clone()
+    }
+
+    /// Frame memory is short: slow receivers' datagrams move to buffers of
+    /// their own size, lowest priority first, so that nobody else's frames run
+    /// out. They keep their credit, so the bound on each channel stands.
+    fn copy_out(&self) {
+        let mut sockets: Vec<Arc<SocketInner>> = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets.iter().flatten().cloned().collect()
+        };
+        sockets.sort_by_key(|socket| socket.priority());
+        for socket in sockets {
+            socket.copy_out(self);
+        }
+    }
+
+    /// A datagram that reached a helper socket while the poll was learned.
+    pub(crate) fn deliver_stray(&self, stray: Stray, payload: &[u8]) {
+        self.strays.fetch_add(1, Ordering::Relaxed);
+        let target = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets
+                .iter()
+                .flatten()
+                .filter(|socket| socket.wants(stray.source, stray.destination))
+                .max_by_key(|socket| socket.peer().is_some())
+                .cloned()
+        };
+        match target {
+            Some(socket) => socket.push_stray(stray, payload),
+            None => self.causes.no_socket(),
+        }
+    }
+
+    /// Sleeps until one of `sockets` has input, or the deadline. True when one
+    /// has.
+    pub(crate) fn sleep(&self, sockets: &[&SocketInner], deadline: Option<Instant>) -> io::Result<bool> {
+        let has_input = || sockets.iter().any(|socket| socket.has_input());
+        if has_input() {
+            return Ok(true);
+        }
+        if !self.spin.is_zero() {
+            let end = Instant::now() + self.spin;
+            while Instant::now() < end {
+                self.round(false)?;
+                if has_input() {
+                    return Ok(true);
+                }
+            }
+        }
+        let waiter = thread_waiter()?;
+        waiter.clear();
+        let mut led = self.leadership.sleep(&waiter);
+        for socket in sockets {
+            socket.waiters.enter(&waiter);
+        }
+        let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
+        for socket in sockets {
+            socket.waiters.leave(&waiter);
+        }
+        self.leadership.wake(&waiter, led);
+        result
+    }
+
+    fn sleep_entered(
+        &self,
+        sockets: &[&SocketInner],
+        deadline: Option<Instant>,
+        waiter: &Arc<crate::wait::Waiter>,
+        led: &mut bool,
+        has_input: impl Fn() -> bool,
+    ) -> io::Result<bool> {
+        let mut descriptors = Vec::with_capacity(8);
+        let mut fired = Vec::with_capacity(8);
+        loop {
+            let mut progress = Progress::default();
+            if *led {
+                progress = self.round(true)?;
+            }
+            if has_input() {
+                return Ok(true);
+            }
+            if progress.frames > 0 || (*led && !progress.armed) {
+                // Others' frames, or a device still busy: look again before
+                // sleeping, so that it is armed when we do.
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Ok(false);
+                }
+                continue;
+            }
+            let mut timeout = match deadline {
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => return Ok(false),
+                },
+                None => None,
+            };
+            if progress.missing {
+                timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
+            }
+            if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
+                timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
+            }
+            descriptors.clear();
+            descriptors.push(waiter.descriptor());
+            let kernel = descriptors.len();
+            descriptors.extend(sockets.iter().map(|socket| socket.kernel_descriptor()));
+            if *led && !self.architecture.has_threads() {
+                for queue in &self.queues {
+                    descriptors.extend(lock(&queue.poller).descriptors());
+                }
+            }
+            poll::readable(&descriptors, timeout, &mut fired)?;
+            for &place in &fired {
+                if place == 0 {
+                    waiter.clear();
+                } else if let Some(socket) = sockets.get(place - kernel) {
+                    socket.kernel_has_input();
+                }
+            }
+            if *led {
+                self.collect();
+            } else {
+                *led = self.leadership.lead();
+            }
+            lock(&self.fragments).expire(self.age(), &self.causes);
+            if has_input() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// The address a socket bound to any address sends from.
+    pub(crate) fn route(&self, destination: SocketAddr, source: Option<IpAddr>) -> crate::routes::Route {
+        lock(&self.routes).find(destination.ip(), source, Instant::now())
+    }
+
+    /// Number of queues.
+    pub(crate) fn queue_count(&self) -> usize {
+        self.queues.len().min(QUEUES)
+    }
+}
+
+/// What a round over all queues did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) frames: usize,
+    pub(crate) missing: bool,
+    pub(crate) armed: bool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress { frames: 0, missing: false, armed: true }
+    }
+}
+
+#[derive(Default)]
+struct Ready {
+    channels: Vec<u16>,
+}

@@ -1,0 +1,65 @@
+//! Following single frames through the stages after the driver.
+//!
+//! The driver program numbers the next N frames and reports each with its
+//! bytes and verdict; the number travels in the frame's metadata, and every
+//! later stage adds a line here. A frame that is not followed costs one
+//! comparison.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// Lines kept; a trace is bounded by the number of frames asked for, this
+/// bounds a mistake.
+const LINES: usize = 65_536;
+
+/// One stage of one frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Number that the driver gave the frame.
+    pub frame: u32,
+    /// Microseconds since the stack started.
+    pub microseconds: u64,
+    /// The stage: `delivered`, `dropped`, `fragment`, `icmp-error`.
+    pub stage: String,
+    /// What happened there.
+    pub what: String,
+}
+
+/// Lines of the frames being followed.
+#[derive(Debug)]
+pub struct TraceLog {
+    start: Instant,
+    lines: Mutex<Vec<Line>>,
+}
+
+impl Default for TraceLog {
+    fn default() -> Self {
+        TraceLog { start: Instant::now(), lines: Mutex::new(Vec::new()) }
+    }
+}
+
+impl TraceLog {
+    /// Adds a line if the frame is being followed.
+    #[inline]
+    pub(crate) fn line(&self, frame: u32, stage: &str, what: impl FnOnce() -> String) {
+        if frame != 0 {
+            self.add(frame, stage, what());
+        }
+    }
+
+    #[cold]
+    fn add(&self, frame: u32, stage: &str, what: String) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() < LINES {
+            let microseconds = self.start.elapsed().as_micros() as u64;
+            lines.push(Line { frame, microseconds, stage: stage.to_owned(), what });
+        }
+    }
+
+    /// Takes all lines out.
+    pub fn take(&self) -> Vec<Line> {
+        std::mem::take(&mut self.lines.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,130 @@
+//! Sending frames of our own.
+
+use std::io;
+use std::net::SocketAddr;
+
+use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
+use tidewall_device::queue::{Offload, Transmit};
+use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
+use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+
+/// Payloads longer than this have their checksum computed by the device where
+/// it can: below, asking costs more than computing.
+const OFFLOAD_ABOVE: usize = 256;
+/// Offset of the checksum in a UDP header (RFC 768).
+const UDP_CHECKSUM_OFFSET: u16 = 6;
+
+/// A datagram's header fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heading {
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: SocketAddr,
+    pub(crate) neighbour: MacAddress,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+}
+
+/// The transmitting half of a queue, with the frames it sends from.
+pub(crate) struct Transmitter {
+    device: Box<dyn Transmit>,
+    memory: FrameMemory,
+    free: Vec<Frame>,
+    mac: MacAddress,
+    mtu: usize,
+    sent: u64,
+    no_frame: u64,
+}
+
+impl Transmitter {
+    pub(crate) fn new(
+        device: Box<dyn Transmit>,
+        memory: FrameMemory,
+        free: Vec<Frame>,
+        mac: MacAddress,
+        mtu: usize,
+    ) -> Self {
+        let mtu = mtu.min(FRAME_SIZE - HEADER_LEN - usize::from(device.headroom()));
+        Transmitter { device, memory, free, mac, mtu, sent: 0, no_frame: 0 }
+    }
+
+    /// Datagrams sent, and those refused for want of a frame.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.sent, self.no_frame)
+    }
+
+    /// True when a payload fits into one frame; a longer one must be
+    /// fragmented, which the kernel does.
+    pub(crate) fn fits(&self, destination: SocketAddr, payload: usize) -> bool {
+        let headers = if destination.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        payload + headers - HEADER_LEN <= self.mtu
+    }
+
+    /// Queues one datagram.
+    ///
+    /// # Errors
+    /// ENOBUFS when every frame is on its way; EMSGSIZE, EAFNOSUPPORT, EINVAL
+    /// for what cannot be written.
+    pub(crate) fn queue(&mut self, heading: &Heading, payload: &[u8]) -> io::Result<()> {
+        let Some(mut frame) = self.frame()? else {
+            self.no_frame += 1;
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        };
+        let offloaded = payload.len() > OFFLOAD_ABOVE && self.device.checksum_offload();
+        let headroom = self.device.headroom();
+        frame.set_extent(headroom, FRAME_SIZE as u16);
+        let output = Output {
+            source_mac: self.mac,
+            destination_mac: heading.neighbour,
+            source: heading.source,
+            destination: heading.destination,
+            traffic_class: heading.traffic_class,
+            hop_limit: heading.hop_limit,
+            identification: 0,
+            checksum: if offloaded { Checksum::Offload } else { Checksum::Software },
+        };
+        let length = match udp::output(self.memory.packet_mut(&mut frame), &output, payload) {
+            Ok(length) => length,
+            Err(error) => {
+                self.free.push(frame);
+                return Err(output_error(error));
+            }
+        };
+        frame.set_extent(headroom, length as u16);
+        let headers = if heading.destination.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        let offload = offloaded.then_some(Offload {
+            checksum_start: (headers - tidewall_wire::udp::HEADER_LEN) as u16,
+            checksum_offset: UDP_CHECKSUM_OFFSET,
+        });
+        if let Err(frame) = self.device.transmit(frame, offload) {
+            self.device.flush()?;
+            if let Err(frame) = self.device.transmit(frame, offload) {
+                self.free.push(frame);
+                self.no_frame += 1;
+                return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+            }
+        }
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Sends what was queued.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.device.flush()
+    }
+
+    fn frame(&mut self) -> io::Result<Option<Frame>> {
+        if let Some(frame) = self.free.pop() {
+            return Ok(Some(frame));
+        }
+        self.device.reclaim(&mut self.free);
+        if self.free.is_empty() {
+            self.device.flush()?;
+            self.device.reclaim(&mut self.free);
+        }
+        Ok(self.free.pop())
+    }
+}
+
+fn output_error(error: OutputError) -> io::Error {
+    io::Error::from_raw_os_error(error.errno())
+}

@@ -1,0 +1,630 @@
+//! UDP sockets.
+
+pub(crate) mod inner;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_receive::poller::Channel;
+
+use crate::kernel::Holder;
+use crate::routes::Route;
+use crate::stack::{Core, Stack, lock};
+use crate::transmit::Heading;
+use inner::{Ends, SocketInner};
+
+/// Frames that may wait for a socket, a queue, unless it says otherwise. One
+/// poll delivers up to 128, so this is room for several while the application
+/// works on a batch.
+pub const DEFAULT_RECEIVE_LIMIT: u32 = 512;
+/// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
+const PAYLOAD_MAX: usize = 65_507;
+/// Nonblocking receives that find nothing before the kernel socket is asked
+/// although nobody has said that it has input.
+const ASK_KERNEL_EVERY: u64 = 16;
+/// How long a blocking send waits for a frame.
+const SEND_PATIENCE: Duration = Duration::from_millis(100);
+
+/// A datagram as the application sees it, in the frame it came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The payload, in place.
+    pub payload: &'a [u8],
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// The local address and port it was sent to.
+    pub destination: SocketAddr,
+    /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
+    pub traffic_class: u8,
+    /// Hops that were left; 0 where unknown.
+    pub hop_limit: u8,
+}
+
+/// How to bind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BindOptions {
+    /// SO_REUSEADDR: share the port with others that set it too; datagrams go
+    /// to the socket bound last.
+    pub reuse_address: bool,
+    /// SO_REUSEPORT, as above within one stack. Between processes the kernel's
+    /// rule holds for datagrams that pass through it.
+    pub reuse_port: bool,
+    /// IPV6_V6ONLY: an IPv6 wildcard socket leaves IPv4 alone.
+    pub only_v6: bool,
+}
+
+/// A UDP socket on a [`Stack`].
+///
+/// Its port is held by a bound kernel socket, so conflicts with other programs
+/// are real and peers on this host reach it too. Datagrams from the network
+/// wait in a channel of their own and are processed in the thread that
+/// receives. Multicast and broadcast stay with the kernel: they are received
+/// and sent through the kernel socket, at the kernel's cost.
+///
+/// Several threads may use one socket at once.
+pub struct UdpSocket {
+    pub(crate) inner: Arc<SocketInner>,
+    // Dropped after `inner`'s use in Drop; keeps the device open.
+    pub(crate) stack: Stack,
+    nonblocking: AtomicBool,
+    /// Nanoseconds; 0 waits for ever.
+    read_timeout: AtomicU64,
+    empty_receives: AtomicU64,
+}
+
+impl UdpSocket {
+    /// Binds a socket. Port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
+    /// an address that is not this host's; EACCES below 1024 without privilege;
+    /// ENFILE when the stack's channels are all in use.
+    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::bind_with(stack, address, BindOptions::default())
+    }
+
+    /// Binds a socket with options.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
+        let core = stack.core();
+        let _binding = lock(&core.binding);
+        let (holder, local) = if core.has_kernel {
+            let holder = Holder::bind(address, &how)?;
+            let local = holder.local_addr()?;
+            (Some(holder), local)
+        } else {
+            (None, core.bind_without_kernel(address, &how)?)
+        };
+        let id = core.allocate_channel()?;
+        let mut channels = Vec::with_capacity(core.queues.len());
+        for queue in &core.queues {
+            channels.push(lock(&queue.poller).open_channel(id, DEFAULT_RECEIVE_LIMIT)?);
+        }
+        let inner =
+            Arc::new(SocketInner::new(id, holder, local, channels, DEFAULT_RECEIVE_LIMIT, how.only_v6));
+        core.register(inner.clone());
+        let socket = UdpSocket {
+            inner,
+            stack: stack.clone(),
+            nonblocking: AtomicBool::new(false),
+            read_timeout: AtomicU64::new(0),
+            empty_receives: AtomicU64::new(0),
+        };
+        // From here on dropping `socket` undoes what was done.
+        core.listen(&socket.inner)?;
+        Ok(socket)
+    }
+
+    /// The address the socket is bound to; after [`UdpSocket::connect`] the one
+    /// it sends from.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.inner.ends().local)
+    }
+
+    /// The peer.
+    ///
+    /// # Errors
+    /// ENOTCONN.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.peer().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
+    }
+
+    /// Fixes the peer: only its datagrams are received from now on, ICMP errors
+    /// about the flow are reported, and [`UdpSocket::send`] works. The driver
+    /// finds the socket by both addresses.
+    ///
+    /// # Errors
+    /// ENETUNREACH, EINVAL, EAFNOSUPPORT as the kernel says; ENOBUFS when the
+    /// flow table's bucket is full.
+    pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        let core = self.stack.core();
+        let _binding = lock(&core.binding);
+        let before = self.inner.ends();
+        let local = match &self.inner.holder {
+            Some(holder) => {
+                holder.connect(peer)?;
+                holder.local_addr()?
+            }
+            None => match core.route(peer, None) {
+                Route::Link { source, .. } => SocketAddr::new(source, before.local.port()),
+                Route::Kernel => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+            },
+        };
+        core.tables.connect(Protocol::Udp, canonical(local), canonical(peer), self.inner.id())?;
+        if let Some(old) = before.peer {
+            core.tables.disconnect(Protocol::Udp, canonical(before.local), canonical(old));
+        }
+        *lock(&self.inner.ends) = Ends { local, peer: Some(peer), ..before };
+        core.unlisten(&self.inner)
+    }
+
+    /// Sends to an address.
+    ///
+    /// # Errors
+    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES as the
+    /// kernel's routes say; EAGAIN when nonblocking and no frame is free; an
+    /// error that ICMP reported about an earlier datagram of a connected socket.
+    pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
+        self.take_pending()?;
+        self.send_one(payload, destination, true)
+    }
+
+    /// Sends to the peer.
+    ///
+    /// # Errors
+    /// EDESTADDRREQ without [`UdpSocket::connect`]; as [`UdpSocket::send_to`].
+    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        let peer = self
+            .inner
+            .peer()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
+        self.take_pending()?;
+        self.send_one(payload, peer, true)
+    }
+
+    /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
+    /// system call.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`].
+    pub fn queue_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
+        self.send_one(payload, destination, false).map(drop)
+    }
+
+    /// Sends what was queued.
+    ///
+    /// # Errors
+    /// ENETDOWN and what else the device reports.
+    pub fn flush(&self) -> io::Result<()> {
+        match self.transmit_queue() {
+            Some(queue) => lock(&queue.transmitter).flush(),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a batch with one system call; stops at the first datagram that
+    /// cannot be sent. Returns how many were.
+    ///
+    /// # Errors
+    /// The first datagram's error, when it was the first.
+    pub fn send_batch<'a>(
+        &self,
+        batch: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        let mut sent = 0;
+        for (payload, destination) in batch {
+            match self.queue_to(payload, destination) {
+                Ok(()) => sent += 1,
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.flush()?;
+        Ok(sent)
+    }
+
+    /// Receives one datagram; a longer one is cut to the buffer, as by Linux.
+    ///
+    /// # Errors
+    /// EAGAIN when nonblocking or at the timeout, EINTR, and what ICMP reported
+    /// about a connected socket's flow (ECONNREFUSED, EHOSTUNREACH, …).
+    pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let mut result = None;
+        self.recv_batch(1, |received| {
+            let length = received.payload.len().min(buffer.len());
+            if let (Some(to), Some(from)) = (buffer.get_mut(..length), received.payload.get(..length)) {
+                to.copy_from_slice(from);
+            }
+            result = Some((length, received.source));
+        })?;
+        result.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Receives one datagram's payload.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.recv_from(buffer).map(|(length, _)| length)
+    }
+
+    /// Receives up to `limit` datagrams without copying: `each` sees them in
+    /// the frames they came in. Waits for the first unless nonblocking. Returns
+    /// how many there were, at least one unless `limit` is 0.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
+    /// lost to an error: it is reported by the next call.
+    pub fn recv_batch(&self, limit: usize, mut each: impl FnMut(Received<'_>)) -> io::Result<usize> {
+        if limit == 0 {
+            return Ok(0);
+        }
+        let v6 = self.inner.ends().bound.is_ipv6();
+        // A dual-stack socket names IPv4 peers as Linux does.
+        let mut mapped = |received: Received<'_>| match (v6, received.source) {
+            (true, SocketAddr::V4(_)) => each(Received {
+                source: to_v6(received.source),
+                destination: to_v6(received.destination),
+                ..received
+            }),
+            _ => each(received),
+        };
+        self.receive(limit, &mut mapped)
+    }
+
+    fn receive(&self, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+        let core = self.stack.core();
+        let deadline = self.read_timeout().map(|timeout| Instant::now() + timeout);
+        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let mut polled = false;
+        loop {
+            self.take_pending()?;
+            let given = self.inner.drain(core, limit, each);
+            if given > 0 {
+                return Ok(given);
+            }
+            if self.inner.kernel_is_ready() {
+                match self.inner.drain_kernel(limit, each)? {
+                    0 => continue,
+                    given => return Ok(given),
+                }
+            }
+            if !polled && (nonblocking || core.is_busy()) {
+                polled = true;
+                core.round(false)?;
+                continue;
+            }
+            self.take_pending()?;
+            if nonblocking {
+                if self.empty_receives.fetch_add(1, Ordering::Relaxed) % ASK_KERNEL_EVERY == 0 {
+                    let given = self.inner.drain_kernel(limit, each)?;
+                    if given > 0 {
+                        return Ok(given);
+                    }
+                }
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            polled = false;
+            if !core.sleep(&[&self.inner], deadline)? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+
+    /// Makes receiving and sending return EAGAIN instead of waiting.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bounds how long receiving waits (SO_RCVTIMEO).
+    ///
+    /// # Errors
+    /// EINVAL for a zero duration.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let nanoseconds = match timeout {
+            None => 0,
+            Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
+            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+        };
+        self.read_timeout.store(nanoseconds, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The bound on waiting, if any.
+    pub fn read_timeout(&self) -> Option<Duration> {
+        match self.read_timeout.load(Ordering::Relaxed) {
+            0 => None,
+            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// Sets how many frames may wait for this socket on each queue, 1 to
+    /// 65,536; the driver drops the excess. What SO_RCVBUF is to Linux, in
+    /// frames instead of bytes.
+    ///
+    /// # Errors
+    /// EINVAL out of range.
+    pub fn set_receive_limit(&self, frames: u32) -> io::Result<()> {
+        if !(1..=65_536).contains(&frames) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.inner.limit.store(frames, Ordering::Relaxed);
+        let core = self.stack.core();
+        for queue in &core.queues {
+            core.tables.set_limit(queue.shared.queue(), self.inner.id().index(), frames);
+        }
+        Ok(())
+    }
+
+    /// Frames that may wait for this socket on each queue.
+    pub fn receive_limit(&self) -> u32 {
+        self.inner.limit()
+    }
+
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
+    ///
+    /// # Errors
+    /// What the kernel socket reports.
+    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
+        if let Some(holder) = &self.inner.holder {
+            holder.set_traffic_class(tos)?;
+        }
+        self.inner.traffic_class.store(tos, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
+    ///
+    /// # Errors
+    /// EINVAL for 0.
+    pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
+        if ttl == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if let Some(holder) = &self.inner.holder {
+            holder.set_hop_limit(ttl)?;
+        }
+        self.inner.hop_limit.store(ttl, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the priority among the stack's sockets, 0 (default) to 6:
+    /// [`Stack::wait`] reports higher ones first, and when frame memory runs
+    /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
+    /// is to Linux.
+    ///
+    /// # Errors
+    /// EINVAL over 6.
+    pub fn set_priority(&self, priority: u8) -> io::Result<()> {
+        if priority > 6 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.inner.priority.store(priority, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the pending error, if any (SO_ERROR).
+    ///
+    /// # Errors
+    /// What the kernel socket reports.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        if let Some(error) = self.inner.take_error() {
+            return Ok(Some(error));
+        }
+        self.inner.holder.as_ref().map_or(Ok(None), Holder::take_error)
+    }
+
+    fn take_pending(&self) -> io::Result<()> {
+        self.inner.take_error().map_or(Ok(()), Err)
+    }
+
+    fn transmit_queue(&self) -> Option<&crate::stack::QueueHandle> {
+        let queues = &self.stack.core().queues;
+        // Answers leave by the queue their questions came in on.
+        queues.get(self.inner.last_queue.load(Ordering::Relaxed)).or_else(|| queues.first())
+    }
+
+    fn send_one(&self, payload: &[u8], destination: SocketAddr, flush: bool) -> io::Result<usize> {
+        let errno = |errno| Err(io::Error::from_raw_os_error(errno));
+        if payload.len() > PAYLOAD_MAX {
+            return errno(libc::EMSGSIZE);
+        }
+        if destination.port() == 0 {
+            return errno(libc::EINVAL);
+        }
+        let ends = self.inner.ends();
+        let wire = canonical(destination);
+        if ends.bound.is_ipv4() && wire.is_ipv6() {
+            return errno(libc::EAFNOSUPPORT);
+        }
+        let core = self.stack.core();
+        let bound = ends.local.ip().to_canonical();
+        let source = (!bound.is_unspecified()).then_some(bound);
+        let route = if stays_with_kernel(wire.ip()) { Route::Kernel } else { core.route(wire, source) };
+        let Some(queue) = self.transmit_queue() else { return errno(libc::ENETDOWN) };
+        if let Route::Link { source, neighbour } = route
+            && source.is_ipv4() == wire.is_ipv4()
+        {
+            let heading = Heading {
+                source: SocketAddr::new(source, ends.local.port()),
+                destination: wire,
+                neighbour,
+                traffic_class: self.inner.traffic_class.load(Ordering::Relaxed),
+                hop_limit: self.inner.hop_limit.load(Ordering::Relaxed),
+            };
+            let give_up = Instant::now() + SEND_PATIENCE;
+            loop {
+                let mut transmitter = lock(&queue.transmitter);
+                if !transmitter.fits(wire, payload.len()) {
+                    break;
+                }
+                match transmitter.queue(&heading, payload) {
+                    Ok(()) if flush => return transmitter.flush().map(|()| payload.len()),
+                    Ok(()) => return Ok(payload.len()),
+                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                        drop(transmitter);
+                        if self.nonblocking.load(Ordering::Relaxed) {
+                            return Err(io::ErrorKind::WouldBlock.into());
+                        }
+                        if Instant::now() >= give_up {
+                            return Err(error);
+                        }
+                        std::thread::yield_now();
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        match &self.inner.holder {
+            Some(holder) => {
+                let destination = if ends.bound.is_ipv6() { to_v6(destination) } else { wire };
+                let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
+                holder.send_to(payload, destination, connected)
+            }
+            None => errno(libc::ENETUNREACH),
+        }
+    }
+}
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        let core = self.stack.core();
+        let _binding = lock(&core.binding);
+        core.unregister(&self.inner);
+        let channels: Vec<Channel> = self.inner.close(core);
+        for (queue, channel) in core.queues.iter().zip(channels) {
+            lock(&queue.poller).close_channel(channel);
+        }
+    }
+}
+
+/// Multicast, broadcast and addresses that need a scope are the kernel's.
+fn stays_with_kernel(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified() || v4.is_loopback(),
+        IpAddr::V6(v6) => {
+            v6.is_multicast() || v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local()
+        }
+    }
+}
+
+/// An IPv4-mapped address as IPv4.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// An IPv4 address as IPv4-mapped.
+fn to_v6(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(IpAddr::V6(v4.to_ipv6_mapped()), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+impl Core {
+    /// Enters a socket under its channel number.
+    fn register(&self, socket: Arc<SocketInner>) {
+        let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
+        let number = socket.id().index() as usize;
+        if let Some(place) = sockets.get_mut(number) {
+            *place = Some(socket);
+        }
+    }
+
+    /// Removes a socket and its table entries.
+    fn unregister(&self, socket: &Arc<SocketInner>) {
+        {
+            let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(place) = sockets.get_mut(socket.id().index() as usize) {
+                *place = None;
+            }
+        }
+        let ends = socket.ends();
+        if let Some(peer) = ends.peer {
+            self.tables.disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
+        }
+        // A port that no table entry names any more costs the driver one look.
+        let _ = self.unlisten(socket);
+        let (address, port) = bound_key(ends.bound);
+        if !self.port_in_use(address, port) {
+            let _ = self.tables.disown_port(Protocol::Udp, address, port);
+        }
+    }
+
+    /// Makes the driver give the socket its port's datagrams.
+    fn listen(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
+        let (address, port) = bound_key(socket.ends().bound);
+        self.tables.listen(Protocol::Udp, address, port, socket.id())?;
+        self.tables.own_port(
+            Protocol::Udp,
+            address,
+            port,
+            tidewall_device::afxdp::EMBEDDED_APPLICATION,
+        )
+    }
+
+    /// The socket no longer takes datagrams from anyone; another one that
+    /// shares the port takes its place.
+    fn unlisten(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
+        let (address, port) = bound_key(socket.ends().bound);
+        self.tables.unlisten(Protocol::Udp, address, port);
+        let heir = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets
+                .iter()
+                .flatten()
+                .find(|other| {
+                    other.id() != socket.id()
+                        && other.peer().is_none()
+                        && bound_key(other.ends().bound) == (address, port)
+                        && other.families() == socket.families()
+                })
+                .cloned()
+        };
+        match heir {
+            Some(heir) => self.listen(&heir),
+            None => Ok(()),
+        }
+    }
+
+    fn port_in_use(&self, address: Option<IpAddr>, port: u16) -> bool {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        sockets.iter().flatten().any(|other| bound_key(other.ends().bound) == (address, port))
+    }
+
+    /// The in-memory device's ports.
+    fn bind_without_kernel(&self, address: SocketAddr, how: &BindOptions) -> io::Result<SocketAddr> {
+        let taken = |port: u16| {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets.iter().flatten().any(|other| other.ends().local.port() == port)
+        };
+        let shared = how.reuse_address || how.reuse_port;
+        match address.port() {
+            0 => (32_768..=60_999)
+                .find(|&port| !taken(port))
+                .map(|port| SocketAddr::new(address.ip(), port))
+                .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            port if taken(port) && !shared => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            _ => Ok(address),
+        }
+    }
+}
+
+/// How the tables name a bound address: `None` for any.
+fn bound_key(bound: SocketAddr) -> (Option<IpAddr>, u16) {
+    let address = bound.ip().to_canonical();
+    ((!address.is_unspecified()).then_some(address), bound.port())
+}

@@ -1,0 +1,139 @@
+//! Sleeping until a socket has something, without a thread of our own.
+//!
+//! Of the threads that sleep on sockets of one stack, one *leads*: it sleeps on
+//! the device too, and when frames arrive it sorts them and wakes the others'
+//! waiters. A leader that returns to its application wakes a follower, which
+//! leads in its place. So an idle stack has no thread that runs, and a frame
+//! wakes one thread, not all.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::raw::poll::WakeFd;
+
+/// A sleeping thread.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    wake: WakeFd,
+    /// Whether `wake` is signalled, so that nobody pays for a system call that
+    /// would change nothing.
+    signalled: AtomicBool,
+}
+
+impl Waiter {
+    pub(crate) fn signal(&self) {
+        if !self.signalled.swap(true, Ordering::AcqRel) {
+            self.wake.signal();
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.wake.descriptor()
+    }
+
+    pub(crate) fn clear(&self) {
+        if self.signalled.load(Ordering::Acquire) {
+            self.wake.clear();
+            self.signalled.store(false, Ordering::Release);
+        }
+    }
+}
+
+thread_local! {
+    static WAITER: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread's waiter; one descriptor a thread, made at first use.
+pub(crate) fn thread_waiter() -> io::Result<Arc<Waiter>> {
+    WAITER.with(|slot| {
+        let mut slot = slot.borrow_mut();
+        match &*slot {
+            Some(waiter) => Ok(waiter.clone()),
+            None => {
+                let waiter = Arc::new(Waiter {
+                    wake: WakeFd::new()?,
+                    signalled: AtomicBool::new(false),
+                });
+                Ok(slot.insert(waiter).clone())
+            }
+        }
+    })
+}
+
+/// Threads that wait for one thing.
+#[derive(Debug, Default)]
+pub(crate) struct WaitList {
+    /// Length of `list`; read without the lock by those who wake.
+    count: AtomicUsize,
+    list: Mutex<Vec<Arc<Waiter>>>,
+}
+
+impl WaitList {
+    pub(crate) fn enter(&self, waiter: &Arc<Waiter>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.push(waiter.clone());
+        self.count.store(list.len(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|other| !Arc::ptr_eq(other, waiter));
+        self.count.store(list.len(), Ordering::SeqCst);
+    }
+
+    /// Wakes everyone here. A waiter looks for data after `enter` and before
+    /// it sleeps, so data made visible before this call is never missed: the
+    /// fences order "append, then read count" against "count, then look".
+    pub(crate) fn wake_all(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for waiter in self.list.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            waiter.signal();
+        }
+    }
+
+    /// Wakes one thread other than `except`.
+    pub(crate) fn wake_one(&self, except: &Arc<Waiter>) {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiter) = list.iter().find(|other| !Arc::ptr_eq(other, except)) {
+            waiter.signal();
+        }
+    }
+}
+
+/// Who leads. Taken by at most one sleeper at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Leadership {
+    taken: AtomicBool,
+    /// Everyone asleep on this stack.
+    sleepers: WaitList,
+}
+
+impl Leadership {
+    /// Enters the sleepers; true when the caller leads.
+    pub(crate) fn sleep(&self, waiter: &Arc<Waiter>) -> bool {
+        self.sleepers.enter(waiter);
+        self.lead()
+    }
+
+    /// Tries to lead, for a sleeper that was woken without data.
+    pub(crate) fn lead(&self) -> bool {
+        !self.taken.swap(true, Ordering::AcqRel)
+    }
+
+    /// Leaves the sleepers, and hands leadership on if the caller had it.
+    pub(crate) fn wake(&self, waiter: &Arc<Waiter>, led: bool) {
+        self.sleepers.leave(waiter);
+        if led {
+            self.taken.store(false, Ordering::Release);
+            self.sleepers.wake_one(waiter);
+        }
+    }
+}
