@@ -1,0 +1,295 @@
+//! The closed loop without its socket: which request goes next, which reply
+//! answers what, what is lost. Times go in as nanoseconds.
+
+use std::collections::VecDeque;
+
+use crate::report::PingCounts;
+use crate::spec::PingSpec;
+
+/// Pause after a request that could not be sent, ns.
+const RETRY_AFTER: u64 = 1_000_000;
+
+/// A place in flight.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Number of its request; its remainder by the number of slots is the
+    /// slot's own index.
+    number: u64,
+    /// When the request was sent; `None` while there is none.
+    sent_at: Option<u64>,
+    /// When the next request may be sent.
+    ready_at: u64,
+}
+
+/// The requests in flight.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    slots: Vec<Slot>,
+    /// Slots without a request.
+    idle: VecDeque<usize>,
+    timeout: u64,
+    interval: u64,
+    /// The bits of a number that the payload has room for.
+    mask: u64,
+    /// No request in flight expires before this time.
+    expiry: u64,
+    counts: PingCounts,
+}
+
+impl Exchange {
+    pub(crate) fn new(spec: &PingSpec) -> Self {
+        let count = spec.outstanding.max(1);
+        let bytes = u32::from(spec.payload.min(8));
+        Exchange {
+            slots: (0..u64::from(count))
+                .map(|number| Slot {
+                    number,
+                    sent_at: None,
+                    ready_at: 0,
+                })
+                .collect(),
+            idle: (0..usize::from(count)).collect(),
+            timeout: u64::try_from(spec.timeout.as_nanos()).unwrap_or(u64::MAX),
+            interval: u64::try_from(spec.interval.as_nanos()).unwrap_or(u64::MAX),
+            mask: u64::MAX.checked_shr(64 - 8 * bytes).unwrap_or(0),
+            expiry: u64::MAX,
+            counts: PingCounts::default(),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> PingCounts {
+        self.counts
+    }
+
+    /// Counts an error of the socket.
+    pub(crate) fn error(&mut self) {
+        self.counts.errors += 1;
+    }
+
+    /// The request that [`Exchange::next_request`] gave could not be sent: not
+    /// before a while, so that an unreachable destination does not keep the
+    /// processor busy.
+    pub(crate) fn not_sent(&mut self, now: u64) {
+        if let Some(slot) = self
+            .idle
+            .front()
+            .and_then(|&index| self.slots.get_mut(index))
+        {
+            slot.ready_at = now.saturating_add(RETRY_AFTER);
+        }
+    }
+
+    /// The number of a request that may be sent now, to be written into the
+    /// first bytes of its payload. Tell [`Exchange::sent`] when it was.
+    pub(crate) fn next_request(&mut self, now: u64) -> Option<u64> {
+        let ready = self.idle.iter().position(|&slot| {
+            self.slots
+                .get(slot)
+                .is_some_and(|slot| slot.ready_at <= now)
+        })?;
+        // At the front, where `sent` takes it from.
+        self.idle.swap(0, ready);
+        self.slots.get(*self.idle.front()?).map(|slot| slot.number)
+    }
+
+    /// The request that [`Exchange::next_request`] gave was sent at `now`.
+    pub(crate) fn sent(&mut self, now: u64) {
+        let Some(index) = self.idle.pop_front() else {
+            return;
+        };
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        slot.sent_at = Some(now);
+        slot.ready_at = now.saturating_add(self.interval);
+        self.expiry = self.expiry.min(now.saturating_add(self.timeout));
+        self.counts.sent += 1;
+    }
+
+    /// Takes a reply that came at `now`; its round-trip time, ns, when it
+    /// answers a request in flight.
+    pub(crate) fn reply(&mut self, payload: &[u8], now: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        for (to, from) in bytes.iter_mut().zip(payload) {
+            *to = *from;
+        }
+        let number = u64::from_le_bytes(bytes) & self.mask;
+        let count = self.slots.len() as u64;
+        let index = if self.mask == u64::MAX {
+            usize::try_from(number % count).ok()
+        } else {
+            self.slots
+                .iter()
+                .position(|slot| slot.sent_at.is_some() && slot.number & self.mask == number)
+        };
+        let slot = index.and_then(|index| Some((index, self.slots.get_mut(index)?)));
+        let Some((index, slot)) = slot.filter(|(_, slot)| slot.number & self.mask == number) else {
+            self.counts.unexpected += 1;
+            return None;
+        };
+        let Some(sent_at) = slot.sent_at.take() else {
+            self.counts.unexpected += 1;
+            return None;
+        };
+        slot.number = slot.number.wrapping_add(count);
+        self.idle.push_back(index);
+        self.counts.echoed += 1;
+        Some(now.saturating_sub(sent_at))
+    }
+
+    /// Gives up the requests whose time is over.
+    pub(crate) fn expire(&mut self, now: u64) {
+        if now < self.expiry {
+            return;
+        }
+        let count = self.slots.len() as u64;
+        self.expiry = u64::MAX;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let Some(sent_at) = slot.sent_at else {
+                continue;
+            };
+            let expiry = sent_at.saturating_add(self.timeout);
+            if now < expiry {
+                self.expiry = self.expiry.min(expiry);
+                continue;
+            }
+            slot.sent_at = None;
+            slot.number = slot.number.wrapping_add(count);
+            self.idle.push_back(index);
+            self.counts.lost += 1;
+        }
+    }
+
+    /// When there is something to do again unless a reply comes first.
+    pub(crate) fn deadline(&self) -> u64 {
+        self.idle
+            .iter()
+            .filter_map(|&slot| self.slots.get(slot))
+            .map(|slot| slot.ready_at)
+            .fold(self.expiry, u64::min)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn exchange(change: impl FnOnce(&mut PingSpec)) -> Exchange {
+        let mut spec = PingSpec::new("10.0.0.2:7".parse().unwrap());
+        spec.timeout = Duration::from_micros(100);
+        change(&mut spec);
+        assert!(spec.check().is_ok());
+        Exchange::new(&spec)
+    }
+
+    /// Sends all that may be sent at `now`.
+    fn send(exchange: &mut Exchange, now: u64) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        while let Some(number) = exchange.next_request(now) {
+            exchange.sent(now);
+            numbers.push(number);
+        }
+        numbers
+    }
+
+    #[test]
+    fn one_request_at_a_time() {
+        let mut exchange = exchange(|_| ());
+        assert_eq!(send(&mut exchange, 1000), [0]);
+        assert_eq!(exchange.deadline(), 101_000);
+        assert_eq!(exchange.reply(&0u64.to_le_bytes(), 9500), Some(8500));
+        assert_eq!(send(&mut exchange, 9600), [1]);
+        let counts = exchange.counts();
+        assert_eq!((counts.sent, counts.echoed, counts.lost), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_lost_request_is_replaced_and_its_late_reply_not_counted() {
+        let mut exchange = exchange(|_| ());
+        assert_eq!(send(&mut exchange, 0), [0]);
+        exchange.expire(99_999);
+        assert_eq!(exchange.next_request(99_999), None);
+        exchange.expire(100_000);
+        assert_eq!(send(&mut exchange, 100_000), [1]);
+        assert_eq!(exchange.reply(&0u64.to_le_bytes(), 100_001), None);
+        assert_eq!(exchange.reply(&1u64.to_le_bytes(), 100_002), Some(2));
+        assert_eq!(
+            exchange.reply(&1u64.to_le_bytes(), 100_003),
+            None,
+            "repeated"
+        );
+        let counts = exchange.counts();
+        assert_eq!(
+            (counts.sent, counts.echoed, counts.lost, counts.unexpected),
+            (2, 1, 1, 2)
+        );
+    }
+
+    #[test]
+    fn replies_may_come_in_any_order() {
+        for payload in [1, 2, 8, 1400] {
+            let mut exchange = exchange(|spec| (spec.outstanding, spec.payload) = (3, payload));
+            let mut now = 0;
+            for round in 0..300 {
+                let mut numbers = send(&mut exchange, now);
+                assert_eq!(numbers.len(), 3, "round {round}");
+                numbers.rotate_left(round % 3);
+                for number in numbers {
+                    now += 10;
+                    let mut reply = number.to_le_bytes().to_vec();
+                    reply.resize(payload.into(), 0);
+                    assert!(exchange.reply(&reply, now).is_some(), "round {round}");
+                }
+            }
+            assert_eq!(exchange.counts().echoed, 900);
+            assert_eq!(exchange.counts().unexpected, 0);
+        }
+    }
+
+    #[test]
+    fn requests_expire_each_in_its_time() {
+        let mut exchange = exchange(|spec| spec.outstanding = 2);
+        assert_eq!(exchange.next_request(0), Some(0));
+        exchange.sent(0);
+        assert_eq!(exchange.next_request(60_000), Some(1));
+        exchange.sent(60_000);
+        exchange.expire(100_000);
+        assert_eq!(exchange.counts().lost, 1);
+        assert_eq!(send(&mut exchange, 120_000), [2]);
+        assert_eq!(exchange.deadline(), 160_000);
+        exchange.expire(160_000);
+        assert_eq!(exchange.counts().lost, 2);
+    }
+
+    #[test]
+    fn an_interval_holds_the_next_request_back() {
+        let mut exchange = exchange(|spec| spec.interval = Duration::from_micros(50));
+        assert_eq!(send(&mut exchange, 0), [0]);
+        assert!(exchange.reply(&0u64.to_le_bytes(), 10).is_some());
+        assert_eq!(exchange.next_request(49_999), None);
+        assert_eq!(exchange.deadline(), 50_000);
+        assert_eq!(send(&mut exchange, 50_000), [1]);
+    }
+
+    #[test]
+    fn a_request_that_could_not_be_sent_waits_for_a_millisecond() {
+        let mut exchange = exchange(|_| ());
+        assert_eq!(exchange.next_request(5), Some(0));
+        exchange.error();
+        exchange.not_sent(5);
+        assert_eq!(exchange.next_request(1_000_004), None);
+        assert_eq!(exchange.deadline(), 1_000_005);
+        assert_eq!(send(&mut exchange, 1_000_005), [0]);
+        assert_eq!((exchange.counts().errors, exchange.counts().sent), (1, 1));
+    }
+
+    #[test]
+    fn an_empty_payload_is_answered_by_any_reply() {
+        let mut exchange = exchange(|spec| spec.payload = 0);
+        for now in 0..5 {
+            assert_eq!(send(&mut exchange, now), [now]);
+            assert_eq!(exchange.reply(&[], now), Some(0));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! XDP test runs with live frames: what reaches the peer of a veth is an
+//! `xdp_frame` with no skb around it, as from a driver.
+
+use std::io;
+
+use super::{Sender, Sent, Sources, template};
+use crate::neighbour::{LinkKind, Path};
+use crate::netlink::transmits_xdp_frames;
+use crate::raw_bpf::Redirect;
+use crate::spec::BlastSpec;
+use crate::template::Template;
+
+/// Runs the redirecting program once a packet, a burst with one system call.
+pub(super) struct FrameSender {
+    program: Redirect,
+    template: Template,
+    bytes: Vec<u8>,
+    sources: Sources,
+    /// True when the source differs between bursts.
+    rewrite: bool,
+}
+
+impl FrameSender {
+    pub(super) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Self> {
+        check_peer(path)?;
+        let program = Redirect::new(path.link.index).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "cannot prepare XDP frames: {error} (it needs CAP_BPF, CAP_NET_ADMIN and \
+                     CAP_SYS_ADMIN)"
+                ),
+            )
+        })?;
+        let sources = Sources::new(spec, path);
+        let template = template(spec, path, &sources)?;
+        Ok(FrameSender {
+            program,
+            bytes: template.frame().to_vec(),
+            template,
+            sources,
+            rewrite: spec.spoof.is_some() || spec.flows > 1,
+        })
+    }
+}
+
+/// Redirection to an interface that transmits no XDP frames would fail without
+/// a word.
+fn check_peer(path: &Path) -> io::Result<()> {
+    let name = &path.link.name;
+    match transmits_xdp_frames(path.link.index) {
+        Ok(true) => Ok(()),
+        Ok(false) if path.link.kind == LinkKind::Veth => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "the peer of {name} takes no XDP frames: attach XDP to it, or turn on GRO there \
+                 with `ethtool -K PEER gro on`"
+            ),
+        )),
+        Ok(false) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("{name} transmits no XDP frames: use the skb or the socket sender"),
+        )),
+        // Linux before 6.3 cannot say; the interface's counters will.
+        Err(_) => Ok(()),
+    }
+}
+
+impl Sender for FrameSender {
+    fn send(&mut self, count: u32) -> io::Result<Sent> {
+        if self.rewrite {
+            let source = self.sources.next();
+            self.template
+                .set_source(&mut self.bytes, source.ip(), source.port());
+        }
+        match self.program.send(&self.bytes, count) {
+            Ok(()) => Ok(Sent {
+                sent: count.into(),
+                ring_full: 0,
+            }),
+            // The pool of frames could not be made.
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => Ok(Sent {
+                sent: 0,
+                ring_full: count.into(),
+            }),
+            // Interrupted after some of the frames; sending all again would
+            // exceed the rate.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Sent {
+                sent: count.into(),
+                ring_full: 0,
+            }),
+            Err(error) => Err(io::Error::new(
+                error.kind(),
+                format!("cannot run XDP on live frames: {error} (Linux 5.18 or later can)"),
+            )),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The ways a burst of packets leaves this process.
+
+mod frame;
+mod skb;
+mod socket;
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::neighbour::Path;
+use crate::spec::{BlastSpec, DEFAULT_SOURCE_PORT, SenderKind};
+use crate::template::{Ends, Template, scatter};
+
+/// Packets of one burst; what is in neither count was not asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// Taken by the kernel.
+    pub(crate) sent: u64,
+    /// Given up: no room.
+    pub(crate) ring_full: u64,
+}
+
+/// One way of sending.
+pub(crate) trait Sender {
+    /// Sends the next `count` packets, as many as there is room for.
+    fn send(&mut self, count: u32) -> io::Result<Sent>;
+}
+
+/// Opens the sender that the specification names. It must have been checked.
+pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>> {
+    Ok(match spec.kind {
+        SenderKind::Skb => Box::new(skb::SkbSender::open(spec, path)?),
+        SenderKind::Frame => Box::new(frame::FrameSender::open(spec, path)?),
+        SenderKind::Socket => Box::new(socket::SocketSender::open(spec, path)?),
+    })
+}
+
+/// Most packets of a burst when the specification does not say.
+pub(crate) fn burst_most(kind: SenderKind, beside_ping: bool) -> u32 {
+    match (kind, beside_ping) {
+        (SenderKind::Frame, false) => 256,
+        (SenderKind::Frame, true) | (_, false) => 32,
+        (_, true) => 8,
+    }
+}
+
+/// The sources of a stream, one packet after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    first: SocketAddr,
+    flows: u16,
+    spoof: Option<crate::Prefix>,
+    packet: u64,
+}
+
+impl Sources {
+    fn new(spec: &BlastSpec, path: &Path) -> Self {
+        let port = spec.source_port.unwrap_or(DEFAULT_SOURCE_PORT);
+        Sources {
+            first: SocketAddr::new(path.source, port),
+            flows: spec.flows.max(1),
+            spoof: spec.spoof,
+            packet: 0,
+        }
+    }
+
+    /// The source of the next packet.
+    fn next(&mut self) -> SocketAddr {
+        let packet = self.packet;
+        self.packet = packet.wrapping_add(1);
+        // Under `flows`, a u16.
+        let flow = (packet % u64::from(self.flows)) as u16;
+        let address = match self.spoof {
+            None => self.first.ip(),
+            Some(prefix) => {
+                let high = match prefix.address().is_ipv6() {
+                    true => u128::from(scatter(!packet)) << 64,
+                    false => 0,
+                };
+                prefix.with_host_bits(high | u128::from(scatter(packet)))
+            }
+        };
+        SocketAddr::new(address, self.first.port().wrapping_add(flow))
+    }
+}
+
+/// The frame of a stream's first source.
+fn template(spec: &BlastSpec, path: &Path, sources: &Sources) -> io::Result<Template> {
+    let ends = Ends {
+        source_mac: path.link.mac,
+        destination_mac: path.destination_mac,
+        source: sources.first,
+        destination: spec.destination,
+    };
+    Template::new(&ends, spec.payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::neighbour::{Link, LinkKind};
+    use std::collections::HashSet;
+
+    fn sources(change: impl FnOnce(&mut BlastSpec)) -> Sources {
+        let mut spec = BlastSpec::new(SenderKind::Skb, "10.0.0.2:9".parse().unwrap());
+        change(&mut spec);
+        spec.check().unwrap();
+        let source = spec
+            .spoof
+            .map_or("10.0.0.1".parse().unwrap(), |prefix| prefix.address());
+        let link = Link {
+            name: "x".into(),
+            index: 1,
+            mac: Default::default(),
+            mtu: 1500,
+            kind: LinkKind::Veth,
+        };
+        Sources::new(
+            &spec,
+            &Path {
+                link,
+                source,
+                destination_mac: Default::default(),
+            },
+        )
+    }
+
+    #[test]
+    fn flows_take_turns() {
+        let mut sources = sources(|spec| (spec.flows, spec.source_port) = (3, Some(65533)));
+        let ports: Vec<u16> = (0..5).map(|_| sources.next().port()).collect();
+        assert_eq!(ports, [65533, 65534, 65535, 65533, 65534]);
+    }
+
+    #[test]
+    fn varied_sources_stay_in_their_prefix() {
+        for (prefix, destination, most) in [
+            ("10.7.0.0/16", "10.0.0.2:9", 65536),
+            ("fd07::/48", "[fd00::2]:9", usize::MAX),
+        ] {
+            let mut sources = sources(|spec| {
+                spec.spoof = Some(prefix.parse().unwrap());
+                spec.destination = destination.parse().unwrap();
+            });
+            let seen: HashSet<_> = (0..1000).map(|_| sources.next().ip()).collect();
+            let start = &prefix[..5];
+            assert!(
+                seen.iter()
+                    .all(|address| address.to_string().starts_with(start))
+            );
+            assert!((950..=most).contains(&seen.len()), "{}", seen.len());
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! AF_XDP transmission in copy mode.
+
+use std::collections::VecDeque;
+use std::io;
+
+use tidewall_device::frame::{Frame, FrameMemory};
+use tidewall_device::queue::Transmit;
+
+use super::{Sender, Sent, Sources, template};
+use crate::neighbour::Path;
+use crate::spec::BlastSpec;
+use crate::template::Template;
+
+/// Frames of the transmitter: several of the largest bursts.
+const FRAMES: u32 = 1024;
+
+/// Sends frames that were written once; only the source of a frame is written
+/// again, where it varies.
+pub(super) struct SkbSender {
+    transmit: Box<dyn Transmit>,
+    memory: FrameMemory,
+    template: Template,
+    sources: Sources,
+    /// True when frame and source do not stay together.
+    rewrite: bool,
+    /// Frames with the kernel are in neither list.
+    free: VecDeque<Frame>,
+    reclaimed: Vec<Frame>,
+}
+
+impl SkbSender {
+    pub(super) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Self> {
+        let name = &path.link.name;
+        let (transmit, memory, frames) = tidewall_device::afxdp::open_transmitter(
+            name, spec.queue, FRAMES,
+        )
+        .map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "no AF_XDP transmission on queue {} of {name}: {error} \
+                         (it needs CAP_NET_RAW; the socket sender needs nothing)",
+                    spec.queue
+                ),
+            )
+        })?;
+        Self::new(spec, path, transmit, memory, frames)
+    }
+
+    fn new(
+        spec: &BlastSpec,
+        path: &Path,
+        transmit: Box<dyn Transmit>,
+        memory: FrameMemory,
+        mut frames: Vec<Frame>,
+    ) -> io::Result<Self> {
+        let mut sources = Sources::new(spec, path);
+        let template = template(spec, path, &sources)?;
+        let flows = usize::from(spec.flows.max(1));
+        let rewrite = spec.spoof.is_some() || flows > frames.len();
+        if !rewrite {
+            // Frames come back in the order they went: with a whole number of
+            // rounds of flows, each can keep its flow.
+            frames.truncate(frames.len() - frames.len() % flows);
+        }
+        let headroom = transmit.headroom();
+        for frame in &mut frames {
+            let source = sources.next();
+            let bytes = extend(frame, &memory, headroom, &template);
+            if let Some(bytes) = bytes.get_mut(..template.frame().len()) {
+                bytes.copy_from_slice(template.frame());
+                template.set_source(bytes, source.ip(), source.port());
+            }
+        }
+        Ok(SkbSender {
+            transmit,
+            memory,
+            template,
+            sources: Sources::new(spec, path),
+            rewrite,
+            free: frames.into(),
+            reclaimed: Vec::new(),
+        })
+    }
+
+    /// A frame to send, if the kernel has given one back.
+    fn take(&mut self) -> io::Result<Option<Frame>> {
+        if self.free.is_empty() {
+            self.flush()?;
+        }
+        Ok(self.free.pop_front())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.transmit.flush() {
+            Ok(()) => {}
+            // No room below: the frames stay queued and go with the next flush.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR)
+                ) => {}
+            Err(error) => return Err(error),
+        }
+        self.transmit.reclaim(&mut self.reclaimed);
+        self.free.extend(self.reclaimed.drain(..));
+        Ok(())
+    }
+}
+
+/// Lets a frame hold one packet of the stream; the packet.
+fn extend<'a>(
+    frame: &'a mut Frame,
+    memory: &'a FrameMemory,
+    headroom: u16,
+    template: &Template,
+) -> &'a mut [u8] {
+    // A frame of the template is at most 1514 bytes.
+    frame.set_extent(headroom, template.frame().len() as u16);
+    memory.packet_mut(frame)
+}
+
+impl Sender for SkbSender {
+    fn send(&mut self, count: u32) -> io::Result<Sent> {
+        let headroom = self.transmit.headroom();
+        let mut result = Sent::default();
+        for _ in 0..count {
+            let Some(mut frame) = self.take()? else { break };
+            // The completion ring tells which frame came back, not its extent.
+            let bytes = extend(&mut frame, &self.memory, headroom, &self.template);
+            if self.rewrite {
+                let source = self.sources.next();
+                self.template.set_source(bytes, source.ip(), source.port());
+            }
+            if let Err(frame) = self.transmit.transmit(frame, None) {
+                self.flush()?;
+                if let Err(frame) = self.transmit.transmit(frame, None) {
+                    self.free.push_front(frame);
+                    break;
+                }
+            }
+            result.sent += 1;
+        }
+        self.flush()?;
+        result.ring_full = u64::from(count) - result.sent;
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::neighbour::{Link, LinkKind};
+    use crate::spec::SenderKind;
+    use std::sync::{Arc, Mutex};
+
+    /// A device that keeps a copy of what was sent, and up to `room` frames
+    /// until the next flush.
+    struct Recorder {
+        memory: FrameMemory,
+        room: usize,
+        queued: Vec<Frame>,
+        done: Vec<Frame>,
+        packets: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl Transmit for Recorder {
+        fn transmit(
+            &mut self,
+            frame: Frame,
+            _: Option<tidewall_device::queue::Offload>,
+        ) -> Result<(), Frame> {
+            if self.queued.len() >= self.room {
+                return Err(frame);
+            }
+            self.packets
+                .lock()
+                .unwrap()
+                .push(self.memory.packet(&frame).to_vec());
+            self.queued.push(frame);
+            Ok(())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.done.append(&mut self.queued);
+            Ok(())
+        }
+
+        fn reclaim(&mut self, frames: &mut Vec<Frame>) {
+            frames.extend(self.done.drain(..).map(|mut frame| {
+                // As after a completion ring, which tells no lengths.
+                frame.set_extent(0, 0);
+                frame
+            }));
+        }
+
+        fn checksum_offload(&self) -> bool {
+            false
+        }
+
+        fn headroom(&self) -> u16 {
+            24
+        }
+    }
+
+    #[allow(unsafe_code)]
+    mod raw_frames {
+        use super::*;
+
+        /// Four frames, as a device would make them.
+        pub(super) fn memory() -> (FrameMemory, Vec<Frame>) {
+            let memory = FrameMemory::new(4).unwrap();
+            let frames = (0..4)
+                // SAFETY: each frame of a memory that nothing else uses, once.
+                .map(|index| unsafe { Frame::from_parts(index, 0, 0) })
+                .collect();
+            (memory, frames)
+        }
+    }
+
+    fn sender(flows: u16, room: usize) -> (SkbSender, Arc<Mutex<Vec<Vec<u8>>>>) {
+        let mut spec = BlastSpec::new(SenderKind::Skb, "10.0.0.2:9".parse().unwrap());
+        spec.flows = flows;
+        let link = Link {
+            name: "x".into(),
+            index: 1,
+            mac: Default::default(),
+            mtu: 1500,
+            kind: LinkKind::Veth,
+        };
+        let path = Path {
+            link,
+            source: "10.0.0.1".parse().unwrap(),
+            destination_mac: Default::default(),
+        };
+        let (memory, frames) = raw_frames::memory();
+        let packets = Arc::default();
+        let recorder = Recorder {
+            memory: memory.clone(),
+            room,
+            queued: Vec::new(),
+            done: Vec::new(),
+            packets: Arc::clone(&packets),
+        };
+        (
+            SkbSender::new(&spec, &path, Box::new(recorder), memory, frames).unwrap(),
+            packets,
+        )
+    }
+
+    fn ports(packets: &Mutex<Vec<Vec<u8>>>) -> Vec<u16> {
+        let packets = packets.lock().unwrap();
+        packets
+            .iter()
+            .map(|packet| {
+                assert_eq!(packet.len(), 14 + 20 + 8 + 14);
+                u16::from_be_bytes([packet[34], packet[35]]) - 49152
+            })
+            .collect()
+    }
+
+    #[test]
+    fn flows_take_turns_whether_or_not_they_fit_the_frames() {
+        for (flows, expected) in [
+            (1, [0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            (3, [0, 1, 2, 0, 1, 2, 0, 1, 2]),
+            (5, [0, 1, 2, 3, 4, 0, 1, 2, 3]),
+        ] {
+            let (mut sender, packets) = sender(flows, 2);
+            for count in [1, 5, 3] {
+                assert_eq!(
+                    sender.send(count).unwrap(),
+                    Sent {
+                        sent: count.into(),
+                        ring_full: 0
+                    }
+                );
+            }
+            assert_eq!(ports(&packets), expected, "{flows} flows");
+        }
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted() {
+        let (mut sender, packets) = sender(1, 0);
+        assert_eq!(
+            sender.send(7).unwrap(),
+            Sent {
+                sent: 0,
+                ring_full: 7
+            }
+        );
+        assert!(packets.lock().unwrap().is_empty());
+        assert_eq!(sender.free.len(), 4, "no frame is lost");
+    }
+}
