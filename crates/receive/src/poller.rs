@@ -33,6 +33,10 @@ pub struct Round {
     /// written off. While this is not zero a sleeper must wake by itself soon
     /// and poll again, or a channel whose whole credit was lost stays shut.
     pub missing: u64,
+    /// Frames that the driver processed in this round's poll, the kernel's and
+    /// the dropped ones included: how busy the device is. Only a poll that
+    /// finds none leaves the interrupt armed.
+    pub driven: u64,
 }
 
 /// Counters of one queue, each a way a frame can go after the driver.
@@ -276,7 +280,10 @@ impl Poller {
     /// same.
     pub fn round(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         self.refill();
+        let seen = self.shared.tables.counter(self.shared.queue, Counter::Frames);
         let polled = self.device.poll(interrupt);
+        let driven =
+            self.shared.tables.counter(self.shared.queue, Counter::Frames).wrapping_sub(seen);
         // Read before the ring: what the driver admitted up to here is in the
         // ring, lost, or being published this moment.
         let admitted = self.shared.tables.counter(self.shared.queue, Counter::Channel);
@@ -301,7 +308,7 @@ impl Poller {
             counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
         }
         polled?;
-        Ok(Round { frames, missing: missing.max(0) as u64 })
+        Ok(Round { frames, missing: missing.max(0) as u64, driven })
     }
 
     /// Sorts what the device has delivered by itself, without polling it: what

@@ -3,12 +3,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::{AfXdp, Config};
-use tidewall_device::demux::layout::{CHANNELS, Class, Metadata, QUEUES};
+use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
@@ -39,6 +39,16 @@ const FRAGMENT_LIMIT: u32 = 256;
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
+
+/// Over how long the device's rate is measured, at least.
+const PACE_WINDOW: Duration = Duration::from_micros(20);
+/// Frames a second from which a sleeper polls by itself now and then, and from
+/// which it does not sleep.
+const BUSY_FROM: f64 = 20_000.0;
+/// See [`BUSY_FROM`].
+const FLOODED_FROM: f64 = 200_000.0;
+/// How long a sleeper leaves a busy device alone.
+const BUSY_NAP: Duration = Duration::from_micros(50);
 
 /// Rates of kernel-bound frames, a queue: frames a second and burst.
 const CLASS_RATES: [(Class, u64, u64); 4] = [
@@ -97,6 +107,14 @@ pub struct MemoryConfig {
     pub peer: MacAddress,
 }
 
+/// Time since the stack started, or since any fixed moment.
+type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
+
+fn real_clock() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed())
+}
+
 /// A stack. Clones share it; it closes its device when the last clone and the
 /// last socket are gone.
 #[derive(Clone)]
@@ -109,8 +127,9 @@ pub(crate) struct QueueHandle {
     pub(crate) poller: Arc<Mutex<Poller>>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) transmitter: Mutex<Transmitter>,
-    /// Frames of the last round, to choose how to leave the interrupt.
-    last_round: AtomicUsize,
+    /// Frames the driver processed in the last round, to choose how to leave
+    /// the interrupt.
+    last_round: AtomicU64,
 }
 
 pub(crate) struct Inner {
@@ -137,12 +156,13 @@ pub(crate) struct Core {
     pub(crate) name: String,
     pub(crate) strays: AtomicU64,
     leadership: Leadership,
+    past: Mutex<Past>,
     next_channel: AtomicU16,
     generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
-    start: Instant,
+    clock: Clock,
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
     pub(crate) warnings: Vec<String>,
@@ -194,7 +214,7 @@ impl Stack {
             warnings: device.warnings.clone(),
             device: Some(device),
         };
-        Self::assemble(parts, config.control)
+        Self::assemble(parts, config.control, real_clock())
     }
 
     /// A stack on one end of an in-memory link: no privileges, no kernel, and
@@ -203,6 +223,24 @@ impl Stack {
     /// # Errors
     /// ENOMEM.
     pub fn in_memory(end: End, config: MemoryConfig) -> io::Result<Self> {
+        Self::on_link(end, config, real_clock())
+    }
+
+    /// As [`Stack::in_memory`], with `clock` for the protocols' own timers
+    /// (reassembly): time since any fixed moment. Timeouts of calls that wait
+    /// are in real time all the same.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn in_memory_on_clock(
+        end: End,
+        config: MemoryConfig,
+        clock: impl Fn() -> Duration + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::on_link(end, config, Box::new(clock))
+    }
+
+    fn on_link(end: End, config: MemoryConfig, clock: Clock) -> io::Result<Self> {
         end.tables.set_locals(&config.addresses)?;
         let parts = Parts {
             queues: end.queues,
@@ -219,10 +257,10 @@ impl Stack {
             warnings: Vec::new(),
             device: None,
         };
-        Self::assemble(parts, false)
+        Self::assemble(parts, false, clock)
     }
 
-    fn assemble(parts: Parts, control: bool) -> io::Result<Self> {
+    fn assemble(parts: Parts, control: bool, clock: Clock) -> io::Result<Self> {
         let Parts { queues, tables, mac, mtu, routes, architecture, receiver_cpu, device, .. } = parts;
         let mut handles = Vec::new();
         let mut fragment_channels = Vec::new();
@@ -236,7 +274,7 @@ impl Stack {
                 poller: Arc::new(Mutex::new(poller)),
                 shared,
                 transmitter: Mutex::new(Transmitter::new(transmit, memory, frames, mac, mtu)),
-                last_round: AtomicUsize::new(0),
+                last_round: AtomicU64::new(0),
             });
         }
         tables.set_fragment_channel(fragment_id);
@@ -255,10 +293,11 @@ impl Stack {
             name: parts.name,
             strays: AtomicU64::new(0),
             leadership: Leadership::default(),
+            past: Mutex::new(Past { at: Duration::ZERO, frames: 0, pace: Pace::Quiet }),
             next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
-            start: Instant::now(),
+            clock,
             device: device.map(Mutex::new),
             warnings: parts.warnings,
         });
@@ -352,7 +391,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// Seconds since the stack started.
     pub(crate) fn age(&self) -> Duration {
-        self.start.elapsed()
+        (self.clock)()
     }
 
     /// A free channel number with a new generation.
@@ -397,10 +436,12 @@ impl Core {
             // poll would go on in softirq, ahead of everybody.
             let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
             let interrupt = if arm && !busy { Interrupt::Armed } else { Interrupt::Masked };
-            progress.armed &= interrupt == Interrupt::Armed;
             let mut ready = Ready::default();
             let round = poller.round(interrupt, &mut ready.channels)?;
-            queue.last_round.store(round.frames, Ordering::Relaxed);
+            // A poll that found work defers the interrupt again, whoever's the
+            // work was.
+            progress.armed &= interrupt == Interrupt::Armed && round.driven == 0;
+            queue.last_round.store(round.driven, Ordering::Relaxed);
             progress.frames += round.frames;
             progress.missing |= round.missing > 0;
             self.after(poller, ready);
@@ -538,7 +579,8 @@ impl Core {
             if has_input() {
                 return Ok(true);
             }
-            if progress.frames > 0 || (*led && !progress.armed) {
+            let pace = if *led { self.pace() } else { Pace::Quiet };
+            if progress.frames > 0 || (*led && !progress.armed) || pace == Pace::Flooded {
                 // Others' frames, or a device still busy: look again before
                 // sleeping, so that it is armed when we do.
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -553,6 +595,9 @@ impl Core {
                 },
                 None => None,
             };
+            if pace == Pace::Busy {
+                timeout = Some(timeout.map_or(BUSY_NAP, |t| t.min(BUSY_NAP)));
+            }
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
             }
@@ -588,6 +633,29 @@ impl Core {
         }
     }
 
+    /// How busy the device has been since the last time somebody was about to
+    /// sleep, kernel-bound and dropped frames included.
+    fn pace(&self) -> Pace {
+        let mut past = lock(&self.past);
+        let now = self.age();
+        let elapsed = now.saturating_sub(past.at);
+        if elapsed >= PACE_WINDOW {
+            let frames: u64 = self
+                .queues
+                .iter()
+                .map(|queue| self.tables.counter(queue.shared.queue(), Counter::Frames))
+                .sum();
+            let rate = frames.wrapping_sub(past.frames) as f64 / elapsed.as_secs_f64();
+            let pace = match rate {
+                rate if rate >= FLOODED_FROM => Pace::Flooded,
+                rate if rate >= BUSY_FROM => Pace::Busy,
+                _ => Pace::Quiet,
+            };
+            *past = Past { at: now, frames, pace };
+        }
+        past.pace
+    }
+
     /// The address a socket bound to any address sends from.
     pub(crate) fn route(&self, destination: SocketAddr, source: Option<IpAddr>) -> crate::routes::Route {
         lock(&self.routes).find(destination.ip(), source, Instant::now())
@@ -597,6 +665,30 @@ impl Core {
     pub(crate) fn queue_count(&self) -> usize {
         self.queues.len().min(QUEUES)
     }
+}
+
+/// How busy the device is, which decides how a thread with nothing to do waits.
+///
+/// A sleeping receiver leaves the device to its interrupt, which after each
+/// poll with work stays masked for T. When frames of others (the kernel's, or
+/// a flood at a port nobody owns) keep it busy, our own frames would wait for T
+/// with them, or be lost with the overflow of the device's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// Sleep until the interrupt.
+    Quiet,
+    /// Sleep no longer than [`BUSY_NAP`].
+    Busy,
+    /// Do not sleep: every poll finds frames.
+    Flooded,
+}
+
+/// What the device had done when somebody last looked.
+#[derive(Debug)]
+struct Past {
+    at: Duration,
+    frames: u64,
+    pace: Pace,
 }
 
 /// What a round over all queues did.

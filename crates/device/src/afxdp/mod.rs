@@ -55,7 +55,7 @@ impl Config {
             queues: 1,
             frames: 8192,
             budget: 64,
-            flush_timeout: 1_000_000,
+            flush_timeout: 200_000,
             receive_ring: 2048,
         }
     }

@@ -89,25 +89,16 @@ impl Napi {
         Ok(Napi { tables, queue, masked, armed, lesson: Lesson::Masked, budget })
     }
 
-    /// True once both helpers know the queue's NAPI id.
-    pub(crate) fn taught(&self) -> bool {
-        self.lesson == Lesson::Done
-    }
-
-    /// NAPI id learned, 0 before.
-    pub(crate) fn id(&self) -> u32 {
-        self.masked.napi_id()
-    }
-
     /// One poll of at most `budget` frames (the kernel adds a second round of
     /// as many when it leaves busy polling).
     pub(crate) fn poll(&self, interrupt: Interrupt) -> io::Result<()> {
-        if self.lesson != Lesson::Done {
-            return Ok(());
-        }
-        let helper = match interrupt {
-            Interrupt::Masked => &self.masked,
-            Interrupt::Armed => &self.armed,
+        let helper = match (interrupt, self.lesson) {
+            // Frames come by interrupt until the first lesson is learned.
+            (_, Lesson::Masked) => return Ok(()),
+            // The timer unmasks the device when nobody polls.
+            (Interrupt::Armed, Lesson::Armed) => return Ok(()),
+            (Interrupt::Masked, _) => &self.masked,
+            (Interrupt::Armed, Lesson::Done) => &self.armed,
         };
         syscall::poke_receive(helper.socket.as_fd()).map(drop)
     }

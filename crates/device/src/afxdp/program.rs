@@ -55,13 +55,19 @@ pub struct Traces {
 impl fmt::Debug for Program {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         // aya's socket map and ring buffer cannot print themselves.
-        formatter.debug_struct("Program").field("link", &self.link).finish_non_exhaustive()
+        formatter
+            .debug_struct("Program")
+            .field("link", &self.link)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Traces {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Traces").field(&self.as_fd()).finish()
+        formatter
+            .debug_tuple("Traces")
+            .field(&self.as_fd())
+            .finish()
     }
 }
 
@@ -71,7 +77,9 @@ impl Iterator for Traces {
     /// The oldest record not yet taken; `None` when there is none now.
     fn next(&mut self) -> Option<TraceRecord> {
         let item = self.ring.next()?;
-        TraceRecord::read_from_prefix(&item).ok().map(|(record, _)| record)
+        TraceRecord::read_from_prefix(&item)
+            .ok()
+            .map(|(record, _)| record)
     }
 }
 
@@ -101,10 +109,12 @@ impl Program {
     /// # Errors
     /// As [`Program::load`].
     pub fn load_with_key(hash_key: [u64; 2]) -> io::Result<Self> {
-        let mut loaded =
-            EbpfLoader::new().load(OBJECT).map_err(|error| describe("load the driver program's maps", error))?;
+        let mut loaded = EbpfLoader::new()
+            .load(OBJECT)
+            .map_err(|error| describe("load the driver program's maps", error))?;
         let xdp = xdp(&mut loaded)?;
-        xdp.load().map_err(|error| describe("load the driver program", error))?;
+        xdp.load()
+            .map_err(|error| describe("load the driver program", error))?;
         let device = array(&mut loaded, "device")?;
         let embedded = array(&mut loaded, "embedded")?;
         let mut applications: ArrayOfMaps<MapData, MapData> = take(&mut loaded, "applications")?
@@ -115,7 +125,11 @@ impl Program {
             .map_err(|error| describe("enter the application's tables", error))?;
         let memory = Memory::mapped(
             Mapping::of_fd(device.fd().as_fd(), page_round(size_of::<Device>()), 0)?,
-            Mapping::of_fd(embedded.fd().as_fd(), page_round(size_of::<Application>()), 0)?,
+            Mapping::of_fd(
+                embedded.fd().as_fd(),
+                page_round(size_of::<Application>()),
+                0,
+            )?,
         )?;
         let owners = HashMap::try_from(take(&mut loaded, "owners")?)
             .map_err(|error| describe("open map owners", error))?;
@@ -128,7 +142,11 @@ impl Program {
         Ok(Program {
             link: None,
             loaded,
-            tables: Arc::new(Tables::in_kernel(memory, KernelMaps { owners, fragments }, hash_key)),
+            tables: Arc::new(Tables::in_kernel(
+                memory,
+                KernelMaps { owners, fragments },
+                hash_key,
+            )),
             sockets,
             traces: Traces { ring },
             _applications: applications,
@@ -151,7 +169,9 @@ impl Program {
         let xdp = xdp(&mut self.loaded)?;
         let attached = xdp.attach(interface, XdpMode::Driver);
         let id = attached.map_err(|error| attach_error(interface, error))?;
-        let link = xdp.take_link(id).map_err(|error| describe("keep the XDP link", error))?;
+        let link = xdp
+            .take_link(id)
+            .map_err(|error| describe("keep the XDP link", error))?;
         // A link of the other kind (netlink) would outlive a killed process.
         let link = FdLink::try_from(link).map_err(|_| {
             io::Error::new(
@@ -227,7 +247,9 @@ impl Program {
         data_out.truncate(result.data_size_out as usize);
         let context_out: [u32; 6] = zerocopy::transmute!(context_out);
         let metadata_length = context_out[0] as usize;
-        let (metadata, frame) = data_out.split_at_checked(metadata_length).unwrap_or_default();
+        let (metadata, frame) = data_out
+            .split_at_checked(metadata_length)
+            .unwrap_or_default();
         Ok(TestResult {
             action: result.return_value,
             frame: frame.to_vec(),
@@ -238,12 +260,17 @@ impl Program {
 
 fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
     let program = loaded.program_mut("demux").ok_or(io::ErrorKind::NotFound)?;
-    program.try_into().map_err(|error| describe("find the driver program", error))
+    program
+        .try_into()
+        .map_err(|error| describe("find the driver program", error))
 }
 
 fn take(loaded: &mut Ebpf, name: &str) -> io::Result<Map> {
     loaded.take_map(name).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, format!("the driver program has no map {name}"))
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("the driver program has no map {name}"),
+        )
     })
 }
 
@@ -263,7 +290,10 @@ fn page_round(length: usize) -> usize {
 fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(errno) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+        if let Some(errno) = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error)
+        {
             return Some(errno);
         }
         next = error.source();
@@ -272,14 +302,17 @@ fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
 }
 
 fn kind_of(errno: Option<i32>) -> io::ErrorKind {
-    errno.map_or(io::ErrorKind::Other, |errno| io::Error::from_raw_os_error(errno).kind())
+    errno.map_or(io::ErrorKind::Other, |errno| {
+        io::Error::from_raw_os_error(errno).kind()
+    })
 }
 
 fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
     let errno = root_errno(&error);
     let kind = kind_of(errno);
     if kind == io::ErrorKind::PermissionDenied {
-        let text = format!("cannot {what}: needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (run as root)");
+        let text =
+            format!("cannot {what}: needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (run as root)");
         return io::Error::new(kind, text);
     }
     let mut text = format!("cannot {what}: {error}");

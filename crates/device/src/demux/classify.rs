@@ -27,7 +27,13 @@ pub fn classify_host(
         _ => return None,
     };
     let datagram = parsed.ok()?;
-    let Datagram { version, protocol, transport, end, .. } = datagram;
+    let Datagram {
+        version,
+        protocol,
+        transport,
+        end,
+        ..
+    } = datagram;
     let header = match protocol {
         UDP => 8,
         TCP => 20,
@@ -40,12 +46,17 @@ pub fn classify_host(
         }
         (part, UDP | TCP, _) if transport + header <= end => {
             let ends = datagram.ends(read(frame, transport)?);
-            let kind = if part == Part::First { Kind::FirstFragment } else { Kind::Datagram };
+            let kind = if part == Part::First {
+                Kind::FirstFragment
+            } else {
+                Kind::Datagram
+            };
             (kind, find_channel(tables, &ends))
         }
-        (Part::Whole, ICMP, 4) | (Part::Whole, ICMPV6, 6) => {
-            (Kind::IcmpError, find_channel(tables, &datagram.quoted_ends(frame)?))
-        }
+        (Part::Whole, ICMP, 4) | (Part::Whole, ICMPV6, 6) => (
+            Kind::IcmpError,
+            find_channel(tables, &datagram.quoted_ends(frame)?),
+        ),
         _ => return None,
     };
     if channel.is_none() {

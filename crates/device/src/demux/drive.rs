@@ -49,10 +49,18 @@ pub enum Verdict {
 /// each queue. A queue that the tables do not have is the kernel's.
 pub fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verdict {
     let Some(counts) = tables.queue(queue) else {
-        return Verdict::Kernel { class: Class::Other };
+        return Verdict::Kernel {
+            class: Class::Other,
+        };
     };
     let trace = begin_trace(tables);
-    let driver = Driver { tables, counts, queue, now_ns, trace };
+    let driver = Driver {
+        tables,
+        counts,
+        queue,
+        now_ns,
+        trace,
+    };
     driver.demux(frame).unwrap_or_else(|verdict| verdict)
 }
 
@@ -65,7 +73,11 @@ fn begin_trace(tables: &Tables) -> u32 {
             .trace_remaining
             .compare_exchange(remaining, remaining - 1, AcqRel, Relaxed)
             .is_ok();
-    if taken { control.trace_next.fetch_add(1, Relaxed).wrapping_add(1) } else { 0 }
+    if taken {
+        control.trace_next.fetch_add(1, Relaxed).wrapping_add(1)
+    } else {
+        0
+    }
 }
 
 /// One more, by the only writer.
@@ -137,14 +149,20 @@ impl Driver<'_> {
         if owner != EMBEDDED {
             return Err(self.kernel(Counter::Unowned, datagram.class(frame)));
         }
-        let teach = control.teach_port.get(self.queue as usize).map_or(0, |port| port.load(Acquire));
+        let teach = control
+            .teach_port
+            .get(self.queue as usize)
+            .map_or(0, |port| port.load(Acquire));
         if teach != 0 && kind == Kind::Datagram && datagram.protocol == UDP {
             return Err(self.teach(frame, &datagram, teach));
         }
         let metadata = metadata(&datagram, self.trace);
         if control.raw.load(Relaxed) != 0 {
             self.count(Counter::Raw);
-            return Ok(Verdict::Raw(Metadata { kind: Kind::Raw as u8, ..metadata }));
+            return Ok(Verdict::Raw(Metadata {
+                kind: Kind::Raw as u8,
+                ..metadata
+            }));
         }
         let channel = match ends {
             Some(ends) => {
@@ -154,14 +172,17 @@ impl Driver<'_> {
                 }
                 channel
             }
-            None => {
-                ChannelId::from_value(tables.application().fragment_channel.load(Relaxed))
-            }
+            None => ChannelId::from_value(tables.application().fragment_channel.load(Relaxed)),
         };
         let credit = self.admit(channel).map_err(|counter| self.drop(counter))?;
         self.count(Counter::Channel);
         let (channel, kind) = (channel.value(), kind as u8);
-        Ok(Verdict::Channel(Metadata { channel, credit, kind, ..metadata }))
+        Ok(Verdict::Channel(Metadata {
+            channel,
+            credit,
+            kind,
+            ..metadata
+        }))
     }
 
     /// Up to the transport header of a unicast datagram whose lengths hold.
@@ -192,7 +213,11 @@ impl Driver<'_> {
 
     /// Trusted level: the application, how its protocol code will read the
     /// frame, and the flow to look for; none for a later fragment.
-    fn owner(&self, frame: &[u8], datagram: &Datagram) -> Result<(u32, Kind, Option<Ends>), Verdict> {
+    fn owner(
+        &self,
+        frame: &[u8],
+        datagram: &Datagram,
+    ) -> Result<(u32, Kind, Option<Ends>), Verdict> {
         let tables = self.tables;
         let unowned = || Err(self.kernel(Counter::Unowned, datagram.class(frame)));
         if datagram.part == Part::Later {
@@ -221,7 +246,11 @@ impl Driver<'_> {
                 let ends = self.transport(frame, datagram)?;
                 let owner = find_owner(tables, &ends);
                 decide(owner.map_or(0, |owner| owner.wrapping_add(1)));
-                let kind = if first { Kind::FirstFragment } else { Kind::Datagram };
+                let kind = if first {
+                    Kind::FirstFragment
+                } else {
+                    Kind::Datagram
+                };
                 owner.map_or_else(unowned, |owner| Ok((owner, kind, Some(ends))))
             }
             _ if first => {
@@ -231,7 +260,9 @@ impl Driver<'_> {
             (ICMP, 4) | (ICMPV6, 6) => {
                 let quoted = datagram.quoted_ends(frame);
                 let found = quoted.and_then(|ends| Some((find_owner(tables, &ends)?, ends)));
-                found.map_or_else(unowned, |(owner, ends)| Ok((owner, Kind::IcmpError, Some(ends))))
+                found.map_or_else(unowned, |(owner, ends)| {
+                    Ok((owner, Kind::IcmpError, Some(ends)))
+                })
             }
             _ => unowned(),
         }
@@ -239,10 +270,17 @@ impl Driver<'_> {
 
     /// Checks the transport header and reads the ports.
     fn transport(&self, frame: &[u8], datagram: &Datagram) -> Result<Ends, Verdict> {
-        let Datagram { transport, end, protocol, .. } = *datagram;
+        let Datagram {
+            transport,
+            end,
+            protocol,
+            ..
+        } = *datagram;
         let header = if protocol == UDP { 8 } else { 20 };
         let ports = read(frame, transport).filter(|_| transport + header <= end);
-        let Some(ports) = ports else { return Err(self.drop(Counter::Truncated)) };
+        let Some(ports) = ports else {
+            return Err(self.drop(Counter::Truncated));
+        };
         if protocol == UDP {
             let length = read_u16(frame, transport + 4).map_or(0, usize::from);
             let whole = datagram.part == Part::Whole;
@@ -256,9 +294,12 @@ impl Driver<'_> {
     /// Gives an owned datagram to the helper socket of its queue.
     fn teach(&self, frame: &mut [u8], datagram: &Datagram, port: u16) -> Verdict {
         let control = &self.tables.device().control;
-        let header: Option<&mut [u8; 8]> =
-            frame.get_mut(datagram.transport..).and_then(<[u8]>::first_chunk_mut);
-        let Some(header) = header else { return self.drop(Counter::Truncated) };
+        let header: Option<&mut [u8; 8]> = frame
+            .get_mut(datagram.transport..)
+            .and_then(<[u8]>::first_chunk_mut);
+        let Some(header) = header else {
+            return self.drop(Counter::Truncated);
+        };
         let original = u16::from_be_bytes([header[2], header[3]]);
         let checksum = u16::from_be_bytes([header[6], header[7]]);
         header[2..4].copy_from_slice(&port.to_be_bytes());
@@ -277,9 +318,10 @@ impl Driver<'_> {
         };
         header[6..8].copy_from_slice(&checksum.to_be_bytes());
         let queue = self.queue as usize;
-        if let (Some(taught), Some(teach)) =
-            (control.taught_port.get(queue), control.teach_port.get(queue))
-        {
+        if let (Some(taught), Some(teach)) = (
+            control.taught_port.get(queue),
+            control.teach_port.get(queue),
+        ) {
             taught.store(original, Release);
             teach.store(0, Release);
         }
@@ -290,9 +332,10 @@ impl Driver<'_> {
     /// Takes a place in a channel: its head after this frame, or why not.
     fn admit(&self, channel: ChannelId) -> Result<u32, Counter> {
         let index = channel.index();
-        let (Some(bounds), Some(driver)) =
-            (self.tables.channel(self.queue, index), self.tables.driver(self.queue, index))
-        else {
+        let (Some(bounds), Some(driver)) = (
+            self.tables.channel(self.queue, index),
+            self.tables.driver(self.queue, index),
+        ) else {
             return Err(Counter::ChannelClosed);
         };
         let limit = bounds.limit.load(Relaxed);
@@ -368,7 +411,11 @@ pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
         }
     }
     if flags & LISTEN_LOCAL != 0 {
-        let listening = Ends { remote: [0; 2], remote_port: 0, ..*ends };
+        let listening = Ends {
+            remote: [0; 2],
+            remote_port: 0,
+            ..*ends
+        };
         let channel = tables.find_flow(&listening);
         if !channel.is_none() {
             return channel;
@@ -386,7 +433,9 @@ fn fragment_key(frame: &[u8], datagram: &Datagram) -> FragmentKey {
     }
     let identification = if datagram.version == 4 {
         key[36] = datagram.protocol;
-        u32::from(u16::from_ne_bytes(read(frame, NETWORK + 4).unwrap_or_default()))
+        u32::from(u16::from_ne_bytes(
+            read(frame, NETWORK + 4).unwrap_or_default(),
+        ))
     } else {
         u32::from_ne_bytes(read(frame, datagram.fragment + 4).unwrap_or_default())
     };

@@ -49,7 +49,11 @@ pub(super) fn address_bytes(address: IpAddr) -> [u8; 16] {
 fn words(bytes: [u8; 16]) -> [u64; 2] {
     let value = u128::from_ne_bytes(bytes);
     let (low, high) = (value as u64, (value >> 64) as u64);
-    if cfg!(target_endian = "little") { [low, high] } else { [high, low] }
+    if cfg!(target_endian = "little") {
+        [low, high]
+    } else {
+        [high, low]
+    }
 }
 
 /// An address as the tables hold it: two words in memory order.
@@ -90,13 +94,18 @@ impl Ends {
     }
 
     pub(super) fn listening(local: [u64; 2], local_port: u16, protocol: u8) -> Self {
-        Ends { local, remote: [0; 2], local_port, remote_port: 0, protocol }
+        Ends {
+            local,
+            remote: [0; 2],
+            local_port,
+            remote_port: 0,
+            protocol,
+        }
     }
 
     fn is_v4(&self) -> bool {
         let [a, b, c, d] = [0, 0, 0xff, 0xff];
-        self.local[0] == 0
-            && self.local[1].to_ne_bytes().first_chunk::<4>() == Some(&[a, b, c, d])
+        self.local[0] == 0 && self.local[1].to_ne_bytes().first_chunk::<4>() == Some(&[a, b, c, d])
     }
 }
 
@@ -236,13 +245,23 @@ pub(super) fn parse_v6(frame: &[u8]) -> Result<Datagram, Refused> {
         return Err(Refused::Multicast(group_class(frame, 0x86dd)));
     }
     let walked = walk_extensions(frame, transport, end, header[6]).ok_or(Refused::Malformed)?;
-    let address = |at: usize| header.get(at..).and_then(<[u8]>::first_chunk).copied().map(words);
+    let address = |at: usize| {
+        header
+            .get(at..)
+            .and_then(<[u8]>::first_chunk)
+            .copied()
+            .map(words)
+    };
     Ok(Datagram {
         version: 6,
         protocol: walked.protocol,
         transport: walked.transport,
         end,
-        fragment: if walked.part == Part::Whole { 0 } else { walked.fragment },
+        fragment: if walked.part == Part::Whole {
+            0
+        } else {
+            walked.fragment
+        },
         part: walked.part,
         source: address(8).unwrap_or_default(),
         destination: address(24).unwrap_or_default(),
@@ -264,8 +283,16 @@ fn walk_extensions(frame: &[u8], mut at: usize, end: usize, mut next: u8) -> Opt
     let mut fragment = 0;
     let mut part = Part::Whole;
     for _ in 0..=EXTENSION_HEADERS {
-        if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION) {
-            return Some(Walked { protocol: next, transport: at, fragment, part });
+        if !matches!(
+            next,
+            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION
+        ) {
+            return Some(Walked {
+                protocol: next,
+                transport: at,
+                fragment,
+                part,
+            });
         }
         if at + 8 > end {
             return None;
@@ -281,7 +308,12 @@ fn walk_extensions(frame: &[u8], mut at: usize, end: usize, mut next: u8) -> Opt
                 let field = u16::from_be_bytes([header[2], header[3]]);
                 if field & 0xfff8 != 0 {
                     let part = Part::Later;
-                    return Some(Walked { protocol: header[0], transport: at, fragment, part });
+                    return Some(Walked {
+                        protocol: header[0],
+                        transport: at,
+                        fragment,
+                        part,
+                    });
                 }
                 if field & 1 != 0 {
                     part = Part::First;
@@ -300,7 +332,11 @@ fn walk_extensions(frame: &[u8], mut at: usize, end: usize, mut next: u8) -> Opt
 
 fn icmpv6_class(message: u8) -> Class {
     // Router and neighbour solicitation and advertisement, redirect (RFC 4861).
-    if (133..=137).contains(&message) { Class::Neighbour } else { Class::Icmp }
+    if (133..=137).contains(&message) {
+        Class::Neighbour
+    } else {
+        Class::Icmp
+    }
 }
 
 /// Class of a frame to a group, of which nothing was checked yet.
@@ -312,7 +348,9 @@ pub(super) fn group_class(frame: &[u8], ethertype: u16) -> Class {
             _ => Class::Other,
         },
         0x86dd => {
-            let Some(next) = read_u8(frame, NETWORK + 6) else { return Class::Other };
+            let Some(next) = read_u8(frame, NETWORK + 6) else {
+                return Class::Other;
+            };
             match (next, read::<2>(frame, NETWORK + V6_HEADER)) {
                 (ICMPV6, Some([message, _])) => icmpv6_class(message),
                 (ICMPV6, None) => Class::Icmp,
@@ -367,10 +405,7 @@ impl Datagram {
             let header: [u8; V4_HEADER] = read(frame, at)?;
             let length = usize::from(header[0] & 15) * 4;
             let later = u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0;
-            if !matches!(message, 3 | 11 | 12)
-                || header[0] >> 4 != 4
-                || length < V4_HEADER
-                || later
+            if !matches!(message, 3 | 11 | 12) || header[0] >> 4 != 4 || length < V4_HEADER || later
             {
                 return None;
             }
@@ -431,10 +466,16 @@ mod tests {
 
     #[test]
     fn a_key_changes_the_hash_and_the_family_decides_the_words() {
-        let four =
-            Ends::connected("10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap(), UDP);
-        let six =
-            Ends::connected("[fd00::1]:1".parse().unwrap(), "[fd00::2]:2".parse().unwrap(), UDP);
+        let four = Ends::connected(
+            "10.0.0.1:1".parse().unwrap(),
+            "10.0.0.2:2".parse().unwrap(),
+            UDP,
+        );
+        let six = Ends::connected(
+            "[fd00::1]:1".parse().unwrap(),
+            "[fd00::2]:2".parse().unwrap(),
+            UDP,
+        );
         assert!(four.is_v4() && !six.is_v4());
         assert_ne!(flow_hash([1, 2], &four), flow_hash([1, 3], &four));
         assert_ne!(flow_hash([1, 2], &six), flow_hash([2, 2], &six));

@@ -18,7 +18,7 @@ pub const APPLICATIONS: usize = 16;
 pub const CHANNELS: usize = 4096;
 /// Buckets of an application's flow table; a power of two.
 pub const FLOW_BUCKETS: usize = 2048;
-/// Flows in one bucket.
+/// Flows in one bucket; a flow is in one of two buckets.
 pub const FLOW_WAYS: usize = 4;
 /// Places in the set of local addresses; a power of two.
 pub const LOCALS: usize = 64;
@@ -105,7 +105,9 @@ impl Metadata {
     /// Reads metadata from its bytes; all zero (no kind, channel 0) when there
     /// are too few.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        Self::read_from_prefix(bytes).map(|(metadata, _)| metadata).unwrap_or_default()
+        Self::read_from_prefix(bytes)
+            .map(|(metadata, _)| metadata)
+            .unwrap_or_default()
     }
 
     /// The bytes as the driver program writes them.
@@ -150,8 +152,12 @@ pub const CLASSES: usize = 4;
 
 impl Class {
     /// All, in table order.
-    pub const ALL: [Class; CLASSES] =
-        [Class::Neighbour, Class::Icmp, Class::Established, Class::Other];
+    pub const ALL: [Class; CLASSES] = [
+        Class::Neighbour,
+        Class::Icmp,
+        Class::Established,
+        Class::Other,
+    ];
 
     /// Name for people: lower case, one word.
     pub fn name(self) -> &'static str {
@@ -497,7 +503,13 @@ mod tests {
         };
         assert_eq!(Metadata::from_bytes(&metadata.to_bytes()), metadata);
         assert_eq!(metadata.kind(), Some(Kind::IcmpError));
-        assert_eq!((metadata.channel_id().index(), metadata.channel_id().generation()), (7, 9));
+        assert_eq!(
+            (
+                metadata.channel_id().index(),
+                metadata.channel_id().generation()
+            ),
+            (7, 9)
+        );
         let short = Metadata::from_bytes(&metadata.to_bytes()[..23]);
         assert_eq!(short, Metadata::default());
         assert_eq!(short.kind(), None);

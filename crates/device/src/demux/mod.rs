@@ -20,16 +20,19 @@ mod classify;
 mod drive;
 mod headers;
 pub mod layout;
+mod maps;
 #[allow(unsafe_code)]
 mod raw_tables;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 pub use classify::classify_host;
 pub use drive::{Verdict, drive};
 pub use tables::{ClassCounts, Tables};
 
+pub(crate) use maps::KernelMaps;
 pub(crate) use raw_tables::Memory;
-pub(crate) use tables::KernelMaps;
 
 /// Names a channel of an application: a place in its table and a generation
 /// that tells two users of one place apart. [`ChannelId::NONE`] names none.

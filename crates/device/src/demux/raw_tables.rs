@@ -70,10 +70,14 @@ impl Memory {
 
     /// Tables in kernel maps. EINVAL when a mapping is too short.
     pub(crate) fn mapped(device: Mapping, application: Mapping) -> io::Result<Self> {
-        if device.length() < size_of::<Device>() || application.length() < size_of::<Application>() {
+        if device.length() < size_of::<Device>() || application.length() < size_of::<Application>()
+        {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Memory { device: Place::Mapped(device), application: Place::Mapped(application) })
+        Ok(Memory {
+            device: Place::Mapped(device),
+            application: Place::Mapped(application),
+        })
     }
 
     /// Trusted level.

@@ -1,20 +1,18 @@
 //! The handle on the tables that everybody above the driver uses.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aya::maps::MapData;
-
 use super::ChannelId;
 use super::headers::{Ends, address_bytes, address_words, flow_hash, local_slot};
 use super::layout::{
     APPLICATIONS, Application, CHANNELS, Class, ClassBucket, Counter, Device, FLOW_BUCKETS,
-    FRAGMENTS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
-    OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OWNERS, OwnerKey, Protocol, Queue,
+    FLOW_WAYS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
+    OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
 };
+use super::maps::{KernelMaps, State, no_room};
 use super::raw_tables::Memory;
 
 /// Most frames a second that a class may be given: keeps the bucket's
@@ -46,72 +44,8 @@ pub struct ClassCounts {
     pub dropped: u64,
 }
 
-/// Hash maps of the driver program, reached by system calls.
-#[derive(Debug)]
-pub(crate) struct KernelMaps {
-    pub(crate) owners: aya::maps::HashMap<MapData, OwnerKey, u32>,
-    pub(crate) fragments: aya::maps::HashMap<MapData, FragmentKey, u32>,
-}
-
-#[derive(Debug)]
-enum Maps {
-    Kernel(KernelMaps),
-    Heap { owners: HashMap<OwnerKey, u32>, fragments: RecentFragments },
-}
-
-/// What the mutex guards: the hash maps, and how many entries stand behind
-/// each flag of a port, so that flags can be taken back.
-#[derive(Debug)]
-struct State {
-    maps: Maps,
-    owned_addresses: HashMap<usize, u32>,
-    /// Entries in `flows` by port: for one address, connected.
-    flows: HashMap<usize, [u32; 2]>,
-}
-
-/// A bounded map that forgets the least recently used entry, as
-/// BPF_MAP_TYPE_LRU_HASH does.
-#[derive(Debug, Default)]
-struct RecentFragments {
-    entries: HashMap<FragmentKey, (u32, u64)>,
-    clock: u64,
-}
-
-impl RecentFragments {
-    fn get(&mut self, key: &FragmentKey) -> Option<u32> {
-        self.clock += 1;
-        let entry = self.entries.get_mut(key)?;
-        entry.1 = self.clock;
-        Some(entry.0)
-    }
-
-    fn insert(&mut self, key: FragmentKey, value: u32) {
-        self.clock += 1;
-        if self.entries.len() >= FRAGMENTS && !self.entries.contains_key(&key) {
-            // Rare and bounded: a scan of 4096 entries beats keeping order
-            // at every look-up. A quarter goes at once, so that a flood of
-            // first fragments pays for a scan only every thousandth frame.
-            let mut ages: Vec<u64> = self.entries.values().map(|&(_, used)| used).collect();
-            let (_, &mut oldest, _) = ages.select_nth_unstable(FRAGMENTS / 4);
-            self.entries.retain(|_, &mut (_, used)| used > oldest);
-        }
-        self.entries.insert(key, (value, self.clock));
-    }
-}
-
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
-}
-
-fn no_room() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOBUFS)
-}
-
-fn kernel_error(error: aya::maps::MapError) -> io::Error {
-    match error {
-        aya::maps::MapError::SyscallError(error) => error.io_error,
-        error => io::Error::other(error),
-    }
 }
 
 /// Index of a port in the tables that hold UDP, then TCP.
@@ -148,22 +82,23 @@ impl Tables {
     /// # Errors
     /// ENOMEM.
     pub fn in_memory_with_key(hash_key: [u64; 2]) -> io::Result<Self> {
-        let maps =
-            Maps::Heap { owners: HashMap::new(), fragments: RecentFragments::default() };
-        Ok(Self::new(Memory::heap()?, maps, hash_key))
+        Ok(Self::new(Memory::heap()?, State::on_the_heap(), hash_key))
     }
 
     /// Tables in the driver program's maps, fresh ones.
     pub(crate) fn in_kernel(memory: Memory, maps: KernelMaps, hash_key: [u64; 2]) -> Self {
-        Self::new(memory, Maps::Kernel(maps), hash_key)
+        Self::new(memory, State::in_kernel(maps), hash_key)
     }
 
-    fn new(memory: Memory, maps: Maps, hash_key: [u64; 2]) -> Self {
+    fn new(memory: Memory, state: State, hash_key: [u64; 2]) -> Self {
         for (place, key) in memory.device().control.hash_key.iter().zip(hash_key) {
             place.store(key, Release);
         }
-        let state = State { maps, owned_addresses: HashMap::new(), flows: HashMap::new() };
-        Tables { memory, hash_key, state: Mutex::new(state) }
+        Tables {
+            memory,
+            hash_key,
+            state: Mutex::new(state),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -210,10 +145,15 @@ impl Tables {
         }
         let index = port_index(protocol, port);
         let mut state = self.state();
-        let Some(entry) = self.device().ports.get(index) else { return Err(no_room()) };
+        let Some(entry) = self.device().ports.get(index) else {
+            return Err(no_room());
+        };
         let Some(address) = specified(address) else {
             let by_address = entry.load(Relaxed) & OWNER_BY_ADDRESS;
-            entry.store(by_address | OWNER_ANY | (u32::from(application) + 1), Release);
+            entry.store(
+                by_address | OWNER_ANY | (u32::from(application) + 1),
+                Release,
+            );
             return Ok(());
         };
         if state.insert_owner(owner_key(protocol, address, port), application.into())? {
@@ -236,7 +176,9 @@ impl Tables {
     ) -> io::Result<()> {
         let index = port_index(protocol, port);
         let mut state = self.state();
-        let Some(entry) = self.device().ports.get(index) else { return Ok(()) };
+        let Some(entry) = self.device().ports.get(index) else {
+            return Ok(());
+        };
         let Some(address) = specified(address) else {
             entry.store(entry.load(Relaxed) & OWNER_BY_ADDRESS, Release);
             return Ok(());
@@ -248,7 +190,10 @@ impl Tables {
         *left = left.saturating_sub(1);
         if *left == 0 {
             state.owned_addresses.remove(&index);
-            entry.store(entry.load(Relaxed) & (OWNER_ANY | OWNER_APPLICATION), Release);
+            entry.store(
+                entry.load(Relaxed) & (OWNER_ANY | OWNER_APPLICATION),
+                Release,
+            );
         }
         Ok(())
     }
@@ -269,7 +214,9 @@ impl Tables {
             let place = (0..LOCAL_PROBES)
                 .map(|probe| (first + probe) % LOCALS)
                 .find(|&place| set[place] == [0; 2] || set[place] == words);
-            let Some(place) = place else { return Err(no_room()) };
+            let Some(place) = place else {
+                return Err(no_room());
+            };
             set[place] = words;
         }
         for (place, words) in self.device().control.locals.iter().zip(set) {
@@ -329,15 +276,17 @@ impl Tables {
 
     fn listener(&self, protocol: Protocol, port: u16) -> io::Result<&Listener> {
         let listener = self.application().listeners.get(port_index(protocol, port));
-        listener.filter(|_| port != 0).ok_or_else(|| invalid("port 0"))
+        listener
+            .filter(|_| port != 0)
+            .ok_or_else(|| invalid("port 0"))
     }
 
     /// Sends what comes to a port, on one local address or on any, to a
     /// channel. Replaces what was there.
     ///
     /// # Errors
-    /// EINVAL for port 0 or no channel; ENOBUFS when the flow table's bucket for
-    /// this address is full.
+    /// EINVAL for port 0 or no channel; ENOBUFS when both of
+    /// the flow table's buckets for this address are full.
     pub fn listen(
         &self,
         protocol: Protocol,
@@ -354,7 +303,9 @@ impl Tables {
             ),
             None => {
                 let _state = self.state();
-                self.listener(protocol, port)?.channel.store(channel.value(), Release);
+                self.listener(protocol, port)?
+                    .channel
+                    .store(channel.value(), Release);
                 Ok(())
             }
         }
@@ -381,7 +332,7 @@ impl Tables {
     ///
     /// # Errors
     /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
-    /// the flow table's bucket is full.
+    /// both of the flow's buckets are full (from about half full, 4000 flows, on).
     pub fn connect(
         &self,
         protocol: Protocol,
@@ -396,30 +347,64 @@ impl Tables {
         if remote.port() == 0 {
             return Err(invalid("port 0"));
         }
-        self.insert_flow(&Ends::connected(local, remote, protocol as u8), channel, LISTEN_CONNECTED)
+        self.insert_flow(
+            &Ends::connected(local, remote, protocol as u8),
+            channel,
+            LISTEN_CONNECTED,
+        )
     }
 
     /// Undoes [`Tables::connect`]. Nothing happens when there was no such flow.
     pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
-        self.remove_flow(&Ends::connected(local, remote, protocol as u8), LISTEN_CONNECTED);
+        self.remove_flow(
+            &Ends::connected(local, remote, protocol as u8),
+            LISTEN_CONNECTED,
+        );
     }
 
-    fn flow_bucket(&self, ends: &Ends) -> &[Flow] {
-        let bucket = flow_hash(self.hash_key, ends) as usize % FLOW_BUCKETS;
-        self.application().flows.get(bucket).map(<[Flow; 4]>::as_slice).unwrap_or_default()
+    /// The two buckets that a flow may be in, by either half of its hash.
+    fn flow_buckets(&self, ends: &Ends) -> [&[Flow]; 2] {
+        let hash = flow_hash(self.hash_key, ends);
+        [hash, hash >> 32].map(|half| {
+            let bucket = self.application().flows.get(half as usize % FLOW_BUCKETS);
+            bucket
+                .map(<[Flow; FLOW_WAYS]>::as_slice)
+                .unwrap_or_default()
+        })
+    }
+
+    fn held_flow(&self, ends: &Ends) -> Option<&Flow> {
+        self.flow_buckets(ends)
+            .into_iter()
+            .flatten()
+            .find(|flow| holds(flow, ends))
+    }
+
+    /// A free place in the emptier of a flow's buckets.
+    fn free_flow(&self, ends: &Ends) -> Option<&Flow> {
+        let is_free = |flow: &&Flow| flow.channel.load(Relaxed) == 0;
+        let buckets = self.flow_buckets(ends);
+        let emptier = buckets
+            .iter()
+            .max_by_key(|bucket| bucket.iter().filter(is_free).count())?;
+        emptier.iter().find(is_free)
     }
 
     fn insert_flow(&self, ends: &Ends, channel: ChannelId, flag: u32) -> io::Result<()> {
         let mut state = self.state();
-        let protocol = if ends.protocol == 6 { Protocol::Tcp } else { Protocol::Udp };
+        let protocol = if ends.protocol == 6 {
+            Protocol::Tcp
+        } else {
+            Protocol::Udp
+        };
         let listener = self.listener(protocol, ends.local_port)?;
-        let bucket = self.flow_bucket(ends);
-        if let Some(flow) = bucket.iter().find(|flow| holds(flow, ends)) {
+        if let Some(flow) = self.held_flow(ends) {
             flow.channel.store(channel.value(), Release);
             return Ok(());
         }
-        let free = bucket.iter().find(|flow| flow.channel.load(Relaxed) == 0);
-        let Some(flow) = free else { return Err(no_room()) };
+        let Some(flow) = self.free_flow(ends) else {
+            return Err(no_room());
+        };
         for (place, word) in flow.local.iter().zip(ends.local) {
             place.store(word, Release);
         }
@@ -430,7 +415,10 @@ impl Tables {
         flow.remote_port.store(ends.remote_port.to_be(), Release);
         flow.protocol.store(ends.protocol, Release);
         flow.channel.store(channel.value(), Release);
-        let counts = state.flows.entry(port_index(protocol, ends.local_port)).or_default();
+        let counts = state
+            .flows
+            .entry(port_index(protocol, ends.local_port))
+            .or_default();
         counts[usize::from(flag == LISTEN_CONNECTED)] += 1;
         listener.flags.fetch_or(flag, Release);
         Ok(())
@@ -438,8 +426,12 @@ impl Tables {
 
     fn remove_flow(&self, ends: &Ends, flag: u32) {
         let mut state = self.state();
-        let protocol = if ends.protocol == 6 { Protocol::Tcp } else { Protocol::Udp };
-        let Some(flow) = self.flow_bucket(ends).iter().find(|flow| holds(flow, ends)) else {
+        let protocol = if ends.protocol == 6 {
+            Protocol::Tcp
+        } else {
+            Protocol::Udp
+        };
+        let Some(flow) = self.held_flow(ends) else {
             return;
         };
         flow.channel.store(0, Release);
@@ -459,7 +451,7 @@ impl Tables {
 
     /// Channel of an exact entry of the flow table.
     pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
-        for flow in self.flow_bucket(ends) {
+        for flow in self.flow_buckets(ends).into_iter().flatten() {
             let channel = flow.channel.load(Acquire);
             // The same before and after the key was read: the key is its own.
             if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
@@ -474,9 +466,14 @@ impl Tables {
     /// orphans to the kernel.
     pub fn set_fragment_channel(&self, channel: ChannelId) {
         let _state = self.state();
-        self.application().fragment_channel.store(channel.value(), Release);
+        self.application()
+            .fragment_channel
+            .store(channel.value(), Release);
         let application = u32::from(!channel.is_none());
-        self.device().control.fragment_application.store(application, Release);
+        self.device()
+            .control
+            .fragment_application
+            .store(application, Release);
     }
 
     // ---- Channels ---------------------------------------------------------
@@ -491,7 +488,8 @@ impl Tables {
 
     /// Most frames that may be outstanding; 0 = closed.
     pub fn limit(&self, queue: u32, index: u16) -> u32 {
-        self.channel(queue, index).map_or(0, |channel| channel.limit.load(Relaxed))
+        self.channel(queue, index)
+            .map_or(0, |channel| channel.limit.load(Relaxed))
     }
 
     /// Tells the driver that `frames` frames are no longer outstanding.
@@ -503,17 +501,20 @@ impl Tables {
 
     /// Frames no longer outstanding, ever, modulo 2^32.
     pub fn tail(&self, queue: u32, index: u16) -> u32 {
-        self.channel(queue, index).map_or(0, |channel| channel.tail.load(Acquire))
+        self.channel(queue, index)
+            .map_or(0, |channel| channel.tail.load(Acquire))
     }
 
     /// Frames that the driver has admitted, ever, modulo 2^32.
     pub fn head(&self, queue: u32, index: u16) -> u32 {
-        self.driver(queue, index).map_or(0, |driver| driver.head.load(Acquire))
+        self.driver(queue, index)
+            .map_or(0, |driver| driver.head.load(Acquire))
     }
 
     /// Frames that the driver has dropped at the limit, ever.
     pub fn dropped(&self, queue: u32, index: u16) -> u64 {
-        self.driver(queue, index).map_or(0, |driver| driver.dropped.load(Relaxed))
+        self.driver(queue, index)
+            .map_or(0, |driver| driver.dropped.load(Relaxed))
     }
 
     pub(super) fn channel(
@@ -521,103 +522,56 @@ impl Tables {
         queue: u32,
         index: u16,
     ) -> Option<&super::layout::ChannelApplication> {
-        self.application().channels.get(queue as usize)?.get(usize::from(index))
+        self.application()
+            .channels
+            .get(queue as usize)?
+            .get(usize::from(index))
     }
 
     pub(super) fn driver(&self, queue: u32, index: u16) -> Option<&super::layout::ChannelDriver> {
-        self.application().heads.get(queue as usize)?.get(usize::from(index))
+        self.application()
+            .heads
+            .get(queue as usize)?
+            .get(usize::from(index))
     }
 
     // ---- Counters ---------------------------------------------------------
 
     /// A counter of a queue, since the tables were made.
     pub fn counter(&self, queue: u32, counter: Counter) -> u64 {
-        let place = self.queue(queue).and_then(|queue| queue.counters.get(counter as usize));
+        let place = self
+            .queue(queue)
+            .and_then(|queue| queue.counters.get(counter as usize));
         place.map_or(0, |place| place.load(Relaxed))
     }
 
     /// What happened to kernel-bound frames of a class on a queue.
     pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
-        self.bucket(queue, class).map_or(ClassCounts::default(), |bucket| ClassCounts {
-            passed: bucket.passed.load(Relaxed),
-            dropped: bucket.dropped.load(Relaxed),
-        })
+        self.bucket(queue, class)
+            .map_or(ClassCounts::default(), |bucket| ClassCounts {
+                passed: bucket.passed.load(Relaxed),
+                dropped: bucket.dropped.load(Relaxed),
+            })
     }
 
     // ---- Hash maps --------------------------------------------------------
 
     pub(super) fn owner_by_address(&self, key: &OwnerKey) -> Option<u32> {
-        match &self.state().maps {
-            Maps::Kernel(maps) => maps.owners.get(key, 0).ok(),
-            Maps::Heap { owners, .. } => owners.get(key).copied(),
-        }
+        self.state().owner(key)
     }
 
     pub(super) fn fragment_decision(&self, key: &FragmentKey) -> Option<u32> {
-        match &mut self.state().maps {
-            Maps::Kernel(maps) => maps.fragments.get(key, 0).ok(),
-            Maps::Heap { fragments, .. } => fragments.get(key),
-        }
+        self.state().decision(key)
     }
 
     pub(super) fn decide_fragments(&self, key: FragmentKey, decision: u32) {
-        match &mut self.state().maps {
-            // A full table forgets: later fragments become orphans.
-            Maps::Kernel(maps) => drop(maps.fragments.insert(key, decision, 0)),
-            Maps::Heap { fragments, .. } => fragments.insert(key, decision),
-        }
+        self.state().decide(key, decision);
     }
 
     /// Forgets who got the first fragments of datagrams that are still on their
     /// way: their later fragments become orphans.
     pub fn forget_fragments(&self) {
-        match &mut self.state().maps {
-            Maps::Kernel(maps) => {
-                let keys: Vec<FragmentKey> = maps.fragments.keys().flatten().collect();
-                for key in keys {
-                    // Gone already is as good.
-                    drop(maps.fragments.remove(&key));
-                }
-            }
-            Maps::Heap { fragments, .. } => *fragments = RecentFragments::default(),
-        }
-    }
-}
-
-impl State {
-    /// True if the key is new.
-    fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
-        match &mut self.maps {
-            Maps::Kernel(maps) => {
-                let new = maps.owners.get(&key, 0).is_err();
-                maps.owners.insert(key, application, 0).map_err(kernel_error).map_err(|error| {
-                    // The kernel says E2BIG for a full hash map.
-                    if error.raw_os_error() == Some(libc::E2BIG) { no_room() } else { error }
-                })?;
-                Ok(new)
-            }
-            Maps::Heap { owners, .. } => {
-                if owners.len() >= OWNERS && !owners.contains_key(&key) {
-                    return Err(no_room());
-                }
-                Ok(owners.insert(key, application).is_none())
-            }
-        }
-    }
-
-    /// True if the key was there.
-    fn remove_owner(&mut self, key: &OwnerKey) -> io::Result<bool> {
-        match &mut self.maps {
-            Maps::Kernel(maps) => match maps.owners.remove(key) {
-                Ok(()) => Ok(true),
-                Err(aya::maps::MapError::KeyNotFound) => Ok(false),
-                Err(error) => match kernel_error(error) {
-                    error if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-                    error => Err(error),
-                },
-            },
-            Maps::Heap { owners, .. } => Ok(owners.remove(key).is_some()),
-        }
+        self.state().forget_fragments();
     }
 }
 

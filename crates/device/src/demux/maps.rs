@@ -1,0 +1,172 @@
+//! The demux's hash maps, in the kernel or on the heap, and the counts that the
+//! tables' mutex guards with them.
+
+use std::collections::HashMap;
+use std::io;
+
+use aya::maps::MapData;
+
+use super::layout::{FRAGMENTS, FragmentKey, OWNERS, OwnerKey};
+
+/// Hash maps of the driver program, reached by system calls.
+#[derive(Debug)]
+pub(crate) struct KernelMaps {
+    pub(crate) owners: aya::maps::HashMap<MapData, OwnerKey, u32>,
+    pub(crate) fragments: aya::maps::HashMap<MapData, FragmentKey, u32>,
+}
+
+#[derive(Debug)]
+enum Maps {
+    Kernel(KernelMaps),
+    Heap {
+        owners: HashMap<OwnerKey, u32>,
+        fragments: RecentFragments,
+    },
+}
+
+/// What the mutex guards: the hash maps, and how many entries stand behind
+/// each flag of a port, so that flags can be taken back.
+#[derive(Debug)]
+pub(super) struct State {
+    maps: Maps,
+    pub(super) owned_addresses: HashMap<usize, u32>,
+    /// Entries in `flows` by port: for one address, connected.
+    pub(super) flows: HashMap<usize, [u32; 2]>,
+}
+
+/// A bounded map that forgets the least recently used entry, as
+/// BPF_MAP_TYPE_LRU_HASH does.
+#[derive(Debug, Default)]
+struct RecentFragments {
+    entries: HashMap<FragmentKey, (u32, u64)>,
+    clock: u64,
+}
+
+impl RecentFragments {
+    fn get(&mut self, key: &FragmentKey) -> Option<u32> {
+        self.clock += 1;
+        let entry = self.entries.get_mut(key)?;
+        entry.1 = self.clock;
+        Some(entry.0)
+    }
+
+    fn insert(&mut self, key: FragmentKey, value: u32) {
+        self.clock += 1;
+        if self.entries.len() >= FRAGMENTS && !self.entries.contains_key(&key) {
+            // Rare and bounded: a scan of 4096 entries beats keeping order
+            // at every look-up. A quarter goes at once, so that a flood of
+            // first fragments pays for a scan only every thousandth frame.
+            let mut ages: Vec<u64> = self.entries.values().map(|&(_, used)| used).collect();
+            let (_, &mut oldest, _) = ages.select_nth_unstable(FRAGMENTS / 4);
+            self.entries.retain(|_, &mut (_, used)| used > oldest);
+        }
+        self.entries.insert(key, (value, self.clock));
+    }
+}
+
+pub(super) fn no_room() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOBUFS)
+}
+
+fn kernel_error(error: aya::maps::MapError) -> io::Error {
+    match error {
+        aya::maps::MapError::SyscallError(error) => error.io_error,
+        error => io::Error::other(error),
+    }
+}
+
+impl State {
+    pub(super) fn on_the_heap() -> Self {
+        let (owners, fragments) = (HashMap::new(), RecentFragments::default());
+        Self::of(Maps::Heap { owners, fragments })
+    }
+
+    pub(super) fn in_kernel(maps: KernelMaps) -> Self {
+        Self::of(Maps::Kernel(maps))
+    }
+
+    fn of(maps: Maps) -> Self {
+        State {
+            maps,
+            owned_addresses: HashMap::new(),
+            flows: HashMap::new(),
+        }
+    }
+
+    pub(super) fn owner(&self, key: &OwnerKey) -> Option<u32> {
+        match &self.maps {
+            Maps::Kernel(maps) => maps.owners.get(key, 0).ok(),
+            Maps::Heap { owners, .. } => owners.get(key).copied(),
+        }
+    }
+
+    pub(super) fn decision(&mut self, key: &FragmentKey) -> Option<u32> {
+        match &mut self.maps {
+            Maps::Kernel(maps) => maps.fragments.get(key, 0).ok(),
+            Maps::Heap { fragments, .. } => fragments.get(key),
+        }
+    }
+
+    pub(super) fn decide(&mut self, key: FragmentKey, decision: u32) {
+        match &mut self.maps {
+            // A full table forgets: later fragments become orphans.
+            Maps::Kernel(maps) => drop(maps.fragments.insert(key, decision, 0)),
+            Maps::Heap { fragments, .. } => fragments.insert(key, decision),
+        }
+    }
+
+    pub(super) fn forget_fragments(&mut self) {
+        match &mut self.maps {
+            Maps::Kernel(maps) => {
+                let keys: Vec<FragmentKey> = maps.fragments.keys().flatten().collect();
+                for key in keys {
+                    // Gone already is as good.
+                    drop(maps.fragments.remove(&key));
+                }
+            }
+            Maps::Heap { fragments, .. } => *fragments = RecentFragments::default(),
+        }
+    }
+
+    /// True if the key is new.
+    pub(super) fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
+        match &mut self.maps {
+            Maps::Kernel(maps) => {
+                let new = maps.owners.get(&key, 0).is_err();
+                maps.owners
+                    .insert(key, application, 0)
+                    .map_err(kernel_error)
+                    .map_err(|error| {
+                        // The kernel says E2BIG for a full hash map.
+                        if error.raw_os_error() == Some(libc::E2BIG) {
+                            no_room()
+                        } else {
+                            error
+                        }
+                    })?;
+                Ok(new)
+            }
+            Maps::Heap { owners, .. } => {
+                if owners.len() >= OWNERS && !owners.contains_key(&key) {
+                    return Err(no_room());
+                }
+                Ok(owners.insert(key, application).is_none())
+            }
+        }
+    }
+
+    /// True if the key was there.
+    pub(super) fn remove_owner(&mut self, key: &OwnerKey) -> io::Result<bool> {
+        match &mut self.maps {
+            Maps::Kernel(maps) => match maps.owners.remove(key) {
+                Ok(()) => Ok(true),
+                Err(aya::maps::MapError::KeyNotFound) => Ok(false),
+                Err(error) => match kernel_error(error) {
+                    error if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+                    error => Err(error),
+                },
+            },
+            Maps::Heap { owners, .. } => Ok(owners.remove(key).is_some()),
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Tests of the tables and of what the corpus cannot show.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::headers::{Ends, address_words};
+use super::layout::Protocol::{Tcp, Udp};
+use super::layout::{
+    CHANNELS, Class, Counter, FRAGMENTS, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LOCALS, OWNERS,
+    QUEUES,
+};
+use super::*;
+
+const LOCAL: &str = "192.0.2.1";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn end(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Tables of a host with one address.
+fn tables() -> Tables {
+    let tables = Tables::in_memory().unwrap();
+    tables.set_locals(&[ip(LOCAL)]).unwrap();
+    tables
+}
+
+/// A UDP datagram over IPv4 in an Ethernet frame.
+fn datagram(source: &str, destination: &str) -> Vec<u8> {
+    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (end(source), end(destination))
+    else {
+        panic!("IPv4 only");
+    };
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0]);
+    frame.extend(source.ip().octets());
+    frame.extend(destination.ip().octets());
+    frame.extend(source.port().to_be_bytes());
+    frame.extend(destination.port().to_be_bytes());
+    frame.extend([0, 12, 0, 0]);
+    frame.extend(b"data");
+    frame
+}
+
+fn drive_to(tables: &Tables, source: &str, destination: &str) -> Verdict {
+    drive(tables, 0, &mut datagram(source, destination), 0)
+}
+
+fn channel_of(verdict: Verdict) -> u16 {
+    match verdict {
+        Verdict::Channel(metadata) => metadata.channel_id().index(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Opens a channel without a limit.
+fn open(tables: &Tables, index: u16) -> ChannelId {
+    tables.set_limit(0, index, u32::MAX);
+    ChannelId::new(index, 1)
+}
+
+#[test]
+fn a_port_is_the_kernels_until_owned_and_again_after() {
+    let tables = tables();
+    let one = open(&tables, 1);
+    let unowned = Verdict::Kernel {
+        class: Class::Other,
+    };
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
+    tables.own_port(Udp, None, 7, 0).unwrap();
+    // Owned, but nobody listens yet.
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
+    tables.listen(Udp, None, 7, one).unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    tables.unlisten(Udp, None, 7);
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
+    tables.listen(Udp, None, 7, one).unwrap();
+    tables.disown_port(Udp, None, 7).unwrap();
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
+    assert_eq!(tables.counter(0, Counter::Unowned), 4);
+    assert_eq!(
+        tables.class(0, Class::Other),
+        ClassCounts {
+            passed: 4,
+            dropped: 0
+        }
+    );
+}
+
+#[test]
+fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
+    let tables = tables();
+    tables.set_locals(&[ip(LOCAL), ip("192.0.2.2")]).unwrap();
+    let (any, local, connected) = (open(&tables, 1), open(&tables, 2), open(&tables, 3));
+    // Unspecified means any.
+    tables.own_port(Udp, Some(ip("0.0.0.0")), 7, 0).unwrap();
+    tables.listen(Udp, Some(ip("::")), 7, any).unwrap();
+    tables.listen(Udp, Some(ip(LOCAL)), 7, local).unwrap();
+    tables
+        .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), connected)
+        .unwrap();
+    let flags = || {
+        tables.application().listeners[7]
+            .flags
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
+    assert_eq!(flags(), LISTEN_LOCAL | LISTEN_CONNECTED);
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.2:7")),
+        1
+    );
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:8", "192.0.2.1:7")),
+        2
+    );
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        3
+    );
+    // Entering a flow again replaces its channel and counts once.
+    tables
+        .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), any)
+        .unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    tables.disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
+    assert_eq!(flags(), LISTEN_LOCAL);
+    tables.disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
+    tables.unlisten(Udp, Some(ip(LOCAL)), 7);
+    assert_eq!(flags(), 0);
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+}
+
+#[test]
+fn an_owner_of_one_address_owns_no_other() {
+    let tables = tables();
+    tables.set_locals(&[ip(LOCAL), ip("192.0.2.2")]).unwrap();
+    tables.listen(Udp, None, 7, open(&tables, 1)).unwrap();
+    tables.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
+    tables.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    let unowned = Verdict::Kernel {
+        class: Class::Other,
+    };
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.2:7"), unowned);
+    tables.disown_port(Udp, Some(ip("192.0.2.2")), 7).unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    tables.disown_port(Udp, Some(ip(LOCAL)), 7).unwrap();
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
+    assert_eq!(
+        tables.device().ports[7].load(std::sync::atomic::Ordering::Relaxed),
+        0
+    );
+}
+
+#[test]
+fn a_channel_admits_up_to_its_limit_and_again_after_credit() {
+    let tables = tables();
+    tables.own_port(Udp, None, 7, 0).unwrap();
+    tables.listen(Udp, None, 7, ChannelId::new(1, 1)).unwrap();
+    let closed = Verdict::Drop {
+        counter: Counter::ChannelClosed,
+    };
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), closed);
+    tables.set_limit(0, 1, 2);
+    for credit in [1, 2] {
+        let verdict = drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7");
+        let Verdict::Channel(metadata) = verdict else {
+            panic!("{verdict:?}")
+        };
+        assert_eq!(
+            (metadata.credit, metadata.kind()),
+            (credit, Some(Kind::Datagram))
+        );
+        assert_eq!(
+            (metadata.network, metadata.transport, metadata.end),
+            (14, 34, 46)
+        );
+    }
+    let full = Verdict::Drop {
+        counter: Counter::ChannelFull,
+    };
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), full);
+    assert_eq!(
+        (tables.head(0, 1), tables.tail(0, 1), tables.dropped(0, 1)),
+        (2, 0, 1)
+    );
+    tables.tail_add(0, 1, 1);
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), full);
+    // Another queue has an account of its own.
+    tables.set_limit(1, 1, 1);
+    let verdict = drive(
+        &tables,
+        1,
+        &mut datagram("198.51.100.1:9", "192.0.2.1:7"),
+        0,
+    );
+    assert_eq!(channel_of(verdict), 1);
+    assert_eq!((tables.head(0, 1), tables.head(1, 1)), (3, 1));
+}
+
+#[test]
+fn a_class_earns_its_rate_up_to_its_burst() {
+    let tables = tables();
+    tables.set_class(0, Class::Other, 10, 3);
+    let passed = |now: u64| {
+        let mut count = 0;
+        while let Verdict::Kernel {
+            class: Class::Other,
+        } = drive(
+            &tables,
+            0,
+            &mut datagram("198.51.100.1:9", "192.0.2.1:7"),
+            now,
+        ) {
+            count += 1;
+        }
+        count
+    };
+    const SECOND: u64 = 1_000_000_000;
+    assert_eq!(passed(1000 * SECOND), 3);
+    assert_eq!(passed(1000 * SECOND), 0);
+    // A clock that steps back earns nothing, and spends nothing.
+    assert_eq!(passed(999 * SECOND), 0);
+    assert_eq!(passed(999 * SECOND + SECOND / 5), 2);
+    assert_eq!(passed(2000 * SECOND), 3);
+    // Extremes do not overflow.
+    tables.set_class(0, Class::Other, u64::MAX, u64::MAX);
+    let verdict = drive(
+        &tables,
+        0,
+        &mut datagram("198.51.100.1:9", "192.0.2.1:7"),
+        u64::MAX,
+    );
+    assert_eq!(
+        verdict,
+        Verdict::Kernel {
+            class: Class::Other
+        }
+    );
+}
+
+#[test]
+fn full_tables_say_so_and_keep_what_they_had() {
+    let tables = tables();
+    let many: Vec<IpAddr> = (0..=LOCALS as u32)
+        .map(|n| IpAddr::V4((n + 1).into()))
+        .collect();
+    let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
+    assert_eq!(errno(tables.set_locals(&many)), Some(libc::ENOBUFS));
+    tables.own_port(Udp, None, 7, 0).unwrap();
+    tables.listen(Udp, None, 7, open(&tables, 1)).unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+
+    // As many flows as fit, then two buckets are full; all entered are found.
+    let local = end("192.0.2.1:7");
+    let mut entered = Vec::new();
+    let full = (1..=u16::MAX).find_map(|port| {
+        let remote = SocketAddr::new(ip("198.51.100.1"), port);
+        match tables.connect(Udp, local, remote, ChannelId::new(2, port)) {
+            Ok(()) => {
+                entered.push(remote);
+                None
+            }
+            Err(error) => Some(error.raw_os_error()),
+        }
+    });
+    assert_eq!(full, Some(Some(libc::ENOBUFS)));
+    assert!(entered.len() > 3000, "{} flows", entered.len());
+    for &remote in &entered {
+        let found = tables.find_flow(&Ends::connected(local, remote, 17));
+        assert_eq!(found, ChannelId::new(2, remote.port()));
+        tables.disconnect(Udp, local, remote);
+        assert_eq!(
+            tables.find_flow(&Ends::connected(local, remote, 17)),
+            ChannelId::NONE
+        );
+    }
+
+    for number in 0..OWNERS as u32 {
+        tables
+            .own_port(Udp, Some(IpAddr::V4(number.wrapping_add(1).into())), 9, 0)
+            .unwrap();
+    }
+    assert_eq!(
+        errno(tables.own_port(Udp, Some(ip("9.9.9.9")), 9, 0)),
+        Some(libc::ENOBUFS)
+    );
+}
+
+#[test]
+fn mistakes_are_refused() {
+    let tables = tables();
+    let invalid = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    };
+    let one = ChannelId::new(1, 1);
+    invalid(tables.own_port(Udp, None, 0, 0));
+    invalid(tables.own_port(Udp, None, 7, 16));
+    invalid(tables.listen(Udp, None, 0, one));
+    invalid(tables.listen(Udp, None, 7, ChannelId::NONE));
+    invalid(tables.listen(Tcp, Some(ip(LOCAL)), 7, ChannelId::new(CHANNELS as u16, 1)));
+    invalid(tables.connect(Udp, end("192.0.2.1:7"), end("[::1]:7"), one));
+    invalid(tables.connect(Udp, end("192.0.2.1:7"), end("192.0.2.9:0"), one));
+    invalid(tables.connect(Udp, end("192.0.2.1:0"), end("192.0.2.9:7"), one));
+    // Out of range: reads 0, writes nothing.
+    tables.set_limit(QUEUES as u32, 1, 1);
+    tables.set_limit(0, 0, 1);
+    tables.tail_add(0, CHANNELS as u16, 1);
+    tables.teach(QUEUES as u32, 1);
+    assert_eq!((tables.limit(QUEUES as u32, 1), tables.limit(0, 0)), (0, 0));
+    assert_eq!(tables.taught(QUEUES as u32), None);
+    let verdict = drive(&tables, QUEUES as u32, &mut [], 0);
+    assert_eq!(
+        verdict,
+        Verdict::Kernel {
+            class: Class::Other
+        }
+    );
+}
+
+#[test]
+fn recent_fragments_outlive_old_ones() {
+    let tables = tables();
+    let key = |number: usize| {
+        let mut key = [0; 40];
+        key[..8].copy_from_slice(&number.to_ne_bytes());
+        key
+    };
+    for number in 0..FRAGMENTS {
+        tables.decide_fragments(key(number), 1);
+    }
+    // Used lately, so not the oldest.
+    assert_eq!(tables.fragment_decision(&key(0)), Some(1));
+    tables.decide_fragments(key(FRAGMENTS), 0);
+    assert_eq!(tables.fragment_decision(&key(0)), Some(1));
+    assert_eq!(tables.fragment_decision(&key(1)), None);
+    assert_eq!(tables.fragment_decision(&key(FRAGMENTS)), Some(0));
+    tables.forget_fragments();
+    assert_eq!(tables.fragment_decision(&key(0)), None);
+}
+
+#[test]
+fn an_address_has_the_same_words_however_it_is_written() {
+    assert_eq!(
+        address_words(ip("192.0.2.1")),
+        address_words(ip("::ffff:192.0.2.1"))
+    );
+    assert_ne!(
+        address_words(ip("192.0.2.1")),
+        address_words(ip("192.0.2.2"))
+    );
+}
