@@ -442,9 +442,12 @@ INLINE __u64 flow_hash(const struct tw_control *control, const struct ends *ends
 /* Channel of an exact entry, or 0. */
 OUTLINE __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
-	__u64 bucket = flow_hash(control, ends) & (TW_FLOW_BUCKETS - 1);
-	for (int way = 0; way < TW_FLOW_WAYS; way++) {
-		struct tw_flow *flow = &application->flows[bucket][way];
+	__u64 hash = flow_hash(control, ends);
+	for (int slot = 0; slot < 2 * TW_FLOW_WAYS; slot++) {
+		/* Two buckets to choose from: the table fills to a half before a
+		 * flow finds no place, where one would overflow at a tenth. */
+		__u64 bucket = (slot < TW_FLOW_WAYS ? hash : hash >> 32) & (TW_FLOW_BUCKETS - 1);
+		struct tw_flow *flow = &application->flows[bucket][slot & (TW_FLOW_WAYS - 1)];
 		/* The application writes the channel last and clears it first, so
 		 * the key belongs to it if it is the same before and after. */
 		__u32 channel = READ_ONCE(flow->channel);

@@ -16,7 +16,7 @@
 #define TW_APPLICATIONS 16      /* trust domains on one device */
 #define TW_CHANNELS 4096        /* channels of one application; index 0 is "none" */
 #define TW_FLOW_BUCKETS 2048    /* a power of two */
-#define TW_FLOW_WAYS 4
+#define TW_FLOW_WAYS 4          /* a power of two; a flow is in one of two buckets */
 #define TW_LOCALS 64            /* local addresses; a power of two */
 #define TW_LOCAL_PROBES 8
 

@@ -24,13 +24,21 @@ fn main() {
         return;
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("linux/bpf.h' file not found") || said.contains("asm/types.h' file not found") {
-        stop(&format!("the kernel's UAPI headers (linux/bpf.h) are missing. {REMEDY}"));
+    if said.contains("linux/bpf.h' file not found") || said.contains("asm/types.h' file not found")
+    {
+        stop(&format!(
+            "the kernel's UAPI headers (linux/bpf.h) are missing. {REMEDY}"
+        ));
     }
     if said.contains("unknown target triple") || said.contains("No available targets") {
-        stop(&format!("{clang} was built without the bpf target; set CLANG to one that has it. {REMEDY}"));
+        stop(&format!(
+            "{clang} was built without the bpf target; set CLANG to one that has it. {REMEDY}"
+        ));
     }
-    stop(&format!("{clang} could not compile {}:\n{said}", source.display()));
+    stop(&format!(
+        "{clang} could not compile {}:\n{said}",
+        source.display()
+    ));
 }
 
 /// The clang to use: `$CLANG`, else the first of the usual names that runs.
@@ -39,9 +47,15 @@ fn find_clang() -> String {
         return clang;
     }
     let runs = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+        Command::new(name)
+            .arg("--version")
+            .output()
+            .is_ok_and(|output| output.status.success())
     };
-    match ["clang", "clang-19", "clang-14"].iter().find(|name| runs(name)) {
+    match ["clang", "clang-19", "clang-14"]
+        .iter()
+        .find(|name| runs(name))
+    {
         Some(name) => (*name).to_owned(),
         None => stop(&format!(
             "clang is missing; it compiles the program that runs in the network driver. {REMEDY}"
@@ -50,9 +64,15 @@ fn find_clang() -> String {
 }
 
 fn command(clang: &str, source: &Path, object: &Path) -> Command {
-    let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" { "bpfeb" } else { "bpfel" };
+    let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" {
+        "bpfeb"
+    } else {
+        "bpfel"
+    };
     let mut command = Command::new(clang);
-    command.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-mcpu=v3", "-target", target]);
+    command.args([
+        "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-mcpu=v3", "-target", target,
+    ]);
     // Debian keeps <asm/…> in a directory named after the architecture, which
     // clang does not search when it compiles for bpf.
     let architecture = variable("CARGO_CFG_TARGET_ARCH");

@@ -1,0 +1,413 @@
+//! The driver program and its twin in Rust must agree on every input: verdict,
+//! frame, metadata, every counter, every channel's account.
+
+mod demux_support;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use demux_support::{CHANNELS_USED, HASH_KEY, Random, Sample, corpus, mutate, raw_socket, set_up};
+use tidewall_device::afxdp::Program;
+use tidewall_device::demux::layout::{Class, Counter, Metadata};
+use tidewall_device::demux::{Tables, Verdict, classify_host, drive};
+
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const REDIRECT: u32 = 4;
+/// BPF_PROG_TEST_RUN takes no shorter frame.
+const SHORTEST: usize = 14;
+/// Far enough from zero that an idle bucket is full.
+const NOW: u64 = 3_600_000_000_000;
+
+/// Both sides, given the same past.
+struct Pair {
+    program: Program,
+    tables: Tables,
+    _socket: OwnedFd,
+}
+
+/// What the two can be told apart by.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    action: u32,
+    frame: Vec<u8>,
+    metadata: Option<Metadata>,
+    counters: Vec<u64>,
+    classes: Vec<(u64, u64)>,
+    accounts: Vec<(u32, u64)>,
+    taught: Option<u16>,
+}
+
+impl Outcome {
+    fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
+        let classes = Class::ALL.map(|class| tables.class(0, class));
+        Outcome {
+            action,
+            frame,
+            metadata,
+            counters: Counter::ALL
+                .map(|counter| tables.counter(0, counter))
+                .to_vec(),
+            classes: classes
+                .map(|counts| (counts.passed, counts.dropped))
+                .to_vec(),
+            accounts: (0..CHANNELS_USED)
+                .map(|index| (tables.head(0, index), tables.dropped(0, index)))
+                .collect(),
+            taught: tables.taught(0),
+        }
+    }
+}
+
+impl Pair {
+    /// `None`, with a line that says so, without the privilege.
+    fn new(test: &str) -> Option<Self> {
+        let skip = |error: io::Error| {
+            if error.kind() != io::ErrorKind::PermissionDenied {
+                panic!("{error}");
+            }
+            println!("SKIPPED {test}: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN, CAP_NET_RAW ({error})");
+        };
+        let mut program = Program::load_with_key(HASH_KEY).map_err(skip).ok()?;
+        let socket = raw_socket::af_xdp().map_err(skip).ok()?;
+        program.set_socket(0, 0, socket.as_fd()).unwrap();
+        let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
+        set_up(&tables);
+        set_up(&program.tables());
+        Some(Pair {
+            program,
+            tables,
+            _socket: socket,
+        })
+    }
+
+    /// Does the same to both.
+    fn both(&self, act: impl Fn(&Tables)) {
+        act(&self.tables);
+        act(&self.program.tables());
+    }
+
+    /// Runs both on a frame and compares; the verdict if there was one to
+    /// compare.
+    fn run(&mut self, name: &str, bytes: &[u8]) -> Option<Verdict> {
+        if bytes.len() < SHORTEST {
+            return None;
+        }
+        let mut frame = bytes.to_vec();
+        let verdict = drive(&self.tables, 0, &mut frame, NOW);
+        let (action, metadata) = match verdict {
+            Verdict::Kernel { .. } | Verdict::Taught => (PASS, None),
+            Verdict::Drop { .. } => (DROP, None),
+            Verdict::Channel(metadata) | Verdict::Raw(metadata) => (REDIRECT, Some(metadata)),
+        };
+        let ours = Outcome::new(&self.tables, action, frame, metadata);
+        let result = self.program.test_run(bytes).unwrap();
+        let theirs = Outcome::new(
+            &self.program.tables(),
+            result.action,
+            result.frame,
+            result.metadata,
+        );
+        assert_eq!(
+            ours, theirs,
+            "Rust (left) and the driver (right) on {name}: {bytes:02x?}"
+        );
+        Some(verdict)
+    }
+
+    /// Every frame of the corpus in order; calls `each` before each.
+    fn run_corpus(&mut self, each: impl Fn(&Tables)) -> Vec<(Sample, Verdict)> {
+        let mut verdicts = Vec::new();
+        for sample in corpus() {
+            self.both(&each);
+            if let Some(verdict) = self.run(&sample.name, &sample.bytes) {
+                verdicts.push((sample, verdict));
+            }
+        }
+        verdicts
+    }
+}
+
+#[test]
+fn agree_on_the_corpus() {
+    let Some(mut pair) = Pair::new("agree_on_the_corpus") else {
+        return;
+    };
+    let verdicts = pair.run_corpus(|_| ());
+    // The corpus reaches every end that one queue can reach here; the other
+    // counters have tests of their own below.
+    let elsewhere = [
+        Counter::Raw,
+        Counter::NoSocket,
+        Counter::NoMetadata,
+        Counter::Taught,
+    ];
+    for counter in Counter::ALL
+        .into_iter()
+        .filter(|counter| !elsewhere.contains(counter))
+    {
+        assert_ne!(
+            pair.tables.counter(0, counter),
+            0,
+            "the corpus misses {}",
+            counter.name()
+        );
+    }
+    for class in Class::ALL {
+        assert_ne!(
+            pair.tables.class(0, class).passed,
+            0,
+            "the corpus misses {}",
+            class.name()
+        );
+    }
+    for channel in [1, 2, 3, 4, 5, 6, 8, 9, 10] {
+        let reached = |verdict: &Verdict| {
+            matches!(verdict,
+            Verdict::Channel(metadata) if metadata.channel_id().index() == channel)
+        };
+        assert!(
+            verdicts.iter().any(|(_, verdict)| reached(verdict)),
+            "misses channel {channel}"
+        );
+    }
+}
+
+#[test]
+fn agree_on_every_prefix_of_the_corpus() {
+    let Some(mut pair) = Pair::new("agree_on_every_prefix_of_the_corpus") else {
+        return;
+    };
+    for sample in corpus() {
+        for length in SHORTEST..sample.bytes.len().min(160) {
+            pair.run(&sample.name, &sample.bytes[..length]);
+        }
+    }
+}
+
+#[test]
+fn agree_when_nothing_is_set_up() {
+    let Some(mut pair) = Pair::new("agree_when_nothing_is_set_up") else {
+        return;
+    };
+    pair.both(|tables| {
+        tables.set_locals(&[]).unwrap();
+        tables.set_fragment_channel(tidewall_device::demux::ChannelId::NONE);
+    });
+    pair.run_corpus(|_| ());
+    // Local, but orphans are the kernel's.
+    pair.both(|tables| tables.set_locals(&["192.0.2.1".parse().unwrap()]).unwrap());
+    pair.run_corpus(|tables| tables.forget_fragments());
+}
+
+#[test]
+fn agree_on_raw_frames_and_the_host_finds_their_channels() {
+    let Some(mut pair) = Pair::new("agree_on_raw_frames_and_the_host_finds_their_channels") else {
+        return;
+    };
+    let demultiplexed = pair.run_corpus(|_| ());
+    pair.both(|tables| {
+        tables.set_raw(true);
+        tables.forget_fragments();
+    });
+    let raw = pair.run_corpus(|_| ());
+    assert_ne!(pair.tables.counter(0, Counter::Raw), 0);
+    let mut found = 0;
+    for ((sample, direct), (_, raw)) in demultiplexed.iter().zip(&raw) {
+        let Verdict::Raw(metadata) = raw else {
+            assert!(!matches!(direct, Verdict::Channel(_)), "{}", sample.name);
+            continue;
+        };
+        // Over either kind of tables.
+        for tables in [&pair.tables, &*pair.program.tables()] {
+            let host = classify_host(tables, &sample.bytes, metadata);
+            match direct {
+                Verdict::Channel(expected) => {
+                    let (channel, host) = host.expect(&sample.name);
+                    assert_eq!(channel, expected.channel_id(), "{}", sample.name);
+                    assert_eq!(
+                        host,
+                        Metadata {
+                            credit: 0,
+                            ..*expected
+                        },
+                        "{}",
+                        sample.name
+                    );
+                    found += 1;
+                }
+                Verdict::Drop {
+                    counter: Counter::ChannelFull | Counter::ChannelClosed,
+                } => {
+                    assert!(host.is_some(), "{}", sample.name);
+                }
+                _ => assert_eq!(host, None, "{}", sample.name),
+            }
+        }
+    }
+    assert!(found > 50, "only {found} found");
+}
+
+#[test]
+fn agree_on_teaching() {
+    let Some(mut pair) = Pair::new("agree_on_teaching") else {
+        return;
+    };
+    let taught = pair.run_corpus(|tables| tables.teach(0, 40_000));
+    let count = taught
+        .iter()
+        .filter(|(_, verdict)| *verdict == Verdict::Taught)
+        .count();
+    assert!(count > 20, "only {count} taught");
+    assert_eq!(pair.tables.counter(0, Counter::Taught), count as u64);
+    pair.both(|tables| tables.teach(0, 0));
+}
+
+#[test]
+fn agree_on_tracing_and_the_driver_leaves_records() {
+    let Some(mut pair) = Pair::new("agree_on_tracing_and_the_driver_leaves_records") else {
+        return;
+    };
+    pair.both(|tables| tables.start_trace(u32::MAX));
+    let mut next = 0;
+    for sample in corpus() {
+        let Some(verdict) = pair.run(&sample.name, &sample.bytes) else {
+            continue;
+        };
+        next += 1;
+        let record = pair
+            .program
+            .traces()
+            .next()
+            .expect("a record for each frame");
+        assert_eq!(pair.program.traces().next(), None);
+        assert_eq!((record.trace, record.queue), (next, 0));
+        assert_eq!(record.length as usize, sample.bytes.len());
+        let captured = sample.bytes.len().min(256);
+        assert_eq!(record.captured as usize, captured);
+        assert_eq!(record.bytes[..captured], sample.bytes[..captured]);
+        let cause = Counter::from_index(record.cause);
+        match verdict {
+            Verdict::Channel(metadata) => {
+                assert_eq!(metadata.trace, next);
+                assert_eq!(
+                    (record.channel, record.verdict),
+                    (metadata.channel, REDIRECT)
+                );
+                assert_eq!(cause, Some(Counter::Channel));
+            }
+            Verdict::Drop { counter } => {
+                assert_eq!(
+                    (record.verdict, cause),
+                    (DROP, Some(counter)),
+                    "{}",
+                    sample.name
+                );
+            }
+            _ => assert_eq!(record.verdict, PASS),
+        }
+    }
+    // A countdown ends.
+    pair.both(|tables| tables.start_trace(1));
+    let sample = &corpus()[0];
+    pair.run(&sample.name, &sample.bytes);
+    pair.run(&sample.name, &sample.bytes);
+    assert_eq!(pair.program.traces().count(), 1);
+}
+
+#[test]
+fn agree_on_class_limits() {
+    let Some(mut pair) = Pair::new("agree_on_class_limits") else {
+        return;
+    };
+    // One a second: the burst passes, and no more while this test runs.
+    pair.both(|tables| {
+        for class in Class::ALL {
+            tables.set_class(0, class, 1, 3);
+        }
+    });
+    // Few frames: in a second the driver's buckets would earn more.
+    let samples = [
+        "arp-unicast",
+        "v4-icmp-8-udp",
+        "v4-tcp-22-ack",
+        "v4-udp-unowned",
+    ];
+    let corpus = corpus();
+    for (class, name) in Class::ALL.into_iter().zip(samples) {
+        let sample = corpus.iter().find(|sample| sample.name == name).unwrap();
+        for _ in 0..5 {
+            pair.run(name, &sample.bytes);
+        }
+        let counts = pair.tables.class(0, class);
+        assert_eq!((counts.passed, counts.dropped), (3, 2), "{}", class.name());
+    }
+}
+
+#[test]
+fn agree_on_mutations() {
+    let Some(mut pair) = Pair::new("agree_on_mutations") else {
+        return;
+    };
+    let corpus = corpus();
+    let mut random = Random(0x7469_6465_7761_6c6c);
+    let start = Instant::now();
+    let mut inputs = 0u32;
+    while inputs < 1_000_000 && start.elapsed() < Duration::from_secs(4) {
+        if inputs.is_multiple_of(1000) {
+            // Two caches of the same size need not forget the same entry.
+            pair.both(Tables::forget_fragments);
+            let raw = random.below(4) == 0;
+            pair.both(|tables| {
+                tables.set_raw(raw);
+                tables.tail_add(0, 8, tables.head(0, 8).wrapping_sub(tables.tail(0, 8)));
+            });
+        }
+        let sample = &corpus[random.below(corpus.len())];
+        let other = &corpus[random.below(corpus.len())];
+        let mut bytes = sample.bytes.clone();
+        mutate(&mut bytes, &other.bytes, &mut random);
+        if random.below(64) == 0 {
+            pair.both(|tables| tables.teach(0, 40_000));
+        }
+        pair.run(&sample.name, &bytes);
+        inputs += 1;
+    }
+    println!("{inputs} mutations in {:?}", start.elapsed());
+    assert!(inputs >= 10_000, "only {inputs} inputs in four seconds");
+}
+
+#[test]
+fn without_a_socket_the_channel_is_not_charged() {
+    let name = "without_a_socket_the_channel_is_not_charged";
+    let Some(mut pair) = Pair::new(name) else {
+        return;
+    };
+    let sample = corpus()
+        .into_iter()
+        .find(|sample| sample.name == "v4-udp-any")
+        .unwrap();
+    // A closed socket leaves the map by itself.
+    let Pair {
+        program,
+        _socket: socket,
+        ..
+    } = &mut pair;
+    drop(std::mem::replace(socket, raw_socket::af_xdp().unwrap()));
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let result = loop {
+        let result = program.test_run(&sample.bytes).unwrap();
+        if result.action != REDIRECT || Instant::now() > deadline {
+            break result;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(result.action, DROP);
+    let tables = program.tables();
+    assert_eq!(tables.counter(0, Counter::NoSocket), 1);
+    assert_eq!(
+        u64::from(tables.head(0, 1)),
+        tables.counter(0, Counter::Channel)
+    );
+}

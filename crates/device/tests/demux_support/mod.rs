@@ -1,0 +1,153 @@
+//! The corpus, the set-up that its frames meet, and a source of mutations;
+//! shared by the tests of the demux.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::net::IpAddr;
+
+use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
+use tidewall_device::demux::{ChannelId, Tables};
+
+pub mod raw_socket;
+
+/// Key of the flow table in these tests.
+pub const HASH_KEY: [u64; 2] = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
+/// Channels that the set-up uses are below.
+pub const CHANNELS_USED: u16 = 16;
+/// Limit of the channel that soon is full.
+pub const SMALL_LIMIT: u32 = 1;
+
+/// A frame of the corpus.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    pub name: String,
+    pub bytes: Vec<u8>,
+}
+
+/// The checked-in corpus, in its order.
+pub fn corpus() -> Vec<Sample> {
+    let lines = include_str!("../corpus/frames.txt").lines();
+    lines
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (name, digits) = line.split_once(' ').expect("name and bytes");
+            let digits = if digits == "-" { "" } else { digits };
+            let bytes = digits
+                .as_bytes()
+                .chunks(2)
+                .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+                .collect();
+            Sample {
+                name: name.to_owned(),
+                bytes,
+            }
+        })
+        .collect()
+}
+
+/// Fills tables with what the corpus was written for.
+pub fn set_up(tables: &Tables) {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let locals = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "fe80::1"].map(ip);
+    tables.set_locals(&locals).unwrap();
+    let channel = |index| ChannelId::new(index, 1000 + index);
+
+    // Port 7: the common case.
+    tables.own_port(Udp, None, 7, 0).unwrap();
+    tables.listen(Udp, None, 7, channel(1)).unwrap();
+    // Port 9: owned and listened to on one address of each family.
+    for address in ["192.0.2.1", "2001:db8::1"].map(ip) {
+        tables.own_port(Udp, Some(address), 9, 0).unwrap();
+        tables.listen(Udp, Some(address), 9, channel(2)).unwrap();
+    }
+    // Port 11: a connected flow of each family beside a listener.
+    tables.own_port(Udp, None, 11, 0).unwrap();
+    tables.listen(Udp, None, 11, channel(4)).unwrap();
+    for (local, remote) in [
+        ("192.0.2.1:11", "198.51.100.1:1111"),
+        ("[2001:db8::1]:11", "[2001:db8:1::9]:1111"),
+    ] {
+        let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+        tables.connect(Udp, local, remote, channel(3)).unwrap();
+    }
+    // Port 13: owned, but nobody listens.
+    tables.own_port(Udp, None, 13, 0).unwrap();
+    // Port 15: the channel is closed.
+    tables.own_port(Udp, None, 15, 0).unwrap();
+    tables.listen(Udp, None, 15, channel(7)).unwrap();
+    // Port 17: an application without tables.
+    tables.own_port(Udp, None, 17, 5).unwrap();
+    // Port 19: a channel that is soon full.
+    tables.own_port(Udp, None, 19, 0).unwrap();
+    tables.listen(Udp, None, 19, channel(8)).unwrap();
+    // TCP 80: any address and one connected flow; 81: one address of two.
+    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables.listen(Tcp, None, 80, channel(5)).unwrap();
+    let (local, remote) = ("[2001:db8::1]:80", "[2001:db8:1::9]:1111");
+    tables
+        .connect(
+            Tcp,
+            local.parse().unwrap(),
+            remote.parse().unwrap(),
+            channel(6),
+        )
+        .unwrap();
+    tables.own_port(Tcp, None, 81, 0).unwrap();
+    tables
+        .listen(Tcp, Some(ip("192.0.2.1")), 81, channel(9))
+        .unwrap();
+
+    tables.set_fragment_channel(channel(10));
+    for index in [1, 2, 3, 4, 5, 6, 9, 10] {
+        tables.set_limit(0, index, u32::MAX);
+    }
+    tables.set_limit(0, 8, SMALL_LIMIT);
+}
+
+/// A small generator of repeatable numbers (xorshift64*).
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 32) as usize % bound.max(1)
+    }
+}
+
+/// Changes a frame in one to four places, mostly in its headers.
+pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
+    const EDGES: [u8; 12] = [0, 1, 4, 6, 7, 8, 0x11, 0x2c, 0x3a, 0x3c, 0x7f, 0xff];
+    for _ in 0..1 + random.below(4) {
+        if bytes.is_empty() {
+            bytes.push(random.next() as u8);
+        }
+        let place = random.below(bytes.len().min(110));
+        match random.below(8) {
+            0 | 1 => bytes[place] ^= 1 << random.below(8),
+            2 => bytes[place] = EDGES[random.below(EDGES.len())],
+            3 => bytes[place] = random.next() as u8,
+            // Length fields, near what they say.
+            4 => {
+                let at = [16, 18, 38, 58][random.below(4)];
+                if let Some(byte) = bytes.get_mut(at + 1) {
+                    *byte = byte.wrapping_add(random.below(9) as u8).wrapping_sub(4);
+                }
+            }
+            5 => bytes.truncate(bytes.len() - random.below(bytes.len())),
+            6 => bytes.extend(std::iter::repeat_n(random.next() as u8, random.below(64))),
+            // The end of another frame in the middle of this one.
+            _ => {
+                bytes.truncate(place);
+                bytes.extend_from_slice(other.get(place..).unwrap_or_default());
+            }
+        }
+    }
+    bytes.truncate(2000);
+}
