@@ -43,13 +43,13 @@ SIZE(tw_control, 1088); AT(tw_control, raw, 16); AT(tw_control, trace_remaining,
 AT(tw_control, teach_port, 32); AT(tw_control, taught_port, 48); AT(tw_control, locals, 64);
 SIZE(tw_queue, 384); AT(tw_queue, classes, 192);
 SIZE(tw_device, 528448); AT(tw_device, queues, 1088); AT(tw_device, ports, 4160);
-SIZE(tw_listener, 8);
+SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
 SIZE(tw_channel_driver, 16); AT(tw_channel_driver, dropped, 8);
-AT(tw_application, flows, 1048576); AT(tw_application, channels, 1441792);
-AT(tw_application, heads, 1703936); AT(tw_application, fragment_channel, 2228224);
-SIZE(tw_application, 2228232);
+AT(tw_application, flows, 1572864); AT(tw_application, channels, 1966080);
+AT(tw_application, heads, 2228224); AT(tw_application, fragment_channel, 2752512);
+SIZE(tw_application, 2752520);
 SIZE(tw_owner_key, 20);
 SIZE(tw_fragment_key, 40);
 SIZE(tw_trace, 296); AT(tw_trace, captured, 32); AT(tw_trace, bytes, 36);
@@ -483,7 +483,7 @@ OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control
 		if (channel)
 			return channel;
 	}
-	return READ_ONCE(listener->channel);
+	return ends->v4 ? READ_ONCE(listener->channel[0]) : READ_ONCE(listener->channel[1]);
 }
 
 /* ---- Tracing ------------------------------------------------------------- */
@@ -744,7 +744,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 			channel = find_channel(application, control, &ends);
 		} else {
 			struct tw_listener *entry = &application->listeners[listener & 0x1ffff];
-			channel = READ_ONCE(entry->channel);
+			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
 			if (unlikely(READ_ONCE(entry->flags))) {
 				__u16 *ports = (void *)(data + transport);
 				if (transport > 0x3fff || ports + 2 > (__u16 *)data_end)

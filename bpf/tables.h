@@ -130,7 +130,7 @@ struct tw_device {
 #define TW_LISTEN_LOCAL 1u          /* flows hold entries for (local address, port, no remote) */
 #define TW_LISTEN_CONNECTED 2u      /* flows hold entries with a remote end */
 struct tw_listener {
-	__u32 channel;                 /* any-address channel id, 0 none */
+	__u32 channel[2];              /* channel id for any address of IPv4, of IPv6; 0 none */
 	__u32 flags;
 };
 

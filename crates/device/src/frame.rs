@@ -30,7 +30,11 @@ impl Frame {
     /// from a ring, or creates the memory, may call this: two tokens for one
     /// frame would alias its bytes.
     pub(crate) fn new(index: u32, offset: u16, length: u16) -> Self {
-        Frame { index, offset, length }
+        Frame {
+            index,
+            offset,
+            length,
+        }
     }
 
     /// Number of the frame in its memory.
@@ -67,7 +71,11 @@ impl Frame {
     /// same memory, and must be used once: two tokens for one frame alias.
     #[allow(unsafe_code)]
     pub unsafe fn from_parts(index: u32, offset: u16, length: u16) -> Self {
-        Frame { index, offset, length }
+        Frame {
+            index,
+            offset,
+            length,
+        }
     }
 }
 
@@ -86,7 +94,10 @@ impl FrameMemory {
     /// What `memfd_create`, `ftruncate` or `mmap` report, ENOMEM say.
     pub fn new(frames: u32) -> io::Result<Self> {
         let mapping = Mapping::anonymous_file("tidewall-frames", frames as usize * FRAME_SIZE)?;
-        Ok(FrameMemory { mapping: Arc::new(mapping), frames })
+        Ok(FrameMemory {
+            mapping: Arc::new(mapping),
+            frames,
+        })
     }
 
     /// Number of frames.
@@ -137,7 +148,8 @@ impl FrameMemory {
         let Some(below) = (frame.offset as usize).checked_sub(length) else {
             return &mut [];
         };
-        self.mapping.slice_mut(frame.index as usize * FRAME_SIZE + below, length, frame)
+        self.mapping
+            .slice_mut(frame.index as usize * FRAME_SIZE + below, length, frame)
     }
 
     /// Writes `bytes` just below the packet. False, and nothing written, when

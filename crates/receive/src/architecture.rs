@@ -52,8 +52,12 @@ pub enum Architecture {
 
 impl Architecture {
     /// All four, in the order of the paper's tables.
-    pub const ALL: [Architecture; 4] =
-        [Architecture::Bsd, Architecture::EarlyDemux, Architecture::SoftLrp, Architecture::NiLrp];
+    pub const ALL: [Architecture; 4] = [
+        Architecture::Bsd,
+        Architecture::EarlyDemux,
+        Architecture::SoftLrp,
+        Architecture::NiLrp,
+    ];
 
     /// The name used on the command line and in results.
     pub fn name(self) -> &'static str {
@@ -100,19 +104,27 @@ impl FromStr for Architecture {
     type Err = UnknownArchitecture;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Architecture::ALL.into_iter().find(|a| a.name() == name).ok_or(UnknownArchitecture)
+        Architecture::ALL
+            .into_iter()
+            .find(|a| a.name() == name)
+            .ok_or(UnknownArchitecture)
     }
 }
+
+/// See [`Upcalls::input`].
+pub type Input = dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync;
+/// See [`Upcalls::stray`].
+pub type Strayed = dyn Fn(Stray, &[u8]) + Send + Sync;
 
 /// What the threads need from the layers above.
 pub struct Upcalls {
     /// The protocol's checks on one datagram; false drops it (the callee
     /// counts why). Run by the softirq of `bsd` and `early-demux`.
-    pub input: Box<dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync>,
+    pub input: Box<Input>,
     /// A channel got frames: wake whoever waits on it.
     pub ready: Box<dyn Fn(u16) + Send + Sync>,
     /// A datagram came through the kernel during start-up.
-    pub stray: Box<dyn Fn(Stray, &[u8]) + Send + Sync>,
+    pub stray: Box<Strayed>,
 }
 
 /// Counters of a host architecture.
@@ -150,14 +162,23 @@ struct Occupancy {
 impl Occupancy {
     fn full(&self, shared: &Shared, id: ChannelId) -> bool {
         let number = id.index();
-        let head = self.heads.get(number as usize).map_or(0, |h| h.load(Ordering::Relaxed));
+        let head = self
+            .heads
+            .get(number as usize)
+            .map_or(0, |h| h.load(Ordering::Relaxed));
         let tables = shared.tables();
         head.wrapping_sub(tables.tail(shared.queue(), number))
             >= tables.limit(shared.queue(), number)
     }
 
     /// Appends if there is room; says whether it did.
-    fn append(&self, shared: &Shared, id: ChannelId, frame: Frame, counters: &HostCounters) -> bool {
+    fn append(
+        &self,
+        shared: &Shared,
+        id: ChannelId,
+        frame: Frame,
+        counters: &HostCounters,
+    ) -> bool {
         if self.full(shared, id) {
             counters.channel_full.fetch_add(1, Ordering::Relaxed);
             shared.free(frame);
@@ -194,8 +215,11 @@ impl HostThreads {
         if !architecture.has_threads() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let shared =
-            poller.lock().unwrap_or_else(PoisonError::into_inner).shared().clone();
+        let shared = poller
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .shared()
+            .clone();
         let stop = Arc::new(AtomicBool::new(false));
         let wake = Arc::new(WakeFd::new()?);
         let counters = Arc::new(HostCounters::default());
@@ -218,7 +242,9 @@ impl HostThreads {
                 occupancy: occupancy.clone(),
                 counters: counters.clone(),
             };
-            host.spawn("tw-softirq", SOFTIRQ_PRIORITY, cpu, move || softirq.run(posted))?;
+            host.spawn("tw-softirq", SOFTIRQ_PRIORITY, cpu, move || {
+                softirq.run(posted)
+            })?;
         }
         let handler = InterruptHandler {
             architecture,
@@ -231,7 +257,9 @@ impl HostThreads {
             stop,
             wake,
         };
-        host.spawn("tw-interrupt", INTERRUPT_PRIORITY, cpu, move || handler.run())?;
+        host.spawn("tw-interrupt", INTERRUPT_PRIORITY, cpu, move || {
+            handler.run()
+        })?;
         Ok(host)
     }
 
@@ -248,16 +276,20 @@ impl HostThreads {
         run: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let (report, started) = sync_channel(1);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let ready = raw::pin(cpu).and_then(|()| raw::set_fifo(priority));
-            let go = ready.is_ok();
-            let _ = report.send(ready);
-            if go {
-                run();
-            }
-        })?;
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                let ready = raw::pin(cpu).and_then(|()| raw::set_fifo(priority));
+                let go = ready.is_ok();
+                let _ = report.send(ready);
+                if go {
+                    run();
+                }
+            })?;
         self.threads.push(thread);
-        started.recv().map_err(|_| io::Error::other("thread died at start"))?
+        started
+            .recv()
+            .map_err(|_| io::Error::other("thread died at start"))?
     }
 }
 
@@ -298,7 +330,14 @@ impl InterruptHandler {
                 while let Some(stray) = poller.take_stray(&mut payload) {
                     (self.upcalls.stray)(stray, &payload);
                 }
-                (taken, if taken == 0 { poller.descriptors() } else { Vec::new() })
+                (
+                    taken,
+                    if taken == 0 {
+                        poller.descriptors()
+                    } else {
+                        Vec::new()
+                    },
+                )
             };
             interrupt = match (taken, interrupt) {
                 (0, Interrupt::Masked) => Interrupt::Armed,
@@ -314,7 +353,11 @@ impl InterruptHandler {
     fn frame(&self, received: Received) {
         let Received { frame, metadata } = received;
         match self.architecture {
-            Architecture::Bsd => self.post(Posted { frame, metadata, channel: None }),
+            Architecture::Bsd => self.post(Posted {
+                frame,
+                metadata,
+                channel: None,
+            }),
             Architecture::EarlyDemux => {
                 if let Some((id, frame, metadata)) =
                     find(&self.shared, frame, &metadata, &self.counters)
@@ -323,13 +366,19 @@ impl InterruptHandler {
                         self.counters.channel_full.fetch_add(1, Ordering::Relaxed);
                         self.shared.free(frame);
                     } else {
-                        self.post(Posted { frame, metadata, channel: Some(id) });
+                        self.post(Posted {
+                            frame,
+                            metadata,
+                            channel: Some(id),
+                        });
                     }
                 }
             }
             Architecture::SoftLrp | Architecture::NiLrp => {
                 if let Some((id, frame, _)) = find(&self.shared, frame, &metadata, &self.counters)
-                    && self.occupancy.append(&self.shared, id, frame, &self.counters)
+                    && self
+                        .occupancy
+                        .append(&self.shared, id, frame, &self.counters)
                 {
                     (self.upcalls.ready)(id.index());
                 }
@@ -357,15 +406,25 @@ struct Softirq {
 
 impl Softirq {
     fn run(self, posted: Receiver<Posted>) {
-        for Posted { frame, metadata, channel } in posted {
+        for Posted {
+            frame,
+            metadata,
+            channel,
+        } in posted
+        {
             let found = match channel {
                 Some(id) => Some((id, frame, metadata)),
                 None => find(&self.shared, frame, &metadata, &self.counters),
             };
-            let Some((id, frame, metadata)) = found else { continue };
+            let Some((id, frame, metadata)) = found else {
+                continue;
+            };
             if !(self.upcalls.input)(&self.shared, &frame, &metadata) {
                 self.shared.free(frame);
-            } else if self.occupancy.append(&self.shared, id, frame, &self.counters) {
+            } else if self
+                .occupancy
+                .append(&self.shared, id, frame, &self.counters)
+            {
                 (self.upcalls.ready)(id.index());
             }
         }
@@ -382,7 +441,9 @@ fn find(
 ) -> Option<(ChannelId, Frame, Metadata)> {
     let found = classify_host(shared.tables(), shared.memory().packet(&frame), metadata);
     if let Some((id, metadata)) = found
-        && shared.memory().write_below(&mut frame, &metadata.to_bytes())
+        && shared
+            .memory()
+            .write_below(&mut frame, &metadata.to_bytes())
     {
         return Some((id, frame, metadata));
     }

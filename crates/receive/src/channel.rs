@@ -39,7 +39,11 @@ pub struct Run {
 
 impl Default for Run {
     fn default() -> Self {
-        Run { first: NIL, last: NIL, length: 0 }
+        Run {
+            first: NIL,
+            last: NIL,
+            length: 0,
+        }
     }
 }
 
@@ -67,7 +71,10 @@ impl Sender {
     /// An empty channel, number `channel` of its queue.
     pub fn new(slots: &Slots, channel: u32) -> Self {
         let stub = slots.frames() + channel;
-        Sender { newest: AtomicU32::new(stub), stub }
+        Sender {
+            newest: AtomicU32::new(stub),
+            stub,
+        }
     }
 
     /// The removing end of an empty channel. Make one: two would hand out the

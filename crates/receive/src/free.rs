@@ -16,7 +16,9 @@ pub struct FreeStack {
 
 impl Default for FreeStack {
     fn default() -> Self {
-        FreeStack { top: AtomicU32::new(NIL) }
+        FreeStack {
+            top: AtomicU32::new(NIL),
+        }
     }
 }
 
@@ -72,7 +74,10 @@ pub struct Chain {
 
 impl Default for Chain {
     fn default() -> Self {
-        Chain { first: NIL, last: NIL }
+        Chain {
+            first: NIL,
+            last: NIL,
+        }
     }
 }
 

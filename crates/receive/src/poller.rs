@@ -2,8 +2,8 @@
 //! channels, keep the credit accounts straight.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
@@ -113,10 +113,18 @@ pub fn open(
     tables: Arc<Tables>,
     transmit_frames: usize,
 ) -> (Poller, Arc<Shared>, Box<dyn Transmit>, Vec<Frame>) {
-    let Queue { receive, transmit, memory, mut frames } = device;
+    let Queue {
+        receive,
+        transmit,
+        memory,
+        mut frames,
+    } = device;
     let slots = Slots::new(memory.frames(), CHANNELS as u32);
     let ends = (0..CHANNELS as u32)
-        .map(|number| ChannelEnd { id: AtomicU32::new(0), sender: Sender::new(&slots, number) })
+        .map(|number| ChannelEnd {
+            id: AtomicU32::new(0),
+            sender: Sender::new(&slots, number),
+        })
         .collect();
     let for_transmit = frames.split_off(frames.len().saturating_sub(transmit_frames));
     let shared = Arc::new(Shared {
@@ -195,7 +203,10 @@ impl Shared {
     /// Appends to a channel on behalf of a host architecture's threads, which
     /// keep its bound themselves (the driver has counted nothing).
     pub(crate) fn append(&self, id: ChannelId, frame: Frame) -> Result<(), Frame> {
-        let _appending = self.appending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _appending = self
+            .appending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match self.ends.get(id.index() as usize) {
             Some(end) if end.id.load(Ordering::Acquire) == id.value() => {
                 let mut run = Run::default();
@@ -248,11 +259,17 @@ impl Poller {
         }
         end.id.store(id.value(), Ordering::Release);
         self.open.push(u32::from(number));
-        self.shared.tables.set_limit(self.shared.queue, number, limit);
+        self.shared
+            .tables
+            .set_limit(self.shared.queue, number, limit);
         // A closed channel leaves its stub as the only node, wherever it
         // stands, so the receiver starts at the stub again.
         let receiver = end.sender.receiver();
-        Ok(Channel { shared: self.shared.clone(), id, receiver })
+        Ok(Channel {
+            shared: self.shared.clone(),
+            id,
+            receiver,
+        })
     }
 
     /// Closes a channel: no frame is appended any more, those in it are given
@@ -261,7 +278,11 @@ impl Poller {
         let number = channel.id.index();
         self.shared.tables.set_limit(self.shared.queue, number, 0);
         if let Some(end) = self.shared.ends.get(number as usize) {
-            let _appending = self.shared.appending.lock().unwrap_or_else(PoisonError::into_inner);
+            let _appending = self
+                .shared
+                .appending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             end.id.store(0, Ordering::Release);
         }
         self.open.retain(|&open| open != u32::from(number));
@@ -280,13 +301,22 @@ impl Poller {
     /// same.
     pub fn round(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         self.refill();
-        let seen = self.shared.tables.counter(self.shared.queue, Counter::Frames);
+        let seen = self
+            .shared
+            .tables
+            .counter(self.shared.queue, Counter::Frames);
         let polled = self.device.poll(interrupt);
-        let driven =
-            self.shared.tables.counter(self.shared.queue, Counter::Frames).wrapping_sub(seen);
+        let driven = self
+            .shared
+            .tables
+            .counter(self.shared.queue, Counter::Frames)
+            .wrapping_sub(seen);
         // Read before the ring: what the driver admitted up to here is in the
         // ring, lost, or being published this moment.
-        let admitted = self.shared.tables.counter(self.shared.queue, Counter::Channel);
+        let admitted = self
+            .shared
+            .tables
+            .counter(self.shared.queue, Counter::Channel);
         let frames = self.receive(ready);
         let mut missing = 0;
         if frames < ROUND {
@@ -308,7 +338,11 @@ impl Poller {
             counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
         }
         polled?;
-        Ok(Round { frames, missing: missing.max(0) as u64, driven })
+        Ok(Round {
+            frames,
+            missing: missing.max(0) as u64,
+            driven,
+        })
     }
 
     /// Sorts what the device has delivered by itself, without polling it: what
@@ -346,7 +380,9 @@ impl Poller {
     }
 
     fn refill(&mut self) {
-        self.shared.free.take_all(&self.shared.slots, &mut self.empty_frames);
+        self.shared
+            .free
+            .take_all(&self.shared.slots, &mut self.empty_frames);
         if !self.empty_frames.is_empty() {
             let before = self.empty_frames.len();
             self.device.fill(&mut self.empty_frames);
@@ -355,7 +391,16 @@ impl Poller {
     }
 
     fn receive(&mut self, ready: &mut Vec<u16>) -> usize {
-        let Self { shared, device, batch, accounts, arrived, written_off, in_device, .. } = self;
+        let Self {
+            shared,
+            device,
+            batch,
+            accounts,
+            arrived,
+            written_off,
+            in_device,
+            ..
+        } = self;
         let frames = device.receive(batch, ROUND);
         *in_device -= frames.min(*in_device);
         if frames == 0 {
@@ -402,7 +447,10 @@ impl Poller {
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
-            shared.counters.stale.fetch_add(stale_frames, Ordering::Relaxed);
+            shared
+                .counters
+                .stale
+                .fetch_add(stale_frames, Ordering::Relaxed);
         }
         frames
     }
@@ -415,7 +463,9 @@ impl Poller {
         let heads: Vec<(u16, u32)> = (0..CHANNELS as u16)
             .filter(|&number| {
                 let limit = self.shared.tables.limit(queue, number);
-                limit != 0 || self.shared.tables.head(queue, number) != self.shared.tables.tail(queue, number)
+                limit != 0
+                    || self.shared.tables.head(queue, number)
+                        != self.shared.tables.tail(queue, number)
             })
             .map(|number| (number, self.shared.tables.head(queue, number)))
             .collect();
@@ -433,7 +483,10 @@ impl Poller {
 fn append(shared: &Shared, id: ChannelId, run: Run, ready: &mut Vec<u16>) {
     let number = id.index();
     if let Some(end) = shared.ends.get(number as usize) {
-        shared.counters.delivered.fetch_add(u64::from(run.length()), Ordering::Relaxed);
+        shared
+            .counters
+            .delivered
+            .fetch_add(u64::from(run.length()), Ordering::Relaxed);
         end.sender.append(&shared.slots, run);
         ready.push(number);
     }
@@ -448,7 +501,10 @@ fn settle(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u64) {
     };
     shared.tables.tail_add(shared.queue, number, tail);
     *written_off = written_off.wrapping_add(total as u64);
-    shared.counters.lost_in_ring.fetch_add(total as u64, Ordering::Relaxed);
+    shared
+        .counters
+        .lost_in_ring
+        .fetch_add(total as u64, Ordering::Relaxed);
 }
 
 impl Channel {
@@ -468,7 +524,8 @@ impl Channel {
 
     /// True when there is surely nothing in it.
     pub fn looks_empty(&self) -> bool {
-        self.end().is_none_or(|end| end.sender.looks_empty(&self.receiver))
+        self.end()
+            .is_none_or(|end| end.sender.looks_empty(&self.receiver))
     }
 
     /// Removes the oldest frame. It and its credit go back with

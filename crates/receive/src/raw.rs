@@ -40,15 +40,25 @@ pub(crate) fn pin(cpu: Option<usize>) -> io::Result<()> {
         libc::CPU_SET(cpu, &mut set);
         libc::sched_setaffinity(0, mem::size_of_val(&set), &set)
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Gives the calling thread a real-time priority.
 pub(crate) fn set_fifo(priority: i32) -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: priority };
+    let parameters = libc::sched_param {
+        sched_priority: priority,
+    };
     // SAFETY: `parameters` outlives the call; 0 is the calling thread.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// An eventfd that ends a wait.
@@ -78,7 +88,11 @@ impl WakeFd {
         let mut polled: Vec<libc::pollfd> = descriptors
             .iter()
             .chain(std::iter::once(&self.0.as_raw_fd()))
-            .map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
+            .map(|&fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
             .collect();
         // SAFETY: the array is valid for its length for the call's duration.
         unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };

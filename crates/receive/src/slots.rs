@@ -30,7 +30,9 @@ impl Slots {
     }
 
     pub(crate) fn next(&self, node: u32, order: Ordering) -> u32 {
-        self.links.get(node as usize).map_or(NIL, |link| link.load(order))
+        self.links
+            .get(node as usize)
+            .map_or(NIL, |link| link.load(order))
     }
 
     pub(crate) fn set_next(&self, node: u32, next: u32, order: Ordering) {
@@ -40,13 +42,19 @@ impl Slots {
     }
 
     pub(crate) fn extent(&self, frame: u32) -> (u16, u16) {
-        let packed = self.extents.get(frame as usize).map_or(0, |e| e.load(Ordering::Relaxed));
+        let packed = self
+            .extents
+            .get(frame as usize)
+            .map_or(0, |e| e.load(Ordering::Relaxed));
         ((packed >> 16) as u16, packed as u16)
     }
 
     pub(crate) fn set_extent(&self, frame: u32, offset: u16, length: u16) {
         if let Some(extent) = self.extents.get(frame as usize) {
-            extent.store(u32::from(offset) << 16 | u32::from(length), Ordering::Relaxed);
+            extent.store(
+                u32::from(offset) << 16 | u32::from(length),
+                Ordering::Relaxed,
+            );
         }
     }
 }

@@ -86,7 +86,11 @@ impl Control {
         let thread = std::thread::Builder::new()
             .name("tw-control".to_owned())
             .spawn(move || serve(&listener, &weak, &ended))?;
-        Ok(Control { path, stop, thread: Some(thread) })
+        Ok(Control {
+            path,
+            stop,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -132,7 +136,9 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
 }
 
 fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
-    let Some(device) = &core.device else { return Trace::default() };
+    let Some(device) = &core.device else {
+        return Trace::default();
+    };
     core.trace.take();
     let mut found = Vec::new();
     // What a trace that was given up may have left in the ring.
@@ -141,21 +147,32 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
     let end = Instant::now() + TRACE_TIME;
     while found.len() < frames as usize && Instant::now() < end && !stop.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(5));
-        found.extend(lock(device).program.traces().map(|record| TracedFrame {
-            frame: record.trace,
-            nanoseconds: record.time,
-            queue: record.queue,
-            length: record.length,
-            verdict: verdict_name(record.verdict).to_owned(),
-            cause: Counter::from_index(record.cause).map_or("unknown", Counter::name).to_owned(),
-            channel: record.channel as u16,
-            bytes: record.bytes.get(..record.captured as usize).unwrap_or_default().to_vec(),
+        found.extend(lock(device).program.traces().map(|record| {
+            TracedFrame {
+                frame: record.trace,
+                nanoseconds: record.time,
+                queue: record.queue,
+                length: record.length,
+                verdict: verdict_name(record.verdict).to_owned(),
+                cause: Counter::from_index(record.cause)
+                    .map_or("unknown", Counter::name)
+                    .to_owned(),
+                channel: record.channel as u16,
+                bytes: record
+                    .bytes
+                    .get(..record.captured as usize)
+                    .unwrap_or_default()
+                    .to_vec(),
+            }
         }));
     }
     core.tables.start_trace(0);
     // Let the last frame reach its socket.
     std::thread::sleep(Duration::from_millis(20));
-    Trace { frames: found, lines: core.trace.take() }
+    Trace {
+        frames: found,
+        lines: core.trace.take(),
+    }
 }
 
 /// Names of `enum xdp_action` (linux/bpf.h).

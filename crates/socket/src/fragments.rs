@@ -25,17 +25,26 @@ pub(crate) struct Fragments {
 
 impl Fragments {
     pub(crate) fn new(channels: Vec<Channel>) -> Self {
-        Fragments { reassembler: Reassembler::new(Limits::default()), channels }
+        Fragments {
+            reassembler: Reassembler::new(Limits::default()),
+            channels,
+        }
     }
 
     /// Time until the oldest unfinished datagram is given up.
     pub(crate) fn next_expiry(&self, now: Duration) -> Option<Duration> {
-        self.reassembler.next_expiry().map(|expiry| expiry.saturating_sub(now))
+        self.reassembler
+            .next_expiry()
+            .map(|expiry| expiry.saturating_sub(now))
     }
 
     /// Gives up datagrams whose time is over; counted by the reassembler.
     pub(crate) fn expire(&mut self, now: Duration, _causes: &Causes) {
-        if self.reassembler.next_expiry().is_some_and(|expiry| expiry <= now) {
+        if self
+            .reassembler
+            .next_expiry()
+            .is_some_and(|expiry| expiry <= now)
+        {
             self.reassembler.expire(now);
         }
     }
@@ -47,7 +56,10 @@ impl Fragments {
     /// Moves waiting later fragments into the reassembler; datagrams that
     /// become whole are added to `whole`.
     fn take_waiting(&mut self, now: Duration, whole: &mut Vec<Reassembled>) {
-        let Self { reassembler, channels } = self;
+        let Self {
+            reassembler,
+            channels,
+        } = self;
         for channel in channels {
             let shared = channel.shared().clone();
             let mut done = Done::default();
@@ -103,8 +115,12 @@ impl Core {
             fragments.reassembler.insert(now, bytes, tag).ok().flatten()
         };
         for datagram in whole {
-            let id = datagram.tag.and_then(|tag| u32::try_from(tag).ok()).map(ChannelId::from_value);
-            let socket = id.and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
+            let id = datagram
+                .tag
+                .and_then(|tag| u32::try_from(tag).ok())
+                .map(ChannelId::from_value);
+            let socket =
+                id.and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
             match (socket, self.whole(&datagram)) {
                 (Some(socket), Some(owned)) => socket.push_reassembled(owned, &self.causes),
                 (None, _) => self.causes.no_socket(),

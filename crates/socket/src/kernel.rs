@@ -29,7 +29,12 @@ impl Holder {
             options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
         if v6 {
-            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(how.only_v6))?;
+            options::set(
+                fd,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_V6ONLY,
+                i32::from(how.only_v6),
+            )?;
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
@@ -54,7 +59,12 @@ impl Holder {
         self.socket.as_raw_fd()
     }
 
-    pub(crate) fn send_to(&self, payload: &[u8], destination: SocketAddr, connected: bool) -> io::Result<usize> {
+    pub(crate) fn send_to(
+        &self,
+        payload: &[u8],
+        destination: SocketAddr,
+        connected: bool,
+    ) -> io::Result<usize> {
         if connected {
             self.socket.send(payload)
         } else {
@@ -72,15 +82,35 @@ impl Holder {
 
     pub(crate) fn set_traffic_class(&self, value: u8) -> io::Result<()> {
         if self.v6 {
-            options::set(self.socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_TCLASS, i32::from(value))?;
+            options::set(
+                self.socket.as_fd(),
+                libc::IPPROTO_IPV6,
+                libc::IPV6_TCLASS,
+                i32::from(value),
+            )?;
         }
-        options::set(self.socket.as_fd(), libc::IPPROTO_IP, libc::IP_TOS, i32::from(value))
+        options::set(
+            self.socket.as_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_TOS,
+            i32::from(value),
+        )
     }
 
     pub(crate) fn set_hop_limit(&self, value: u8) -> io::Result<()> {
         if self.v6 {
-            options::set(self.socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(value))?;
+            options::set(
+                self.socket.as_fd(),
+                libc::IPPROTO_IPV6,
+                libc::IPV6_UNICAST_HOPS,
+                i32::from(value),
+            )?;
         }
-        options::set(self.socket.as_fd(), libc::IPPROTO_IP, libc::IP_TTL, i32::from(value))
+        options::set(
+            self.socket.as_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_TTL,
+            i32::from(value),
+        )
     }
 }

@@ -37,7 +37,10 @@ const NUD_STALE: u16 = 0x04;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// In a frame of our own.
-    Link { source: IpAddr, neighbour: MacAddress },
+    Link {
+        source: IpAddr,
+        neighbour: MacAddress,
+    },
     /// Through the kernel socket.
     Kernel,
 }
@@ -51,9 +54,15 @@ struct Entry {
 /// Where answers come from.
 #[derive(Debug)]
 enum Oracle {
-    Kernel { netlink: Netlink, interface: u32 },
+    Kernel {
+        netlink: Netlink,
+        interface: u32,
+    },
     /// A link with one neighbour: the in-memory device.
-    Fixed { sources: Vec<IpAddr>, neighbour: MacAddress },
+    Fixed {
+        sources: Vec<IpAddr>,
+        neighbour: MacAddress,
+    },
 }
 
 #[derive(Debug)]
@@ -66,7 +75,10 @@ pub(crate) struct Routes {
 
 impl Routes {
     pub(crate) fn of_interface(interface: u32) -> io::Result<Self> {
-        Ok(Self::new(Oracle::Kernel { netlink: Netlink::open()?, interface }))
+        Ok(Self::new(Oracle::Kernel {
+            netlink: Netlink::open()?,
+            interface,
+        }))
     }
 
     pub(crate) fn fixed(sources: Vec<IpAddr>, neighbour: MacAddress) -> Self {
@@ -74,16 +86,33 @@ impl Routes {
     }
 
     fn new(oracle: Oracle) -> Self {
-        Routes { oracle, cache: HashMap::new(), window: None, questions: 0 }
+        Routes {
+            oracle,
+            cache: HashMap::new(),
+            window: None,
+            questions: 0,
+        }
     }
 
     /// The route to `destination`, from `source` if the socket has one.
-    pub(crate) fn find(&mut self, destination: IpAddr, source: Option<IpAddr>, now: Instant) -> Route {
+    pub(crate) fn find(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        now: Instant,
+    ) -> Route {
         if let Oracle::Fixed { sources, neighbour } = &self.oracle {
-            let own = source
-                .or_else(|| sources.iter().copied().find(|a| a.is_ipv4() == destination.is_ipv4()));
+            let own = source.or_else(|| {
+                sources
+                    .iter()
+                    .copied()
+                    .find(|a| a.is_ipv4() == destination.is_ipv4())
+            });
             return match own {
-                Some(source) => Route::Link { source, neighbour: *neighbour },
+                Some(source) => Route::Link {
+                    source,
+                    neighbour: *neighbour,
+                },
                 None => Route::Kernel,
             };
         }
@@ -110,7 +139,13 @@ impl Routes {
             Some((route, _)) => (route, LIFETIME, route),
             None => (Route::Kernel, RETRY, Route::Kernel),
         };
-        self.cache.insert((destination, source), Entry { route, expires: now + lifetime });
+        self.cache.insert(
+            (destination, source),
+            Entry {
+                route,
+                expires: now + lifetime,
+            },
+        );
         this_time
     }
 
@@ -127,8 +162,14 @@ impl Routes {
         self.questions <= QUESTIONS
     }
 
-    fn ask(&mut self, destination: IpAddr, source: Option<IpAddr>) -> Option<(Route, KernelNeighbour)> {
-        let Oracle::Kernel { netlink, interface } = &mut self.oracle else { return None };
+    fn ask(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Option<(Route, KernelNeighbour)> {
+        let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
+            return None;
+        };
         let route = netlink.route(destination, source).ok()?;
         if !route.unicast || route.interface != *interface {
             return None;
@@ -139,7 +180,10 @@ impl Routes {
         if neighbour.state & NUD_USABLE == 0 {
             return None;
         }
-        let link = Route::Link { source, neighbour: MacAddress(neighbour.address) };
+        let link = Route::Link {
+            source,
+            neighbour: MacAddress(neighbour.address),
+        };
         Some((link, neighbour))
     }
 }

@@ -148,7 +148,12 @@ impl StackSnapshot {
             QueueSnapshot {
                 driver: Counter::ALL
                     .iter()
-                    .map(|counter| (counter.name().to_owned(), core.tables.counter(number, *counter)))
+                    .map(|counter| {
+                        (
+                            counter.name().to_owned(),
+                            core.tables.counter(number, *counter),
+                        )
+                    })
                     .filter(|(_, count)| *count > 0)
                     .collect(),
                 kernel: Class::ALL

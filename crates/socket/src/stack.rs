@@ -64,7 +64,8 @@ const CLASS_RATES: [(Class, u64, u64); 4] = [
 pub struct EmbeddedConfig {
     /// Interface name, in the caller's network namespace.
     pub interface: String,
-    /// The first `queues` receive queues are taken; 1 to 8.
+    /// Receive queues of the interface, all of which are taken; 0: as many as
+    /// it has, 8 at most.
     pub queues: u32,
     /// Who runs which stage; [`Architecture::NiLrp`] outside comparisons.
     pub architecture: Architecture,
@@ -85,7 +86,7 @@ impl Default for EmbeddedConfig {
     fn default() -> Self {
         EmbeddedConfig {
             interface: String::new(),
-            queues: 1,
+            queues: 0,
             architecture: Architecture::NiLrp,
             receiver_cpu: None,
             budget: 64,
@@ -173,12 +174,15 @@ impl Stack {
     /// socket owns stay with the kernel, through bounded channels.
     ///
     /// # Errors
-    /// ENODEV; EPERM without CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (and
+    /// ENODEV; EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
     /// CAP_SYS_NICE for host architectures); EBUSY when something else is
     /// attached to the interface; EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {
         if config.frames < 4096 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames must be at least 4096"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "frames must be at least 4096",
+            ));
         }
         let interface = Interface::read(&config.interface)?;
         let mut device = AfXdp::open(&Config {
@@ -190,7 +194,7 @@ impl Stack {
         let tables = device.tables();
         tables.set_locals(&interface.addresses)?;
         tables.set_raw(config.architecture.has_threads());
-        for queue in 0..config.queues {
+        for queue in 0..device.queues.len() as u32 {
             for (class, rate, burst) in CLASS_RATES {
                 tables.set_class(queue, class, rate, burst);
             }
@@ -250,7 +254,10 @@ impl Stack {
             routes: Routes::fixed(config.addresses, config.peer),
             architecture: Architecture::NiLrp,
             receiver_cpu: None,
-            input_options: InputOptions { checksum_offload_possible: true, verified: false },
+            input_options: InputOptions {
+                checksum_offload_possible: true,
+                verified: false,
+            },
             spin: Duration::ZERO,
             has_kernel: false,
             name: "memory".to_owned(),
@@ -261,7 +268,17 @@ impl Stack {
     }
 
     fn assemble(parts: Parts, control: bool, clock: Clock) -> io::Result<Self> {
-        let Parts { queues, tables, mac, mtu, routes, architecture, receiver_cpu, device, .. } = parts;
+        let Parts {
+            queues,
+            tables,
+            mac,
+            mtu,
+            routes,
+            architecture,
+            receiver_cpu,
+            device,
+            ..
+        } = parts;
         let mut handles = Vec::new();
         let mut fragment_channels = Vec::new();
         let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
@@ -293,7 +310,11 @@ impl Stack {
             name: parts.name,
             strays: AtomicU64::new(0),
             leadership: Leadership::default(),
-            past: Mutex::new(Past { at: Duration::ZERO, frames: 0, pace: Pace::Quiet }),
+            past: Mutex::new(Past {
+                at: Duration::ZERO,
+                frames: 0,
+                pace: Pace::Quiet,
+            }),
             next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
@@ -305,11 +326,26 @@ impl Stack {
         if architecture.has_threads() {
             for queue in &core.queues {
                 let upcalls = Arc::new(upcalls(&core));
-                threads.push(HostThreads::start(architecture, queue.poller.clone(), upcalls, receiver_cpu)?);
+                threads.push(HostThreads::start(
+                    architecture,
+                    queue.poller.clone(),
+                    upcalls,
+                    receiver_cpu,
+                )?);
             }
         }
-        let control = if control { Some(Control::start(&core)?) } else { None };
-        Ok(Stack { inner: Arc::new(Inner { _threads: threads, _control: control, core }) })
+        let control = if control {
+            Some(Control::start(&core)?)
+        } else {
+            None
+        };
+        Ok(Stack {
+            inner: Arc::new(Inner {
+                _threads: threads,
+                _control: control,
+                core,
+            }),
+        })
     }
 
     /// Waits until one of `sockets` has something to receive. Returns their
@@ -318,8 +354,15 @@ impl Stack {
     ///
     /// # Errors
     /// EINTR when a signal arrives; EINVAL for a socket of another stack.
-    pub fn wait(&self, sockets: &[&UdpSocket], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
-        if sockets.iter().any(|socket| !Arc::ptr_eq(&socket.stack.inner, &self.inner)) {
+    pub fn wait(
+        &self,
+        sockets: &[&UdpSocket],
+        timeout: Option<Duration>,
+    ) -> io::Result<Vec<usize>> {
+        if sockets
+            .iter()
+            .any(|socket| !Arc::ptr_eq(&socket.stack.inner, &self.inner))
+        {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
@@ -367,7 +410,9 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
     let (input, ready, stray) = (weak(), weak(), weak());
     Upcalls {
         input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
-            input.upgrade().is_some_and(|core| core.verify(shared, frame, metadata))
+            input
+                .upgrade()
+                .is_some_and(|core| core.verify(shared, frame, metadata))
         }),
         ready: Box::new(move |channel| {
             if let Some(core) = ready.upgrade() {
@@ -416,7 +461,9 @@ impl Core {
 
     /// True while rounds find frames: then polling pays, and sleeping does not.
     pub(crate) fn is_busy(&self) -> bool {
-        self.queues.iter().any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
+        self.queues
+            .iter()
+            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
     }
 
     /// One round on every queue, in order: queue 0 is polled first. A queue
@@ -435,7 +482,11 @@ impl Core {
             // Arming is for a device that has nothing for us: under load its
             // poll would go on in softirq, ahead of everybody.
             let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
-            let interrupt = if arm && !busy { Interrupt::Armed } else { Interrupt::Masked };
+            let interrupt = if arm && !busy {
+                Interrupt::Armed
+            } else {
+                Interrupt::Masked
+            };
             let mut ready = Ready::default();
             let round = poller.round(interrupt, &mut ready.channels)?;
             // A poll that found work defers the interrupt again, whoever's the
@@ -533,7 +584,11 @@ impl Core {
 
     /// Sleeps until one of `sockets` has input, or the deadline. True when one
     /// has.
-    pub(crate) fn sleep(&self, sockets: &[&SocketInner], deadline: Option<Instant>) -> io::Result<bool> {
+    pub(crate) fn sleep(
+        &self,
+        sockets: &[&SocketInner],
+        deadline: Option<Instant>,
+    ) -> io::Result<bool> {
         let has_input = || sockets.iter().any(|socket| socket.has_input());
         if has_input() {
             return Ok(true);
@@ -651,13 +706,21 @@ impl Core {
                 rate if rate >= BUSY_FROM => Pace::Busy,
                 _ => Pace::Quiet,
             };
-            *past = Past { at: now, frames, pace };
+            *past = Past {
+                at: now,
+                frames,
+                pace,
+            };
         }
         past.pace
     }
 
     /// The address a socket bound to any address sends from.
-    pub(crate) fn route(&self, destination: SocketAddr, source: Option<IpAddr>) -> crate::routes::Route {
+    pub(crate) fn route(
+        &self,
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+    ) -> crate::routes::Route {
         lock(&self.routes).find(destination.ip(), source, Instant::now())
     }
 
@@ -701,7 +764,11 @@ pub(crate) struct Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        Progress { frames: 0, missing: false, armed: true }
+        Progress {
+            frames: 0,
+            missing: false,
+            armed: true,
+        }
     }
 }
 

@@ -36,7 +36,10 @@ pub struct TraceLog {
 
 impl Default for TraceLog {
     fn default() -> Self {
-        TraceLog { start: Instant::now(), lines: Mutex::new(Vec::new()) }
+        TraceLog {
+            start: Instant::now(),
+            lines: Mutex::new(Vec::new()),
+        }
     }
 }
 
@@ -54,7 +57,12 @@ impl TraceLog {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() < LINES {
             let microseconds = self.start.elapsed().as_micros() as u64;
-            lines.push(Line { frame, microseconds, stage: stage.to_owned(), what });
+            lines.push(Line {
+                frame,
+                microseconds,
+                stage: stage.to_owned(),
+                what,
+            });
         }
     }
 

@@ -44,7 +44,15 @@ impl Transmitter {
         mtu: usize,
     ) -> Self {
         let mtu = mtu.min(FRAME_SIZE - HEADER_LEN - usize::from(device.headroom()));
-        Transmitter { device, memory, free, mac, mtu, sent: 0, no_frame: 0 }
+        Transmitter {
+            device,
+            memory,
+            free,
+            mac,
+            mtu,
+            sent: 0,
+            no_frame: 0,
+        }
     }
 
     /// Datagrams sent, and those refused for want of a frame.
@@ -55,7 +63,11 @@ impl Transmitter {
     /// True when a payload fits into one frame; a longer one must be
     /// fragmented, which the kernel does.
     pub(crate) fn fits(&self, destination: SocketAddr, payload: usize) -> bool {
-        let headers = if destination.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        let headers = if destination.is_ipv4() {
+            HEADERS_V4
+        } else {
+            HEADERS_V6
+        };
         payload + headers - HEADER_LEN <= self.mtu
     }
 
@@ -80,7 +92,11 @@ impl Transmitter {
             traffic_class: heading.traffic_class,
             hop_limit: heading.hop_limit,
             identification: 0,
-            checksum: if offloaded { Checksum::Offload } else { Checksum::Software },
+            checksum: if offloaded {
+                Checksum::Offload
+            } else {
+                Checksum::Software
+            },
         };
         let length = match udp::output(self.memory.packet_mut(&mut frame), &output, payload) {
             Ok(length) => length,
@@ -90,7 +106,11 @@ impl Transmitter {
             }
         };
         frame.set_extent(headroom, length as u16);
-        let headers = if heading.destination.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        let headers = if heading.destination.is_ipv4() {
+            HEADERS_V4
+        } else {
+            HEADERS_V6
+        };
         let offload = offloaded.then_some(Offload {
             checksum_start: (headers - tidewall_wire::udp::HEADER_LEN) as u16,
             checksum_offset: UDP_CHECKSUM_OFFSET,

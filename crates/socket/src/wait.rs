@@ -91,7 +91,12 @@ impl WaitList {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        for waiter in self.list.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for waiter in self
+            .list
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
             waiter.signal();
         }
     }

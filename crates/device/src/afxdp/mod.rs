@@ -7,13 +7,14 @@
 //! memory are closed on exec, and the two knobs are written back by a
 //! guardian process if need be.
 //!
-//! The path of a frame in here: driver ring → [`napi`] poll → driver program
-//! ([`program`]) → receive ring ([`socket`]) → [`crate::queue::Receive`].
+//! The path of a frame in here: driver ring → poll (`napi`) → driver program
+//! ([`program`]) → receive ring (`socket`) → [`crate::queue::Receive`].
 
 use std::io;
 use std::sync::Arc;
 
 use crate::demux::Tables;
+use crate::demux::layout::QUEUES;
 use crate::queue::Queue;
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
@@ -33,7 +34,8 @@ pub const EMBEDDED_APPLICATION: u16 = 0;
 pub struct Config {
     /// Interface name, in the caller's network namespace.
     pub interface: String,
-    /// Queues 0..n are opened; the rest stay with the kernel.
+    /// Queues of the interface, all of which are opened; 0: as many as it has.
+    /// A queue left out would lose the frames of owned ports that it gets.
     pub queues: u32,
     /// Frames of memory a queue; a power of two, at least 256.
     pub frames: u32,
@@ -52,7 +54,7 @@ impl Config {
     pub fn new(interface: &str) -> Self {
         Config {
             interface: interface.to_owned(),
-            queues: 1,
+            queues: 0,
             frames: 8192,
             budget: 64,
             flush_timeout: 200_000,
@@ -81,11 +83,12 @@ impl AfXdp {
     /// Opens the interface.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF; ENODEV; EBUSY when
+    /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON; ENODEV; EBUSY when
     /// another program is attached; EINVAL for a configuration out of range;
     /// what the kernel reports otherwise. Nothing is left behind.
     pub fn open(config: &Config) -> io::Result<Self> {
-        let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
+        let invalid =
+            |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
         if !config.frames.is_power_of_two() || config.frames < 256 {
             return invalid("frames must be a power of two, at least 256");
         }
@@ -95,18 +98,20 @@ impl AfXdp {
         if !(1..=64).contains(&config.budget) {
             return invalid("budget must be 1 to 64");
         }
-        let queues_present = queue_count(&config.interface);
-        if config.queues == 0
-            || config.queues > crate::demux::layout::QUEUES as u32
-            || queues_present.is_some_and(|present| config.queues > present)
-        {
+        let present = queue_count(&config.interface);
+        let queues = if config.queues == 0 {
+            present.unwrap_or(1)
+        } else {
+            config.queues
+        };
+        if queues > QUEUES as u32 || present.is_some_and(|present| queues != present) {
+            let name = &config.interface;
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "{} has {} receive queues, {} asked for",
-                    config.interface,
-                    queues_present.unwrap_or(0),
-                    config.queues
+                    "{name} has {} receive queues, {queues} asked for; all must be taken, \
+                     and at most {QUEUES} can be (see: ethtool -L {name} combined {QUEUES})",
+                    present.unwrap_or(0),
                 ),
             ));
         }
@@ -116,16 +121,16 @@ impl AfXdp {
         let tables = program.tables();
         let mut warnings = Vec::new();
         let knobs = defer_interrupts(config, &mut warnings);
-        let mut queues = Vec::new();
+        let mut opened_queues = Vec::new();
         let mut zero_copy = true;
-        for queue in 0..config.queues {
+        for queue in 0..queues {
             let opened = socket::open(interface, queue, config, &tables)?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
-            queues.push(opened.into_queue());
+            opened_queues.push(opened.into_queue());
         }
         Ok(AfXdp {
-            queues,
+            queues: opened_queues,
             program,
             zero_copy,
             checksum_offload_possible: !is_physical(&config.interface),
@@ -147,7 +152,9 @@ fn defer_interrupts(config: &Config, warnings: &mut Vec<String>) -> Vec<Knob> {
     let guardian = match Guardian::start() {
         Ok(guardian) => guardian,
         Err(error) => {
-            warnings.push(format!("no guardian process ({error}): interrupt deferral left as it is"));
+            warnings.push(format!(
+                "no guardian process ({error}): interrupt deferral left as it is"
+            ));
             return knobs;
         }
     };

@@ -48,7 +48,12 @@ impl Helper {
         let fd = socket.as_fd();
         syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &BUSY_POLL_TIME)?;
         syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget)?;
-        syscall::set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &i32::from(prefer))?;
+        syscall::set_option(
+            fd,
+            libc::SOL_SOCKET,
+            SO_PREFER_BUSY_POLL,
+            &i32::from(prefer),
+        )?;
         syscall::want_destination(fd)?;
         let port = socket.local_addr()?.port();
         Ok(Helper { socket, port })
@@ -86,7 +91,14 @@ impl Napi {
         let masked = Helper::new(true, budget as i32)?;
         let armed = Helper::new(false, budget as i32)?;
         tables.teach(queue, masked.port);
-        Ok(Napi { tables, queue, masked, armed, lesson: Lesson::Masked, budget })
+        Ok(Napi {
+            tables,
+            queue,
+            masked,
+            armed,
+            lesson: Lesson::Masked,
+            budget,
+        })
     }
 
     /// One poll of at most `budget` frames (the kernel adds a second round of

@@ -71,7 +71,12 @@ fn bind(interface: u32, queue: u32, frames: u32, receive_ring: Option<u32>) -> i
     }
     xdp(libc::XDP_TX_RING, &TRANSMIT_RING)?;
     let offsets = syscall::mmap_offsets(fd.as_fd())?;
-    let fill = Ring::map(fd.as_fd(), offsets.fr, frames, libc::XDP_UMEM_PGOFF_FILL_RING as i64)?;
+    let fill = Ring::map(
+        fd.as_fd(),
+        offsets.fr,
+        frames,
+        libc::XDP_UMEM_PGOFF_FILL_RING as i64,
+    )?;
     let completions = Ring::map(
         fd.as_fd(),
         offsets.cr,
@@ -79,17 +84,28 @@ fn bind(interface: u32, queue: u32, frames: u32, receive_ring: Option<u32>) -> i
         libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64,
     )?;
     let receive = receive_ring
-        .map(|entries| {
-            Ring::map(fd.as_fd(), offsets.rx, entries, libc::XDP_PGOFF_RX_RING as i64)
-        })
+        .map(|entries| Ring::map(fd.as_fd(), offsets.rx, entries, libc::XDP_PGOFF_RX_RING))
         .transpose()?;
-    let transmit =
-        Ring::map(fd.as_fd(), offsets.tx, TRANSMIT_RING, libc::XDP_PGOFF_TX_RING as i64)?;
+    let transmit = Ring::map(
+        fd.as_fd(),
+        offsets.tx,
+        TRANSMIT_RING,
+        libc::XDP_PGOFF_TX_RING,
+    )?;
     bind_retrying(fd.as_fd(), interface, queue)?;
     let options: u32 =
         syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
     let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
-    Ok(Bound { fd, memory, fill, completions, receive, transmit, zero_copy, tx_metadata })
+    Ok(Bound {
+        fd,
+        memory,
+        fill,
+        completions,
+        receive,
+        transmit,
+        zero_copy,
+        tx_metadata,
+    })
 }
 
 /// Registers the memory; asks for transmit metadata, and does without where
@@ -138,7 +154,16 @@ pub(super) fn open(
     tables: &Arc<Tables>,
 ) -> io::Result<Opened> {
     let bound = bind(interface, queue, config.frames, Some(config.receive_ring))?;
-    let Bound { fd, memory, fill, completions, receive, transmit, zero_copy, tx_metadata } = bound;
+    let Bound {
+        fd,
+        memory,
+        fill,
+        completions,
+        receive,
+        transmit,
+        zero_copy,
+        tx_metadata,
+    } = bound;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
     let napi = Napi::new(tables.clone(), queue, config.budget)?;
     let queue = Queue {
@@ -159,7 +184,11 @@ pub(super) fn open(
         frames: tokens(memory.frames()),
         memory,
     };
-    Ok(Opened { fd, zero_copy, queue })
+    Ok(Opened {
+        fd,
+        zero_copy,
+        queue,
+    })
 }
 
 /// Opens a queue for transmitting only: no program, nothing received, no
@@ -174,9 +203,21 @@ pub fn open_transmitter(
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
     let index = syscall::interface_index(interface)?;
-    let Bound { fd, memory, completions, transmit, tx_metadata, .. } =
-        bind(index, queue, frames, None)?;
-    let half = TransmitHalf { fd, memory: memory.clone(), transmit, completions, tx_metadata };
+    let Bound {
+        fd,
+        memory,
+        completions,
+        transmit,
+        tx_metadata,
+        ..
+    } = bind(index, queue, frames, None)?;
+    let half = TransmitHalf {
+        fd,
+        memory: memory.clone(),
+        transmit,
+        completions,
+        tx_metadata,
+    };
     Ok((Box::new(half), memory.clone(), tokens(memory.frames())))
 }
 
@@ -225,7 +266,9 @@ impl Receive for ReceiveHalf {
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        std::iter::once(self.fd.as_raw_fd()).chain(self.napi.descriptors()).collect()
+        std::iter::once(self.fd.as_raw_fd())
+            .chain(self.napi.descriptors())
+            .collect()
     }
 
     fn set_budget(&mut self, frames: u32) -> io::Result<()> {
@@ -252,7 +295,9 @@ impl Transmit for TransmitHalf {
         }
         let mut options = 0;
         if let Some(offload) = offload.filter(|_| self.tx_metadata) {
-            let request = self.memory.below_mut(&mut frame, TX_METADATA_LENGTH as usize);
+            let request = self
+                .memory
+                .below_mut(&mut frame, TX_METADATA_LENGTH as usize);
             if let Some(request) = request.first_chunk_mut::<{ TX_METADATA_LENGTH as usize }>() {
                 request[..8].copy_from_slice(&XDP_TXMD_FLAGS_CHECKSUM.to_ne_bytes());
                 request[8..10].copy_from_slice(&offload.checksum_start.to_ne_bytes());

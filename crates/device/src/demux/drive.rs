@@ -421,7 +421,9 @@ pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
             return channel;
         }
     }
-    ChannelId::from_value(listener.channel.load(Acquire))
+    let [v4, v6] = &listener.channel;
+    let any = if ends.is_v4() { v4 } else { v6 };
+    ChannelId::from_value(any.load(Acquire))
 }
 
 /// Which datagram a fragment is part of (RFC 791 §3.2, RFC 8200 §4.5).

@@ -103,7 +103,7 @@ impl Ends {
         }
     }
 
-    fn is_v4(&self) -> bool {
+    pub(super) fn is_v4(&self) -> bool {
         let [a, b, c, d] = [0, 0, 0xff, 0xff];
         self.local[0] == 0 && self.local[1].to_ne_bytes().first_chunk::<4>() == Some(&[a, b, c, d])
     }

@@ -331,8 +331,8 @@ pub struct Device {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Listener {
-    /// Any-address channel id, 0 none.
-    pub channel: AtomicU32,
+    /// Channel id for any address of IPv4, and of IPv6; 0 none.
+    pub channel: [AtomicU32; 2],
     /// [`LISTEN_LOCAL`], [`LISTEN_CONNECTED`].
     pub flags: AtomicU32,
 }
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(size_of::<Device>(), 528_448);
         assert_eq!(offset_of!(Device, queues), 1088);
         assert_eq!(offset_of!(Device, ports), 4160);
-        assert_eq!(size_of::<Listener>(), 8);
+        assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);
         assert_eq!(offset_of!(Flow, protocol), 36);
@@ -467,11 +467,11 @@ mod tests {
         assert_eq!(offset_of!(ChannelApplication, limit), 4);
         assert_eq!(size_of::<ChannelDriver>(), 16);
         assert_eq!(offset_of!(ChannelDriver, dropped), 8);
-        assert_eq!(offset_of!(Application, flows), 1_048_576);
-        assert_eq!(offset_of!(Application, channels), 1_441_792);
-        assert_eq!(offset_of!(Application, heads), 1_703_936);
-        assert_eq!(offset_of!(Application, fragment_channel), 2_228_224);
-        assert_eq!(size_of::<Application>(), 2_228_232);
+        assert_eq!(offset_of!(Application, flows), 1_572_864);
+        assert_eq!(offset_of!(Application, channels), 1_966_080);
+        assert_eq!(offset_of!(Application, heads), 2_228_224);
+        assert_eq!(offset_of!(Application, fragment_channel), 2_752_512);
+        assert_eq!(size_of::<Application>(), 2_752_520);
         assert_eq!(size_of::<OwnerKey>(), 20);
         assert_eq!(size_of::<FragmentKey>(), 40);
         assert_eq!(size_of::<TraceRecord>(), 296);

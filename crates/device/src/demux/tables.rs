@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -282,7 +283,8 @@ impl Tables {
     }
 
     /// Sends what comes to a port, on one local address or on any, to a
-    /// channel. Replaces what was there.
+    /// channel. No address means any of both families, an unspecified one any of
+    /// its own. Replaces what was there.
     ///
     /// # Errors
     /// EINVAL for port 0 or no channel; ENOBUFS when both of
@@ -303,9 +305,10 @@ impl Tables {
             ),
             None => {
                 let _state = self.state();
-                self.listener(protocol, port)?
-                    .channel
-                    .store(channel.value(), Release);
+                let listener = self.listener(protocol, port)?;
+                for any in families(listener, address) {
+                    any.store(channel.value(), Release);
+                }
                 Ok(())
             }
         }
@@ -321,7 +324,9 @@ impl Tables {
             None => {
                 let _state = self.state();
                 if let Ok(listener) = self.listener(protocol, port) {
-                    listener.channel.store(0, Release);
+                    for any in families(listener, address) {
+                        any.store(0, Release);
+                    }
                 }
             }
         }
@@ -593,4 +598,14 @@ fn holds(flow: &Flow, ends: &Ends) -> bool {
         && u16::from_be(flow.local_port.load(Acquire)) == ends.local_port
         && u16::from_be(flow.remote_port.load(Acquire)) == ends.remote_port
         && flow.protocol.load(Acquire) == ends.protocol
+}
+
+/// The any-address channels that an address without bits stands for.
+fn families(listener: &Listener, address: Option<IpAddr>) -> &[AtomicU32] {
+    let [v4, v6] = &listener.channel;
+    match address {
+        None => &listener.channel,
+        Some(IpAddr::V4(_)) => std::slice::from_ref(v4),
+        Some(IpAddr::V6(_)) => std::slice::from_ref(v6),
+    }
 }

@@ -93,13 +93,35 @@ fn a_port_is_the_kernels_until_owned_and_again_after() {
 }
 
 #[test]
+fn an_unspecified_address_listens_for_its_own_family() {
+    let tables = tables();
+    let six = "2001:db8::1";
+    tables.set_locals(&[ip(LOCAL), ip(six)]).unwrap();
+    let (four, both) = (open(&tables, 1), open(&tables, 2));
+    tables.own_port(Udp, None, 7, 0).unwrap();
+    tables.listen(Udp, None, 7, both).unwrap();
+    tables.listen(Udp, Some(ip("0.0.0.0")), 7, four).unwrap();
+    assert_eq!(
+        channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
+        1
+    );
+    let any = |address| {
+        let listener = &tables.application().listeners[7];
+        listener.channel[address].load(std::sync::atomic::Ordering::Relaxed)
+    };
+    assert_eq!([any(0), any(1)], [four.value(), both.value()]);
+    tables.unlisten(Udp, Some(ip("::")), 7);
+    assert_eq!([any(0), any(1)], [four.value(), 0]);
+}
+
+#[test]
 fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
     let tables = tables();
     tables.set_locals(&[ip(LOCAL), ip("192.0.2.2")]).unwrap();
     let (any, local, connected) = (open(&tables, 1), open(&tables, 2), open(&tables, 3));
     // Unspecified means any.
     tables.own_port(Udp, Some(ip("0.0.0.0")), 7, 0).unwrap();
-    tables.listen(Udp, Some(ip("::")), 7, any).unwrap();
+    tables.listen(Udp, Some(ip("0.0.0.0")), 7, any).unwrap();
     tables.listen(Udp, Some(ip(LOCAL)), 7, local).unwrap();
     tables
         .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), connected)

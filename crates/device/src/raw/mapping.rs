@@ -38,7 +38,15 @@ impl Mapping {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Mapping { address: address.cast(), length })
+        // A child that inherited a ring would keep its socket bound, and the
+        // queue busy, until it ends (the guardian ends after us). Kernels that
+        // refuse the advice for a mapping lose nothing but that.
+        // SAFETY: exactly the range just mapped.
+        unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) };
+        Ok(Mapping {
+            address: address.cast(),
+            length,
+        })
     }
 
     /// Maps a new memfd of `length` zero bytes. The descriptor is closed on
@@ -73,7 +81,10 @@ impl Mapping {
     /// Bytes of a frame whose owner holds a borrow for the result's lifetime.
     /// A range outside the mapping gives an empty slice.
     pub(crate) fn slice(&self, start: usize, length: usize) -> &[u8] {
-        if start.checked_add(length).is_none_or(|end| end > self.length) {
+        if start
+            .checked_add(length)
+            .is_none_or(|end| end > self.length)
+        {
             return &[];
         }
         // SAFETY: inside the mapping (checked above). The bytes belong to the
@@ -91,7 +102,10 @@ impl Mapping {
         length: usize,
         _owner: &'a mut Frame,
     ) -> &'a mut [u8] {
-        if start.checked_add(length).is_none_or(|end| end > self.length) {
+        if start
+            .checked_add(length)
+            .is_none_or(|end| end > self.length)
+        {
             return &mut [];
         }
         // SAFETY: inside the mapping (checked above); `_owner` is the only

@@ -33,13 +33,26 @@ impl<T: Copy> Ring<T> {
     ) -> io::Result<Self> {
         let length = offsets.desc as usize + entries as usize * size_of::<T>();
         let mapping = Mapping::of_fd(fd, length, page_offset)?;
-        Ok(Ring { mapping, offsets, mask: entries - 1, own: 0, other: 0, entries: PhantomData })
+        Ok(Ring {
+            mapping,
+            offsets,
+            mask: entries - 1,
+            own: 0,
+            other: 0,
+            entries: PhantomData,
+        })
     }
 
     fn word(&self, offset: u64) -> &AtomicU32 {
         // SAFETY: the kernel gave `offset` for this mapping: 4-aligned, and
         // below `desc`, up to which everything is mapped.
-        unsafe { &*self.mapping.address().add(offset as usize).cast::<AtomicU32>() }
+        unsafe {
+            &*self
+                .mapping
+                .address()
+                .add(offset as usize)
+                .cast::<AtomicU32>()
+        }
     }
 
     fn slot(&self, index: u32) -> *mut T {
@@ -80,7 +93,8 @@ impl<T: Copy> Ring<T> {
 
     /// Producing side: shows everything pushed to the kernel.
     pub(crate) fn submit(&mut self) {
-        self.word(self.offsets.producer).store(self.own, Ordering::Release);
+        self.word(self.offsets.producer)
+            .store(self.own, Ordering::Release);
     }
 
     /// Producing side: entries shown to the kernel that it has not taken yet.
@@ -113,6 +127,7 @@ impl<T: Copy> Ring<T> {
 
     /// Consuming side: gives the slots of everything popped back.
     pub(crate) fn release(&mut self) {
-        self.word(self.offsets.consumer).store(self.own, Ordering::Release);
+        self.word(self.offsets.consumer)
+            .store(self.own, Ordering::Release);
     }
 }

@@ -32,7 +32,11 @@ pub(crate) fn set_option<T: Copy>(
             mem::size_of::<T>() as libc::socklen_t,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// `getsockopt` into a plain value. `T` must be valid for any bytes.
@@ -54,7 +58,11 @@ pub(crate) fn get_option<T: Copy + Default>(
             &mut length,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(value)
+    }
 }
 
 /// Ring offsets of an AF_XDP socket.
@@ -72,11 +80,20 @@ pub(crate) fn mmap_offsets(fd: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offs
             &mut length,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(offsets) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(offsets)
+    }
 }
 
 /// Binds an AF_XDP socket to a queue.
-pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
+pub(crate) fn bind_xdp(
+    fd: BorrowedFd<'_>,
+    interface: u32,
+    queue: u32,
+    flags: u16,
+) -> io::Result<()> {
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: flags,
@@ -92,7 +109,11 @@ pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u1
             mem::size_of_val(&address) as libc::socklen_t,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// `recv` that never blocks and throws the bytes away: drives a busy-polling
@@ -100,7 +121,12 @@ pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u1
 pub(crate) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: a zero-length buffer is never written.
     let result = unsafe {
-        libc::recv(fd.as_raw_fd(), std::ptr::null_mut(), 0, libc::MSG_DONTWAIT | libc::MSG_TRUNC)
+        libc::recv(
+            fd.as_raw_fd(),
+            std::ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+        )
     };
     if result >= 0 {
         return Ok(result as usize);
@@ -116,9 +142,20 @@ pub(crate) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<usize> {
 pub(crate) fn poke_transmit(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no buffer and no address are passed.
     let result = unsafe {
-        libc::sendto(fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0)
+        libc::sendto(
+            fd.as_raw_fd(),
+            std::ptr::null(),
+            0,
+            libc::MSG_DONTWAIT,
+            std::ptr::null(),
+            0,
+        )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Interface index by name in the caller's network namespace.
@@ -150,7 +187,10 @@ pub(crate) fn receive_with_destination(
     let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) =
         unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut control = [0u64; 16];
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
     message.msg_name = (&mut name as *mut libc::sockaddr_storage).cast();
     message.msg_namelen = mem::size_of_val(&name) as libc::socklen_t;
     message.msg_iov = &mut part;
@@ -165,13 +205,21 @@ pub(crate) fn receive_with_destination(
     let source = match i32::from(name.ss_family) {
         libc::AF_INET => {
             // SAFETY: the kernel says it wrote a sockaddr_in, which fits.
-            let v4 = unsafe { *(&name as *const libc::sockaddr_storage).cast::<libc::sockaddr_in>() };
-            SocketAddr::from((Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)), u16::from_be(v4.sin_port)))
+            let v4 =
+                unsafe { *(&name as *const libc::sockaddr_storage).cast::<libc::sockaddr_in>() };
+            SocketAddr::from((
+                Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)),
+                u16::from_be(v4.sin_port),
+            ))
         }
         libc::AF_INET6 => {
             // SAFETY: the kernel says it wrote a sockaddr_in6, which fits.
-            let v6 = unsafe { *(&name as *const libc::sockaddr_storage).cast::<libc::sockaddr_in6>() };
-            SocketAddr::from((Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port)))
+            let v6 =
+                unsafe { *(&name as *const libc::sockaddr_storage).cast::<libc::sockaddr_in6>() };
+            SocketAddr::from((
+                Ipv6Addr::from(v6.sin6_addr.s6_addr),
+                u16::from_be(v6.sin6_port),
+            ))
         }
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
@@ -185,8 +233,9 @@ pub(crate) fn receive_with_destination(
             match ((*header).cmsg_level, (*header).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: libc::in_pktinfo = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    destination =
-                        Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))));
+                    destination = Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(
+                        info.ipi_addr.s_addr,
+                    ))));
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();

@@ -59,9 +59,11 @@ pub fn set_up(tables: &Tables) {
         tables.own_port(Udp, Some(address), 9, 0).unwrap();
         tables.listen(Udp, Some(address), 9, channel(2)).unwrap();
     }
-    // Port 11: a connected flow of each family beside a listener.
+    // Port 11: a connected flow of each family beside a listener for IPv4 only.
     tables.own_port(Udp, None, 11, 0).unwrap();
-    tables.listen(Udp, None, 11, channel(4)).unwrap();
+    tables
+        .listen(Udp, Some(ip("0.0.0.0")), 11, channel(4))
+        .unwrap();
     for (local, remote) in [
         ("192.0.2.1:11", "198.51.100.1:1111"),
         ("[2001:db8::1]:11", "[2001:db8:1::9]:1111"),

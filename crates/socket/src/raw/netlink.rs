@@ -56,7 +56,10 @@ impl Netlink {
         }
         // SAFETY: a descriptor just returned to us, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let timeout = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
+        let timeout = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 100_000,
+        };
         // SAFETY: a valid timeval for the call's duration.
         unsafe {
             libc::setsockopt(
@@ -74,11 +77,28 @@ impl Netlink {
     ///
     /// # Errors
     /// ENETUNREACH, EHOSTUNREACH, EACCES as the routing table says.
-    pub(crate) fn route(&mut self, destination: IpAddr, source: Option<IpAddr>) -> io::Result<KernelRoute> {
+    pub(crate) fn route(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+    ) -> io::Result<KernelRoute> {
         let family = family(destination);
         let bits = if destination.is_ipv4() { 32 } else { 128 };
         // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
-        let mut body = vec![family, bits, if source.is_some() { bits } else { 0 }, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut body = vec![
+            family,
+            bits,
+            if source.is_some() { bits } else { 0 },
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ];
         attribute(&mut body, RTA_DST, &octets(destination));
         if let Some(source) = source {
             attribute(&mut body, RTA_SRC, &octets(source));
@@ -106,7 +126,11 @@ impl Netlink {
     ///
     /// # Errors
     /// ENOENT when there is none.
-    pub(crate) fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<KernelNeighbour> {
+    pub(crate) fn neighbour(
+        &mut self,
+        interface: u32,
+        address: IpAddr,
+    ) -> io::Result<KernelNeighbour> {
         // struct ndmsg: family, pad[3], ifindex, state, flags, type
         let mut body = vec![family(address), 0, 0, 0];
         body.extend_from_slice(&interface.to_ne_bytes());
@@ -134,7 +158,12 @@ impl Netlink {
         message.extend_from_slice(body);
         // SAFETY: `message` is valid for its length for the call's duration.
         let sent = unsafe {
-            libc::send(self.fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0)
+            libc::send(
+                self.fd.as_raw_fd(),
+                message.as_ptr().cast(),
+                message.len(),
+                0,
+            )
         };
         if sent < 0 {
             return Err(io::Error::last_os_error());
@@ -143,20 +172,29 @@ impl Netlink {
         loop {
             // SAFETY: `buffer` is writable for its length.
             let got = unsafe {
-                libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0)
+                libc::recv(
+                    self.fd.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    0,
+                )
             };
             if got < 0 {
                 return Err(io::Error::last_os_error());
             }
             let reply = buffer.get(..got as usize).unwrap_or_default();
-            let Some(header) = reply.first_chunk::<HEADER>() else { continue };
+            let Some(header) = reply.first_chunk::<HEADER>() else {
+                continue;
+            };
             let length = word(&header[..4]) as usize;
             let sequence = word(&header[8..12]);
             if sequence != self.sequence {
                 // The reply to a request that timed out earlier.
                 continue;
             }
-            let body = reply.get(HEADER..length.min(reply.len())).unwrap_or_default();
+            let body = reply
+                .get(HEADER..length.min(reply.len()))
+                .unwrap_or_default();
             if u16::from_ne_bytes([header[4], header[5]]) == NLMSG_ERROR {
                 let error = word(body.get(..4).unwrap_or(&[0; 4])) as i32;
                 return Err(io::Error::from_raw_os_error(-error));
@@ -189,7 +227,9 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 fn word(bytes: &[u8]) -> u32 {
-    bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    bytes
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
 fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
@@ -217,14 +257,18 @@ mod tests {
     #[test]
     fn loopback_is_not_a_unicast_route() {
         let mut netlink = Netlink::open().expect("netlink needs no privilege");
-        let route = netlink.route(IpAddr::from([127, 0, 0, 1]), None).expect("lo has a route");
+        let route = netlink
+            .route(IpAddr::from([127, 0, 0, 1]), None)
+            .expect("lo has a route");
         assert!(!route.unicast);
     }
 
     #[test]
     fn an_unknown_neighbour_is_enoent() {
         let mut netlink = Netlink::open().expect("netlink needs no privilege");
-        let error = netlink.neighbour(1, IpAddr::from([192, 0, 2, 1])).expect_err("no such neighbour");
+        let error = netlink
+            .neighbour(1, IpAddr::from([192, 0, 2, 1]))
+            .expect_err("no such neighbour");
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
     }
 

@@ -30,7 +30,11 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::
             mem::size_of::<i32>() as libc::socklen_t,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// A socket address as the kernel wants it.
@@ -47,12 +51,18 @@ fn raw_address(address: SocketAddr) -> RawAddress {
             let raw = libc::sockaddr_in {
                 sin_family: libc::AF_INET as u16,
                 sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from(*v4.ip()).to_be(),
+                },
                 sin_zero: [0; 8],
             };
             // SAFETY: sockaddr_storage is large and aligned enough for any
             // socket address.
-            unsafe { (&mut storage as *mut libc::sockaddr_storage).cast::<libc::sockaddr_in>().write(raw) };
+            unsafe {
+                (&mut storage as *mut libc::sockaddr_storage)
+                    .cast::<libc::sockaddr_in>()
+                    .write(raw)
+            };
             mem::size_of::<libc::sockaddr_in>()
         }
         SocketAddr::V6(v6) => {
@@ -60,30 +70,49 @@ fn raw_address(address: SocketAddr) -> RawAddress {
                 sin6_family: libc::AF_INET6 as u16,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_addr: libc::in6_addr {
+                    s6_addr: v6.ip().octets(),
+                },
                 sin6_scope_id: v6.scope_id(),
             };
             // SAFETY: as above.
-            unsafe { (&mut storage as *mut libc::sockaddr_storage).cast::<libc::sockaddr_in6>().write(raw) };
+            unsafe {
+                (&mut storage as *mut libc::sockaddr_storage)
+                    .cast::<libc::sockaddr_in6>()
+                    .write(raw)
+            };
             mem::size_of::<libc::sockaddr_in6>()
         }
     };
-    RawAddress { storage, length: length as libc::socklen_t }
+    RawAddress {
+        storage,
+        length: length as libc::socklen_t,
+    }
 }
 
 fn parse_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
             // SAFETY: the kernel says it wrote a sockaddr_in, which fits.
-            let raw = unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in>() };
+            let raw =
+                unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
         }
         libc::AF_INET6 => {
             // SAFETY: the kernel says it wrote a sockaddr_in6, which fits.
-            let raw = unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in6>() };
+            let raw =
+                unsafe { *(storage as *const libc::sockaddr_storage).cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
-            Some(SocketAddrV6::new(ip, u16::from_be(raw.sin6_port), raw.sin6_flowinfo, raw.sin6_scope_id).into())
+            Some(
+                SocketAddrV6::new(
+                    ip,
+                    u16::from_be(raw.sin6_port),
+                    raw.sin6_flowinfo,
+                    raw.sin6_scope_id,
+                )
+                .into(),
+            )
         }
         _ => None,
     }
@@ -93,8 +122,18 @@ fn parse_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
 pub(crate) fn bind(fd: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let raw = raw_address(address);
     // SAFETY: a valid address of the stated length for the call's duration.
-    let result = unsafe { libc::bind(fd.as_raw_fd(), (&raw.storage as *const libc::sockaddr_storage).cast(), raw.length) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            (&raw.storage as *const libc::sockaddr_storage).cast(),
+            raw.length,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// What the kernel tells about one datagram.
@@ -112,7 +151,10 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Kerne
     let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) =
         unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut control = [0u64; 32];
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
     message.msg_name = (&mut name as *mut libc::sockaddr_storage).cast();
     message.msg_namelen = mem::size_of_val(&name) as libc::socklen_t;
     message.msg_iov = &mut part;
@@ -182,7 +224,9 @@ pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
                 match i32::from((*address).sa_family) {
                     libc::AF_INET => {
                         let raw = *address.cast::<libc::sockaddr_in>();
-                        addresses.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr))));
+                        addresses.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(
+                            raw.sin_addr.s_addr,
+                        ))));
                     }
                     libc::AF_INET6 => {
                         let raw = *address.cast::<libc::sockaddr_in6>();

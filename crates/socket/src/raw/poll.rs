@@ -47,12 +47,23 @@ pub(crate) fn readable(
     out: &mut Vec<usize>,
 ) -> io::Result<()> {
     out.clear();
-    let mut polled: [libc::pollfd; 16] = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 16];
+    let mut polled: [libc::pollfd; 16] = [libc::pollfd {
+        fd: -1,
+        events: libc::POLLIN,
+        revents: 0,
+    }; 16];
     let mut many: Vec<libc::pollfd>;
     let polled: &mut [libc::pollfd] = match polled.get_mut(..descriptors.len()) {
         Some(few) => few,
         None => {
-            many = vec![libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; descriptors.len()];
+            many = vec![
+                libc::pollfd {
+                    fd: -1,
+                    events: libc::POLLIN,
+                    revents: 0
+                };
+                descriptors.len()
+            ];
             &mut many
         }
     };
@@ -63,15 +74,28 @@ pub(crate) fn readable(
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     });
-    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let timeout = timeout
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: `polled` is valid for its length and `timeout` null or valid,
     // both for the call's duration.
     let result = unsafe {
-        libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout, std::ptr::null())
+        libc::ppoll(
+            polled.as_mut_ptr(),
+            polled.len() as libc::nfds_t,
+            timeout,
+            std::ptr::null(),
+        )
     };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    out.extend(polled.iter().enumerate().filter(|(_, slot)| slot.revents != 0).map(|(n, _)| n));
+    out.extend(
+        polled
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.revents != 0)
+            .map(|(n, _)| n),
+    );
     Ok(())
 }

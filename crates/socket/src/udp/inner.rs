@@ -5,7 +5,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::sync::{Mutex, TryLockError};
 
 use tidewall_device::demux::ChannelId;
@@ -131,13 +133,27 @@ thread_local! {
 }
 
 impl SocketInner {
-    pub(super) fn new(id: ChannelId, holder: Option<Holder>, local: SocketAddr, channels: Vec<Channel>, limit: u32, only_v6: bool) -> Self {
+    pub(super) fn new(
+        id: ChannelId,
+        holder: Option<Holder>,
+        local: SocketAddr,
+        channels: Vec<Channel>,
+        limit: u32,
+        only_v6: bool,
+    ) -> Self {
         SocketInner {
             id,
             waiters: WaitList::default(),
             holder,
-            ends: Mutex::new(Ends { bound: local, local, peer: None }),
-            waiting: Mutex::new(Waiting { channels, outside: VecDeque::new() }),
+            ends: Mutex::new(Ends {
+                bound: local,
+                local,
+                peer: None,
+            }),
+            waiting: Mutex::new(Waiting {
+                channels,
+                outside: VecDeque::new(),
+            }),
             kernel_ready: AtomicBool::new(false),
             pending_error: AtomicI32::new(0),
             priority: AtomicU8::new(0),
@@ -178,7 +194,10 @@ impl SocketInner {
 
     /// Datagrams received, and how many of them came through the kernel.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.received.load(Ordering::Relaxed), self.through_kernel.load(Ordering::Relaxed))
+        (
+            self.received.load(Ordering::Relaxed),
+            self.through_kernel.load(Ordering::Relaxed),
+        )
     }
 
     /// Most frames that may wait, a queue.
@@ -197,11 +216,17 @@ impl SocketInner {
 
     /// True when a receive call would not wait.
     pub(crate) fn has_input(&self) -> bool {
-        if self.kernel_ready.load(Ordering::Acquire) || self.pending_error.load(Ordering::Relaxed) != 0 {
+        if self.kernel_ready.load(Ordering::Acquire)
+            || self.pending_error.load(Ordering::Relaxed) != 0
+        {
             return true;
         }
         let waiting = lock(&self.waiting);
-        !waiting.outside.is_empty() || waiting.channels.iter().any(|channel| !channel.looks_empty())
+        !waiting.outside.is_empty()
+            || waiting
+                .channels
+                .iter()
+                .any(|channel| !channel.looks_empty())
     }
 
     pub(super) fn take_error(&self) -> Option<io::Error> {
@@ -268,7 +293,10 @@ impl SocketInner {
                         kept += 1;
                     }
                     Outcome::Owned(owned) => {
-                        outside.push_back(Owned { credit: Some(queue), ..owned });
+                        outside.push_back(Owned {
+                            credit: Some(queue),
+                            ..owned
+                        });
                         kept += 1;
                     }
                     Outcome::Nothing => {}
@@ -284,7 +312,12 @@ impl SocketInner {
 
     /// Gives up to `limit` datagrams that wait in user space to `each`. Returns
     /// how many.
-    pub(super) fn drain(&self, core: &Core, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> usize {
+    pub(super) fn drain(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
         for queue in 0..core.queue_count() {
             while given < limit {
@@ -301,7 +334,12 @@ impl SocketInner {
         given
     }
 
-    fn drain_outside(&self, core: &Core, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> usize {
+    fn drain_outside(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> usize {
         let owned: Vec<Owned> = {
             let mut waiting = lock(&self.waiting);
             if waiting.outside.is_empty() {
@@ -372,11 +410,14 @@ impl SocketInner {
         let range = usize::from(metadata.network)..usize::from(metadata.end);
         let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
         let dropped = |cause: Cause| {
-            core.trace.line(metadata.trace, "dropped", || cause.name().to_owned());
+            core.trace
+                .line(metadata.trace, "dropped", || cause.name().to_owned());
             core.causes.protocol(cause);
             Outcome::Nothing
         };
-        let Some(bytes) = packet.get(range) else { return dropped(Cause::Truncated) };
+        let Some(bytes) = packet.get(range) else {
+            return dropped(Cause::Truncated);
+        };
         match metadata.kind() {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
@@ -399,13 +440,17 @@ impl SocketInner {
                 })
             }
             Some(Kind::FirstFragment) => {
-                core.trace.line(metadata.trace, "fragment", || "first fragment".to_owned());
-                core.first_fragment(bytes, self.id).map_or(Outcome::Nothing, Outcome::Owned)
+                core.trace
+                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
+                core.first_fragment(bytes, self.id)
+                    .map_or(Outcome::Nothing, Outcome::Owned)
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
                 Ok(error) => {
                     let ours = self.peer().is_some_and(|peer| same(peer, error.remote));
-                    core.trace.line(metadata.trace, "icmp-error", || format!("errno {}", error.errno));
+                    core.trace.line(metadata.trace, "icmp-error", || {
+                        format!("errno {}", error.errno)
+                    });
                     core.causes.icmp_error();
                     if error.is_reported(ours, false) {
                         self.pending_error.store(error.errno, Ordering::Relaxed);
@@ -419,8 +464,14 @@ impl SocketInner {
     }
 
     /// Gives up to `limit` datagrams that wait in the kernel to `each`.
-    pub(super) fn drain_kernel(&self, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
-        let Some(holder) = &self.holder else { return Ok(0) };
+    pub(super) fn drain_kernel(
+        &self,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> io::Result<usize> {
+        let Some(holder) = &self.holder else {
+            return Ok(0);
+        };
         let mut buffer = KERNEL.take();
         buffer.resize(usize::from(u16::MAX), 0);
         let mut given = 0;
@@ -451,7 +502,8 @@ impl SocketInner {
         }
         KERNEL.set(buffer);
         self.received.fetch_add(given as u64, Ordering::Relaxed);
-        self.through_kernel.fetch_add(given as u64, Ordering::Relaxed);
+        self.through_kernel
+            .fetch_add(given as u64, Ordering::Relaxed);
         match failed {
             Some(error) if given == 0 => Err(error),
             _ => Ok(given),

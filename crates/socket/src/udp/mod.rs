@@ -15,7 +15,7 @@ use crate::kernel::Holder;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
-use inner::{Ends, SocketInner};
+use inner::{Ends, Families, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -106,8 +106,14 @@ impl UdpSocket {
         for queue in &core.queues {
             channels.push(lock(&queue.poller).open_channel(id, DEFAULT_RECEIVE_LIMIT)?);
         }
-        let inner =
-            Arc::new(SocketInner::new(id, holder, local, channels, DEFAULT_RECEIVE_LIMIT, how.only_v6));
+        let inner = Arc::new(SocketInner::new(
+            id,
+            holder,
+            local,
+            channels,
+            DEFAULT_RECEIVE_LIMIT,
+            how.only_v6,
+        ));
         core.register(inner.clone());
         let socket = UdpSocket {
             inner,
@@ -135,7 +141,9 @@ impl UdpSocket {
     /// # Errors
     /// ENOTCONN.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.peer().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
+        self.inner
+            .peer()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }
 
     /// Fixes the peer: only its datagrams are received from now on, ICMP errors
@@ -159,11 +167,21 @@ impl UdpSocket {
                 Route::Kernel => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
             },
         };
-        core.tables.connect(Protocol::Udp, canonical(local), canonical(peer), self.inner.id())?;
+        core.tables.connect(
+            Protocol::Udp,
+            canonical(local),
+            canonical(peer),
+            self.inner.id(),
+        )?;
         if let Some(old) = before.peer {
-            core.tables.disconnect(Protocol::Udp, canonical(before.local), canonical(old));
+            core.tables
+                .disconnect(Protocol::Udp, canonical(before.local), canonical(old));
         }
-        *lock(&self.inner.ends) = Ends { local, peer: Some(peer), ..before };
+        *lock(&self.inner.ends) = Ends {
+            local,
+            peer: Some(peer),
+            ..before
+        };
         core.unlisten(&self.inner)
     }
 
@@ -241,7 +259,9 @@ impl UdpSocket {
         let mut result = None;
         self.recv_batch(1, |received| {
             let length = received.payload.len().min(buffer.len());
-            if let (Some(to), Some(from)) = (buffer.get_mut(..length), received.payload.get(..length)) {
+            if let (Some(to), Some(from)) =
+                (buffer.get_mut(..length), received.payload.get(..length))
+            {
                 to.copy_from_slice(from);
             }
             result = Some((length, received.source));
@@ -264,7 +284,11 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
     /// lost to an error: it is reported by the next call.
-    pub fn recv_batch(&self, limit: usize, mut each: impl FnMut(Received<'_>)) -> io::Result<usize> {
+    pub fn recv_batch(
+        &self,
+        limit: usize,
+        mut each: impl FnMut(Received<'_>),
+    ) -> io::Result<usize> {
         if limit == 0 {
             return Ok(0);
         }
@@ -305,7 +329,11 @@ impl UdpSocket {
             }
             self.take_pending()?;
             if nonblocking {
-                if self.empty_receives.fetch_add(1, Ordering::Relaxed) % ASK_KERNEL_EVERY == 0 {
+                if self
+                    .empty_receives
+                    .fetch_add(1, Ordering::Relaxed)
+                    .is_multiple_of(ASK_KERNEL_EVERY)
+                {
                     let given = self.inner.drain_kernel(limit, each)?;
                     if given > 0 {
                         return Ok(given);
@@ -364,7 +392,8 @@ impl UdpSocket {
         self.inner.limit.store(frames, Ordering::Relaxed);
         let core = self.stack.core();
         for queue in &core.queues {
-            core.tables.set_limit(queue.shared.queue(), self.inner.id().index(), frames);
+            core.tables
+                .set_limit(queue.shared.queue(), self.inner.id().index(), frames);
         }
         Ok(())
     }
@@ -424,7 +453,10 @@ impl UdpSocket {
         if let Some(error) = self.inner.take_error() {
             return Ok(Some(error));
         }
-        self.inner.holder.as_ref().map_or(Ok(None), Holder::take_error)
+        self.inner
+            .holder
+            .as_ref()
+            .map_or(Ok(None), Holder::take_error)
     }
 
     fn take_pending(&self) -> io::Result<()> {
@@ -434,7 +466,9 @@ impl UdpSocket {
     fn transmit_queue(&self) -> Option<&crate::stack::QueueHandle> {
         let queues = &self.stack.core().queues;
         // Answers leave by the queue their questions came in on.
-        queues.get(self.inner.last_queue.load(Ordering::Relaxed)).or_else(|| queues.first())
+        queues
+            .get(self.inner.last_queue.load(Ordering::Relaxed))
+            .or_else(|| queues.first())
     }
 
     fn send_one(&self, payload: &[u8], destination: SocketAddr, flush: bool) -> io::Result<usize> {
@@ -453,8 +487,14 @@ impl UdpSocket {
         let core = self.stack.core();
         let bound = ends.local.ip().to_canonical();
         let source = (!bound.is_unspecified()).then_some(bound);
-        let route = if stays_with_kernel(wire.ip()) { Route::Kernel } else { core.route(wire, source) };
-        let Some(queue) = self.transmit_queue() else { return errno(libc::ENETDOWN) };
+        let route = if stays_with_kernel(wire.ip()) {
+            Route::Kernel
+        } else {
+            core.route(wire, source)
+        };
+        let Some(queue) = self.transmit_queue() else {
+            return errno(libc::ENETDOWN);
+        };
         if let Route::Link { source, neighbour } = route
             && source.is_ipv4() == wire.is_ipv4()
         {
@@ -490,7 +530,11 @@ impl UdpSocket {
         }
         match &self.inner.holder {
             Some(holder) => {
-                let destination = if ends.bound.is_ipv6() { to_v6(destination) } else { wire };
+                let destination = if ends.bound.is_ipv6() {
+                    to_v6(destination)
+                } else {
+                    wire
+                };
                 let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
                 holder.send_to(payload, destination, connected)
             }
@@ -514,9 +558,14 @@ impl Drop for UdpSocket {
 /// Multicast, broadcast and addresses that need a scope are the kernel's.
 fn stays_with_kernel(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified() || v4.is_loopback(),
+        IpAddr::V4(v4) => {
+            v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified() || v4.is_loopback()
+        }
         IpAddr::V6(v6) => {
-            v6.is_multicast() || v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local()
+            v6.is_multicast()
+                || v6.is_unspecified()
+                || v6.is_loopback()
+                || v6.is_unicast_link_local()
         }
     }
 }
@@ -554,11 +603,12 @@ impl Core {
         }
         let ends = socket.ends();
         if let Some(peer) = ends.peer {
-            self.tables.disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
+            self.tables
+                .disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
         }
         // A port that no table entry names any more costs the driver one look.
         let _ = self.unlisten(socket);
-        let (address, port) = bound_key(ends.bound);
+        let (address, port) = table_key(socket);
         if !self.port_in_use(address, port) {
             let _ = self.tables.disown_port(Protocol::Udp, address, port);
         }
@@ -566,8 +616,9 @@ impl Core {
 
     /// Makes the driver give the socket its port's datagrams.
     fn listen(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
-        let (address, port) = bound_key(socket.ends().bound);
-        self.tables.listen(Protocol::Udp, address, port, socket.id())?;
+        let (address, port) = table_key(socket);
+        self.tables
+            .listen(Protocol::Udp, address, port, socket.id())?;
         self.tables.own_port(
             Protocol::Udp,
             address,
@@ -579,7 +630,7 @@ impl Core {
     /// The socket no longer takes datagrams from anyone; another one that
     /// shares the port takes its place.
     fn unlisten(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
-        let (address, port) = bound_key(socket.ends().bound);
+        let (address, port) = table_key(socket);
         self.tables.unlisten(Protocol::Udp, address, port);
         let heir = {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
@@ -589,8 +640,7 @@ impl Core {
                 .find(|other| {
                     other.id() != socket.id()
                         && other.peer().is_none()
-                        && bound_key(other.ends().bound) == (address, port)
-                        && other.families() == socket.families()
+                        && table_key(other) == (address, port)
                 })
                 .cloned()
         };
@@ -602,14 +652,26 @@ impl Core {
 
     fn port_in_use(&self, address: Option<IpAddr>, port: u16) -> bool {
         let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        sockets.iter().flatten().any(|other| bound_key(other.ends().bound) == (address, port))
+        // The trusted level knows addresses, but of "any" only one kind.
+        let kind = |address: Option<IpAddr>| address.filter(|address| !address.is_unspecified());
+        sockets.iter().flatten().any(|other| {
+            let (other_address, other_port) = table_key(other);
+            kind(other_address) == kind(address) && other_port == port
+        })
     }
 
     /// The in-memory device's ports.
-    fn bind_without_kernel(&self, address: SocketAddr, how: &BindOptions) -> io::Result<SocketAddr> {
+    fn bind_without_kernel(
+        &self,
+        address: SocketAddr,
+        how: &BindOptions,
+    ) -> io::Result<SocketAddr> {
         let taken = |port: u16| {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().flatten().any(|other| other.ends().local.port() == port)
+            sockets
+                .iter()
+                .flatten()
+                .any(|other| other.ends().local.port() == port)
         };
         let shared = how.reuse_address || how.reuse_port;
         match address.port() {
@@ -623,8 +685,10 @@ impl Core {
     }
 }
 
-/// How the tables name a bound address: `None` for any.
-fn bound_key(bound: SocketAddr) -> (Option<IpAddr>, u16) {
-    let address = bound.ip().to_canonical();
-    ((!address.is_unspecified()).then_some(address), bound.port())
+/// How the tables name what a socket is bound to: an address, any of one family
+/// (unspecified), or any of both (none).
+fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
+    let bound = socket.ends().bound;
+    let both = bound.ip().is_unspecified() && socket.families() == Families::Both;
+    ((!both).then_some(bound.ip().to_canonical()), bound.port())
 }
