@@ -28,9 +28,12 @@ use crate::poller::{Poller, Shared};
 use crate::raw::{self, WakeFd};
 
 /// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
-/// `ifq_maxlen` is IFQ_MAXLEN, 50), and the posted frames of `early-demux`.
-/// Larger than BSD's 50 because one poll of the device delivers up to 128.
+/// `ifq_maxlen` is IFQ_MAXLEN, 50). Larger because one poll of the device
+/// delivers up to 128.
 const IP_QUEUE: usize = 256;
+/// Frames posted to the softirq of `early-demux`, whose bound is that of each
+/// socket queue: enough that this one is never the first to be full.
+const POSTED: usize = 16_384;
 
 /// SCHED_FIFO priorities of the two threads.
 const INTERRUPT_PRIORITY: i32 = 2;
@@ -171,7 +174,19 @@ impl Occupancy {
             >= tables.limit(shared.queue(), number)
     }
 
-    /// Appends if there is room; says whether it did.
+    /// Takes a place in the channel; false when there is none left.
+    fn reserve(&self, shared: &Shared, id: ChannelId, counters: &HostCounters) -> bool {
+        if self.full(shared, id) {
+            counters.channel_full.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        if let Some(head) = self.heads.get(id.index() as usize) {
+            head.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Appends to a place reserved before; says whether the channel was open.
     fn append(
         &self,
         shared: &Shared,
@@ -179,24 +194,20 @@ impl Occupancy {
         frame: Frame,
         counters: &HostCounters,
     ) -> bool {
-        if self.full(shared, id) {
-            counters.channel_full.fetch_add(1, Ordering::Relaxed);
-            shared.free(frame);
-            return false;
-        }
         match shared.append(id, frame) {
-            Ok(()) => {
-                if let Some(head) = self.heads.get(id.index() as usize) {
-                    head.fetch_add(1, Ordering::Relaxed);
-                }
-                true
-            }
+            Ok(()) => true,
             Err(frame) => {
                 counters.no_channel.fetch_add(1, Ordering::Relaxed);
+                self.release(shared, id);
                 shared.free(frame);
                 false
             }
         }
+    }
+
+    /// Gives up a place reserved before.
+    fn release(&self, shared: &Shared, id: ChannelId) {
+        shared.give_credit(id, 1);
     }
 }
 
@@ -228,7 +239,12 @@ impl HostThreads {
                 .map(|number| AtomicU32::new(shared.tables().tail(shared.queue(), number)))
                 .collect(),
         });
-        let (post, posted) = sync_channel(IP_QUEUE);
+        let room = if architecture == Architecture::EarlyDemux {
+            POSTED
+        } else {
+            IP_QUEUE
+        };
+        let (post, posted) = sync_channel(room);
         let mut host = HostThreads {
             stop: stop.clone(),
             wake: wake.clone(),
@@ -362,23 +378,25 @@ impl InterruptHandler {
                 if let Some((id, frame, metadata)) =
                     find(&self.shared, frame, &metadata, &self.counters)
                 {
-                    if self.occupancy.full(&self.shared, id) {
-                        self.counters.channel_full.fetch_add(1, Ordering::Relaxed);
-                        self.shared.free(frame);
-                    } else {
+                    if self.occupancy.reserve(&self.shared, id, &self.counters) {
                         self.post(Posted {
                             frame,
                             metadata,
                             channel: Some(id),
                         });
+                    } else {
+                        self.shared.free(frame);
                     }
                 }
             }
             Architecture::SoftLrp | Architecture::NiLrp => {
-                if let Some((id, frame, _)) = find(&self.shared, frame, &metadata, &self.counters)
-                    && self
-                        .occupancy
-                        .append(&self.shared, id, frame, &self.counters)
+                let found = find(&self.shared, frame, &metadata, &self.counters);
+                let Some((id, frame, _)) = found else { return };
+                if !self.occupancy.reserve(&self.shared, id, &self.counters) {
+                    self.shared.free(frame);
+                } else if self
+                    .occupancy
+                    .append(&self.shared, id, frame, &self.counters)
                 {
                     (self.upcalls.ready)(id.index());
                 }
@@ -391,6 +409,9 @@ impl InterruptHandler {
             Ok(()) => {}
             Err(TrySendError::Full(posted) | TrySendError::Disconnected(posted)) => {
                 self.counters.ip_queue_full.fetch_add(1, Ordering::Relaxed);
+                if let Some(id) = posted.channel {
+                    self.occupancy.release(&self.shared, id);
+                }
                 self.shared.free(posted.frame);
             }
         }
@@ -412,14 +433,21 @@ impl Softirq {
             channel,
         } in posted
         {
-            let found = match channel {
-                Some(id) => Some((id, frame, metadata)),
-                None => find(&self.shared, frame, &metadata, &self.counters),
-            };
-            let Some((id, frame, metadata)) = found else {
-                continue;
+            // The socket queue is checked last in `bsd`, and was checked first
+            // in `early-demux`.
+            let (id, frame, metadata, reserved) = match channel {
+                Some(id) => (id, frame, metadata, true),
+                None => match find(&self.shared, frame, &metadata, &self.counters) {
+                    Some((id, frame, metadata)) => (id, frame, metadata, false),
+                    None => continue,
+                },
             };
             if !(self.upcalls.input)(&self.shared, &frame, &metadata) {
+                if reserved {
+                    self.occupancy.release(&self.shared, id);
+                }
+                self.shared.free(frame);
+            } else if !reserved && !self.occupancy.reserve(&self.shared, id, &self.counters) {
                 self.shared.free(frame);
             } else if self
                 .occupancy

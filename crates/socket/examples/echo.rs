@@ -8,12 +8,16 @@ use tidewall_socket::{EmbeddedConfig, Stack, UdpSocket};
 fn main() -> std::io::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let usage = "usage: echo INTERFACE PORT";
-    let (Some(interface), Some(Ok(port))) =
-        (arguments.next(), arguments.next().map(|port| port.parse::<u16>()))
-    else {
+    let (Some(interface), Some(Ok(port))) = (
+        arguments.next(),
+        arguments.next().map(|port| port.parse::<u16>()),
+    ) else {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, usage));
     };
-    let stack = Stack::embedded(EmbeddedConfig { interface, ..Default::default() })?;
+    let stack = Stack::embedded(EmbeddedConfig {
+        interface,
+        ..Default::default()
+    })?;
     let socket = UdpSocket::bind(&stack, ([0, 0, 0, 0], port).into())?;
     loop {
         let mut failed = None;

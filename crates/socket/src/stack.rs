@@ -502,6 +502,10 @@ impl Core {
 
     /// Sorts what devices delivered by interrupt while we slept.
     fn collect(&self) {
+        if self.architecture.has_threads() {
+            // Their frames have not been demultiplexed.
+            return;
+        }
         for queue in &self.queues {
             let mut poller = lock(&queue.poller);
             let mut ready = Ready::default();

@@ -1,0 +1,134 @@
+//! What earlier runs may have left: namespaces and control sockets.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use tidewall_socket::control;
+
+use super::{Finding, tool};
+
+/// Looks for leftovers.
+pub fn check() -> Vec<Finding> {
+    vec![
+        namespaces(Path::new("/run/netns"), in_use),
+        sockets(Path::new(control::DIRECTORY)),
+    ]
+}
+
+/// True when a process lives in a namespace; on doubt too.
+fn in_use(name: &str) -> bool {
+    tool("ip", &["netns", "pids", name]).map_or(true, |processes| !processes.trim().is_empty())
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+fn namespaces(directory: &Path, in_use: impl Fn(&str) -> bool) -> Finding {
+    const CHECK: &str = "leftover namespaces";
+    let all: Vec<String> = names(directory)
+        .into_iter()
+        .filter(|name| name.starts_with("tw-"))
+        .collect();
+    let idle: Vec<&String> = all.iter().filter(|name| !in_use(name)).collect();
+    if idle.is_empty() {
+        return Finding::ok(
+            CHECK,
+            match all.len() {
+                0 => "none".to_owned(),
+                used => format!("none; {used} named tw-… are in use"),
+            },
+        );
+    }
+    let list: Vec<&str> = idle.iter().map(|name| name.as_str()).collect();
+    Finding::warning(
+        CHECK,
+        format!(
+            "no process lives in {} (a test may be about to use it)",
+            list.join(", ")
+        ),
+        list.iter()
+            .map(|name| format!("ip netns del {name}"))
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
+}
+
+fn sockets(directory: &Path) -> Finding {
+    const CHECK: &str = "stale sockets";
+    let dead: Vec<String> = names(directory)
+        .into_iter()
+        .filter(|name| {
+            let refused = UnixStream::connect(directory.join(name))
+                .err()
+                .map(|error| error.kind());
+            refused == Some(std::io::ErrorKind::ConnectionRefused)
+        })
+        .map(|name| directory.join(name).display().to_string())
+        .collect();
+    if dead.is_empty() {
+        return Finding::ok(CHECK, format!("none in {}", directory.display()));
+    }
+    Finding::warning(
+        CHECK,
+        format!(
+            "{} of processes that are gone; killed ones leave them, and `tidewall stat` removes them",
+            dead.len()
+        ),
+        format!("rm -f {}", dead.join(" ")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::super::Severity;
+    use super::*;
+
+    fn directory(name: &str) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("tw-doctor-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn only_idle_namespaces_of_ours_are_leftovers() {
+        let path = directory("netns");
+        for name in ["tw-old", "tw-used", "other"] {
+            std::fs::write(path.join(name), "").unwrap();
+        }
+        let finding = namespaces(&path, |name| name == "tw-used");
+        assert_eq!(finding.mend.as_deref(), Some("ip netns del tw-old"));
+        assert_eq!(
+            namespaces(&path, |_| true).text,
+            "none; 2 named tw-… are in use"
+        );
+        std::fs::remove_dir_all(&path).unwrap();
+        assert_eq!(namespaces(&path, |_| false).severity, Severity::Ok);
+    }
+
+    #[test]
+    fn a_socket_without_a_listener_is_stale() {
+        let path = directory("sockets");
+        let live = UnixListener::bind(path.join("1.0.sock")).unwrap();
+        drop(UnixListener::bind(path.join("2.0.sock")).unwrap());
+        let finding = sockets(&path);
+        assert_eq!(
+            finding.mend,
+            Some(format!("rm -f {}/2.0.sock", path.display()))
+        );
+        std::fs::remove_file(path.join("2.0.sock")).unwrap();
+        assert_eq!(sockets(&path).severity, Severity::Ok);
+        drop(live);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

@@ -1,0 +1,259 @@
+//! `tidewall doctor`: what on this machine stands in Tidewall's way, and the
+//! exact command that mends it.
+
+mod firewall;
+mod host;
+mod interface;
+mod leftovers;
+mod netdev;
+mod queues;
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+use tidewall_socket::snapshot::StackSnapshot;
+
+use crate::end::{Failure, Outcome, check_interface, say, say_json};
+use crate::stat::{snapshot, stacks};
+use crate::table::wrap;
+
+/// Check kernel, privileges, interface and firewall, and say what mends what is wrong.
+///
+/// Looks only; it changes nothing. Interfaces of live stacks are checked, and
+/// the one named by --interface. Some checks need root, or ethtool and ip;
+/// without them they say so.
+#[derive(clap::Args)]
+#[command(
+    override_usage = "tidewall doctor [--interface IF] [--json]",
+    after_help = "Examples:\n  tidewall doctor                     this host and the interfaces of live stacks\n  \
+    tidewall doctor --interface eth1    and whether eth1 suits\n  \
+    tidewall doctor --json | jq '.[] | select(.severity == \"problem\")'\n\n\
+    Severities: ok; warning (works, but slower, or something to know); problem (does not work, or not \
+    safely). Exit codes: 0 no problem; 1 a problem was found; 2 no such interface."
+)]
+pub struct Arguments {
+    /// Interface to check as well
+    #[arg(long, value_name = "IF")]
+    interface: Option<String>,
+    /// Print a JSON array of findings
+    #[arg(long)]
+    json: bool,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Works, but slower, or something that the operator must know.
+    Warning,
+    /// Does not work, or not safely.
+    Problem,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at: a few words, the same every time.
+    pub check: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found.
+    pub text: String,
+    /// The command that mends it.
+    pub mend: Option<String>,
+}
+
+impl Finding {
+    /// As it should be.
+    pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
+        Finding {
+            check,
+            severity: Severity::Ok,
+            text: text.into(),
+            mend: None,
+        }
+    }
+
+    /// Works, but.
+    pub fn warning(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+        Finding {
+            check,
+            severity: Severity::Warning,
+            text: text.into(),
+            mend: Some(mend.into()),
+        }
+    }
+
+    /// Does not work, or not safely.
+    pub fn problem(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+        Finding {
+            check,
+            severity: Severity::Problem,
+            text: text.into(),
+            mend: Some(mend.into()),
+        }
+    }
+
+    /// Could not be looked at.
+    pub fn unknown(check: &'static str, text: impl Into<String>) -> Self {
+        Finding {
+            check,
+            severity: Severity::Warning,
+            text: text.into(),
+            mend: None,
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Outcome {
+    if let Some(interface) = &arguments.interface {
+        check_interface(interface)?;
+    }
+    // Before anything asks for live stacks, which removes the sockets of dead ones.
+    let mut findings = leftovers::check();
+    let live: Vec<StackSnapshot> = stacks(None)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| snapshot(path).ok())
+        .collect();
+    let mut all = host::check(&live);
+    all.append(&mut findings);
+    all.extend(firewall::check(&live));
+    let mut interfaces: BTreeSet<&str> =
+        live.iter().map(|stack| stack.interface.as_str()).collect();
+    interfaces.extend(arguments.interface.as_deref());
+    for interface in &interfaces {
+        all.extend(interface::check(interface, &live));
+    }
+    if arguments.json {
+        say_json(&all)?;
+    } else {
+        say(&text(&all))?;
+        if interfaces.is_empty() {
+            say(
+                "no interface was checked: no stack is live and none was named; name one with --interface IF\n",
+            )?;
+        }
+    }
+    if all
+        .iter()
+        .any(|finding| finding.severity == Severity::Problem)
+    {
+        Err(Failure::said())
+    } else {
+        Ok(())
+    }
+}
+
+fn text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.severity {
+            Severity::Ok => "ok     ",
+            Severity::Warning => "WARNING",
+            Severity::Problem => "PROBLEM",
+        };
+        let lines = wrap(&format!("{}: {}", finding.check, finding.text), 9, 98);
+        text.push_str(mark);
+        text.push_str(lines.get(mark.len()..).unwrap_or(&lines));
+        for line in finding.mend.iter().flat_map(|mend| mend.lines()) {
+            text.push_str(&format!("           mend: {line}\n"));
+        }
+    }
+    let number = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    text.push_str(&format!(
+        "{} ok, {} to know of, {} in the way\n",
+        number(Severity::Ok),
+        number(Severity::Warning),
+        number(Severity::Problem)
+    ));
+    text
+}
+
+/// What a tool prints, or why it could not be asked.
+///
+/// # Errors
+/// In words: not installed, or its own complaint.
+pub fn tool(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => format!("{program} is not installed"),
+            _ => format!("{program}: {error}"),
+        })?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        Err(format!(
+            "{program}: {}",
+            complaint.lines().next().unwrap_or("failed")
+        ))
+    }
+}
+
+/// A file's only line; `None` where there is no such file.
+pub fn line_of(path: &str) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_printed_with_their_cures() {
+        let findings = [
+            Finding::ok("kernel", "6.18.0"),
+            Finding::warning("MTU", "a little long", "ip link set dev x mtu 1500"),
+            Finding::problem("capabilities", "none ".repeat(30), "first\nsecond"),
+        ];
+        let text = text(&findings);
+        assert!(
+            text.starts_with("ok       kernel: 6.18.0\nWARNING  MTU: a little long\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("           mend: ip link set dev x mtu 1500\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("mend: first\n           mend: second\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("1 ok, 1 to know of, 1 in the way\n"),
+            "{text}"
+        );
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 98),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_named() {
+        assert_eq!(
+            tool("tw-none-such", &[]),
+            Err("tw-none-such is not installed".to_owned())
+        );
+        assert!(tool("false", &[]).is_err());
+        assert_eq!(tool("echo", &["x"]), Ok("x\n".to_owned()));
+    }
+}

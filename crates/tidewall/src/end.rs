@@ -1,0 +1,189 @@
+//! How a command ends: its exit code, and one message that names the cause and
+//! the cure.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Why a command did not end with 0.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    /// Empty when everything has been said already.
+    message: String,
+}
+
+impl Failure {
+    /// Exit code 1: it ran, and the answer is no.
+    pub fn answer(message: impl Into<String>) -> Self {
+        Failure {
+            code: 1,
+            message: message.into(),
+        }
+    }
+
+    /// Exit code 2: it could not begin.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure {
+            code: 2,
+            message: message.into(),
+        }
+    }
+
+    /// A code that another crate has chosen.
+    pub fn with_code(code: u8, message: impl Into<String>) -> Self {
+        Failure {
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
+    /// Exit code 1 when everything has been said already.
+    pub fn said() -> Self {
+        Failure::answer("")
+    }
+
+    /// An error of the operating system while doing `what`: exit code 2 when
+    /// the arguments or missing privileges are to blame, else 1.
+    pub fn io(what: &str, error: &io::Error) -> Self {
+        use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
+        let blame = matches!(error.kind(), InvalidInput | NotFound | PermissionDenied);
+        let cure = match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "\n  run it as root, or see: tidewall doctor (capabilities)"
+            }
+            Some(libc::EBUSY) => {
+                "\n  something else holds the interface; see: tidewall doctor --interface IF"
+            }
+            Some(libc::EADDRINUSE) => "\n  another program has the port; see: ss -ulpn",
+            Some(libc::EADDRNOTAVAIL) => {
+                "\n  the address is not this host's (in this network namespace); see: ip address"
+            }
+            Some(libc::ENOBUFS | libc::ENOMEM) => {
+                "\n  too little memory may be locked; see: tidewall doctor (locked memory)"
+            }
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+                "\n  there is no way there; see: ip route; ip neighbour"
+            }
+            _ => "",
+        };
+        Failure {
+            code: if blame { 2 } else { 1 },
+            message: format!("{what}: {error}{cure}"),
+        }
+    }
+
+    fn silent(&self) -> bool {
+        self.message.is_empty()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// What every subcommand returns.
+pub type Outcome = Result<(), Failure>;
+
+/// Prints the message, if any, and turns the outcome into an exit code.
+pub fn report(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.silent() {
+                eprintln!("tidewall: {failure}");
+            }
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+/// Prints to standard output. A reader that has gone away (`| head`) ends the
+/// command quietly, unlike with `println!`.
+pub fn say(text: &str) -> Outcome {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure {
+            code: 0,
+            message: String::new(),
+        }),
+        Err(error) => Err(Failure::io("writing to standard output", &error)),
+    }
+}
+
+/// As [`say`], with a line end.
+pub fn say_line(text: &str) -> Outcome {
+    say(&format!("{text}\n"))
+}
+
+/// A value as JSON on one line.
+pub fn say_json(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string(value)
+        .map_err(|error| Failure::answer(format!("writing JSON: {error}")))?;
+    say_line(&text)
+}
+
+/// A flag that SIGINT and SIGTERM set. A second one of either ends the process
+/// at once, so that nothing here can make it unkillable.
+pub fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, flag.clone())
+            .and_then(|_| signal_hook::flag::register(signal, flag.clone()))
+            .map_err(|error| Failure::io("catching signals", &error))?;
+    }
+    Ok(flag)
+}
+
+/// Refuses an interface that this network namespace does not have. procfs, not
+/// sysfs: sysfs shows the namespace it was mounted in.
+pub fn check_interface(name: &str) -> Outcome {
+    let list = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let found = list.lines().any(|line| {
+        line.split_once(':')
+            .is_some_and(|(found, _)| found.trim() == name)
+    });
+    // Without procfs the device itself will say what is wrong.
+    if found || list.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "no interface {name} in this network namespace; see: ip link"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blame_decides_the_exit_code() {
+        let error = io::Error::from_raw_os_error(libc::EPERM);
+        let failure = Failure::io("opening veth0", &error);
+        assert_eq!(failure.code, 2);
+        assert!(failure.to_string().contains("as root"), "{failure}");
+        let error = io::Error::from_raw_os_error(libc::ENETDOWN);
+        assert_eq!(Failure::io("sending", &error).code, 1);
+    }
+
+    #[test]
+    fn an_unknown_interface_is_named_with_the_cure() {
+        let failure = check_interface("tw-none-such").expect_err("there is no such interface");
+        assert_eq!(failure.code, 2);
+        assert_eq!(
+            failure.to_string(),
+            "no interface tw-none-such in this network namespace; see: ip link"
+        );
+        assert!(check_interface("lo").is_ok());
+    }
+}

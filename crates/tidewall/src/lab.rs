@@ -1,0 +1,200 @@
+//! `tidewall lab` and `tidewall demo`: the experiments of the papers, run for
+//! real.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use tidewall_lab::Options;
+use tidewall_lab::experiments::EXPERIMENTS;
+
+use crate::end::{Failure, Outcome, say, say_json, say_line};
+
+/// Run the papers' experiments on this machine, plot them and judge their claims.
+///
+/// A run builds its own test bed in network namespaces named tw-…, touches no
+/// other interface, and takes it down again whatever happens, Ctrl-C included.
+/// It never prints numbers that it did not measure.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  tidewall lab list\n  \
+    tidewall lab run lrp-overload --quick               at most a minute, the same claims\n  \
+    tidewall lab run lrp-overload lrp-latency --out out  JSON, SVG and report.html in out/\n  \
+    tidewall lab report out                             report.html again, from the JSON files\n\n\
+    Exit codes: 0 every claim held; 1 a claim failed; 2 privileges are missing, or no such experiment; 130 interrupted.")]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// List the experiments: name, paper, what is compared
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run experiments and judge their claims
+    Run(RunArguments),
+    /// Write the HTML report again from a directory of results
+    Report {
+        /// Directory that a run wrote (--out)
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct RunArguments {
+    /// Experiments to run; see: tidewall lab list
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+    /// Fewer points, at most 60 s an experiment; the shape and the claims stay
+    #[arg(long)]
+    quick: bool,
+    /// Keep both processors busy with processes of lowest priority, as the paper did for latency
+    #[arg(long)]
+    spinners: bool,
+    /// Write the result of the experiment to FILE (an array when there are several)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write results, plots and a report into DIR
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// Show the main job: a UDP service on Tidewall and the same code on Linux sockets, side by side.
+///
+/// Sweeps the offered rate from 10,000 packets/s to all the link carries, in
+/// network namespaces of its own, and prints a table and a plot. Without root
+/// it runs on the in-memory device and says what that shows and what not.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  tidewall demo --out out/demo    then open out/demo/demo.html\n\n\
+    Takes less than three minutes. Exit codes: 0 every claim held; 1 one failed; 2 it could not begin; 130 interrupted."
+)]
+pub struct DemoArguments {
+    /// Where to write table, plot (SVG), page (HTML) and results (JSON)
+    #[arg(long, value_name = "DIR", default_value = "out/demo")]
+    out: PathBuf,
+}
+
+/// A process of an experiment; started by `tidewall lab run`.
+#[derive(clap::Args)]
+pub struct WorkerArguments {
+    /// What to do
+    #[arg(value_name = "JSON")]
+    job: String,
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: Arguments) -> Outcome {
+    match arguments.command {
+        Command::List { json: false } => say(&tidewall_lab::list()),
+        Command::List { json: true } => list_json(),
+        Command::Run(arguments) => experiments(arguments),
+        Command::Report { directory } => {
+            let path = tidewall_lab::report(&directory).map_err(|error| failure(&error, 2))?;
+            say_line(&format!("written: {}", path.display()))
+        }
+    }
+}
+
+fn list_json() -> Outcome {
+    #[derive(Serialize)]
+    struct Entry {
+        name: &'static str,
+        paper: &'static str,
+        about: &'static str,
+    }
+    let list: Vec<Entry> = EXPERIMENTS
+        .iter()
+        .map(|experiment| Entry {
+            name: experiment.name,
+            paper: experiment.paper,
+            about: experiment.about,
+        })
+        .collect();
+    say_json(&list)
+}
+
+fn experiments(arguments: RunArguments) -> Outcome {
+    for name in &arguments.names {
+        if !EXPERIMENTS.iter().any(|experiment| experiment.name == name) {
+            return Err(Failure::usage(format!(
+                "there is no experiment {name:?}; there are:\n{}",
+                tidewall_lab::list().trim_end()
+            )));
+        }
+    }
+    let options = Options {
+        quick: arguments.quick,
+        spinners: arguments.spinners,
+        json: arguments.json,
+        out: arguments.out,
+    };
+    let mut progress = tidewall_lab::progress::automatic();
+    let result = tidewall_lab::run(&arguments.names, &options, progress.as_mut());
+    judge(&result)
+}
+
+/// Runs `tidewall demo`.
+pub fn demo(arguments: &DemoArguments) -> Outcome {
+    let mut progress = tidewall_lab::progress::automatic();
+    judge(&tidewall_lab::demo(&arguments.out, progress.as_mut()))
+}
+
+/// Runs a worker process of an experiment.
+pub fn worker(arguments: &WorkerArguments) -> Outcome {
+    tidewall_lab::worker_main(&arguments.job).map_err(|error| failure(&error, 1))
+}
+
+/// The exit code is the lab's own; a run that ended in order has said which
+/// claims failed.
+fn judge(result: &anyhow::Result<tidewall_lab::Outcome>) -> Outcome {
+    match (tidewall_lab::exit_code(result), result) {
+        (0, _) => Ok(()),
+        (code, Err(error)) => Err(failure(error, code)),
+        (_, Ok(outcome)) => Err(Failure::answer(format!(
+            "{} claims failed",
+            outcome.failed()
+        ))),
+    }
+}
+
+/// An error with its causes on one line.
+fn failure(error: &anyhow::Error, code: u8) -> Failure {
+    Failure::with_code(code, format!("{error:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_experiment_is_answered_with_the_list() {
+        let arguments = RunArguments {
+            names: vec!["lrp-none".to_owned()],
+            quick: true,
+            spinners: false,
+            json: None,
+            out: None,
+        };
+        let failure = experiments(arguments).expect_err("there is no such experiment");
+        let text = failure.to_string();
+        assert!(
+            text.contains("lrp-none") && text.contains("lrp-overload"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_exit_code_is_the_lab_s() {
+        assert!(judge(&Ok(tidewall_lab::Outcome::default())).is_ok());
+        let missing = tidewall_lab::Missing {
+            what: vec!["root privileges".to_owned()],
+        };
+        let failure = judge(&Err(missing.into())).expect_err("privileges are missing");
+        assert_eq!(failure.code(), 2);
+        assert!(failure.to_string().contains("root privileges"), "{failure}");
+    }
+}

@@ -1,0 +1,90 @@
+//! `tidewall`: the command line.
+//!
+//! Lives here: one file or folder a subcommand, what they share for reading
+//! and printing quantities ([`units`], [`table`]), and how a command ends
+//! ([`end`]). Does not live here: anything a program could want as a library
+//! (services are in `tidewall-service`, generators in `tidewall-load`,
+//! experiments in `tidewall-lab`, live stacks answer through
+//! `tidewall_socket::control`).
+//!
+//! Exit codes: 0 done; 1 it ran and the answer is no; 2 it could not begin
+//! (wrong arguments, missing privileges, no such interface).
+//!
+//! Read first: docs of `tidewall_socket::snapshot` for what `stat` shows.
+#![deny(unsafe_code)]
+
+mod blast;
+mod doctor;
+mod end;
+mod lab;
+#[allow(unsafe_code)]
+mod raw;
+mod serve;
+mod stat;
+mod table;
+mod trace;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A user-space UDP stack for Linux that keeps serving at full speed whatever arrives.
+#[derive(Parser)]
+#[command(
+    name = "tidewall",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done; 1 it ran, and the answer is no (a claim failed, a problem was \
+                  found, no stack is live, the device went away); 2 it could not begin (wrong \
+                  arguments, missing privileges, no such interface).\n\n\
+                  First steps: `tidewall demo` shows what it is for. `tidewall doctor --interface IF` \
+                  says whether this machine suits. `tidewall serve echo --interface IF` is a service \
+                  to try by hand."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(serve::Arguments),
+    Blast(blast::Arguments),
+    Lab(lab::Arguments),
+    Demo(lab::DemoArguments),
+    Stat(stat::Arguments),
+    Trace(trace::Arguments),
+    Doctor(doctor::Arguments),
+    #[command(hide = true)]
+    LabWorker(lab::WorkerArguments),
+}
+
+fn main() -> ExitCode {
+    // A backtrace tells a user nothing; where it happened tells a maintainer enough.
+    std::panic::set_hook(Box::new(|info| {
+        eprintln!("tidewall: internal error, please report it: {info}");
+    }));
+    let arguments = Arguments::parse();
+    let result = match arguments.command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Blast(arguments) => blast::run(&arguments),
+        Command::Lab(arguments) => lab::run(arguments),
+        Command::Demo(arguments) => lab::demo(&arguments),
+        Command::Stat(arguments) => stat::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::LabWorker(arguments) => lab::worker(&arguments),
+    };
+    end::report(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,330 @@
+//! `tidewall serve`: a real service to try by hand, on Tidewall or on Linux
+//! sockets.
+
+use std::io::{IsTerminal, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use tidewall_service::linux::{Linux, Options, Receive};
+use tidewall_service::tidewall::Tidewall;
+use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
+use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
+
+use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
+use crate::units::{self, count, per_second};
+
+/// Time between two lines of statistics.
+const LINE: Duration = Duration::from_secs(1);
+
+/// Run a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+///
+/// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, then
+/// prints totals. On Tidewall it takes the interface's queues for itself;
+/// frames for ports it does not own stay with the kernel. Tidewall
+/// needs root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  tidewall serve echo --interface eth1                 echo on UDP port 7\n  \
+    tidewall serve discard --interface eth1 --stats      discard on port 9, rates to a log\n  \
+    tidewall serve echo --on linux                       the same service on a Linux socket\n  \
+    tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n\n\
+    Then, elsewhere: tidewall stat; tidewall trace; nc -u HOST 7.\n\
+    Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
+)]
+pub struct Arguments {
+    /// What to do with each datagram
+    #[arg(value_name = "echo|discard")]
+    service: Service,
+    /// Interface whose queues to take; needed on tidewall, not used on linux
+    #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
+    interface: Option<String>,
+    /// UDP port [default: 7 for echo (RFC 862), 9 for discard (RFC 863)]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Local address to listen at; :: takes IPv6 and IPv4
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    address: IpAddr,
+    /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    queues: Option<u32>,
+    /// Who runs which stage: ni-lrp, soft-lrp, early-demux or bsd (the last three are there to be compared with)
+    #[arg(long, value_name = "NAME", default_value = "ni-lrp", value_parser = architecture)]
+    architecture: Architecture,
+    /// Poll for so long before sleeping, in µs (or as 20us, 1ms); costs processor time while idle
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = spin)]
+    spin: Duration,
+    /// Floating-point multiplications to make for each datagram
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    work: u32,
+    /// Frames that may wait for the service on each queue, 1 to 65536 [default: the stack's]
+    #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    limit: Option<u32>,
+    /// Pin the threads of bsd, early-demux and soft-lrp to this processor
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<usize>,
+    /// Stack to run on
+    #[arg(long, value_enum, default_value_t = On::Tidewall)]
+    on: On,
+    /// Print a line of statistics every second even when not on a terminal
+    #[arg(long)]
+    stats: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Service {
+    /// Send each datagram back
+    Echo,
+    /// Receive and count
+    Discard,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum On {
+    /// Tidewall's own stack
+    Tidewall,
+    /// Kernel UDP sockets
+    Linux,
+}
+
+fn architecture(text: &str) -> Result<Architecture, String> {
+    text.parse()
+        .map_err(|_| "architectures are called ni-lrp, soft-lrp, early-demux and bsd".to_owned())
+}
+
+fn spin(text: &str) -> Result<Duration, String> {
+    let spin = units::microseconds(text)?;
+    if spin <= Duration::from_secs(1) {
+        Ok(spin)
+    } else {
+        Err("a bounded spin is at most 1 s".to_owned())
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let stop = stop_flag()?;
+    let (kind, usual) = match arguments.service {
+        Service::Echo => (Kind::Echo, 7),
+        Service::Discard => (Kind::Discard, 9),
+    };
+    let service = ServiceSpec {
+        kind,
+        port: arguments.port.unwrap_or(usual),
+        work: arguments.work,
+    };
+    match (arguments.on, &arguments.interface) {
+        (On::Linux, _) => {
+            let options = Options {
+                receive: Receive::Recvmmsg,
+                ..Options::default()
+            };
+            begin(
+                arguments,
+                &Linux::new(options),
+                &service,
+                "Linux sockets",
+                &stop,
+            )
+        }
+        (On::Tidewall, None) => Err(Failure::usage(
+            "which interface? name it: --interface IF; see: ip link",
+        )),
+        (On::Tidewall, Some(interface)) => {
+            check_interface(interface)?;
+            let stack = Stack::embedded(EmbeddedConfig {
+                interface: interface.clone(),
+                // None: as many as there are.
+                queues: arguments.queues.unwrap_or(0),
+                architecture: arguments.architecture,
+                receiver_cpu: arguments.cpu,
+                spin: arguments.spin,
+                ..EmbeddedConfig::default()
+            })
+            .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;
+            for warning in stack.warnings() {
+                eprintln!("tidewall: warning: {warning}");
+            }
+            let queues = stack.snapshot().queues.len();
+            let what = format!(
+                "Tidewall ({}), interface {interface}, {queues} queue{}",
+                arguments.architecture,
+                if queues == 1 { "" } else { "s" }
+            );
+            begin(
+                arguments,
+                &Tidewall::new(stack, arguments.limit),
+                &service,
+                &what,
+                &stop,
+            )
+        }
+    }
+}
+
+fn begin<H: Host>(
+    arguments: &Arguments,
+    host: &H,
+    service: &ServiceSpec,
+    what: &str,
+    stop: &Arc<AtomicBool>,
+) -> Outcome {
+    let path = counters_path();
+    let counters = Counters::create(&path, 1)
+        .map_err(|error| Failure::io(&format!("making the counters {}", path.display()), &error))?;
+    let reader =
+        Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
+    let terminal = std::io::stderr().is_terminal();
+    let begun = Instant::now();
+    let ended = Arc::new(AtomicBool::new(false));
+    let watcher = (terminal || arguments.stats).then(|| {
+        let ended = ended.clone();
+        std::thread::spawn(move || watch(&reader, &ended, terminal))
+    });
+    let ready = |addresses: &[SocketAddr]| {
+        for address in addresses {
+            // A closed standard output is no reason not to serve.
+            let _ = say_line(&format!(
+                "{} on {address}/udp, {what}; process {}, Ctrl-C ends it",
+                service.kind,
+                std::process::id()
+            ));
+        }
+    };
+    let services = std::slice::from_ref(service);
+    let result = serve(
+        host,
+        arguments.address,
+        services,
+        tidewall_service::BATCH,
+        &counters,
+        stop,
+        ready,
+    );
+    ended.store(true, Ordering::Relaxed);
+    if let Some(watcher) = watcher {
+        // Its panic, if any, has been reported; the totals below do not need it.
+        let _ = watcher.join();
+    }
+    let counts = Reader::open(&path)
+        .map(|reader| reader.read())
+        .unwrap_or_default();
+    if let Some(counts) = counts.first() {
+        let _ = say_line(&totals(counts, begun.elapsed()));
+    }
+    result.map_err(|error| Failure::io("serving", &error))
+}
+
+/// Where the counters are kept: in memory where there is such a file system.
+fn counters_path() -> PathBuf {
+    let directory = std::path::Path::new("/dev/shm");
+    let directory = if directory.is_dir() {
+        directory.to_owned()
+    } else {
+        std::env::temp_dir()
+    };
+    directory.join(format!("tidewall-serve-{}", std::process::id()))
+}
+
+/// Prints rates every second until `ended`; over the same line on a terminal.
+fn watch(reader: &Reader, ended: &AtomicBool, terminal: bool) {
+    let mut last = ServiceCounts::default();
+    let mut at = Instant::now();
+    while !ended.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(50));
+        let elapsed = at.elapsed();
+        if elapsed < LINE {
+            continue;
+        }
+        let Some(now) = reader.read().first().copied() else {
+            continue;
+        };
+        let line = rates(&now, &last, elapsed);
+        if terminal {
+            eprint!("\r\x1b[K{line}");
+        } else {
+            eprintln!("{line}");
+        }
+        let _ = std::io::stderr().flush();
+        (last, at) = (now, Instant::now());
+    }
+    if terminal {
+        eprint!("\r\x1b[K");
+    }
+}
+
+fn rates(now: &ServiceCounts, last: &ServiceCounts, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64();
+    let rate = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
+    let batches = now.batches.saturating_sub(last.batches);
+    let received = now.received.saturating_sub(last.received);
+    let batch = if batches > 0 {
+        received as f64 / batches as f64
+    } else {
+        0.0
+    };
+    format!(
+        "received {}/s, replied {}/s, {:.1} Mbit/s in, {batch:.1} a batch, {} errors",
+        per_second(rate(now.received, last.received)),
+        per_second(rate(now.replies, last.replies)),
+        rate(now.bytes, last.bytes) * 8e-6,
+        count(now.errors),
+    )
+}
+
+fn totals(counts: &ServiceCounts, elapsed: Duration) -> String {
+    format!(
+        "received {} datagrams ({} bytes), replied {}, {} errors in {}",
+        count(counts.received),
+        count(counts.bytes),
+        count(counts.replies),
+        count(counts.errors),
+        units::age(elapsed),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_between_two_looks() {
+        let last = ServiceCounts {
+            received: 100,
+            bytes: 1_400,
+            replies: 100,
+            errors: 0,
+            batches: 10,
+        };
+        let now = ServiceCounts {
+            received: 2_100,
+            bytes: 29_400,
+            replies: 2_100,
+            errors: 1,
+            batches: 110,
+        };
+        assert_eq!(
+            rates(&now, &last, Duration::from_secs(2)),
+            "received 1,000/s, replied 1,000/s, 0.1 Mbit/s in, 20.0 a batch, 1 errors"
+        );
+        assert_eq!(
+            rates(&last, &last, LINE),
+            "received -/s, replied -/s, 0.0 Mbit/s in, 0.0 a batch, 0 errors"
+        );
+        assert_eq!(
+            totals(&now, Duration::from_secs(3)),
+            "received 2,100 datagrams (29,400 bytes), replied 2,100, 1 errors in 3.0 s"
+        );
+    }
+
+    #[test]
+    fn names_and_bounds_are_checked() {
+        assert_eq!(architecture("soft-lrp"), Ok(Architecture::SoftLrp));
+        assert!(architecture("lrp").is_err_and(|text| text.contains("early-demux")));
+        assert_eq!(spin("20"), Ok(Duration::from_micros(20)));
+        assert!(spin("2s").is_err());
+    }
+}

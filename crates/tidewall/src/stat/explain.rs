@@ -1,0 +1,178 @@
+//! Looking up what a counter means. The table is in [`super::causes`]; a test
+//! here holds it to the names that the stack really uses.
+
+use super::causes::ENTRIES;
+use crate::table::wrap;
+
+/// Where in a frame's way a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The driver program, at the device.
+    Driver,
+    /// Kernel-bound frames in the driver program, by class.
+    Kernel,
+    /// Between the driver and the channels.
+    Ring,
+    /// The protocol engines, in the receiver's context.
+    Protocol,
+    /// Reassembly of fragments.
+    Reassembly,
+    /// The socket.
+    Socket,
+    /// Sending.
+    Transmit,
+}
+
+impl Place {
+    /// All, in the order in which a frame passes them.
+    pub const ALL: [Place; 7] = [
+        Place::Driver,
+        Place::Kernel,
+        Place::Ring,
+        Place::Protocol,
+        Place::Reassembly,
+        Place::Socket,
+        Place::Transmit,
+    ];
+
+    /// Name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Driver => "driver",
+            Place::Kernel => "kernel class",
+            Place::Ring => "ring",
+            Place::Protocol => "protocol",
+            Place::Reassembly => "reassembly",
+            Place::Socket => "socket",
+            Place::Transmit => "transmit",
+        }
+    }
+}
+
+/// What a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Frames or datagrams that died here.
+    Loss,
+    /// Frames that went on, or events that are no loss.
+    Way,
+}
+
+/// One counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Where it counts.
+    pub place: Place,
+    /// Its name there.
+    pub name: &'static str,
+    /// Whether something was lost.
+    pub counts: Counts,
+    /// What happened, in a sentence.
+    pub meaning: &'static str,
+    /// What to do about it; empty when nothing is to be done.
+    pub advice: &'static str,
+}
+
+/// The entry of a counter.
+pub fn find(place: Place, name: &str) -> Option<&'static Entry> {
+    ENTRIES
+        .iter()
+        .find(|entry| entry.place == place && entry.name == name)
+}
+
+/// All entries as text for `tidewall stat --explain`; `word` keeps those whose
+/// name contains it.
+pub fn text(word: &str, width: usize) -> String {
+    let mut text = String::new();
+    for place in Place::ALL {
+        let entries: Vec<&Entry> = ENTRIES
+            .iter()
+            .filter(|entry| entry.place == place && entry.name.contains(word))
+            .collect();
+        if entries.is_empty() {
+            continue;
+        }
+        text.push_str(&format!("{}\n", place.name()));
+        for entry in entries {
+            let loss = if entry.counts == Counts::Loss {
+                " (lost)"
+            } else {
+                ""
+            };
+            text.push_str(&format!(
+                "  {}{loss}\n{}",
+                entry.name,
+                wrap(entry.meaning, 4, width)
+            ));
+            if !entry.advice.is_empty() {
+                text.push_str(&wrap(&format!("→ {}", entry.advice), 4, width));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidewall_device::demux::layout::{Class, Counter};
+    use tidewall_protocol::Drop as Cause;
+
+    use super::Place::{Driver, Kernel, Protocol};
+    use super::*;
+
+    #[test]
+    fn every_counter_of_the_stack_is_explained_and_no_other() {
+        let names = |place| -> BTreeSet<&str> {
+            ENTRIES
+                .iter()
+                .filter(|entry| entry.place == place)
+                .map(|entry| entry.name)
+                .collect()
+        };
+        assert_eq!(
+            names(Driver),
+            Counter::ALL.iter().map(|counter| counter.name()).collect()
+        );
+        assert_eq!(
+            names(Kernel),
+            Class::ALL.iter().map(|class| class.name()).collect()
+        );
+        assert_eq!(
+            names(Protocol),
+            Cause::ALL.iter().map(|cause| cause.name()).collect()
+        );
+    }
+
+    #[test]
+    fn entries_are_unique_and_whole_sentences() {
+        let mut seen = BTreeSet::new();
+        for entry in ENTRIES {
+            assert!(
+                seen.insert((entry.place, entry.name)),
+                "{} twice",
+                entry.name
+            );
+            assert!(entry.meaning.ends_with('.'), "{}", entry.name);
+            assert!(
+                entry.advice.is_empty() || entry.advice.ends_with('.'),
+                "{}",
+                entry.name
+            );
+        }
+    }
+
+    #[test]
+    fn the_text_can_be_narrowed_to_a_word() {
+        let all = text("", 80);
+        assert!(ENTRIES.iter().all(|entry| all.contains(entry.name)));
+        let some = text("channel-full", 80);
+        assert!(
+            some.starts_with("driver\n  channel-full (lost)\n"),
+            "{some}"
+        );
+        assert!(!some.contains("udp-checksum"));
+        assert_eq!(text("no such counter", 80), "");
+    }
+}

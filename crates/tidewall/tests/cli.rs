@@ -1,0 +1,271 @@
+//! The program as a user meets it: help worth reading, mistakes answered by
+//! exit code 2 and a line that helps, never a backtrace.
+
+use std::process::{Command, Output};
+
+fn tidewall(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidewall"))
+        .args(arguments)
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .expect("the program can be run")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Runs it, wants exit code `code`, and returns standard error.
+fn fails(arguments: &[&str], code: i32) -> String {
+    let output = tidewall(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert!(
+        !error.contains("backtrace") && !error.contains("panicked"),
+        "{error}"
+    );
+    error
+}
+
+#[test]
+fn version_is_printed() {
+    let output = tidewall(&["--version"]);
+    assert!(output.status.success());
+    assert_eq!(
+        text(&output.stdout),
+        concat!("tidewall ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn every_subcommand_has_help_with_an_example() {
+    let overview = text(&tidewall(&["--help"]).stdout);
+    assert!(overview.contains("Exit codes:"), "{overview}");
+    assert!(!overview.contains("lab-worker"), "{overview}");
+    for command in ["serve", "blast", "lab", "demo", "stat", "trace", "doctor"] {
+        assert!(
+            overview.contains(&format!("\n  {command} ")),
+            "{command} is not in\n{overview}"
+        );
+        let output = tidewall(&[command, "--help"]);
+        assert!(output.status.success(), "{command}");
+        let help = text(&output.stdout);
+        assert!(
+            help.contains(&format!("  tidewall {command} "))
+                || help.contains(&format!("  tidewall {command}\n")),
+            "no example in\n{help}"
+        );
+        assert!(help.contains("xit code"), "no exit codes in\n{help}");
+        assert!(
+            help.lines().all(|line| line.chars().count() <= 100),
+            "{help}"
+        );
+    }
+    for command in ["list", "run", "report"] {
+        assert!(
+            tidewall(&["lab", command, "--help"]).status.success(),
+            "lab {command}"
+        );
+    }
+}
+
+#[test]
+fn wrong_arguments_end_with_2_and_say_what_was_expected() {
+    for (arguments, help) in [
+        (&[][..], "Usage"),
+        (&["fly"], "Usage"),
+        (&["serve"], "echo"),
+        (&["serve", "chargen", "--interface", "lo"], "echo"),
+        (&["serve", "echo"], "--interface"),
+        (
+            &["serve", "echo", "--interface", "lo", "--port", "0"],
+            "1..",
+        ),
+        (
+            &["serve", "echo", "--interface", "lo", "--queues", "9"],
+            "1..=8",
+        ),
+        (
+            &[
+                "serve",
+                "echo",
+                "--interface",
+                "lo",
+                "--architecture",
+                "lrp",
+            ],
+            "early-demux",
+        ),
+        (
+            &["serve", "echo", "--interface", "lo", "--spin", "2s"],
+            "at most 1 s",
+        ),
+        (&["blast", "--rate", "max"], "--to"),
+        (&["blast", "--to", "10.0.0.1"], "IP:PORT"),
+        (&["blast", "--to", "127.0.0.1:9", "--rate", "fast"], "300k"),
+        (&["blast", "--to", "127.0.0.1:9", "--for", "ten"], "200ms"),
+        (
+            &[
+                "blast",
+                "--to",
+                "127.0.0.1:9",
+                "--size",
+                "2000",
+                "--sender",
+                "socket",
+            ],
+            "1472",
+        ),
+        (&["lab", "run"], "NAME"),
+        (&["stat", "--watch", "4711"], "before --watch"),
+        (&["trace", "-n", "0"], "1..="),
+        (&["doctor", "eth0"], "--interface"),
+    ] {
+        let error = fails(arguments, 2);
+        assert!(
+            error.contains(help),
+            "{arguments:?} does not mention {help:?}:\n{error}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_interface_is_named_with_the_command_that_lists_them() {
+    for arguments in [
+        &["serve", "echo", "--interface", "tw-none-such"][..],
+        &["blast", "--interface", "tw-none-such", "--to", "10.0.0.1:9"],
+        &["doctor", "--interface", "tw-none-such"],
+    ] {
+        let error = fails(arguments, 2);
+        assert_eq!(
+            error,
+            "tidewall: no interface tw-none-such in this network namespace; see: ip link\n"
+        );
+    }
+}
+
+#[test]
+fn a_stack_that_is_not_live_is_said_to_be_so() {
+    // No process has this number: it is above every pid_max.
+    for arguments in [&["stat", "4194999"][..], &["trace", "4194999"]] {
+        let error = fails(arguments, 1);
+        assert!(error.contains("no Tidewall stack"), "{error}");
+    }
+}
+
+#[test]
+fn counters_are_explained_without_a_stack() {
+    let output = tidewall(&["stat", "--explain", "channel-full"]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stdout).contains("Early discard"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert!(fails(&["stat", "--explain", "no-such-counter"], 1).contains("--explain"));
+}
+
+#[test]
+fn doctor_s_json_is_a_list_of_findings_that_agrees_with_its_exit_code() {
+    let output = tidewall(&["doctor", "--json"]);
+    let findings: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).expect("standard output is one JSON array");
+    let problems = findings
+        .iter()
+        .filter(|finding| finding["severity"] == "problem")
+        .count();
+    assert_eq!(output.status.code(), Some(i32::from(problems > 0)));
+    for check in [
+        "kernel",
+        "BTF",
+        "capabilities",
+        "locked memory",
+        "firewall",
+        "leftover namespaces",
+    ] {
+        assert!(
+            findings.iter().any(|finding| finding["check"] == check),
+            "{check} was not looked at"
+        );
+    }
+    for finding in findings
+        .iter()
+        .filter(|finding| finding["severity"] == "problem")
+    {
+        assert!(finding["mend"].is_string(), "no cure for {finding}");
+    }
+}
+
+#[test]
+fn a_service_on_linux_sockets_serves_and_ends_cleanly() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::net::UdpSocket;
+    use std::process::Stdio;
+    use std::time::Duration;
+
+    // The kernel chooses a port that is free; nobody else asks for it by number.
+    let port = UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
+        .args([
+            "serve",
+            "echo",
+            "--on",
+            "linux",
+            "--address",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    assert!(
+        first.starts_with(&format!("echo on 127.0.0.1:{port}/udp, Linux sockets")),
+        "{first}"
+    );
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    client.send_to(b"hello", ("127.0.0.1", port)).unwrap();
+    let mut reply = [0; 16];
+    let (length, _) = client.recv_from(&mut reply).unwrap();
+    assert_eq!(&reply[..length], b"hello");
+    let killed = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let status = child.wait().unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(status.success(), "{status}");
+    assert!(
+        rest.starts_with("received 1 datagrams (5 bytes), replied 1, 0 errors in "),
+        "{rest}"
+    );
+}
+
+#[test]
+fn a_blast_over_loopback_is_reported_as_json() {
+    let sink = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = sink.local_addr().unwrap().to_string();
+    let output = tidewall(&[
+        "blast", "--to", &to, "--sender", "socket", "--rate", "1k", "--for", "300ms", "--json",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let sent = report["blast"]["measured"]["sent"].as_u64().unwrap();
+    assert!(
+        (200..=310).contains(&sent),
+        "{sent} sent in 300 ms at 1,000/s"
+    );
+}

@@ -1,0 +1,241 @@
+//! A real service on Tidewall in network namespaces, looked at by `stat`,
+//! `trace` and `doctor` while a blast runs. Needs root; skipped without.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tidewall");
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip")
+        .args(arguments.split_whitespace())
+        .output()
+        .map_err(|error| format!("ip: {error}"))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!(
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
+    }
+}
+
+/// Two namespaces joined by a veth pair; gone when dropped.
+struct Bed {
+    client: String,
+    server: String,
+    /// The server's end.
+    interface: String,
+}
+
+impl Bed {
+    fn new() -> Result<Self, String> {
+        let id = std::process::id();
+        let bed = Bed {
+            client: format!("tw-cli-{id}-c"),
+            server: format!("tw-cli-{id}-s"),
+            interface: format!("twcs{id}"),
+        };
+        let Bed {
+            client,
+            server,
+            interface,
+        } = &bed;
+        ip(&format!("netns add {client}"))?;
+        ip(&format!("netns add {server}"))?;
+        ip(&format!(
+            "-n {client} link add twcc{id} type veth peer name {interface} netns {server}"
+        ))?;
+        for (namespace, device, host) in [(client, &format!("twcc{id}"), 1), (server, interface, 2)]
+        {
+            ip(&format!(
+                "-n {namespace} addr add 10.99.0.{host}/24 dev {device}"
+            ))?;
+            ip(&format!("-n {namespace} link set {device} up"))?;
+        }
+        Ok(bed)
+    }
+
+    fn command(namespace: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", namespace, PROGRAM])
+            .args(arguments);
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for namespace in [&self.client, &self.server] {
+            let _ = ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+/// A child that does not outlive the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(bed: &Bed) -> (Running, BufReader<ChildStdout>, String) {
+    let mut child = Bed::command(
+        &bed.server,
+        &["serve", "echo", "--interface", &bed.interface],
+    )
+    .stdout(Stdio::piped())
+    .stderr(Stdio::inherit())
+    .spawn()
+    .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    (Running(child), lines, first)
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("{error}: {}", String::from_utf8_lossy(&output.stderr));
+    })
+}
+
+#[test]
+fn a_live_service_is_seen_by_stat_trace_and_doctor() {
+    // Namespaces need root, and so does everything after them.
+    let bed = match Bed::new() {
+        Ok(bed) => bed,
+        Err(error) => {
+            println!("SKIPPED a_live_service_is_seen_by_stat_trace_and_doctor: {error}");
+            return;
+        }
+    };
+    let (mut service, mut rest, first) = serve(&bed);
+    assert!(
+        first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (ni-lrp)"),
+        "{first}"
+    );
+    // `ip netns exec` becomes the program: the process is the service's own.
+    let process = service.0.id().to_string();
+    let mut blast = Bed::command(
+        &bed.client,
+        &[
+            "blast",
+            "--to",
+            "10.99.0.2:7",
+            "--sender",
+            "socket",
+            "--rate",
+            "2k",
+            "--size",
+            "18",
+            "--for",
+            "4s",
+        ],
+    );
+    let blast = Running(blast.stdout(Stdio::null()).spawn().unwrap());
+
+    let stat = json(&run(&["stat", &process, "--json"]));
+    let stack = &stat["stacks"][0];
+    assert_eq!(stack["now"]["interface"], bed.interface.as_str());
+    let received = |which: &str| stack[which]["sockets"][0]["received"].as_u64().unwrap();
+    let gained = received("now") - received("before");
+    assert!(
+        (500..=4_000).contains(&gained),
+        "{gained} received in a second at 2,000/s"
+    );
+    let text = String::from_utf8(run(&["stat", &process]).stdout).unwrap();
+    assert!(
+        text.contains("0.0.0.0:7") && text.contains("driver: channel"),
+        "{text}"
+    );
+
+    let file = std::env::temp_dir().join(format!("tw-live-{process}.pcapng"));
+    let trace = run(&[
+        "trace",
+        &process,
+        "-n",
+        "5",
+        "--write",
+        file.to_str().unwrap(),
+    ]);
+    let text = String::from_utf8(trace.stdout).unwrap();
+    assert!(
+        trace.status.success(),
+        "{}",
+        String::from_utf8_lossy(&trace.stderr)
+    );
+    assert_eq!(text.matches("redirect to channel").count(), 5, "{text}");
+    assert!(
+        text.contains("delivered  18 bytes from 10.99.0.1:"),
+        "{text}"
+    );
+    match Command::new("tshark")
+        .args(["-n", "-T", "fields", "-e", "udp.dstport", "-r"])
+        .arg(&file)
+        .output()
+    {
+        Ok(output) => assert_eq!(String::from_utf8_lossy(&output.stdout), "7\n".repeat(5)),
+        Err(error) => println!("SKIPPED reading the capture by tshark: {error}"),
+    }
+    std::fs::remove_file(&file).unwrap();
+
+    let doctor = Bed::command(
+        &bed.server,
+        &["doctor", "--json", "--interface", &bed.interface],
+    )
+    .output()
+    .unwrap();
+    let findings = json(&doctor);
+    let of = |check: &str| -> &Value {
+        let found = findings
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|finding| finding["check"] == check);
+        found.unwrap_or_else(|| panic!("{check} was not looked at"))
+    };
+    for check in [
+        "interface",
+        "native XDP",
+        "XDP program",
+        "queues",
+        "interrupt deferral",
+        "MTU",
+    ] {
+        assert_eq!(of(check)["severity"], "ok", "{}", of(check));
+    }
+    drop(blast);
+
+    let killed = Command::new("kill")
+        .args(["-TERM", &process])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let status = service.0.wait().unwrap();
+    let mut totals = String::new();
+    rest.read_to_string(&mut totals).unwrap();
+    assert!(status.success(), "{status}");
+    assert!(
+        totals.starts_with("received ") && totals.contains(", 0 errors in "),
+        "{totals}"
+    );
+    let gone = run(&["stat", &process]);
+    assert_eq!(
+        gone.status.code(),
+        Some(1),
+        "its control socket is gone with it"
+    );
+}
