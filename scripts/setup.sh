@@ -1,7 +1,8 @@
 #!/bin/sh
-# Installs what building and testing need and this machine lacks: clang and the
-# kernel headers for the driver program, iproute2 and ethtool for the test beds,
-# tshark as judge of captures, and Rust where there is none.
+# Installs what this machine lacks: clang and the kernel headers for the driver
+# program, iproute2 and ethtool for the test beds, tshark as judge of captures,
+# and Rust where there is none. Without root only what building needs is asked
+# for: the tests that need more are skipped, by name.
 set -eu
 
 need=""
@@ -9,25 +10,27 @@ want() { # program package
 	command -v "$1" >/dev/null 2>&1 || need="$need $2"
 }
 want clang clang
-want ip iproute2
-want ethtool ethtool
-want tshark tshark
-want ping iputils-ping
-want taskset util-linux
 want cc gcc
-[ -e "/usr/include/linux/bpf.h" ] || need="$need linux-libc-dev"
+[ -e /usr/include/linux/bpf.h ] || need="$need linux-libc-dev"
+[ -e /usr/include/stdio.h ] || need="$need libc6-dev"
 if ! PATH="$HOME/.cargo/bin:$PATH" command -v cargo >/dev/null 2>&1; then
 	# Debian 12's own rustc is too old; rustc-web follows Firefox.
-	need="$need rustc-web cargo-web"
+	need="$need rustc-web cargo-web rust-web-clippy rustfmt-web"
+fi
+if [ "$(id -u)" = 0 ]; then
+	want ip iproute2
+	want ethtool ethtool
+	want tshark tshark
+	want ping iputils-ping
+	want taskset util-linux
 fi
 
-if [ -n "$need" ]; then
-	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-		echo "missing:$need" >&2
-		echo "install them, on Debian: sudo apt-get install$need" >&2
-		exit 1
-	fi
-	echo "installing:$need"
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null
+[ -n "$need" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+	echo "missing:$need" >&2
+	echo "install them, on Debian: sudo apt-get install$need" >&2
+	exit 1
 fi
+echo "installing:$need"
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null

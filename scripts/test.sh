@@ -15,10 +15,8 @@ step "formatting"
 cargo fmt --all --check
 step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
-step "the program that tests drive"
-cargo build --release --locked -p tidewall
 step "unit, property, fuzz and whole-system tests"
-TIDEWALL_BIN="$PWD/target/release/tidewall" cargo test --workspace --locked -- --test-threads=2
+cargo test --workspace --locked -- --test-threads=2
 step "memory model (loom)"
 make --no-print-directory loom
 step "documentation"
