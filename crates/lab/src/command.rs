@@ -1,0 +1,69 @@
+//! Running the programs that set up a test bed.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// Runs a program to its end and returns what it printed.
+///
+/// # Errors
+/// The command and what it wrote to standard error, when it cannot be run or
+/// fails.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let line = || format!("{program} {}", arguments.join(" "));
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| match package(program) {
+            Some(package) => format!("cannot run {program}: install the package {package}"),
+            None => format!("cannot run {program}"),
+        })?;
+    if !output.status.success() {
+        bail!(
+            "`{}` failed: {}",
+            line(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The absolute path of a program, in the directories that a guardian searches.
+pub(crate) fn absolute(program: &str) -> anyhow::Result<String> {
+    ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .iter()
+        .map(|directory| format!("{directory}/{program}"))
+        .find(|path| Path::new(path).exists())
+        .with_context(|| match package(program) {
+            Some(package) => format!("the program {program} is missing: install {package}"),
+            None => format!("the program {program} is missing"),
+        })
+}
+
+/// Debian's package of a program.
+pub(crate) fn package(program: &str) -> Option<&'static str> {
+    match program {
+        "ip" | "tc" => Some("iproute2"),
+        "ethtool" => Some("ethtool"),
+        "taskset" => Some("util-linux"),
+        "mount" | "umount" => Some("mount"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_failed_and_why() {
+        assert_eq!(run("echo", &["a", "b"]).unwrap(), "a b\n");
+        let error = run("ls", &["/nonexistent-tidewall"])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("ls /nonexistent-tidewall"), "{error}");
+        assert!(run("nonexistent-tidewall", &[]).is_err());
+        assert!(absolute("nonexistent-tidewall").is_err());
+    }
+}

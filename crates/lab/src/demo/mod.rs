@@ -1,0 +1,98 @@
+//! The demonstration: one service, on Tidewall and on Linux sockets, from
+//! 10,000 packets/s to all that the link carries. In under three minutes.
+
+mod memory;
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::bench::Bench;
+use crate::experiments::lrp_overload;
+use crate::plot;
+use crate::progress::Progress;
+use crate::report;
+use crate::result::ResultFile;
+use crate::runner::{self, Outcome};
+use crate::sweep::{Curve, Plan};
+use crate::system::System;
+use crate::testbed::Config;
+use crate::testbed::privilege;
+
+/// The sweep, packets/s; `None`: as fast as it goes.
+const RATES: [Option<u64>; 7] = [
+    Some(10_000),
+    Some(100_000),
+    Some(300_000),
+    Some(500_000),
+    Some(700_000),
+    Some(1_000_000),
+    None,
+];
+/// Time for measuring: with the set-up, under three minutes.
+const BUDGET: Duration = Duration::from_secs(155);
+/// What a sweep without the other architectures can show.
+const CLAIMS: [&str; 5] = ["flat", "peak-vs-linux", "vs-busy", "vs-rps", "vs-timer"];
+
+/// Runs the demonstration, prints table, plot and claims to standard output,
+/// and writes `demo.json`, `demo.svg` and `demo.html` into `directory`. Where
+/// privileges or programs are missing it says which, and runs the service on
+/// the in-memory device instead. Call it from the main thread.
+///
+/// # Errors
+/// [`Interrupted`](crate::Interrupted), and whatever setting up or writing
+/// reports.
+pub fn demo(directory: &Path, progress: &mut dyn Progress) -> anyhow::Result<Outcome> {
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let missing = privilege::check();
+    runner::prepare()?;
+    let result = match missing {
+        Ok(()) => on_a_link(progress)?,
+        Err(missing) => {
+            progress.line(&format!("{missing}"));
+            progress.line("running on the in-memory device instead");
+            memory::run(progress)?
+        }
+    };
+    runner::write(&result, directory, "demo")?;
+    let page = directory.join("demo.html");
+    fs::write(
+        &page,
+        report::html("Tidewall: the demonstration", std::slice::from_ref(&result))?,
+    )
+    .with_context(|| format!("cannot write {}", page.display()))?;
+    let stdout = std::io::stdout();
+    let colour = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    print!("{}", runner::text(&result));
+    println!("\n{}", plot::terminal(&result, colour));
+    println!(
+        "Written: {}",
+        directory.join("demo.{svg,html,json}").display()
+    );
+    Ok(Outcome {
+        results: vec![result],
+    })
+}
+
+fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
+    let config = Config::default();
+    let mut bench = Bench::new(config, false)?;
+    let curves: Vec<Curve> = [&[System::NiLrp][..], &System::LINUX]
+        .concat()
+        .into_iter()
+        .map(|system| lrp_overload::curve(system, config, &RATES))
+        .collect();
+    let plan = Plan {
+        rounds: 5,
+        budget: Some(BUDGET),
+    };
+    let mut result = lrp_overload::finish(&mut bench, "demo", &curves, plan, true, progress)?;
+    result
+        .claims
+        .retain(|claim| CLAIMS.contains(&claim.id.as_str()));
+    Ok(result)
+}

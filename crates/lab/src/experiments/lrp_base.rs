@@ -1,0 +1,248 @@
+//! LRP, Table 1, its UDP half: what an idle machine's round trip and a sliding
+//! window cost.
+//!
+//! The client spins. The server sleeps in its receive call (`blocking`), or
+//! first polls for at most 20 µs (`20 µs spin`; for Linux that is
+//! SO_BUSY_POLL). `linux-plain` takes part because an idle Tidewall is woken
+//! the same way: by the driver's poll on the sender's processor.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewall_load::{LoadSpec, PingSpec};
+use tidewall_service::{Kind, ServiceSpec};
+
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, load, server};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::system::System;
+use crate::testbed::Config;
+
+/// Its name.
+pub const NAME: &str = "lrp-base";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, Table 1 (UDP)";
+
+const PORT: u16 = 7;
+const BLOCKING: &str = "blocking";
+const SPIN: &str = "20 µs spin";
+const SPIN_MICROSECONDS: u32 = 20;
+const WINDOW: &str = "sliding window of 32";
+const OUTSTANDING: u16 = 32;
+/// Bytes of a small request: LRP's one, and the eight that the claims are about.
+const SMALL: [u16; 2] = [1, 8];
+const JUDGED: f64 = 8.0;
+/// Bytes of a packet of the sliding window: a full frame.
+const LARGE: u16 = 1472;
+
+/// Systems whose server sleeps; a busy-polled one does not.
+const SLEEPING: [System; 7] = [
+    System::NiLrp,
+    System::SoftLrp,
+    System::EarlyDemux,
+    System::Bsd,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxPlain,
+];
+const SPINNING: [System; 2] = [System::NiLrp, System::LinuxBusy];
+const THROUGHPUT: [System; 8] = [
+    System::NiLrp,
+    System::SoftLrp,
+    System::EarlyDemux,
+    System::Bsd,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxBusy,
+    System::LinuxPlain,
+];
+
+fn curves(config: Config) -> Vec<Curve> {
+    let ping = |payload: u16, outstanding: u16| LoadSpec {
+        ping: Some(PingSpec {
+            payload,
+            outstanding,
+            ..PingSpec::new(server(PORT))
+        }),
+        ..load(config)
+    };
+    let curve = |system, setting, kind, loads| Curve {
+        system,
+        setting: Some(setting),
+        y: None,
+        spin: None,
+        services: vec![ServiceSpec {
+            kind,
+            port: PORT,
+            work: 0,
+        }],
+        loads,
+        better: Better::Lower,
+    };
+    let small: Vec<LoadSpec> = SMALL.iter().map(|&payload| ping(payload, 1)).collect();
+    let mut curves = Vec::new();
+    for system in SLEEPING {
+        curves.push(curve(system, BLOCKING, Kind::Echo, small.clone()));
+    }
+    for system in SPINNING {
+        curves.push(Curve {
+            spin: Some(SPIN_MICROSECONDS),
+            ..curve(system, SPIN, Kind::Echo, small.clone())
+        });
+    }
+    for system in THROUGHPUT {
+        curves.push(Curve {
+            y: Some("Mbit/s of payload"),
+            better: Better::Higher,
+            ..curve(
+                system,
+                WINDOW,
+                Kind::Acknowledge,
+                vec![ping(LARGE, OUTSTANDING)],
+            )
+        });
+    }
+    curves
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let plan = if options.quick {
+        Plan {
+            rounds: 3,
+            budget: Some(Duration::from_secs(52)),
+        }
+    } else {
+        Plan {
+            rounds: 7,
+            budget: None,
+        }
+    };
+    let curves = curves(bench.testbed.config());
+    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    let mut notes = swept.notes;
+    notes.push(
+        "The client spins on the other processor. The sliding window's packets are acknowledged \
+         with eight bytes each."
+            .to_owned(),
+    );
+    if options.spinners {
+        notes.push("Background processes of nice 19 ran on both processors.".to_owned());
+    }
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(
+            bench,
+            &THROUGHPUT,
+            &["closed loop over a kernel UDP socket"],
+        )?,
+        axes: Axes {
+            x: "bytes of payload".into(),
+            y: "median round trip, µs".into(),
+        },
+        claims: claims(&swept.series),
+        series: swept.series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let ping = measured.outcome.report.ping.as_ref()?;
+    // No echo at all: the service was not there. Never a number.
+    let latency = ping.latency?;
+    let payload: f64 = load.ping.as_ref()?.payload.into();
+    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+    let y = match curve.better {
+        Better::Lower => microseconds(latency.p50),
+        Better::Higher => ping.rate * payload * 8.0 / 1e6,
+    };
+    Some(Sample {
+        x: payload,
+        y,
+        drops: measured.drops.clone(),
+        values: BTreeMap::from([
+            ("p50 µs".to_owned(), microseconds(latency.p50)),
+            ("p99 µs".to_owned(), microseconds(latency.p99)),
+            ("round trips/s".to_owned(), ping.rate),
+            ("lost".to_owned(), ping.measured.lost as f64),
+        ]),
+    })
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let time = |series: &Series| series.at(JUDGED).map(|point| point.y);
+    let of = |setting: &'static str| find(series, "ni-lrp", Some(setting)).and_then(time);
+    let best = |settings: &[&str]| {
+        best_linux(series, |series| {
+            let setting = series.setting.as_deref()?;
+            settings
+                .contains(&setting)
+                .then(|| time(series))?
+                .map(|time| -time)
+        })
+        .map(|time| -time)
+    };
+    vec![
+        Claim::judge(
+            "idle-blocking",
+            "idle 8-byte round trip, server asleep: ni-lrp's median over the best Linux mode's",
+            // NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
+            None,
+            ratio(of(BLOCKING), best(&[BLOCKING])),
+            Bound::at_most(1.2),
+        ),
+        Claim::judge(
+            "idle-spin",
+            "the same with at most 20 µs of polling before sleeping, over the best Linux mode's with or without",
+            None,
+            ratio(of(SPIN), best(&[BLOCKING, SPIN])),
+            Bound::at_most(1.0),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    #[test]
+    fn claims_compare_with_the_fastest_linux() {
+        let mut series = vec![
+            curve("ni-lrp", Some(BLOCKING), &[(1.0, 9.0), (8.0, 11.0)]),
+            curve("linux-rps", Some(BLOCKING), &[(1.0, 1.0), (8.0, 10.0)]),
+            curve("linux-plain", Some(BLOCKING), &[(8.0, 12.0)]),
+            curve("ni-lrp", Some(SPIN), &[(8.0, 8.8)]),
+            curve("linux-busy", Some(SPIN), &[(8.0, 8.0)]),
+            curve("linux-busy", Some(WINDOW), &[(1472.0, 1.0)]),
+        ];
+        let found = claims(&series);
+        assert_eq!(found[0].id, "idle-blocking");
+        assert!((found[0].measured.unwrap() - 1.1).abs() < 1e-9 && found[0].holds);
+        assert!((found[1].measured.unwrap() - 1.1).abs() < 1e-9 && !found[1].holds);
+        series[4].points[0].y = 9.0;
+        assert!(claims(&series)[1].holds);
+    }
+
+    #[test]
+    fn every_load_is_valid() {
+        let curves = curves(Config::default());
+        assert!(
+            curves
+                .iter()
+                .flat_map(|curve| &curve.loads)
+                .all(|load| load.check().is_ok())
+        );
+        assert!(curves.iter().all(|curve| curve.setting.is_some()));
+    }
+}

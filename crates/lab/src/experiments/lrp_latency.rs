@@ -1,0 +1,287 @@
+//! LRP, Figure 4: round trips of a ping-pong beside a blast at another socket
+//! of the same program, and beside a blast at a port that nobody owns.
+//!
+//! One queue for all systems: with a queue each, ping-pong and blast do not
+//! meet (docs/testbed.md §3), for Linux as for Tidewall. A request not answered
+//! within 20 ms counts as lost and the next one is sent; LRP's client waited
+//! for ever.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewall_load::{LoadSpec, PingSpec, SenderKind};
+use tidewall_service::{Kind, ServiceSpec};
+
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, blast, load, server};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::system::System;
+use crate::testbed::Config;
+
+/// Its name.
+pub const NAME: &str = "lrp-latency";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, Figure 4";
+
+const ECHO_PORT: u16 = 7;
+const BLAST_PORT: u16 = 9;
+const UNOWNED_PORT: u16 = 19;
+const UNOWNED: &str = "blast at a port nobody owns";
+/// The blast at which the claims are judged, packets/s.
+const JUDGED: f64 = 1_000_000.0;
+const TIMEOUT: Duration = Duration::from_millis(20);
+
+const FULL: [u64; 7] = [0, 100_000, 300_000, 500_000, 700_000, 850_000, 1_000_000];
+const QUICK: [u64; 3] = [0, 500_000, 1_000_000];
+const UNOWNED_FULL: [u64; 4] = [0, 300_000, 700_000, 1_000_000];
+const UNOWNED_QUICK: [u64; 1] = [1_000_000];
+
+const SYSTEMS: [System; 7] = [
+    System::NiLrp,
+    System::SoftLrp,
+    System::EarlyDemux,
+    System::Bsd,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxBusy,
+];
+
+fn curves(config: Config, quick: bool) -> Vec<Curve> {
+    let (owned, unowned): (&[u64], &[u64]) = if quick {
+        (&QUICK, &UNOWNED_QUICK)
+    } else {
+        (&FULL, &UNOWNED_FULL)
+    };
+    let load = |rate: u64, port: u16| LoadSpec {
+        blast: (rate > 0).then(|| blast(SenderKind::Skb, port, Some(rate))),
+        ping: Some(PingSpec {
+            timeout: TIMEOUT,
+            ..PingSpec::new(server(ECHO_PORT))
+        }),
+        ..load(config)
+    };
+    let mut curves = Vec::new();
+    for system in SYSTEMS {
+        // The claims are about ni-lrp and Linux.
+        if quick && system.needs_real_time() {
+            continue;
+        }
+        for (setting, rates, port) in [
+            (None, owned, BLAST_PORT),
+            (Some(UNOWNED), unowned, UNOWNED_PORT),
+        ] {
+            curves.push(Curve {
+                system,
+                setting,
+                y: None,
+                spin: None,
+                services: vec![
+                    ServiceSpec {
+                        kind: Kind::Echo,
+                        port: ECHO_PORT,
+                        work: 0,
+                    },
+                    ServiceSpec {
+                        kind: Kind::Discard,
+                        port: BLAST_PORT,
+                        work: 0,
+                    },
+                ],
+                loads: rates.iter().map(|&rate| load(rate, port)).collect(),
+                better: Better::Higher,
+            });
+        }
+    }
+    curves
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let plan = if options.quick {
+        Plan {
+            rounds: 3,
+            budget: Some(Duration::from_secs(52)),
+        }
+    } else {
+        Plan {
+            rounds: 5,
+            budget: None,
+        }
+    };
+    let curves = curves(bench.testbed.config(), options.quick);
+    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    let systems: Vec<System> = SYSTEMS
+        .into_iter()
+        .filter(|system| curves.iter().any(|c| c.system == *system))
+        .collect();
+    let mut notes = swept.notes;
+    notes.push(format!(
+        "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
+         thread sends the blast, in bursts of at most 8, so a round trip may include a burst."
+    ));
+    notes.push(if options.spinners {
+        "Background processes of nice 19 ran on both processors, as in the paper.".to_owned()
+    } else {
+        "No background processes ran (--spinners starts them, as in the paper).".to_owned()
+    });
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &systems, &["skb"])?,
+        axes: Axes {
+            x: "blast, packets/s offered".into(),
+            y: "echoes/s".into(),
+        },
+        claims: claims(&swept.series),
+        series: swept.series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let report = &measured.outcome.report;
+    let ping = report.ping.as_ref()?;
+    // No echo at all: the service was not there. Never a number.
+    let latency = ping.latency?;
+    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+    Some(Sample {
+        x: report.blast.as_ref().map_or(0.0, |blast| blast.rate),
+        y: ping.rate,
+        drops: measured.drops.clone(),
+        values: BTreeMap::from([
+            ("p50 µs".to_owned(), microseconds(latency.p50)),
+            ("p99 µs".to_owned(), microseconds(latency.p99)),
+            ("lost".to_owned(), ping.measured.lost as f64),
+            (
+                "blast delivered/s".to_owned(),
+                measured.outcome.delivered.get(1).copied().unwrap_or(0.0),
+            ),
+        ]),
+    })
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let owned: Vec<Series> = series
+        .iter()
+        .filter(|series| series.setting.is_none())
+        .cloned()
+        .collect();
+    let ours = find(&owned, "ni-lrp", None).and_then(|series| series.at(JUDGED));
+    let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
+    let p99 = |series: &Series| series.at(JUDGED)?.values.get("p99 µs").copied();
+    vec![
+        Claim::judge(
+            "echo-vs-linux",
+            "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over the best Linux mode's",
+            None,
+            ratio(
+                ours.map(|point| point.y),
+                best_linux(&owned, |series| series.at(JUDGED).map(|point| point.y)),
+            ),
+            Bound::at_least(4.0),
+        ),
+        Claim::judge(
+            "p99-vs-linux",
+            "beside the same: ni-lrp's 99th percentile of the round trip over the best Linux mode's",
+            None,
+            ratio(
+                find(&owned, "ni-lrp", None).and_then(p99),
+                // The best is the lowest.
+                best_linux(&owned, |series| p99(series).map(|time| -time)).map(|time| -time),
+            ),
+            Bound::at_most(0.2),
+        ),
+        Claim::judge(
+            "unowned-vs-owned",
+            "ni-lrp's echoes/s beside that blast at a port nobody owns, over those beside it at an owned one",
+            None,
+            ratio(unowned.map(|point| point.y), ours.map(|point| point.y)),
+            Bound::at_least(0.8),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    fn with_p99(mut series: Series, p99: f64) -> Series {
+        for point in &mut series.points {
+            point.values.insert("p99 µs".into(), p99);
+        }
+        series
+    }
+
+    fn series() -> Vec<Series> {
+        vec![
+            with_p99(curve("ni-lrp", None, &[(0.0, 9.9e4), (9.99e5, 4e4)]), 114.0),
+            with_p99(
+                curve("linux-rps", None, &[(0.0, 8.8e4), (9.7e5, 3e3)]),
+                10_000.0,
+            ),
+            with_p99(
+                curve("linux-timer", None, &[(0.0, 3.9e4), (1e6, 5.9e3)]),
+                3_136.0,
+            ),
+            with_p99(curve("ni-lrp", Some(UNOWNED), &[(1e6, 3.6e4)]), 120.0),
+            with_p99(curve("linux-timer", Some(UNOWNED), &[(1e6, 9e4)]), 1.0),
+        ]
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let claims = claims(&series());
+        let expected = [
+            ("echo-vs-linux", 4e4 / 5.9e3),
+            ("p99-vs-linux", 114.0 / 3136.0),
+            ("unowned-vs-owned", 0.9),
+        ];
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            assert!(
+                (claim.measured.unwrap() / measured - 1.0).abs() < 1e-9,
+                "{claim:?}"
+            );
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_did_not_reach_the_rate_shows_nothing() {
+        let mut series = series();
+        series[0].points[1].x = 6e5;
+        assert!(claims(&series).iter().all(|claim| !claim.holds));
+    }
+
+    #[test]
+    fn loads_are_valid_and_quick_keeps_what_the_claims_need() {
+        for quick in [false, true] {
+            let curves = curves(Config::default(), quick);
+            assert!(
+                curves
+                    .iter()
+                    .flat_map(|curve| &curve.loads)
+                    .all(|load| load.check().is_ok())
+            );
+            for system in [&[System::NiLrp][..], &System::LINUX].concat() {
+                for setting in [None, Some(UNOWNED)] {
+                    assert!(
+                        curves
+                            .iter()
+                            .any(|c| c.system == system && c.setting == setting)
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! LRP, Figure 3: delivered against offered rate, 14-byte UDP packets that the
+//! receiver discards.
+//!
+//! Every system receives on one processor; the sender has the other. The sweep
+//! uses the skb sender, which builds packets on the sender's time and so
+//! flatters the kernel; `frame sender` repeats the highest load as a network
+//! card would deliver it. `200 float multiplications` gives the application
+//! work to do for each packet.
+
+use std::time::Duration;
+
+use tidewall_load::{LoadSpec, SenderKind};
+use tidewall_service::{Kind, ServiceSpec};
+
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, blast, load};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::system::System;
+use crate::testbed::Config;
+
+/// Its name.
+pub const NAME: &str = "lrp-overload";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, Figure 3";
+
+const PORT: u16 = 9;
+const WORK: &str = "200 float multiplications a packet";
+const WORK_MULTIPLICATIONS: u32 = 200;
+const FRAMES: &str = "frame sender";
+/// Share that may be lost at a rate that counts as free of loss. The sampled
+/// windows of sender and receiver are not the same to the packet.
+const LOSS: f64 = 0.01;
+/// From this rate on a working application must do better than under Linux.
+const WORK_FROM: f64 = 300_000.0;
+
+/// The sweep, packets/s; `None`: as fast as it goes.
+const FULL: [Option<u64>; 11] = [
+    Some(10_000),
+    Some(50_000),
+    Some(100_000),
+    Some(200_000),
+    Some(300_000),
+    Some(400_000),
+    Some(500_000),
+    Some(700_000),
+    Some(850_000),
+    Some(1_000_000),
+    None,
+];
+const QUICK: [Option<u64>; 3] = [Some(400_000), Some(700_000), None];
+const WORK_FULL: [Option<u64>; 6] = [
+    Some(100_000),
+    Some(300_000),
+    Some(500_000),
+    Some(700_000),
+    Some(1_000_000),
+    None,
+];
+const WORK_QUICK: [Option<u64>; 2] = [Some(500_000), None];
+
+/// Systems of the whole experiment.
+const SYSTEMS: [System; 7] = [
+    System::NiLrp,
+    System::SoftLrp,
+    System::EarlyDemux,
+    System::Bsd,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxBusy,
+];
+
+/// Loads of one curve.
+fn loads(config: Config, kind: SenderKind, rates: &[Option<u64>]) -> Vec<LoadSpec> {
+    rates
+        .iter()
+        .map(|&rate| LoadSpec {
+            blast: Some(blast(kind, PORT, rate)),
+            ..load(config)
+        })
+        .collect()
+}
+
+/// A curve of the plain sweep.
+pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Curve {
+    Curve {
+        system,
+        setting: None,
+        y: None,
+        spin: None,
+        services: vec![ServiceSpec {
+            kind: Kind::Discard,
+            port: PORT,
+            work: 0,
+        }],
+        loads: loads(config, SenderKind::Skb, rates),
+        better: Better::Higher,
+    }
+}
+
+fn curves(config: Config, quick: bool) -> Vec<Curve> {
+    let (plain, work): (&[_], &[_]) = if quick {
+        (&QUICK, &WORK_QUICK)
+    } else {
+        (&FULL, &WORK_FULL)
+    };
+    let mut curves: Vec<Curve> = SYSTEMS
+        .iter()
+        .map(|&system| curve(system, config, plain))
+        .collect();
+    for system in [&[System::NiLrp][..], &System::LINUX].concat() {
+        curves.push(Curve {
+            setting: Some(WORK),
+            services: vec![ServiceSpec {
+                kind: Kind::Discard,
+                port: PORT,
+                work: WORK_MULTIPLICATIONS,
+            }],
+            loads: loads(config, SenderKind::Skb, work),
+            ..curve(system, config, &[])
+        });
+    }
+    if !quick {
+        // Without XDP and GRO a veth takes no frames, so no RPS here.
+        for &system in SYSTEMS.iter().filter(|system| **system != System::LinuxRps) {
+            curves.push(Curve {
+                setting: Some(FRAMES),
+                loads: loads(config, SenderKind::Frame, &[None]),
+                ..curve(system, config, &[])
+            });
+        }
+    }
+    curves
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let plan = if options.quick {
+        Plan {
+            rounds: 3,
+            budget: Some(Duration::from_secs(52)),
+        }
+    } else {
+        Plan {
+            rounds: 5,
+            budget: None,
+        }
+    };
+    let curves = curves(bench.testbed.config(), options.quick);
+    finish(bench, NAME, &curves, plan, options.quick, progress)
+}
+
+/// Measures `curves` and makes the result of them.
+pub(crate) fn finish(
+    bench: &mut Bench,
+    name: &str,
+    curves: &[Curve],
+    plan: Plan,
+    quick: bool,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let mut swept = sweep(bench, name, curves, plan, progress, reduce)?;
+    for series in &mut swept.series {
+        summarize(series);
+    }
+    let systems: Vec<System> = SYSTEMS
+        .into_iter()
+        .filter(|system| curves.iter().any(|c| c.system == *system))
+        .collect();
+    let mut senders = vec!["skb (AF_XDP transmission, packets built on the sender's CPU)"];
+    if curves.iter().any(|curve| curve.setting == Some(FRAMES)) {
+        senders.push("frame (XDP live frames, no packet buffers, as from a network card)");
+    }
+    let environment = environment(bench, &systems, &senders)?;
+    let mut notes = swept.notes;
+    notes.push(
+        "Offered is what the sender put on the link, the device ring's losses included; unless a \
+         setting says otherwise with the skb sender, which flatters the kernel."
+            .to_owned(),
+    );
+    notes.push(
+        "Linux frees the buffers of delivered packets on the processor that made them (deferred \
+         freeing), here the sender's: a second way in which this sender relieves the kernel's \
+         receiver."
+            .to_owned(),
+    );
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick,
+        environment,
+        axes: Axes {
+            x: "offered packets/s".into(),
+            y: "delivered packets/s".into(),
+        },
+        reference: reference(&swept.series),
+        claims: claims(&swept.series),
+        series: swept.series,
+        notes,
+    })
+}
+
+fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let blast = measured.outcome.report.blast.as_ref()?;
+    let delivered = measured.outcome.delivered.first().copied()?;
+    // Nothing sent is a failed set-up; nothing delivered is livelock.
+    (blast.measured.sent > 0).then(|| Sample {
+        x: blast.rate,
+        y: delivered,
+        drops: measured.drops.clone(),
+        ..Sample::default()
+    })
+}
+
+fn summarize(series: &mut Series) {
+    let figures = [("peak", series.peak()), ("mlfrr", series.mlfrr(LOSS))];
+    for (name, figure) in figures {
+        if let Some(figure) = figure {
+            series.summary.insert(name.to_owned(), figure);
+        }
+    }
+}
+
+/// The paper's points that its text gives, scaled so that its BSD peak lies at
+/// ours.
+fn reference(series: &[Series]) -> Vec<Series> {
+    let Some(peak) = find(series, "bsd", None).and_then(Series::peak) else {
+        return Vec::new();
+    };
+    let scale = peak / 7_380.0;
+    // A bsd that livelocked from the first point on has no peak to scale by.
+    if scale < 1.0 {
+        return Vec::new();
+    }
+    let points = |points: &[(f64, f64)]| {
+        points
+            .iter()
+            .map(|&(x, y)| {
+                let (x, y) = (x * scale, y * scale);
+                Point {
+                    x,
+                    y,
+                    low: y,
+                    high: y,
+                    ..Point::default()
+                }
+            })
+            .collect()
+    };
+    // Druschel and Banga 1996, section "Experimental Results", Figure 3.
+    [
+        ("ni-lrp", &[(11_163.0, 11_163.0), (19_000.0, 11_163.0)][..]),
+        ("soft-lrp", &[(9_760.0, 9_760.0), (20_000.0, 6_494.0)][..]),
+        ("bsd", &[(7_400.0, 7_380.0), (20_000.0, 0.0)][..]),
+    ]
+    .into_iter()
+    .map(|(system, given)| Series {
+        system: system.to_owned(),
+        setting: Some(format!("the paper's, × {scale:.1}")),
+        points: points(given),
+        ..Series::default()
+    })
+    .collect()
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let plain: Vec<Series> = series
+        .iter()
+        .filter(|series| series.setting.is_none())
+        .cloned()
+        .collect();
+    let work: Vec<Series> = series
+        .iter()
+        .filter(|series| series.setting.as_deref() == Some(WORK))
+        .cloned()
+        .collect();
+    let at_most = |system: &str| find(&plain, system, None)?.last().map(|point| point.y);
+    let peak = |series: &[Series], setting| find(series, "ni-lrp", setting).and_then(Series::peak);
+    let against =
+        |system: &str| ratio(at_most("ni-lrp"), at_most(system).map(|rate| rate.max(1.0)));
+    let steps = [
+        ("ni-lrp", "soft-lrp"),
+        ("soft-lrp", "early-demux"),
+        ("early-demux", "bsd"),
+    ];
+    let order = steps
+        .iter()
+        .map(|(better, worse)| ratio(at_most(better), at_most(worse).map(|rate| rate.max(1.0))))
+        .collect::<Option<Vec<f64>>>()
+        .and_then(|ratios| ratios.into_iter().min_by(f64::total_cmp));
+    vec![
+        Claim::judge(
+            "flat",
+            "ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)",
+            Some(1.0),
+            ratio(at_most("ni-lrp"), peak(&plain, None)),
+            Bound::at_least(0.95),
+        ),
+        Claim::judge(
+            "peak-vs-linux",
+            "ni-lrp's peak over that of the best Linux mode",
+            // Over 4.4BSD, in the paper.
+            Some(1.51),
+            ratio(peak(&plain, None), best_linux(&plain, Series::peak)),
+            Bound::at_least(1.6),
+        ),
+        Claim::judge(
+            "vs-busy",
+            "at the highest offered rate: ni-lrp over Linux, busy-polled",
+            None,
+            against("linux-busy"),
+            Bound::at_least(2.5),
+        ),
+        Claim::judge(
+            "vs-rps",
+            "at the highest offered rate: ni-lrp over Linux, packet steering",
+            None,
+            against("linux-rps"),
+            Bound::at_least(20.0),
+        ),
+        Claim::judge(
+            "vs-timer",
+            "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI",
+            None,
+            against("linux-timer"),
+            Bound::at_least(50.0),
+        ),
+        Claim::judge(
+            "work-flat",
+            "with 200 float multiplications a packet: ni-lrp at the highest offered rate, fraction of its peak",
+            None,
+            ratio(
+                find(&work, "ni-lrp", Some(WORK))
+                    .and_then(Series::last)
+                    .map(|point| point.y),
+                peak(&work, Some(WORK)),
+            ),
+            Bound::at_least(0.95),
+        ),
+        Claim::judge(
+            "work-above-linux",
+            "with that work, from 300,000/s up: ni-lrp over the best Linux mode, smallest ratio of \
+             the points where not both deliver everything",
+            None,
+            work_above(&work),
+            Bound::above(1.0),
+        ),
+        Claim::judge(
+            "order",
+            "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd (smallest ratio)",
+            Some(1.0),
+            order,
+            Bound::at_least(1.0),
+        ),
+        Claim::judge(
+            "bsd-collapses",
+            "bsd at the highest offered rate, fraction of its peak (the paper: near livelock)",
+            Some(0.0),
+            ratio(
+                at_most("bsd"),
+                find(&plain, "bsd", None).and_then(Series::peak),
+            ),
+            Bound::at_most(0.1),
+        ),
+    ]
+}
+
+/// Place by place, since the highest rate is not the same for all systems.
+fn work_above(work: &[Series]) -> Option<f64> {
+    let ours = find(work, "ni-lrp", Some(WORK))?;
+    let mut worst: Option<f64> = None;
+    for (place, point) in ours.points.iter().enumerate() {
+        let last = place + 1 == ours.points.len();
+        let theirs = best_linux(work, |series| {
+            let point = if last {
+                series.last()
+            } else {
+                series.at(point.x)
+            };
+            point.map(|point| point.y)
+        })?;
+        let all = |delivered: f64| delivered >= (1.0 - LOSS) * point.x;
+        if point.x < 0.95 * WORK_FROM || (all(point.y) && all(theirs)) {
+            continue;
+        }
+        let ratio = point.y / theirs.max(1.0);
+        worst = Some(worst.map_or(ratio, |worst| worst.min(ratio)));
+    }
+    worst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    /// Figures as the prototypes had them.
+    fn series() -> Vec<Series> {
+        let rates = [4e5, 7e5, 1.5e6];
+        let plain = |system, delivered: [f64; 3]| {
+            let points: Vec<_> = rates.into_iter().zip(delivered).collect();
+            curve(system, None, &points)
+        };
+        let work = |system, delivered: [f64; 3]| {
+            let points: Vec<_> = [3e5, 7e5, 1.5e6].into_iter().zip(delivered).collect();
+            curve(system, Some(WORK), &points)
+        };
+        vec![
+            plain("ni-lrp", [4e5, 7e5, 1.3e6]),
+            plain("soft-lrp", [4e5, 7e5, 9e5]),
+            plain("early-demux", [4e5, 6e5, 5e5]),
+            plain("bsd", [4e5, 4.5e5, 5e3]),
+            plain("linux-rps", [3.9e5, 5.6e5, 5.5e3]),
+            plain("linux-timer", [3.9e5, 6.7e5, 0.0]),
+            plain("linux-busy", [4e5, 4.4e5, 4.3e5]),
+            work("ni-lrp", [3e5, 6.8e5, 9.3e5]),
+            work("linux-rps", [2.999e5, 3.3e5, 7e3]),
+        ]
+    }
+
+    fn claim(series: &[Series], id: &str) -> Claim {
+        claims(series)
+            .into_iter()
+            .find(|claim| claim.id == id)
+            .unwrap()
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let series = series();
+        let expected = [
+            ("flat", 1.0),
+            ("peak-vs-linux", 1.3e6 / 6.7e5),
+            ("vs-busy", 1.3e6 / 4.3e5),
+            ("vs-rps", 1.3e6 / 5.5e3),
+            // Nothing delivered counts as one packet, or the ratio had no value.
+            ("vs-timer", 1.3e6),
+            ("work-flat", 1.0),
+            // At 300,000/s both deliver everything, which shows nothing.
+            ("work-above-linux", 6.8e5 / 3.3e5),
+            ("order", 1.3 / 0.9),
+            ("bsd-collapses", 5e3 / 4.5e5),
+        ];
+        let claims = claims(&series);
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            let got = claim.measured.unwrap();
+            assert!(
+                (got / measured - 1.0).abs() < 1e-9,
+                "{id}: {got}, not {measured}"
+            );
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_collapse_fails_its_claim() {
+        let mut series = series();
+        series[0].points[2].y = 6e5;
+        assert!(!claim(&series, "flat").holds);
+        assert!(!claim(&series, "order").holds);
+        series[8].points[1].y = 7e5;
+        assert!(!claim(&series, "work-above-linux").holds);
+    }
+
+    #[test]
+    fn what_was_not_measured_does_not_hold() {
+        let mut series = series();
+        series.retain(|series| series.system != "soft-lrp");
+        let order = claim(&series, "order");
+        assert!(!order.holds && order.measured.is_none());
+        assert!(claim(&series, "flat").holds);
+    }
+
+    #[test]
+    fn the_papers_points_are_scaled_to_our_bsd() {
+        let reference = reference(&series());
+        let bsd = find(&reference, "bsd", reference[0].setting.as_deref()).unwrap();
+        assert!((bsd.points[0].y - 4.5e5).abs() < 1.0);
+        assert_eq!(bsd.points[1].y, 0.0);
+        let ni = &reference[0].points;
+        assert!((ni[0].y / bsd.points[0].y - 1.5126).abs() < 1e-3);
+        assert!(super::reference(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_sweep_ends_at_full_speed_and_quick_keeps_all_systems() {
+        for quick in [false, true] {
+            let curves = curves(Config::default(), quick);
+            for system in SYSTEMS {
+                assert!(
+                    curves
+                        .iter()
+                        .any(|c| c.system == system && c.setting.is_none())
+                );
+            }
+            for curve in &curves {
+                let last = curve.loads.last().unwrap();
+                assert_eq!(last.blast.as_ref().unwrap().rate, None);
+                assert!(curve.loads.iter().all(|load| load.check().is_ok()));
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The experiments, one file each.
+
+pub mod lrp_base;
+pub mod lrp_latency;
+pub mod lrp_overload;
+
+use crate::bench::Bench;
+use crate::environment::Environment;
+use crate::progress::Progress;
+use crate::result::{Claim, ResultFile, Series};
+use crate::system::System;
+use crate::testbed::Config;
+
+/// What an experiment is told about how to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Fewer points and runs, at most a minute; the same claims.
+    pub quick: bool,
+    /// Background processes of lowest priority on both processors, as in LRP's
+    /// Figure 4: no packet then finds its processor idle.
+    pub spinners: bool,
+}
+
+/// One experiment.
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The paper, and the figure or table that it reproduces.
+    pub paper: &'static str,
+    /// What it measures, in a line.
+    pub about: &'static str,
+    run: fn(&mut Bench, Options, &mut dyn Progress) -> anyhow::Result<ResultFile>,
+}
+
+impl Experiment {
+    /// Runs it on a test bed of its own, which is taken down after.
+    ///
+    /// # Errors
+    /// What building the test bed reports, and
+    /// [`Interrupted`](crate::Interrupted).
+    pub fn run(&self, options: Options, progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
+        let mut bench = Bench::new(Config::default(), options.spinners)?;
+        (self.run)(&mut bench, options, progress)
+    }
+}
+
+/// All experiments, in the order of the papers.
+pub static EXPERIMENTS: [Experiment; 3] = [
+    Experiment {
+        name: lrp_base::NAME,
+        paper: lrp_base::PAPER,
+        about: "idle round trip, blocking and with a bounded spin; UDP throughput",
+        run: lrp_base::run,
+    },
+    Experiment {
+        name: lrp_overload::NAME,
+        paper: lrp_overload::PAPER,
+        about: "delivered against offered, 14-byte UDP; maximum loss-free rate",
+        run: lrp_overload::run,
+    },
+    Experiment {
+        name: lrp_latency::NAME,
+        paper: lrp_latency::PAPER,
+        about: "an echo service beside a blast at another socket, and at a port nobody owns",
+        run: lrp_latency::run,
+    },
+];
+
+/// The experiment of this name.
+pub fn find(name: &str) -> Option<&'static Experiment> {
+    EXPERIMENTS
+        .iter()
+        .find(|experiment| experiment.name == name)
+}
+
+/// The environment of a run that is over.
+fn environment(bench: &Bench, systems: &[System], senders: &[&str]) -> anyhow::Result<Environment> {
+    let mut environment = Environment::of_machine();
+    bench.describe(&mut environment, systems)?;
+    environment.senders = senders.iter().map(|&sender| sender.to_owned()).collect();
+    Ok(environment)
+}
+
+/// The claims of an experiment, anew from its series. `None` for an unknown
+/// experiment.
+pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
+    match experiment {
+        lrp_base::NAME => Some(lrp_base::claims(series)),
+        lrp_overload::NAME => Some(lrp_overload::claims(series)),
+        lrp_latency::NAME => Some(lrp_latency::claims(series)),
+        _ => None,
+    }
+}
+
+/// Best of the kernel's modes by `figure`: the highest.
+fn best_linux(series: &[Series], figure: impl Fn(&Series) -> Option<f64>) -> Option<f64> {
+    series
+        .iter()
+        .filter(|series| series.system.starts_with("linux-"))
+        .filter_map(figure)
+        .max_by(f64::total_cmp)
+}
+
+/// A ratio, where both sides were measured.
+fn ratio(above: Option<f64>, below: Option<f64>) -> Option<f64> {
+    Some(above? / below?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experiments_are_found_by_name() {
+        for experiment in &EXPERIMENTS {
+            assert_eq!(find(experiment.name).unwrap().paper, experiment.paper);
+            let claims = claims(experiment.name, &[]).unwrap();
+            assert!(!claims.is_empty());
+            assert!(
+                claims
+                    .iter()
+                    .all(|claim| !claim.holds && claim.measured.is_none()),
+                "without measurements nothing is shown"
+            );
+        }
+        assert!(find("lrp-nothing").is_none());
+        assert!(claims("lrp-nothing", &[]).is_none());
+    }
+}

@@ -1,0 +1,46 @@
+//! The lab: the papers' experiments, run for real and judged.
+//!
+//! Lives here: test beds in network namespaces ([`testbed`]), the worker
+//! processes inside them ([`worker`]), the experiments, one file each
+//! ([`experiments`]), their results, claims, plots and report ([`result`],
+//! [`plot`], [`report`]). Does not live here: anything under test. Both stacks
+//! run the same service code of `tidewall-service` under the same load of
+//! `tidewall-load`.
+//!
+//! Read first: docs/lab.md; LRP (Druschel & Banga, OSDI 1996) §4;
+//! docs/testbed.md on what a veth pair can and cannot show.
+//!
+//! ```text
+//!  run ─► experiment ─► sweep ─► bench ─┬─ service worker (server's namespace, CPU 1) ─► counters
+//!                         │             └─ load worker (client's namespace, CPU 0) ◄───────┘
+//!                         └─► medians ─► series ─► claims ─► JSON, SVG, HTML
+//! ```
+#![deny(unsafe_code)]
+
+mod bench;
+mod bound;
+mod command;
+mod demo;
+pub mod environment;
+pub mod experiments;
+mod interrupt;
+pub mod plot;
+pub mod progress;
+#[allow(unsafe_code)]
+mod raw_process;
+mod report;
+pub mod result;
+mod runner;
+mod sweep;
+mod system;
+pub mod testbed;
+pub mod worker;
+
+pub use bound::{Bound, InvalidBound};
+pub use demo::demo;
+pub use interrupt::Interrupted;
+pub use report::{html, report};
+pub use runner::{Options, Outcome, exit_code, list, run};
+pub use system::System;
+pub use testbed::privilege::Missing;
+pub use worker::worker_main;

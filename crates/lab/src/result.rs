@@ -1,0 +1,380 @@
+//! What an experiment found, as it is written to its JSON file.
+//!
+//! The fields are those of docs/lab.md; the ones it does not name are left out
+//! of the file when they are empty.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::bound::Bound;
+use crate::environment::Environment;
+
+/// The outcome of one experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResultFile {
+    /// Its name, as on the command line.
+    pub experiment: String,
+    /// The paper and the figure or table.
+    pub paper: String,
+    /// True for a run with fewer points.
+    pub quick: bool,
+    /// Where and how it ran.
+    pub environment: Environment,
+    /// What the numbers are.
+    pub axes: Axes,
+    /// The curves.
+    pub series: Vec<Series>,
+    /// The paper's own points where its text gives numbers, scaled to this
+    /// machine as each says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reference: Vec<Series>,
+    /// What was to be shown, and whether it was.
+    pub claims: Vec<Claim>,
+    /// What a reader must know besides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// Names and units of the two axes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axes {
+    /// Horizontal.
+    pub x: String,
+    /// Vertical.
+    pub y: String,
+}
+
+/// One curve.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// Whose it is; names are listed in docs/lab.md.
+    pub system: String,
+    /// What differs from the plain experiment, in words. Curves of one setting
+    /// are drawn together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setting: Option<String>,
+    /// The vertical axis where it is not the experiment's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub y: Option<String>,
+    /// Its points, in the order of the requested load.
+    pub points: Vec<Point>,
+    /// Figures of the whole curve: `peak`, `mlfrr`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub summary: BTreeMap<String, f64>,
+}
+
+/// One measured point: medians over `runs` runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Median of what was offered.
+    pub x: f64,
+    /// Median of the result.
+    pub y: f64,
+    /// Smallest result.
+    pub low: f64,
+    /// Largest result.
+    pub high: f64,
+    /// Runs that gave a result.
+    pub runs: u32,
+    /// Packets/s dropped over the whole load, by place; medians.
+    #[serde(default)]
+    pub drops: BTreeMap<String, f64>,
+    /// Further figures of the same runs, by name; medians.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
+    /// Which of several ways to run the system gave this point, where the best
+    /// was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+}
+
+/// Something that the experiment is to show.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Short name, unique in the experiment.
+    pub id: String,
+    /// What is claimed.
+    pub text: String,
+    /// The paper's figure for it, where it gives one.
+    pub paper: Option<f64>,
+    /// Ours, computed from the series; `None` when they lack what it takes.
+    pub measured: Option<f64>,
+    /// What the figure must keep.
+    pub bound: Bound,
+    /// Whether it does.
+    pub holds: bool,
+}
+
+impl Claim {
+    /// Judges a figure. A claim that could not be measured does not hold.
+    pub fn judge(
+        id: &str,
+        text: &str,
+        paper: Option<f64>,
+        measured: Option<f64>,
+        bound: Bound,
+    ) -> Self {
+        // What is no number has no form in JSON either.
+        let measured = measured.filter(|measured| measured.is_finite());
+        Claim {
+            id: id.to_owned(),
+            text: text.to_owned(),
+            paper,
+            measured,
+            bound,
+            holds: measured.is_some_and(|measured| bound.holds(measured)),
+        }
+    }
+}
+
+impl Series {
+    /// The point of the highest load: the last.
+    pub fn last(&self) -> Option<&Point> {
+        self.points.last()
+    }
+
+    /// The highest result.
+    pub fn peak(&self) -> Option<f64> {
+        self.points
+            .iter()
+            .map(|point| point.y)
+            .max_by(f64::total_cmp)
+    }
+
+    /// The point whose offered load is within a tenth of `x`, the nearest.
+    pub fn at(&self, x: f64) -> Option<&Point> {
+        self.points
+            .iter()
+            .filter(|point| (point.x - x).abs() <= 0.1 * x.abs().max(1.0))
+            .min_by(|a, b| (a.x - x).abs().total_cmp(&(b.x - x).abs()))
+    }
+
+    /// Maximum loss-free receive rate: the highest offered load up to which,
+    /// at every point, no more than `loss` (a fraction) was lost.
+    pub fn mlfrr(&self, loss: f64) -> Option<f64> {
+        self.points
+            .iter()
+            .take_while(|point| point.y >= (1.0 - loss) * point.x)
+            .map(|point| point.x)
+            .max_by(f64::total_cmp)
+    }
+}
+
+impl ResultFile {
+    /// The curve of `system` in `setting`.
+    pub fn find(&self, system: &str, setting: Option<&str>) -> Option<&Series> {
+        find(&self.series, system, setting)
+    }
+
+    /// Claims that do not hold.
+    pub fn failed(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.iter().filter(|claim| !claim.holds)
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    /// What the file system reports, with the path.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(self)?;
+        let beside = path.with_extension("json.new");
+        fs::write(&beside, text + "\n")
+            .and_then(|()| fs::rename(&beside, path))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What the file system reports, or where the text is no result.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is no result of an experiment", path.display()))
+    }
+
+    /// The points as comma-separated values, one line each, with a heading.
+    pub fn csv(&self) -> String {
+        let mut text = String::from("system,setting,variant,x,y,low,high,runs,values,drops\n");
+        let list = |map: &BTreeMap<String, f64>| {
+            map.iter()
+                .map(|(name, value)| format!("{name}={value:.1}"))
+                .collect::<Vec<_>>()
+                .join(";")
+        };
+        for series in &self.series {
+            for point in &series.points {
+                text += &format!(
+                    "{},{},{},{:.1},{:.1},{:.1},{:.1},{},{},{}\n",
+                    quote(&series.system),
+                    quote(series.setting.as_deref().unwrap_or_default()),
+                    quote(point.variant.as_deref().unwrap_or_default()),
+                    point.x,
+                    point.y,
+                    point.low,
+                    point.high,
+                    point.runs,
+                    quote(&list(&point.values)),
+                    quote(&list(&point.drops)),
+                );
+            }
+        }
+        text
+    }
+}
+
+/// A field of comma-separated values (RFC 4180 §2).
+fn quote(text: &str) -> String {
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+/// The curve of `system` in `setting`.
+pub fn find<'a>(series: &'a [Series], system: &str, setting: Option<&str>) -> Option<&'a Series> {
+    series
+        .iter()
+        .find(|series| series.system == system && series.setting.as_deref() == setting)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A curve through `points`.
+    pub(crate) fn curve(system: &str, setting: Option<&str>, points: &[(f64, f64)]) -> Series {
+        Series {
+            system: system.to_owned(),
+            setting: setting.map(str::to_owned),
+            points: points
+                .iter()
+                .map(|&(x, y)| Point {
+                    x,
+                    y,
+                    low: y * 0.9,
+                    high: y * 1.1,
+                    runs: 5,
+                    ..Point::default()
+                })
+                .collect(),
+            ..Series::default()
+        }
+    }
+
+    pub(crate) fn sample() -> ResultFile {
+        let mut series = vec![
+            curve("ni-lrp", None, &[(1e5, 1e5), (1e6, 9.9e5), (1.5e6, 1.2e6)]),
+            curve("linux-rps", None, &[(1e5, 1e5), (1e6, 1.7e5), (1.5e6, 5e3)]),
+            curve("ni-lrp", Some("200 multiplications"), &[(1e6, 9e5)]),
+        ];
+        series[1].points[1]
+            .drops
+            .insert("socket buffer".into(), 8.3e5);
+        series[1].points[1].variant = Some("recvmmsg".into());
+        ResultFile {
+            experiment: "lrp-overload".into(),
+            paper: "LRP, Figure 3".into(),
+            quick: true,
+            environment: Environment::default(),
+            axes: Axes {
+                x: "offered packets/s".into(),
+                y: "delivered packets/s".into(),
+            },
+            series,
+            reference: vec![curve("bsd", None, &[(7.4e3, 7.38e3)])],
+            claims: vec![
+                Claim::judge(
+                    "flat",
+                    "keeps its peak",
+                    Some(1.0),
+                    Some(0.97),
+                    Bound::at_least(0.95),
+                ),
+                Claim::judge("order", "a > b, & so on", None, None, Bound::above(1.0)),
+            ],
+            notes: vec!["a note with <angle> brackets".into()],
+        }
+    }
+
+    #[test]
+    fn a_result_survives_its_file() {
+        let path = std::env::temp_dir().join(format!("tw-result-{}.json", std::process::id()));
+        let result = sample();
+        result.write(&path).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(ResultFile::read(&path).unwrap(), result);
+        fs::remove_file(&path).unwrap();
+        for part in [
+            r#""experiment": "lrp-overload""#,
+            r#""bound": ">=0.95""#,
+            r#""measured": null"#,
+        ] {
+            assert!(text.contains(part), "{part} is missing of {text}");
+        }
+    }
+
+    #[test]
+    fn the_documented_file_is_understood() {
+        let text = r#"{"experiment":"lrp-overload","paper":"LRP, Figure 3","quick":true,
+            "environment":{"kernel":"6.18","cpus":2,"receiver_cpu":1,"load_average":[0.1,0.2,0.3],
+              "qdisc":"noqueue","offloads":{"tx":"off"},"commit":"abc"},
+            "axes":{"x":"offered packets/s","y":"delivered packets/s"},
+            "series":[{"system":"ni-lrp","points":[{"x":1.0e6,"y":9.9e5,"low":9.8e5,"high":1e6,
+              "runs":5,"drops":{"channel":3,"device ring":4}}]}],
+            "claims":[{"id":"flat","text":"NI-LRP keeps its peak under overload","paper":1.0,
+              "measured":0.97,"bound":">=0.95","holds":true}]}"#;
+        let result: ResultFile = serde_json::from_str(text).unwrap();
+        assert_eq!(result.series[0].points[0].drops["device ring"], 4.0);
+        assert_eq!(result.failed().count(), 0);
+        assert_eq!(result.environment.receiver_cpu, 1);
+    }
+
+    #[test]
+    fn a_claim_is_judged_by_its_bound() {
+        let judge = |measured| Claim::judge("x", "x", None, measured, Bound::at_least(1.0)).holds;
+        assert!(judge(Some(1.0)));
+        assert!(!judge(Some(0.99)));
+        assert!(!judge(None), "what was not measured does not hold");
+        assert!(!judge(Some(f64::NAN)));
+    }
+
+    #[test]
+    fn figures_of_a_curve() {
+        let curve = curve(
+            "x",
+            None,
+            &[
+                (100.0, 100.0),
+                (200.0, 199.5),
+                (300.0, 150.0),
+                (400.0, 398.0),
+            ],
+        );
+        assert_eq!(curve.peak(), Some(398.0));
+        assert_eq!(curve.last().unwrap().x, 400.0);
+        // The point after the loss does not count, however well it did.
+        assert_eq!(curve.mlfrr(0.01), Some(200.0));
+        assert_eq!(curve.mlfrr(0.001), Some(100.0));
+        assert_eq!(curve.at(305.0).unwrap().y, 150.0);
+        assert!(curve.at(1000.0).is_none());
+        assert_eq!(Series::default().peak(), None);
+    }
+
+    #[test]
+    fn csv_has_a_line_a_point() {
+        let csv = sample().csv();
+        assert_eq!(csv.lines().count(), 1 + 7);
+        assert!(
+            csv.contains("linux-rps,,recvmmsg,1000000.0,170000.0,"),
+            "{csv}"
+        );
+        assert_eq!(quote("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+}

@@ -1,0 +1,231 @@
+//! Running experiments by name, and what the command's exit status is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::experiments::{self, EXPERIMENTS, Experiment};
+use crate::interrupt::{self, Interrupted};
+use crate::plot;
+use crate::progress::Progress;
+use crate::raw_process;
+use crate::result::ResultFile;
+use crate::testbed::privilege::{self, Missing};
+
+/// How to run, and where results go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Fewer points and runs, at most a minute an experiment; the same claims.
+    pub quick: bool,
+    /// Background processes of lowest priority on both processors.
+    pub spinners: bool,
+    /// File for the result; of several experiments, for all as a JSON list.
+    pub json: Option<PathBuf>,
+    /// Directory for `NAME.json`, `NAME.svg` and `report.html`; made if need
+    /// be.
+    pub out: Option<PathBuf>,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// One a name, in their order.
+    pub results: Vec<ResultFile>,
+}
+
+impl Outcome {
+    /// Claims that do not hold, in all results.
+    pub fn failed(&self) -> usize {
+        self.results
+            .iter()
+            .map(|result| result.failed().count())
+            .sum()
+    }
+}
+
+/// The experiments, one a line: name, what it reproduces, what it measures.
+pub fn list() -> String {
+    EXPERIMENTS
+        .iter()
+        .map(|experiment| {
+            format!(
+                "{:<14} {:<20} {}\n",
+                experiment.name, experiment.paper, experiment.about
+            )
+        })
+        .collect()
+}
+
+/// Runs experiments one after the other, prints tables and claims to standard
+/// output and writes what `options` asks for. Ctrl-C ends it in order; calls
+/// of this and of [`demo`](crate::demo) must come from the main thread.
+///
+/// # Errors
+/// [`Missing`] privileges or programs, [`Interrupted`], a name that there is
+/// not, and whatever setting up reports. Claims that fail are no error here:
+/// see [`exit_code`].
+pub fn run(
+    names: &[String],
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<Outcome> {
+    let chosen = choose(names)?;
+    privilege::check()?;
+    prepare()?;
+    if let Some(directory) = &options.out {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+    }
+    let how = experiments::Options {
+        quick: options.quick,
+        spinners: options.spinners,
+    };
+    let mut outcome = Outcome::default();
+    for experiment in chosen {
+        interrupt::check()?;
+        let result = experiment.run(how, progress)?;
+        print!("{}", text(&result));
+        if let Some(directory) = &options.out {
+            write(&result, directory, &result.experiment)?;
+        }
+        outcome.results.push(result);
+    }
+    if let Some(path) = &options.json {
+        match outcome.results.as_slice() {
+            [only] => only.write(path)?,
+            several => {
+                fs::write(path, serde_json::to_string_pretty(several)? + "\n")
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+    }
+    if let Some(directory) = &options.out {
+        crate::report::report(directory)?;
+    }
+    Ok(outcome)
+}
+
+fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
+    if names.is_empty() {
+        bail!("name an experiment:\n{}", list());
+    }
+    names
+        .iter()
+        .map(|name| {
+            experiments::find(name)
+                .with_context(|| format!("there is no experiment {name:?}; there are:\n{}", list()))
+        })
+        .collect()
+}
+
+/// Handlers for signals, and a place for the lab itself away from the receiver.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    interrupt::install().context("cannot handle Ctrl-C")?;
+    // On the receiver's processor it would wait behind what it measures. Where
+    // it may not be pinned it still works.
+    let _ = raw_process::pin(crate::testbed::Config::default().client_cpu);
+    Ok(())
+}
+
+/// What is printed of a result.
+pub(crate) fn text(result: &ResultFile) -> String {
+    let mut text = format!("\n{} — {}\n", result.experiment, result.paper);
+    text += &plot::table(result);
+    text.push('\n');
+    text += &plot::claims_table(result);
+    for note in &result.notes {
+        text += &format!("note: {note}\n");
+    }
+    for shortcoming in &result.environment.shortcomings {
+        text += &format!("could not be had: {shortcoming}\n");
+    }
+    text
+}
+
+/// Writes `NAME.json` and `NAME.svg`.
+pub(crate) fn write(result: &ResultFile, directory: &Path, name: &str) -> anyhow::Result<()> {
+    result.write(&directory.join(format!("{name}.json")))?;
+    let path = directory.join(format!("{name}.svg"));
+    fs::write(&path, plot::svg(result)?).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The exit status of a run: 0 when all claims hold, 1 when one does not or the
+/// run failed, 2 when the machine or the user lacks what it takes, 130 after
+/// Ctrl-C.
+pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
+    match result {
+        Ok(outcome) if outcome.failed() == 0 => 0,
+        Ok(_) => 1,
+        Err(error) if error.is::<Missing>() => 2,
+        Err(error) if error.is::<Interrupted>() => 130,
+        Err(_) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::sample;
+
+    #[test]
+    fn the_exit_status_tells_what_happened() {
+        let failed = Outcome {
+            results: vec![sample()],
+        };
+        let mut good = failed.clone();
+        good.results[0].claims.retain(|claim| claim.holds);
+        assert_eq!(exit_code(&Ok(good)), 0);
+        assert_eq!(exit_code(&Ok(failed)), 1);
+        assert_eq!(
+            exit_code(&Err(Missing {
+                what: vec!["root".into()]
+            }
+            .into())),
+            2
+        );
+        assert_eq!(exit_code(&Err(Interrupted.into())), 130);
+        let wrapped = anyhow::Error::from(Interrupted).context("while measuring");
+        assert_eq!(exit_code(&Err(wrapped)), 130);
+        assert_eq!(exit_code(&Err(anyhow::anyhow!("disk full"))), 1);
+    }
+
+    #[test]
+    fn the_list_names_every_experiment() {
+        let list = list();
+        assert_eq!(list.lines().count(), EXPERIMENTS.len());
+        for name in ["lrp-base", "lrp-overload", "lrp-latency"] {
+            assert!(list.contains(name));
+        }
+    }
+
+    #[test]
+    fn names_are_checked_before_anything_is_touched() {
+        assert!(choose(&["lrp-base".to_owned()]).is_ok());
+        let error = choose(&["nothing".to_owned()]).err().unwrap().to_string();
+        assert!(
+            error.contains("nothing") && error.contains("lrp-overload"),
+            "{error}"
+        );
+        assert!(choose(&[]).is_err());
+    }
+
+    #[test]
+    fn results_are_written_side_by_side() {
+        let directory = std::env::temp_dir().join(format!("tw-write-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        write(&sample(), &directory, "x").unwrap();
+        assert_eq!(
+            ResultFile::read(&directory.join("x.json")).unwrap(),
+            sample()
+        );
+        assert!(
+            fs::read_to_string(directory.join("x.svg"))
+                .unwrap()
+                .starts_with("<svg")
+        );
+        fs::remove_dir_all(&directory).unwrap();
+        let text = text(&sample());
+        assert!(text.contains("FAILED") && text.contains("note: "), "{text}");
+    }
+}

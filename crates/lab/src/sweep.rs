@@ -1,0 +1,420 @@
+//! Many measurements, in rounds, made into curves.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use tidewall_load::LoadSpec;
+use tidewall_service::ServiceSpec;
+use tidewall_service::linux::Receive;
+
+use crate::bench::{Bench, Measured, Setup};
+use crate::interrupt::{self, Interrupted};
+use crate::progress::Progress;
+use crate::result::{Point, Series};
+use crate::system::System;
+
+/// One curve to be measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Curve {
+    pub(crate) system: System,
+    pub(crate) setting: Option<&'static str>,
+    /// The vertical axis where it is not the experiment's.
+    pub(crate) y: Option<&'static str>,
+    pub(crate) spin: Option<u32>,
+    pub(crate) services: Vec<ServiceSpec>,
+    pub(crate) loads: Vec<LoadSpec>,
+    /// Which of two results is the better.
+    pub(crate) better: Better,
+}
+
+/// Which of two results is the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    Higher,
+    Lower,
+}
+
+impl Better {
+    fn of(self, a: f64, b: f64) -> bool {
+        match self {
+            Better::Higher => a > b,
+            Better::Lower => a < b,
+        }
+    }
+}
+
+/// One measurement made into numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+    pub(crate) drops: BTreeMap<String, f64>,
+    pub(crate) values: BTreeMap<String, f64>,
+}
+
+/// How long to go on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Most rounds. A round measures every point once.
+    pub(crate) rounds: u32,
+    /// No round begins that would end later than this after the start; the
+    /// first always begins.
+    pub(crate) budget: Option<Duration>,
+}
+
+/// Curves and what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Swept {
+    pub(crate) series: Vec<Series>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Measures all curves, round by round, every other round backwards so that
+/// what changes with time changes all alike. `reduce` makes numbers of a
+/// measurement; `None` when nothing was measured, which is a failed set-up: it
+/// is tried once more, then noted and left out.
+///
+/// # Errors
+/// [`Interrupted`].
+pub(crate) fn sweep(
+    bench: &mut Bench,
+    name: &str,
+    curves: &[Curve],
+    plan: Plan,
+    progress: &mut dyn Progress,
+    reduce: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
+) -> anyhow::Result<Swept> {
+    let mut jobs: Vec<(usize, Option<Receive>)> = Vec::new();
+    for (number, curve) in curves.iter().enumerate() {
+        jobs.extend(
+            curve
+                .system
+                .variants()
+                .iter()
+                .map(|&variant| (number, variant)),
+        );
+    }
+    let steps: u64 = jobs
+        .iter()
+        .filter_map(|(number, _)| curves.get(*number))
+        .map(|curve| curve.loads.len() as u64)
+        .sum();
+    let mut tables: BTreeMap<Key, Vec<Sample>> = BTreeMap::new();
+    let mut swept = Swept::default();
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    for round in 0..plan.rounds {
+        let begun = Instant::now();
+        if round > 0
+            && plan
+                .budget
+                .is_some_and(|budget| start.elapsed() + longest > budget)
+        {
+            break;
+        }
+        progress.begin(&format!("{name}, round {}", round + 1), steps);
+        for &(number, variant) in &jobs {
+            let Some(curve) = curves.get(number) else {
+                continue;
+            };
+            let mut one = One {
+                bench,
+                curve,
+                variant,
+                reduce: &reduce,
+                notes: &mut swept.notes,
+            };
+            for (place, sample) in one.measure(progress)? {
+                tables
+                    .entry((number, variant.map(|v| v as u8), place))
+                    .or_default()
+                    .push(sample);
+            }
+        }
+        progress.end();
+        jobs.reverse();
+        longest = longest.max(begun.elapsed());
+    }
+    swept.series = curves
+        .iter()
+        .enumerate()
+        .map(|(number, curve)| assemble(number, curve, &tables))
+        .collect();
+    Ok(swept)
+}
+
+/// Number of the curve, variant, number of the load.
+type Key = (usize, Option<u8>, usize);
+
+/// One curve's turn in a round.
+struct One<'a, R> {
+    bench: &'a mut Bench,
+    curve: &'a Curve,
+    variant: Option<Receive>,
+    reduce: &'a R,
+    notes: &'a mut Vec<String>,
+}
+
+impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
+    fn measure(&mut self, progress: &mut dyn Progress) -> anyhow::Result<Vec<(usize, Sample)>> {
+        let mut samples = Vec::new();
+        let mut missing: Vec<usize> = (0..self.curve.loads.len()).collect();
+        let mut reasons = Vec::new();
+        for attempt in 0..2 {
+            if missing.is_empty() {
+                break;
+            }
+            if attempt > 0 {
+                progress.line(&format!(
+                    "{}: once more: {}",
+                    self.what(),
+                    reasons.join("; ")
+                ));
+            }
+            reasons.clear();
+            match self.attempt(&missing, progress, &mut samples, &mut reasons) {
+                Ok(()) => {}
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => reasons.push(format!("{error:#}")),
+            }
+            interrupt::check()?;
+            missing.retain(|place| !samples.iter().any(|(done, _)| done == place));
+        }
+        for place in missing {
+            let reason = if reasons.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", reasons.join("; "))
+            };
+            self.note(format!(
+                "{}: set-up failed twice at {}; not measured{reason}",
+                self.what(),
+                self.curve
+                    .loads
+                    .get(place)
+                    .map(describe)
+                    .unwrap_or_default()
+            ));
+        }
+        Ok(samples)
+    }
+
+    fn attempt(
+        &mut self,
+        places: &[usize],
+        progress: &mut dyn Progress,
+        samples: &mut Vec<(usize, Sample)>,
+        reasons: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
+        let what = self.what();
+        let setup = Setup {
+            system: self.curve.system,
+            receive: self.variant,
+            spin: self.curve.spin,
+            services: self.curve.services.clone(),
+        };
+        let mut session = self.bench.serve(&setup)?;
+        for &place in places {
+            let Some(load) = self.curve.loads.get(place) else {
+                continue;
+            };
+            let measured = session.measure(load)?;
+            match (self.reduce)(self.curve, load, &measured) {
+                Some(sample) => {
+                    progress.step(&format!("{what}: {} → {:.0}", describe(load), sample.y));
+                    samples.push((place, sample));
+                }
+                None => reasons.push(format!("no answer at {}", describe(load))),
+            }
+        }
+        Ok(())
+    }
+
+    fn what(&self) -> String {
+        let mut text = self.curve.system.name().to_owned();
+        if let Some(variant) = self.variant {
+            text += &format!(" ({variant})");
+        }
+        if let Some(setting) = self.curve.setting {
+            text += &format!(", {setting}");
+        }
+        text
+    }
+
+    fn note(&mut self, text: String) {
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+}
+
+/// A load in a few words.
+fn describe(load: &LoadSpec) -> String {
+    let mut parts = Vec::new();
+    if let Some(blast) = &load.blast {
+        parts.push(match blast.rate {
+            Some(rate) => format!("{rate}/s"),
+            None => format!("full speed ({})", blast.kind),
+        });
+        if load.ping.is_some() {
+            parts.push(format!("at port {}", blast.destination.port()));
+        }
+    }
+    if let Some(ping) = &load.ping {
+        parts.push(format!("{} × {} bytes", ping.outstanding, ping.payload));
+    }
+    parts.join(", ")
+}
+
+/// The better variant at every point, medians over the rounds.
+fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -> Series {
+    let points = (0..curve.loads.len())
+        .filter_map(|place| {
+            let mut best: Option<Point> = None;
+            for variant in curve.system.variants() {
+                let key = (number, variant.map(|v| v as u8), place);
+                let point = tables
+                    .get(&key)
+                    .and_then(|samples| point(samples))
+                    .map(|point| Point {
+                        variant: variant.map(|variant| variant.to_string()),
+                        ..point
+                    });
+                if let Some(point) = point
+                    && best
+                        .as_ref()
+                        .is_none_or(|best| curve.better.of(point.y, best.y))
+                {
+                    best = Some(point);
+                }
+            }
+            best
+        })
+        .collect();
+    Series {
+        system: curve.system.name().to_owned(),
+        setting: curve.setting.map(str::to_owned),
+        y: curve.y.map(str::to_owned),
+        points,
+        summary: BTreeMap::new(),
+    }
+}
+
+/// Medians over the runs of one point.
+fn point(samples: &[Sample]) -> Option<Point> {
+    let all = |of: fn(&Sample) -> f64| samples.iter().map(of).collect::<Vec<f64>>();
+    let ys = all(|sample| sample.y);
+    let medians = |of: fn(&Sample) -> &BTreeMap<String, f64>| {
+        let mut table: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (name, value) in samples.iter().flat_map(of) {
+            table.entry(name).or_default().push(*value);
+        }
+        table
+    };
+    Some(Point {
+        x: median(&all(|sample| sample.x))?,
+        y: median(&ys)?,
+        low: ys.iter().copied().min_by(f64::total_cmp)?,
+        high: ys.iter().copied().max_by(f64::total_cmp)?,
+        runs: samples.len() as u32,
+        // Where a run dropped nothing at a place, that counts as zero.
+        drops: medians(|sample| &sample.drops)
+            .into_iter()
+            .filter_map(|(place, mut rates)| {
+                rates.resize(samples.len(), 0.0);
+                Some((place.to_owned(), median(&rates)?))
+            })
+            .filter(|(_, rate)| *rate > 0.0)
+            .collect(),
+        values: medians(|sample| &sample.values)
+            .into_iter()
+            .filter_map(|(name, values)| Some((name.to_owned(), median(&values)?)))
+            .collect(),
+        variant: None,
+    })
+}
+
+/// The middle value; of an even number the mean of the middle two.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = *sorted.get(middle)?;
+    if sorted.len() % 2 == 1 {
+        return Some(upper);
+    }
+    Some((sorted.get(middle.checked_sub(1)?)? + upper) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::load;
+    use crate::testbed::Config;
+
+    fn sample(x: f64, y: f64, drops: &[(&str, f64)]) -> Sample {
+        Sample {
+            x,
+            y,
+            drops: drops
+                .iter()
+                .map(|(place, rate)| ((*place).to_owned(), *rate))
+                .collect(),
+            values: BTreeMap::from([("p99".to_owned(), y * 2.0)]),
+        }
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 5.0]), Some(5.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 100.0]), Some(3.0));
+    }
+
+    #[test]
+    fn a_point_is_the_median_of_its_runs() {
+        let samples = [
+            sample(10.0, 5.0, &[("ring", 3.0)]),
+            sample(12.0, 9.0, &[("ring", 1.0), ("channel", 8.0)]),
+            sample(11.0, 7.0, &[]),
+        ];
+        let point = point(&samples).unwrap();
+        assert_eq!(
+            (point.x, point.y, point.low, point.high, point.runs),
+            (11.0, 7.0, 5.0, 9.0, 3)
+        );
+        assert_eq!(point.drops, BTreeMap::from([("ring".to_owned(), 1.0)]));
+        assert_eq!(point.values["p99"], 14.0);
+    }
+
+    #[test]
+    fn the_better_variant_counts_at_each_point() {
+        let curve = |better| Curve {
+            system: System::LinuxRps,
+            setting: None,
+            y: None,
+            spin: None,
+            services: Vec::new(),
+            loads: vec![load(Config::default()); 2],
+            better,
+        };
+        let (recv, batch) = (Some(Receive::Recv as u8), Some(Receive::Recvmmsg as u8));
+        let tables = BTreeMap::from([
+            ((0, recv, 0), vec![sample(1.0, 5.0, &[])]),
+            ((0, batch, 0), vec![sample(1.0, 6.0, &[])]),
+            ((0, recv, 1), vec![sample(2.0, 5.0, &[])]),
+        ]);
+        let series = assemble(0, &curve(Better::Higher), &tables);
+        assert_eq!(series.points.len(), 2);
+        assert_eq!(series.points[0].variant.as_deref(), Some("recvmmsg"));
+        assert_eq!(series.points[1].variant.as_deref(), Some("recv"));
+        let series = assemble(0, &curve(Better::Lower), &tables);
+        assert_eq!(series.points[0].variant.as_deref(), Some("recv"));
+        assert!(
+            assemble(1, &curve(Better::Higher), &tables)
+                .points
+                .is_empty()
+        );
+    }
+}

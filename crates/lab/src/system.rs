@@ -1,0 +1,153 @@
+//! The systems that are compared, by the names of docs/lab.md.
+
+use tidewall_service::linux::{self, BusyPoll, Receive};
+use tidewall_socket::Architecture;
+
+use crate::testbed::Mode;
+use crate::worker::HostSpec;
+
+/// Receive buffer of Linux sockets that do not poll, bytes: over a thousand
+/// small packets, as an expert would give a busy server. Tidewall's channels
+/// hold 512 frames.
+pub(crate) const RECEIVE_BUFFER: u32 = 1 << 20;
+/// Packets that one busy poll may take, the kernel's own limit.
+const BUSY_BUDGET: u16 = 64;
+/// How long a busy-polled receive call polls before it sleeps, µs, where the
+/// experiment does not say.
+const BUSY_MICROSECONDS: u32 = 50;
+
+/// A system under comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum System {
+    /// Tidewall: demultiplexing in the driver, all else in the receiver.
+    NiLrp,
+    /// Demultiplexing in an interrupt thread.
+    SoftLrp,
+    /// The same, with eager protocol processing.
+    EarlyDemux,
+    /// 4.4BSD's arrangement.
+    Bsd,
+    /// Linux, receive packet steering.
+    LinuxRps,
+    /// Linux, timer-driven NAPI.
+    LinuxTimer,
+    /// Linux, busy-polled sockets.
+    LinuxBusy,
+    /// Linux as it comes, receiving on the sender's processor.
+    LinuxPlain,
+}
+
+impl System {
+    /// The four architectures of the stack.
+    pub const STACK: [System; 4] = [
+        System::NiLrp,
+        System::SoftLrp,
+        System::EarlyDemux,
+        System::Bsd,
+    ];
+    /// The kernel's modes that receive on the receiver's processor.
+    pub const LINUX: [System; 3] = [System::LinuxRps, System::LinuxTimer, System::LinuxBusy];
+
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            System::NiLrp => "ni-lrp",
+            System::SoftLrp => "soft-lrp",
+            System::EarlyDemux => "early-demux",
+            System::Bsd => "bsd",
+            System::LinuxRps => "linux-rps",
+            System::LinuxTimer => "linux-timer",
+            System::LinuxBusy => "linux-busy",
+            System::LinuxPlain => "linux-plain",
+        }
+    }
+
+    /// How the interface is set up for it.
+    pub fn mode(self) -> Mode {
+        match self {
+            System::LinuxRps => Mode::Rps,
+            System::LinuxTimer => Mode::Timer,
+            System::LinuxBusy => Mode::Busy,
+            System::LinuxPlain => Mode::Plain,
+            _ => Mode::Tidewall,
+        }
+    }
+
+    /// The stack's architecture, if it is the stack.
+    pub fn architecture(self) -> Option<Architecture> {
+        match self {
+            System::NiLrp => Some(Architecture::NiLrp),
+            System::SoftLrp => Some(Architecture::SoftLrp),
+            System::EarlyDemux => Some(Architecture::EarlyDemux),
+            System::Bsd => Some(Architecture::Bsd),
+            _ => None,
+        }
+    }
+
+    /// True for the kernel's own stack.
+    pub fn is_linux(self) -> bool {
+        self.architecture().is_none()
+    }
+
+    /// True where real-time threads stand for interrupts.
+    pub fn needs_real_time(self) -> bool {
+        self.architecture().is_some_and(Architecture::has_threads)
+    }
+
+    /// The ways of receiving to try, of which the better counts.
+    pub(crate) fn variants(self) -> &'static [Option<Receive>] {
+        if self.is_linux() {
+            &[Some(Receive::Recv), Some(Receive::Recvmmsg)]
+        } else {
+            &[None]
+        }
+    }
+
+    /// How a service worker is to set it up. `spin`: µs of busy waiting before
+    /// sleeping.
+    pub(crate) fn host(
+        self,
+        receive: Option<Receive>,
+        spin: Option<u32>,
+        queues: u32,
+        receiver_cpu: usize,
+    ) -> HostSpec {
+        match self.architecture() {
+            Some(architecture) => HostSpec::Tidewall {
+                architecture: architecture.name().to_owned(),
+                queues,
+                receiver_cpu,
+                spin: spin.unwrap_or(0),
+            },
+            None => HostSpec::Linux(linux::Options {
+                receive: receive.unwrap_or_default(),
+                busy_poll: (self == System::LinuxBusy).then_some(BusyPoll {
+                    microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
+                    budget: BUSY_BUDGET,
+                }),
+                // Draining more than the default between two polls takes longer
+                // than the millisecond after which the softirq takes over, and
+                // then it does not let go.
+                receive_buffer: (self != System::LinuxBusy).then_some(RECEIVE_BUFFER),
+            }),
+        }
+    }
+
+    /// How it is run, in words for the reader of a result.
+    pub fn describe(self) -> String {
+        let mode = self.mode().describe();
+        match self.architecture() {
+            Some(architecture) if architecture.has_threads() => format!(
+                "{mode}; interrupt and softirq as threads of SCHED_FIFO 2 and 1 on the receiver's CPU"
+            ),
+            Some(_) => format!("{mode}; the receiver polls the driver"),
+            None if self == System::LinuxBusy => format!(
+                "{mode}; the better of recv and recvmmsg; SO_BUSY_POLL {BUSY_MICROSECONDS} unless \
+                 said otherwise, budget {BUSY_BUDGET}, default receive buffer"
+            ),
+            None => {
+                format!("{mode}; the better of recv and recvmmsg; SO_RCVBUFFORCE {RECEIVE_BUFFER}")
+            }
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The test bed: a client's and a server's network namespace, one veth pair
+//! between them, and the ways in which Linux can receive on it.
+//!
+//! ```text
+//!   namespace tw-PID-a (client, CPU 0)       namespace tw-PID-b (server, CPU 1)
+//!   10.77.0.1 fd77::1  tw-a ═══════ veth, n queues ═══════ tw-b  10.77.0.2 fd77::2
+//! ```
+//!
+//! Nothing outside the two namespaces is touched. They go when the test bed is
+//! dropped; when the process dies, however it dies, a guardian process removes
+//! them; and those that even a guardian could not remove are swept up by the
+//! next test bed.
+
+mod mode;
+pub mod privilege;
+mod realtime;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::Context;
+use serde::Deserialize;
+use tidewall_device::restore::{Guardian, Undo};
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::command::{absolute, run};
+use crate::environment::Environment;
+use crate::worker::scratch_directory;
+
+pub use mode::Mode;
+pub(crate) use realtime::RealTime;
+
+/// Interface of the client.
+pub const CLIENT_INTERFACE: &str = "tw-a";
+/// Interface of the server.
+pub const SERVER_INTERFACE: &str = "tw-b";
+/// Addresses of the client.
+pub const CLIENT: (Ipv4Addr, Ipv6Addr) = (
+    Ipv4Addr::new(10, 77, 0, 1),
+    Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1),
+);
+/// Addresses of the server.
+pub const SERVER: (Ipv4Addr, Ipv6Addr) = (
+    Ipv4Addr::new(10, 77, 0, 2),
+    Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2),
+);
+/// Ethernet address of the client.
+pub const CLIENT_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 1]);
+/// Ethernet address of the server.
+pub const SERVER_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 2]);
+/// What the kernel knows of named namespaces.
+const NAMESPACES: &str = "/run/netns";
+
+/// What a test bed is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Queues of the veth pair in each direction, 1 to 8.
+    pub queues: u32,
+    /// Processor of the client and the sender.
+    pub client_cpu: usize,
+    /// Processor of the server, and of all receiving for it.
+    pub server_cpu: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            queues: 1,
+            client_cpu: 0,
+            server_cpu: 1,
+        }
+    }
+}
+
+/// A standing test bed; dropping it takes it down.
+pub struct Testbed {
+    config: Config,
+    client: String,
+    server: String,
+    mode: Option<Mode>,
+    // Dropped in this order: first the namespaces, last the guardian.
+    _namespaces: Vec<Undo>,
+    guardian: Guardian,
+}
+
+/// A second test bed of one process needs another name.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+impl Testbed {
+    /// Builds a test bed. Call it early: the guardian it starts keeps an image
+    /// of the process as it is now.
+    ///
+    /// # Errors
+    /// A missing program or privilege, in words; what a set-up step printed.
+    /// What was built by then is taken down.
+    pub fn new(config: Config) -> anyhow::Result<Self> {
+        let ip = absolute("ip")?;
+        let guardian = Guardian::start().context("cannot start the guardian process")?;
+        sweep();
+        let number = match NUMBER.fetch_add(1, Ordering::Relaxed) {
+            0 => String::new(),
+            number => number.to_string(),
+        };
+        let process = std::process::id();
+        let client = format!("tw-{process}-a{number}");
+        let server = format!("tw-{process}-b{number}");
+        let mut namespaces = Vec::new();
+        for name in [&client, &server] {
+            namespaces.push(guardian.on_exit_run(&[&ip, "netns", "del", name])?);
+            run(&ip, &["netns", "add", name])?;
+        }
+        let testbed = Testbed {
+            config,
+            client,
+            server,
+            mode: None,
+            _namespaces: namespaces,
+            guardian,
+        };
+        testbed.build(&ip)?;
+        Ok(testbed)
+    }
+
+    fn build(&self, ip: &str) -> anyhow::Result<()> {
+        let (client_mac, server_mac) = (
+            CLIENT_MAC_ADDRESS.to_string(),
+            SERVER_MAC_ADDRESS.to_string(),
+        );
+        let queues = self.config.queues.to_string();
+        let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
+        let mut add = vec!["-n", &self.client, "link", "add", CLIENT_INTERFACE];
+        add.extend(["address", &client_mac]);
+        add.extend(queues);
+        add.extend([
+            "type",
+            "veth",
+            "peer",
+            "name",
+            SERVER_INTERFACE,
+            "netns",
+            &self.server,
+        ]);
+        add.extend(["address", &server_mac]);
+        add.extend(queues);
+        run(ip, &add)?;
+        let sides = [
+            (&self.client, CLIENT_INTERFACE, CLIENT, SERVER, &server_mac),
+            (&self.server, SERVER_INTERFACE, SERVER, CLIENT, &client_mac),
+        ];
+        for (namespace, interface, own, peer, peer_mac) in sides {
+            let ip = |arguments: &[&str]| {
+                let mut all = vec!["-n", namespace.as_str()];
+                all.extend(arguments);
+                run(ip, &all).map(drop)
+            };
+            ip(&["link", "set", "lo", "up"])?;
+            // No router solicitations and no duplicate address detection: the
+            // link carries what the experiment sends and nothing else.
+            ip(&["link", "set", interface, "addrgenmode", "none"])?;
+            ip(&["address", "add", &format!("{}/24", own.0), "dev", interface])?;
+            ip(&[
+                "address",
+                "add",
+                &format!("{}/64", own.1),
+                "dev",
+                interface,
+                "nodad",
+            ])?;
+            ip(&["link", "set", interface, "up"])?;
+            for address in [IpAddr::from(peer.0), IpAddr::from(peer.1)] {
+                let address = address.to_string();
+                ip(&[
+                    "neigh",
+                    "replace",
+                    &address,
+                    "lladdr",
+                    peer_mac,
+                    "dev",
+                    interface,
+                    "nud",
+                    "permanent",
+                ])?;
+            }
+        }
+        // A sender on the same host would leave checksums unfinished, which no
+        // frame from a wire is.
+        self.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "tx", "off"])?;
+        // What the server sends is received on the client's processor and time:
+        // the spinning client polls its device itself. Steering by RPS instead
+        // costs both sides an inter-processor interrupt a reply, which in a
+        // virtual machine is longer than everything measured here.
+        self.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "gro", "on"])?;
+        self.in_client_shell(&format!(
+            "echo 1000 > /sys/class/net/{CLIENT_INTERFACE}/napi_defer_hard_irqs; \
+             echo 500000 > /sys/class/net/{CLIENT_INTERFACE}/gro_flush_timeout",
+        ))?;
+        if self.config.queues > 1 {
+            // The client's kernel sockets send on the last queue; a blast
+            // chooses its own, the first unless told otherwise.
+            let last = self.config.queues - 1;
+            self.in_client_shell(&format!(
+                "for q in /sys/class/net/{CLIENT_INTERFACE}/queues/tx-*; do echo 0 > $q/xps_cpus; done; \
+                 echo {} > /sys/class/net/{CLIENT_INTERFACE}/queues/tx-{last}/xps_cpus",
+                cpu_mask(self.config.client_cpu)
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// The configuration it was built with.
+    pub fn config(&self) -> Config {
+        self.config
+    }
+
+    /// The client's namespace.
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// The server's namespace.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Whoever puts things back if this process cannot.
+    pub fn guardian(&self) -> &Guardian {
+        &self.guardian
+    }
+
+    /// Runs a program in the client's namespace.
+    pub(crate) fn in_client(&self, command: &[&str]) -> anyhow::Result<String> {
+        self.inside(&self.client, command)
+    }
+
+    /// Runs a program in the server's namespace.
+    pub(crate) fn in_server(&self, command: &[&str]) -> anyhow::Result<String> {
+        self.inside(&self.server, command)
+    }
+
+    fn in_client_shell(&self, script: &str) -> anyhow::Result<()> {
+        self.in_client(&["sh", "-ec", script]).map(drop)
+    }
+
+    pub(crate) fn in_server_shell(&self, script: &str) -> anyhow::Result<()> {
+        self.in_server(&["sh", "-ec", script]).map(drop)
+    }
+
+    /// `ip netns exec` mounts the namespace's own /sys, where its interfaces'
+    /// knobs are.
+    fn inside(&self, namespace: &str, command: &[&str]) -> anyhow::Result<String> {
+        let mut all = vec!["netns", "exec", namespace];
+        all.extend(command);
+        run("ip", &all)
+    }
+
+    /// Fills in what only the test bed knows of the environment.
+    ///
+    /// # Errors
+    /// What `ip` or `ethtool` report.
+    pub fn describe(&self, environment: &mut Environment) -> anyhow::Result<()> {
+        #[derive(Deserialize)]
+        struct Link {
+            qdisc: String,
+        }
+        let text = run(
+            "ip",
+            &[
+                "-n",
+                &self.client,
+                "-json",
+                "link",
+                "show",
+                CLIENT_INTERFACE,
+            ],
+        )?;
+        let links: Vec<Link> = serde_json::from_str(&text).context("ip -json link")?;
+        environment.qdisc = links
+            .into_iter()
+            .next()
+            .map(|link| link.qdisc)
+            .unwrap_or_default();
+        environment.receiver_cpu = self.config.server_cpu;
+        environment.sender_cpu = self.config.client_cpu;
+        let client = self.in_client(&["ethtool", "-k", CLIENT_INTERFACE])?;
+        let server = self.in_server(&["ethtool", "-k", SERVER_INTERFACE])?;
+        environment.offloads = offloads("client", &client);
+        environment
+            .offloads
+            .append(&mut offloads("server", &server));
+        environment
+            .offloads
+            .insert("queues".into(), self.config.queues.to_string());
+        Ok(())
+    }
+}
+
+/// The offloads that change what an experiment measures.
+fn offloads(side: &str, text: &str) -> BTreeMap<String, String> {
+    const NAMES: [&str; 6] = [
+        "rx-checksumming",
+        "tx-checksumming",
+        "tcp-segmentation-offload",
+        "generic-segmentation-offload",
+        "generic-receive-offload",
+        "tx-udp-segmentation",
+    ];
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.trim().split_once(':')?;
+            let value = value.split_whitespace().next()?;
+            NAMES
+                .contains(&name)
+                .then(|| (format!("{side} {name}"), value.to_owned()))
+        })
+        .collect()
+}
+
+/// A set of one processor as sysfs writes it: words of 32 bits, commas between.
+pub(crate) fn cpu_mask(cpu: usize) -> String {
+    let mut mask = format!("{:x}", 1u64 << (cpu % 32));
+    for _ in 0..cpu / 32 {
+        mask += ",00000000";
+    }
+    mask
+}
+
+/// Removes what test beds left whose process is gone: their namespaces, and
+/// their workers' files of counters.
+fn sweep() {
+    let stale = |name: &String| {
+        let owner = name
+            .strip_prefix("tw-")
+            .and_then(|rest| rest.split('-').next());
+        let owner = owner.and_then(|owner| owner.parse::<u32>().ok());
+        owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists())
+    };
+    // Another lab may be sweeping too, so what fails is done already.
+    for name in names().iter().filter(|name| stale(name)) {
+        let _ = run("ip", &["netns", "del", name]);
+    }
+    let directory = scratch_directory();
+    for name in entries(&directory).iter().filter(|name| stale(name)) {
+        let _ = fs::remove_file(directory.join(name));
+    }
+}
+
+/// The named namespaces that begin as a test bed's do.
+pub fn names() -> Vec<String> {
+    entries(Path::new(NAMESPACES))
+}
+
+/// Names in a directory that begin as a test bed's do.
+fn entries(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with("tw-"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_written_as_sysfs_reads_them() {
+        assert_eq!(cpu_mask(0), "1");
+        assert_eq!(cpu_mask(1), "2");
+        assert_eq!(cpu_mask(31), "80000000");
+        assert_eq!(cpu_mask(32), "1,00000000");
+        assert_eq!(cpu_mask(65), "2,00000000,00000000");
+    }
+
+    #[test]
+    fn offloads_are_picked_from_what_ethtool_prints() {
+        let text = "Features for tw-a:\nrx-checksumming: on\ntx-checksumming: off\n\
+                    \ttx-checksum-ip-generic: off\ngeneric-receive-offload: on [fixed]\nodd line\n";
+        let offloads = offloads("client", text);
+        assert_eq!(offloads.len(), 3);
+        assert_eq!(offloads["client tx-checksumming"], "off");
+        assert_eq!(offloads["client generic-receive-offload"], "on");
+    }
+}

@@ -1,0 +1,171 @@
+//! Where receiving runs: the ways in which the server's interface is set up.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::bail;
+
+use super::{SERVER, SERVER_INTERFACE, Testbed, cpu_mask};
+
+/// Interrupts of the timer mode are this far apart, ns.
+const TIMER_PERIOD: u64 = 20_000;
+/// `gro_flush_timeout` of busy polling, ns: how long the device waits for the
+/// application's poll.
+const BUSY_TIMEOUT: u64 = 1_000_000;
+/// `napi_defer_hard_irqs` that no idle period uses up: the device's poll then
+/// stays on the processor where it was bound. With the customary 100 it comes
+/// loose after a tenth of a second without traffic, and the next packet has it
+/// run on the *sender's* processor, which gives Linux a second one.
+const FOR_EVER: u32 = 100_000_000;
+/// Port that nobody listens on, for packets that only have to arrive.
+const DISCARD_PORT: u16 = 9;
+
+/// How the server receives. Without one of these the driver's receive work
+/// runs on the *sender's* processor, and nothing can be overloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A packet becomes work in the softirq of the server's processor by
+    /// inter-processor interrupt: receive packet steering, no XDP, no GRO. The
+    /// closest to an interrupt for each packet.
+    Rps,
+    /// The driver's NAPI runs in the softirq of the server's processor, driven
+    /// by a timer of 20 µs: what a coalescing device does.
+    Timer,
+    /// The application's sockets poll the driver (SO_PREFER_BUSY_POLL); the
+    /// device interrupts only when they have not for a millisecond.
+    Busy,
+    /// The kernel's default: the driver's NAPI on the sender's processor. Fair
+    /// only for what is idle.
+    Plain,
+    /// For a Tidewall stack, which sets its own knobs.
+    Tidewall,
+}
+
+impl Mode {
+    /// What is set, in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Mode::Rps => "receive packet steering to the receiver's CPU, GRO off, no XDP",
+            Mode::Timer => {
+                "NAPI in softirq on the receiver's CPU by a 20 µs timer (gro_flush_timeout=20000, \
+                 napi_defer_hard_irqs=100000000), GRO on"
+            }
+            Mode::Busy => {
+                "SO_PREFER_BUSY_POLL, GRO on, gro_flush_timeout=1000000 bound to the receiver's CPU \
+                 (napi_defer_hard_irqs=100000000)"
+            }
+            Mode::Plain => "kernel defaults, NAPI on the sender's CPU",
+            Mode::Tidewall => "AF_XDP, GRO on, the stack's own interrupt deferral",
+        }
+    }
+
+    fn gro(self) -> bool {
+        !matches!(self, Mode::Rps | Mode::Plain)
+    }
+
+    fn knobs(self) -> (u64, u32) {
+        match self {
+            Mode::Rps | Mode::Plain | Mode::Tidewall => (0, 0),
+            Mode::Timer => (TIMER_PERIOD, FOR_EVER),
+            Mode::Busy => (BUSY_TIMEOUT, FOR_EVER),
+        }
+    }
+}
+
+impl Testbed {
+    /// The present mode.
+    pub fn mode(&self) -> Option<Mode> {
+        self.mode
+    }
+
+    /// Sets the server's interface up for `mode`. No program may be attached
+    /// to it.
+    ///
+    /// # Errors
+    /// What a set-up step printed.
+    pub fn set_mode(&mut self, mode: Mode) -> anyhow::Result<()> {
+        if self.mode == Some(mode) {
+            return Ok(());
+        }
+        self.mode = None;
+        let class = format!("/sys/class/net/{SERVER_INTERFACE}");
+        let (timeout, defer) = mode.knobs();
+        let gro = if mode.gro() { "on" } else { "off" };
+        let steer = match mode {
+            Mode::Rps => cpu_mask(self.config.server_cpu),
+            _ => "0".to_owned(),
+        };
+        // First to zero, which ends a timer that is running; GRO switches NAPI.
+        self.in_server_shell(&format!(
+            "echo 0 > {class}/napi_defer_hard_irqs; echo 0 > {class}/gro_flush_timeout; \
+             ethtool -K {SERVER_INTERFACE} gro {gro}; \
+             for q in {class}/queues/rx-*; do echo {steer} > $q/rps_cpus; done; \
+             echo {defer} > {class}/napi_defer_hard_irqs; echo {timeout} > {class}/gro_flush_timeout"
+        ))?;
+        if defer == FOR_EVER {
+            self.bind_timer(timeout)?;
+        }
+        self.mode = Some(mode);
+        Ok(())
+    }
+
+    /// Sends a packet from the server's processor, which binds the device's
+    /// poll and its timer to it, and makes sure that it did.
+    fn bind_timer(&self, period: u64) -> anyhow::Result<()> {
+        const LOOK: Duration = Duration::from_millis(30);
+        // A third of what the period gives: an idle poll may be delayed.
+        let enough = LOOK.as_nanos() as u64 / period / 3;
+        let cpu = self.config.server_cpu;
+        let pin = cpu.to_string();
+        // What a socket sends from that processor takes that processor's queue.
+        let script = format!("printf tidewall > /dev/udp/{}/{DISCARD_PORT}", SERVER.0);
+        let mut polls = 0;
+        for _ in 0..5 {
+            self.in_client(&["taskset", "-c", &pin, "bash", "-c", &script])?;
+            let before = receive_softirqs(cpu);
+            thread::sleep(LOOK);
+            polls = receive_softirqs(cpu).saturating_sub(before);
+            if polls >= enough {
+                return Ok(());
+            }
+        }
+        bail!(
+            "the device's poll does not run on CPU {cpu}: {polls} receive softirqs in {LOOK:?}, \
+             expected over {enough}"
+        )
+    }
+}
+
+/// Receive softirqs of a processor so far.
+fn receive_softirqs(cpu: usize) -> u64 {
+    let text = fs::read_to_string("/proc/softirqs").unwrap_or_default();
+    softirqs(&text, "NET_RX", cpu)
+}
+
+fn softirqs(text: &str, kind: &str, cpu: usize) -> u64 {
+    let mut lines = text.lines();
+    let heading = format!("CPU{cpu}");
+    let column = lines
+        .next()
+        .and_then(|line| line.split_whitespace().position(|name| name == heading));
+    lines
+        .find_map(|line| line.trim().strip_prefix(kind)?.strip_prefix(':'))
+        .zip(column)
+        .and_then(|(counts, column)| counts.split_whitespace().nth(column)?.parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn softirqs_are_read_by_kind_and_processor() {
+        let text = "                    CPU0       CPU2\n          HI:          1          2\n      NET_TX:          3          4\n      NET_RX:         50         60\n";
+        assert_eq!(softirqs(text, "NET_RX", 0), 50);
+        assert_eq!(softirqs(text, "NET_RX", 2), 60);
+        assert_eq!(softirqs(text, "NET_RX", 1), 0);
+        assert_eq!(softirqs("", "NET_RX", 0), 0);
+    }
+}

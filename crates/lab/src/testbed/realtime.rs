@@ -1,0 +1,68 @@
+//! Room for real-time threads: the host architectures' interrupt and softirq
+//! threads must be able to starve the application, as interrupts do, so the
+//! kernel's two safeguards are off while such a run is measured.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tidewall_device::restore::{Guardian, Knob};
+
+use crate::command::run;
+
+/// Longest the safeguards may be off.
+pub(crate) const OFF_MAX: Duration = Duration::from_secs(2);
+
+const THROTTLE: &str = "/proc/sys/kernel/sched_rt_runtime_us";
+const DEBUG: &str = "/sys/kernel/debug";
+
+/// The safeguards are off until this is dropped.
+pub(crate) struct RealTime {
+    _knobs: Vec<Knob>,
+    since: Instant,
+}
+
+impl RealTime {
+    /// Turns real-time throttling and the fair server of `cpu` off. What cannot
+    /// be turned off is told in `shortcomings`.
+    pub(crate) fn take(guardian: &Guardian, cpu: usize, shortcomings: &mut Vec<String>) -> Self {
+        if !Path::new(&format!("{DEBUG}/sched")).exists() {
+            // Where it belongs; it may stay, as every distribution has it there.
+            let _ = run("mount", &["-t", "debugfs", "none", DEBUG]);
+        }
+        let fair = format!("{DEBUG}/sched/fair_server/cpu{cpu}/runtime");
+        let mut knobs = Vec::new();
+        for (path, value, floor) in [
+            (
+                THROTTLE,
+                "-1",
+                "real-time throttling leaves ordinary tasks 5 %",
+            ),
+            (
+                fair.as_str(),
+                "0",
+                "the fair server leaves ordinary tasks about 5 %",
+            ),
+        ] {
+            match Knob::set(guardian, path, value) {
+                Ok(knob) => knobs.push(knob),
+                Err(error) => {
+                    let text = format!(
+                        "bsd, early-demux and soft-lrp have a floor: {floor} ({path}: {error})"
+                    );
+                    if !shortcomings.contains(&text) {
+                        shortcomings.push(text);
+                    }
+                }
+            }
+        }
+        RealTime {
+            _knobs: knobs,
+            since: Instant::now(),
+        }
+    }
+
+    /// True once they have been off for as long as they may be.
+    pub(crate) fn is_over(&self) -> bool {
+        self.since.elapsed() > OFF_MAX
+    }
+}

@@ -1,0 +1,207 @@
+//! Workers as the lab sees them.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use super::{Drops, Job, LoadJob, LoadOutcome};
+use crate::{interrupt, raw_process};
+
+/// How often a wait looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a service may take to start: the driver program is loaded and a
+/// queue of a device that was just closed may be busy for some 50 ms.
+const START: Duration = Duration::from_secs(15);
+/// How long a service may take to answer or to stop.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where a worker runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    /// Network namespace.
+    pub(crate) namespace: &'a str,
+    /// Processor.
+    pub(crate) cpu: usize,
+}
+
+/// A running worker; dropping it ends it.
+pub(crate) struct Child {
+    process: std::process::Child,
+    lines: Receiver<String>,
+    /// What it wrote to standard error, in a file without a name.
+    errors: File,
+    what: String,
+}
+
+impl Child {
+    /// Starts the lab's own program again as a worker.
+    pub(crate) fn start(place: Place<'_>, job: &Job, what: &str) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find my own program")?;
+        let errors = nameless_file()?;
+        let mut process = Command::new("ip")
+            .args([
+                "netns",
+                "exec",
+                place.namespace,
+                "taskset",
+                "-c",
+                &place.cpu.to_string(),
+            ])
+            .arg(&program)
+            .args(["lab-worker", &serde_json::to_string(job)?])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors.try_clone()?)
+            .spawn()
+            .context("cannot run ip netns exec")?;
+        let output = process.stdout.take().context("no pipe from the worker")?;
+        let (send, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Child {
+            process,
+            lines,
+            errors,
+            what: what.to_owned(),
+        })
+    }
+
+    /// Starts a worker and waits until it says that it is ready.
+    pub(crate) fn start_ready(place: Place<'_>, job: &Job, what: &str) -> anyhow::Result<Self> {
+        let mut child = Child::start(place, job, what)?;
+        let line = child.line(START)?;
+        if line != "ready" {
+            bail!("{what}: expected `ready`, got `{line}`");
+        }
+        Ok(child)
+    }
+
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self, patience: Duration) -> anyhow::Result<String> {
+        self.line_unless(patience, || false)
+    }
+
+    /// As `line`, given up when `over` says so.
+    fn line_unless(
+        &mut self,
+        patience: Duration,
+        over: impl Fn() -> bool,
+    ) -> anyhow::Result<String> {
+        let deadline = Instant::now() + patience;
+        loop {
+            interrupt::check()?;
+            match self.lines.recv_timeout(LOOK) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline && !over() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!(
+                        "{}: no answer within {patience:?}{}",
+                        self.what,
+                        self.said()
+                    )
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.process.wait()?;
+                    bail!("{} ended ({status}){}", self.what, self.said());
+                }
+            }
+        }
+    }
+
+    /// Asks a service worker what was dropped so far.
+    pub(crate) fn drops(&mut self) -> anyhow::Result<Drops> {
+        let input = self
+            .process
+            .stdin
+            .as_mut()
+            .context("no pipe to the worker")?;
+        writeln!(input, "drops")?;
+        let line = self.line(ANSWER)?;
+        serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
+    }
+
+    /// What it complained about, if anything.
+    pub(crate) fn said(&self) -> String {
+        let mut text = String::new();
+        // The worker's own place in the file is the same: it only appends.
+        let mut errors = &self.errors;
+        if errors.rewind().is_ok() && errors.read_to_string(&mut text).is_ok() {
+            let text = text.trim();
+            if !text.is_empty() {
+                return format!(": {text}");
+            }
+        }
+        String::new()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // The end of its input is the request to stop.
+        drop(self.process.stdin.take());
+        raw_process::signal(self.process.id(), libc::SIGTERM);
+        let deadline = Instant::now() + ANSWER;
+        while Instant::now() < deadline {
+            match self.process.try_wait() {
+                Ok(Some(_)) | Err(_) => return,
+                Ok(None) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a load to its end; `over` may give it up early.
+pub(crate) fn run_load(
+    place: Place<'_>,
+    job: LoadJob,
+    over: impl Fn() -> bool,
+) -> anyhow::Result<LoadOutcome> {
+    let patience = job.spec.warm_up + job.spec.duration + START;
+    let mut child = Child::start(place, &Job::Load(Box::new(job)), "the load")?;
+    let line = child.line_unless(patience, over)?;
+    serde_json::from_str(&line).with_context(|| format!("the load answered {line}"))
+}
+
+/// A file that is gone when it is closed.
+fn nameless_file() -> anyhow::Result<File> {
+    let path = scratch("errors");
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create_new(true)
+        .open(&path)
+        .with_context(|| format!("cannot make {}", path.display()))?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// A path of our own in [`scratch_directory`].
+pub(crate) fn scratch(what: &str) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    scratch_directory().join(format!("tw-{}-{number}-{what}", std::process::id()))
+}
+
+/// Shared memory, or the directory for temporary files where there is none.
+pub(crate) fn scratch_directory() -> PathBuf {
+    let shared = Path::new("/dev/shm");
+    if shared.is_dir() {
+        shared.to_owned()
+    } else {
+        std::env::temp_dir()
+    }
+}

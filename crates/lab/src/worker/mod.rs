@@ -1,0 +1,173 @@
+//! Workers: the processes inside a test bed.
+//!
+//! The lab starts its own program again, in a namespace and on a processor,
+//! with the hidden subcommand `lab-worker` and a [`Job`] as JSON. A service
+//! worker prints `ready`, answers each line `drops` on its standard input with
+//! a line of JSON, and ends when that input ends or on SIGTERM. A load worker
+//! runs its load and prints a [`LoadOutcome`].
+
+mod child;
+mod load;
+mod service;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use tidewall_load::{LoadReport, LoadSpec};
+use tidewall_service::ServiceSpec;
+use tidewall_service::linux;
+
+use crate::raw_process;
+
+pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
+pub(crate) use service::Drops;
+
+/// What a worker is to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Job {
+    /// Serve.
+    Service(ServiceJob),
+    /// Run a load.
+    Load(Box<LoadJob>),
+    /// Use up processor time nobody else wants (nice 19), until the standard
+    /// input ends: LRP's background processes, which keep the processor out of
+    /// its idle states.
+    Spin,
+}
+
+/// A service to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceJob {
+    /// On which stack.
+    pub host: HostSpec,
+    /// Which services, highest priority first.
+    pub services: Vec<ServiceSpec>,
+    /// Where they count.
+    pub counters: PathBuf,
+}
+
+/// The stack of a service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostSpec {
+    /// Tidewall.
+    Tidewall {
+        /// Name of the architecture.
+        architecture: String,
+        /// Queues of the interface to take.
+        queues: u32,
+        /// Processor of the threads of host architectures.
+        receiver_cpu: usize,
+        /// Bounded busy wait before sleeping, µs.
+        spin: u32,
+    },
+    /// Linux.
+    Linux(linux::Options),
+}
+
+/// A load to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadJob {
+    /// The load.
+    pub spec: LoadSpec,
+    /// Counters of the service, sampled while the load is measured.
+    pub counters: Option<PathBuf>,
+}
+
+/// What became of a load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadOutcome {
+    /// The generator's own report.
+    pub report: LoadReport,
+    /// Datagrams/s that each service took while the load was measured, in the
+    /// order of the services.
+    pub delivered: Vec<f64>,
+}
+
+/// The body of the hidden subcommand `lab-worker`.
+///
+/// # Errors
+/// A job that cannot be read; what the stack or the load reports.
+pub fn worker_main(json: &str) -> anyhow::Result<()> {
+    let job: Job = serde_json::from_str(json).context("this is no job of the lab's")?;
+    raw_process::own_session();
+    raw_process::die_with_parent()?;
+    // With automatic grouping a session's share of the processor is one task's;
+    // the weights are to be those of the tasks. Not every kernel has it.
+    let _ = fs::write("/proc/self/autogroup", "-20");
+    match job {
+        Job::Service(job) => service::serve(&job),
+        Job::Load(job) => load::run(&job),
+        Job::Spin => spin(),
+    }
+}
+
+fn spin() -> anyhow::Result<()> {
+    raw_process::set_nice(19)?;
+    println!("ready");
+    std::thread::spawn(|| {
+        loop {
+            std::hint::spin_loop();
+        }
+    });
+    service::until_input_ends(|_| Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidewall_load::PingSpec;
+    use tidewall_service::Kind;
+
+    use super::*;
+
+    #[test]
+    fn jobs_survive_the_command_line() {
+        let jobs = [
+            Job::Service(ServiceJob {
+                host: HostSpec::Tidewall {
+                    architecture: "ni-lrp".into(),
+                    queues: 1,
+                    receiver_cpu: 1,
+                    spin: 20,
+                },
+                services: vec![ServiceSpec {
+                    kind: Kind::Echo,
+                    port: 7,
+                    work: 200,
+                }],
+                counters: "/dev/shm/x".into(),
+            }),
+            Job::Service(ServiceJob {
+                host: HostSpec::Linux(linux::Options::default()),
+                services: Vec::new(),
+                counters: "/dev/shm/x".into(),
+            }),
+            Job::Load(Box::new(LoadJob {
+                spec: LoadSpec {
+                    blast: None,
+                    ping: Some(PingSpec::new("10.77.0.2:7".parse().unwrap())),
+                    warm_up: Duration::from_millis(100),
+                    duration: Duration::from_millis(500),
+                    cpu: Some(0),
+                },
+                counters: None,
+            })),
+            Job::Spin,
+        ];
+        for job in jobs {
+            let json = serde_json::to_string(&job).unwrap();
+            assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
+        }
+    }
+
+    #[test]
+    fn what_is_no_job_is_refused() {
+        let error = worker_main("{}").unwrap_err().to_string();
+        assert!(error.contains("no job"), "{error}");
+    }
+}

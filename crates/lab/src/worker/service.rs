@@ -1,0 +1,253 @@
+//! The worker that serves.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::Value;
+use tidewall_service::linux::Linux;
+use tidewall_service::tidewall::Tidewall;
+use tidewall_service::{BATCH, Counters};
+use tidewall_socket::snapshot::StackSnapshot;
+use tidewall_socket::{EmbeddedConfig, Stack};
+
+use super::{HostSpec, ServiceJob};
+use crate::testbed::SERVER_INTERFACE;
+
+/// Packets dropped so far, by place.
+pub(crate) type Drops = BTreeMap<String, u64>;
+
+/// Runs the services until the standard input ends or SIGTERM.
+pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let counters = Counters::create(&job.counters, job.services.len())
+        .with_context(|| format!("cannot make {}", job.counters.display()))?;
+    match &job.host {
+        HostSpec::Tidewall {
+            architecture,
+            queues,
+            receiver_cpu,
+            spin,
+        } => {
+            let stack = Stack::embedded(EmbeddedConfig {
+                interface: SERVER_INTERFACE.to_owned(),
+                queues: *queues,
+                architecture: architecture.parse()?,
+                receiver_cpu: Some(*receiver_cpu),
+                spin: Duration::from_micros((*spin).into()),
+                control: false,
+                ..EmbeddedConfig::default()
+            })
+            .with_context(|| format!("cannot start the stack on {SERVER_INTERFACE}"))?;
+            for warning in stack.warnings() {
+                eprintln!("{warning}");
+            }
+            let seen = stack.clone();
+            let host = Tidewall::new(stack, None);
+            serve_on(&host, job, &counters, &stop, move || {
+                drops_of_stack(&seen.snapshot())
+            })
+        }
+        HostSpec::Linux(options) => {
+            serve_on(&Linux::new(*options), job, &counters, &stop, drops_of_linux)
+        }
+    }
+}
+
+fn serve_on<H: tidewall_service::Host>(
+    host: &H,
+    job: &ServiceJob,
+    counters: &Counters,
+    stop: &Arc<AtomicBool>,
+    drops: impl Fn() -> Drops + Send + 'static,
+) -> anyhow::Result<()> {
+    let stop_input = stop.clone();
+    std::thread::spawn(move || {
+        let answered = until_input_ends(|line| {
+            if line == "drops" {
+                println!("{}", serde_json::to_string(&drops())?);
+            }
+            Ok(())
+        });
+        if let Err(error) = answered {
+            eprintln!("{error:#}");
+        }
+        stop_input.store(true, Ordering::Relaxed);
+    });
+    let address = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    tidewall_service::serve(host, address, &job.services, BATCH, counters, stop, |_| {
+        println!("ready");
+        // A parent that is gone will end us anyway.
+        let _ = std::io::stdout().flush();
+    })?;
+    Ok(())
+}
+
+/// Calls `each` with every line of the standard input until it ends.
+pub(super) fn until_input_ends(
+    mut each: impl FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for line in std::io::stdin().lock().lines() {
+        each(line?.trim())?;
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// What a Tidewall stack dropped.
+fn drops_of_stack(snapshot: &StackSnapshot) -> Drops {
+    serde_json::to_value(snapshot)
+        .map(|value| drops_of_snapshot(&value))
+        .unwrap_or_default()
+}
+
+/// Picks the ways to die out of a snapshot, and gives them the places' names
+/// of docs/lab.md. Ways that the driver program shares with passing on to the
+/// kernel are not drops.
+fn drops_of_snapshot(snapshot: &Value) -> Drops {
+    let mut drops = Drops::new();
+    let mut add = |place: String, count: u64| {
+        if count > 0 {
+            *drops.entry(place).or_default() += count;
+        }
+    };
+    let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64).unwrap_or(0);
+    for queue in snapshot["queues"].as_array().into_iter().flatten() {
+        for (name, place) in [
+            ("channel-full", "channel"),
+            ("channel-closed", "closed channel"),
+            ("no-socket", "no AF_XDP socket"),
+            ("truncated", "truncated"),
+            ("malformed", "malformed"),
+        ] {
+            add(place.to_owned(), number(&queue["driver"], name));
+        }
+        for (class, counts) in queue["kernel"].as_object().into_iter().flatten() {
+            add(
+                format!("kernel-bound {class}"),
+                counts.get(1).and_then(Value::as_u64).unwrap_or(0),
+            );
+        }
+        add("receive ring".to_owned(), number(queue, "lost_in_ring"));
+        add("closed channel".to_owned(), number(queue, "stale"));
+        // Host architectures count their own queues.
+        for (name, place) in [
+            ("ip_queue_full", "IP queue"),
+            ("channel_full", "socket queue"),
+            ("no_channel", "no socket"),
+        ] {
+            add(
+                place.to_owned(),
+                number(queue, name) + number(&queue["host"], name),
+            );
+        }
+    }
+    for (cause, count) in snapshot["protocol"].as_object().into_iter().flatten() {
+        add(format!("protocol {cause}"), count.as_u64().unwrap_or(0));
+    }
+    add("no socket".to_owned(), number(snapshot, "no_socket"));
+    add("full socket".to_owned(), number(snapshot, "socket_full"));
+    drops
+}
+
+/// What Linux dropped in this network namespace, and in the backlogs of all
+/// processors.
+fn drops_of_linux() -> Drops {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let mut drops = Drops::new();
+    for (name, place) in [
+        ("RcvbufErrors", "socket buffer"),
+        ("NoPorts", "no socket"),
+        ("InCsumErrors", "checksum"),
+    ] {
+        let count = udp_counter(&read("/proc/self/net/snmp"), name)
+            + read("/proc/self/net/snmp6")
+                .lines()
+                .find_map(|line| {
+                    line.strip_prefix("Udp6")?
+                        .strip_prefix(name)?
+                        .trim()
+                        .parse::<u64>()
+                        .ok()
+                })
+                .unwrap_or(0);
+        drops.insert(place.to_owned(), count);
+    }
+    drops.insert(
+        "backlog".to_owned(),
+        backlog_drops(&read("/proc/net/softnet_stat")),
+    );
+    drops
+}
+
+/// A counter of /proc/net/snmp's two lines for UDP.
+fn udp_counter(text: &str, name: &str) -> u64 {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else {
+        return 0;
+    };
+    names
+        .split_whitespace()
+        .zip(values.split_whitespace())
+        .find(|(found, _)| *found == name)
+        .and_then(|(_, value)| value.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The second column, of all processors, in hexadecimal.
+fn backlog_drops(text: &str) -> u64 {
+    text.lines()
+        .filter_map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_die_in_a_snapshot_is_found() {
+        let snapshot = serde_json::json!({
+            "queues": [
+                {"driver": {"frames": 100, "channel": 50, "channel-full": 7, "unowned": 3},
+                 "kernel": {"other": [10, 20], "icmp": [1, 0]}, "lost_in_ring": 2, "stale": 0,
+                 "host": {"ip_queue_full": 5, "channel_full": 6}},
+                {"driver": {"channel-full": 1}, "kernel": {}},
+            ],
+            "protocol": {"checksum": 4},
+            "no_socket": 0,
+        });
+        let drops = drops_of_snapshot(&snapshot);
+        let expected = [
+            ("IP queue", 5),
+            ("channel", 8),
+            ("kernel-bound other", 20),
+            ("protocol checksum", 4),
+            ("receive ring", 2),
+            ("socket queue", 6),
+        ];
+        assert_eq!(
+            drops,
+            expected
+                .map(|(place, count)| (place.to_owned(), count))
+                .into()
+        );
+    }
+
+    #[test]
+    fn the_kernels_counters_are_read() {
+        let snmp = "Ip: A B\nIp: 1 2\nUdp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors\nUdp: 10 20 30 40 50\nUdpLite: InDatagrams\nUdpLite: 7\n";
+        assert_eq!(udp_counter(snmp, "RcvbufErrors"), 50);
+        assert_eq!(udp_counter(snmp, "NoPorts"), 20);
+        assert_eq!(udp_counter(snmp, "Missing"), 0);
+        assert_eq!(udp_counter("", "NoPorts"), 0);
+        assert_eq!(backlog_drops("0000 0000000a 00\n0000 00000001 00\n"), 11);
+    }
+}

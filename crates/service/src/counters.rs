@@ -1,0 +1,269 @@
+//! Counters that another process can read at any time.
+//!
+//! A service whose processor is livelocked answers nobody, so what it has
+//! delivered must be readable without it. It counts in a page of a file
+//! (best in /dev/shm), little more than a memory store a batch.
+//!
+//! Layout, in 64-bit words of the machine's byte order:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | 0 | [`MAGIC`] |
+//! | 1 | number of services |
+//! | 2 | turns of the event loop |
+//! | 3 | times it slept, or tried to |
+//! | 8 + 8·n | datagrams that service n received |
+//! | 9 + 8·n | bytes of their payloads |
+//! | 10 + 8·n | replies that it handed to the stack |
+//! | 11 + 8·n | errors that its socket reported |
+//! | 12 + 8·n | batches that held at least one datagram |
+//!
+//! The service is the only writer; each cell is a cache line of its own.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::raw_page::{BYTES, Page, WORDS};
+
+/// First word of the page.
+pub const MAGIC: u64 = u64::from_be_bytes(*b"twservc1");
+/// Most services that fit a page.
+pub const SERVICES: usize = WORDS / CELL - 1;
+
+const CELL: usize = 8;
+const COUNT: usize = 1;
+const TURNS: usize = 2;
+const WAITS: usize = 3;
+
+/// What one service has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCounts {
+    /// Datagrams received, worked on and answered or discarded.
+    pub received: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// Replies handed to the stack.
+    pub replies: u64,
+    /// Errors that the socket reported.
+    pub errors: u64,
+    /// Batches that held at least one datagram.
+    pub batches: u64,
+}
+
+/// The page, for the service that counts.
+#[derive(Debug)]
+pub struct Counters {
+    page: Page,
+    path: PathBuf,
+}
+
+impl Counters {
+    /// Makes the file, or takes over one that is there, for `services`
+    /// services, all counts zero. The file is removed on drop.
+    ///
+    /// # Errors
+    /// InvalidInput for more than [`SERVICES`]; what the file system reports.
+    pub fn create(path: impl AsRef<Path>, services: usize) -> io::Result<Self> {
+        if services > SERVICES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("at most {SERVICES} services can be counted"),
+            ));
+        }
+        let path = path.as_ref().to_owned();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)?;
+        file.set_len(BYTES as u64)?;
+        let page = Page::map(&file)?;
+        page.words()[COUNT].store(services as u64, Ordering::Relaxed);
+        // Last: a reader that sees it sees the count.
+        page.words()[0].store(MAGIC, Ordering::Release);
+        Ok(Counters { page, path })
+    }
+
+    pub(crate) fn turned(&self) {
+        bump(self.page.words().get(TURNS), 1);
+    }
+
+    pub(crate) fn waited(&self) {
+        bump(self.page.words().get(WAITS), 1);
+    }
+
+    /// Adds one batch of service `number`.
+    pub(crate) fn batch(&self, number: usize, datagrams: u64, bytes: u64, replies: u64) {
+        let cell = self.cell(number);
+        bump(cell.first(), datagrams);
+        bump(cell.get(1), bytes);
+        bump(cell.get(2), replies);
+        bump(cell.get(4), 1);
+    }
+
+    pub(crate) fn error(&self, number: usize) {
+        bump(self.cell(number).get(3), 1);
+    }
+
+    fn cell(&self, number: usize) -> &[AtomicU64] {
+        let start = CELL * (number + 1);
+        self.page
+            .words()
+            .get(start..start + CELL)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // A reader that has it mapped keeps it; the name need not stay.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Adds without a locked instruction: there is one writer.
+fn bump(word: Option<&AtomicU64>, by: u64) {
+    if let Some(word) = word {
+        word.store(
+            word.load(Ordering::Relaxed).wrapping_add(by),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// The page, for whoever looks on.
+#[derive(Debug)]
+pub struct Reader {
+    page: Page,
+}
+
+impl Reader {
+    /// Maps the page of a running service.
+    ///
+    /// # Errors
+    /// NotFound before the service has started; InvalidData for another file.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let page = Page::map(&file)?;
+        if page.words()[0].load(Ordering::Acquire) != MAGIC {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "not a page of service counters",
+            ));
+        }
+        Ok(Reader { page })
+    }
+
+    /// What each service has done so far, in the order of the services. The
+    /// numbers of one service may be a batch apart.
+    pub fn read(&self) -> Vec<ServiceCounts> {
+        let words = self.page.words();
+        let count = words[COUNT].load(Ordering::Relaxed).min(SERVICES as u64) as usize;
+        words[CELL..]
+            .chunks(CELL)
+            .take(count)
+            .map(|cell| {
+                let word = |n: usize| cell.get(n).map_or(0, |word| word.load(Ordering::Relaxed));
+                ServiceCounts {
+                    received: word(0),
+                    bytes: word(1),
+                    replies: word(2),
+                    errors: word(3),
+                    batches: word(4),
+                }
+            })
+            .collect()
+    }
+
+    /// Turns of the event loop so far.
+    pub fn turns(&self) -> u64 {
+        self.page.words()[TURNS].load(Ordering::Relaxed)
+    }
+
+    /// How often the event loop slept, or tried to, so far.
+    pub fn waits(&self) -> u64 {
+        self.page.words()[WAITS].load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tw-counters-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn a_reader_sees_what_is_counted() {
+        let path = path("seen");
+        let counters = Counters::create(&path, 2).unwrap();
+        let reader = Reader::open(&path).unwrap();
+        counters.batch(1, 3, 42, 2);
+        counters.batch(1, 1, 14, 1);
+        counters.error(0);
+        counters.turned();
+        counters.waited();
+        let counts = reader.read();
+        assert_eq!(counts.len(), 2);
+        assert_eq!(
+            counts[0],
+            ServiceCounts {
+                errors: 1,
+                ..Default::default()
+            }
+        );
+        assert_eq!(
+            counts[1],
+            ServiceCounts {
+                received: 4,
+                bytes: 56,
+                replies: 3,
+                errors: 0,
+                batches: 2
+            }
+        );
+        assert_eq!((reader.turns(), reader.waits()), (1, 1));
+        drop(counters);
+        assert!(!path.exists());
+        assert_eq!(reader.read().len(), 2, "the mapping outlives the name");
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let path = path("other");
+        std::fs::write(&path, [0; BYTES]).unwrap();
+        assert_eq!(
+            Reader::open(&path).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(
+            Reader::open(&path).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(
+            Reader::open(&path).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    #[test]
+    fn only_as_many_services_as_fit() {
+        assert!(Counters::create(path("many"), SERVICES + 1).is_err());
+        let counters = Counters::create(path("most"), SERVICES).unwrap();
+        counters.batch(SERVICES - 1, 1, 1, 1);
+        // Out of range counts nowhere, and breaks nothing.
+        counters.batch(SERVICES, 1, 1, 1);
+        assert_eq!(
+            counters.page.words()[WORDS - CELL].load(Ordering::Relaxed),
+            1
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! Services: application code written once and run on either stack.
+//!
+//! Lives here: what a service needs of a stack ([`Host`], [`Datagrams`]), the
+//! two stacks that provide it ([`tidewall`] and [`linux`]), the event loop of
+//! echo, acknowledge and discard services over it ([`serve`]), and the shared
+//! page in which it counts ([`counters`]). Does not live here: load, test beds
+//! and anything that measures. A comparison is honest only while the loop
+//! knows nothing of which stack it runs on; keep it so.
+//!
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §4; recv(2), recvmmsg(2),
+//! socket(7) on SO_BUSY_POLL; Documentation/networking/napi.rst on
+//! SO_PREFER_BUSY_POLL.
+//!
+//! ```text
+//!  serve: for each service, by priority ── receive ≤ batch ─► work ─► reply ─► flush
+//!              │                              ▲
+//!              └── nothing came: wait ────────┴── Host: tidewall │ linux
+//! ```
+#![deny(unsafe_code)]
+
+pub mod counters;
+mod host;
+pub mod linux;
+#[allow(unsafe_code)]
+mod raw_linux;
+#[allow(unsafe_code)]
+mod raw_page;
+mod services;
+pub mod tidewall;
+mod work;
+
+pub use counters::{Counters, Reader, ServiceCounts};
+pub use host::{Datagrams, Host};
+pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
+pub use work::multiply;
