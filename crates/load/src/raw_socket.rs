@@ -42,6 +42,33 @@ pub(crate) fn send_many(
     u32::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
+/// Makes each receive call poll the device itself, where the device's interrupt
+/// is deferred (`napi_defer_hard_irqs`, `gro_flush_timeout`): a spinning client
+/// then takes replies on its own time, without an interrupt on anybody's.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN.
+pub(crate) fn prefer_busy_poll(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const SO_PREFER_BUSY_POLL: i32 = 69;
+    for (name, value) in [(libc::SO_BUSY_POLL, 50), (SO_PREFER_BUSY_POLL, 1)] {
+        let value: i32 = value;
+        // SAFETY: four valid bytes for the call's duration.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                (&raw const value).cast(),
+                mem::size_of::<i32>() as libc::socklen_t,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// A generic netlink socket in the caller's namespace, to write requests to and
 /// read answers from.
 pub(crate) fn generic_netlink() -> io::Result<OwnedFd> {

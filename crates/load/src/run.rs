@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use crate::exchange::Exchange;
 use crate::neighbour::{self, counters};
 use crate::pacer::{Pacer, Step, default_burst};
-use crate::raw_socket::wait_readable;
+use crate::raw_socket::{prefer_busy_poll, wait_readable};
 use crate::raw_thread::ThreadSettings;
 use crate::report::{
     BlastCounts, BlastReport, InterfaceCounters, Latency, LoadReport, Phase, PingCounts,
@@ -300,6 +300,10 @@ impl Ping {
             let socket = UdpSocket::bind(local)?;
             socket.connect(spec.destination)?;
             socket.set_nonblocking(true)?;
+            if spec.wait == Wait::Spin {
+                // Without CAP_NET_ADMIN, replies come by interrupt as ever.
+                let _ = prefer_busy_poll(socket.as_fd());
+            }
             Ok(socket)
         };
         let socket = open().map_err(|error: io::Error| {

@@ -280,8 +280,8 @@ impl HostThreads {
     }
 
     /// Counters since the start.
-    pub fn counters(&self) -> &HostCounters {
-        &self.counters
+    pub fn counters(&self) -> Arc<HostCounters> {
+        self.counters.clone()
     }
 
     fn spawn(

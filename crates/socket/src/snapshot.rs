@@ -113,6 +113,9 @@ pub struct QueueSnapshot {
     pub transmitted: u64,
     /// Sends refused for want of a free frame.
     pub no_transmit_frame: u64,
+    /// Drops of a host architecture's threads by cause; only those that are not
+    /// zero.
+    pub host: BTreeMap<String, u64>,
 }
 
 /// One socket.
@@ -136,6 +139,22 @@ pub struct SocketSnapshot {
     pub limit: u32,
     /// Dropped by the driver because the channel was at its limit.
     pub dropped_full: u64,
+}
+
+fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
+    let counters = core.host.get().and_then(|host| host.get(queue as usize));
+    counters
+        .into_iter()
+        .flat_map(|counters| {
+            [
+                ("ip_queue_full", &counters.ip_queue_full),
+                ("channel_full", &counters.channel_full),
+                ("no_channel", &counters.no_channel),
+            ]
+        })
+        .map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
 }
 
 impl StackSnapshot {
@@ -170,6 +189,7 @@ impl StackSnapshot {
                 empty_rounds: read(&counters.empty_rounds),
                 transmitted,
                 no_transmit_frame,
+                host: host_drops(core, number),
             }
         });
         let sockets = (0..CHANNELS as u16).filter_map(|number| {

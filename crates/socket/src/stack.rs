@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::{AfXdp, Config};
@@ -14,7 +14,7 @@ use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
-use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
+use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -156,6 +156,8 @@ pub(crate) struct Core {
     pub(crate) has_kernel: bool,
     pub(crate) name: String,
     pub(crate) strays: AtomicU64,
+    /// Of each queue, where a host architecture has threads.
+    pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
     leadership: Leadership,
     past: Mutex<Past>,
     next_channel: AtomicU16,
@@ -309,6 +311,7 @@ impl Stack {
             has_kernel: parts.has_kernel,
             name: parts.name,
             strays: AtomicU64::new(0),
+            host: OnceLock::new(),
             leadership: Leadership::default(),
             past: Mutex::new(Past {
                 at: Duration::ZERO,
@@ -334,6 +337,9 @@ impl Stack {
                 )?);
             }
         }
+        let _ = core
+            .host
+            .set(threads.iter().map(HostThreads::counters).collect());
         let control = if control {
             Some(Control::start(&core)?)
         } else {
@@ -598,9 +604,17 @@ impl Core {
             return Ok(true);
         }
         if !self.spin.is_zero() {
+            // Armed, so that the device's own interrupt delivers, while we look
+            // at memory only: a poll that keeps the device masked sets a timer
+            // each time, which costs a virtual machine more than it saves here.
             let end = Instant::now() + self.spin;
+            let mut armed = false;
             while Instant::now() < end {
-                self.round(false)?;
+                if armed {
+                    self.collect();
+                } else {
+                    armed = self.round(true)?.armed;
+                }
                 if has_input() {
                     return Ok(true);
                 }

@@ -351,6 +351,7 @@ mod tests {
                 empty_rounds: 5,
                 transmitted: 1,
                 no_transmit_frame: 0,
+                host: Default::default(),
             }],
             sockets: vec![SocketSnapshot {
                 channel: 2,
