@@ -53,6 +53,11 @@ pub trait Receive: Send {
     /// from the device; receive control's Bp.
     fn set_budget(&mut self, frames: u32) -> io::Result<()>;
 
+    /// How long the device may leave frames waiting while nobody polls it and
+    /// its interrupt is masked; receive control's T. Of the whole device, not
+    /// of one queue. Where it cannot be set, nothing happens.
+    fn set_patience(&mut self, _patience: Patience) {}
+
     /// Datagrams that reached the kernel instead of the queue while the
     /// device's poll was being learned: moves one into `payload`. `None` when
     /// there are none, which is always so after start-up.
@@ -68,6 +73,19 @@ pub struct Stray {
     pub source: std::net::SocketAddr,
     /// The address and port it was sent to.
     pub destination: std::net::SocketAddr,
+}
+
+/// See [`Receive::set_patience`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// The receiver may sleep: 200 µs.
+    Short,
+    /// The receiver polls all the time: 5 ms. Each poll that keeps the device
+    /// masked starts a timer of this length. One that is longer than a
+    /// scheduler tick is never the next to expire, so starting it does not
+    /// touch the clock hardware; in a virtual machine that is the larger part
+    /// of a poll's cost (docs/decisions.md).
+    Long,
 }
 
 /// What a transmitted frame asks of the device.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::{Frame, FrameMemory};
-use tidewall_device::queue::{Interrupt, Queue, Receive, Received, Stray, Transmit};
+use tidewall_device::queue::{Interrupt, Patience, Queue, Receive, Received, Stray, Transmit};
 
 use crate::channel::{Receiver, Run, Sender};
 use crate::credit::{Account, Adjust};
@@ -236,6 +236,11 @@ impl Poller {
     /// EINVAL or EPERM from the device.
     pub fn set_budget(&mut self, frames: u32) -> io::Result<()> {
         self.device.set_budget(frames)
+    }
+
+    /// Sets T; see [`Receive::set_patience`].
+    pub fn set_patience(&mut self, patience: Patience) {
+        self.device.set_patience(patience);
     }
 
     /// A datagram that came through the kernel during start-up.

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES}
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{Interrupt, Queue, Stray};
+use tidewall_device::queue::{Interrupt, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::poller::{self, Poller, Shared};
@@ -42,6 +42,13 @@ const RECONCILE_AFTER: Duration = Duration::from_millis(1);
 
 /// Over how long the device's rate is measured, at least.
 const PACE_WINDOW: Duration = Duration::from_micros(20);
+/// How long it must have been lower before that is believed: senders pause.
+const CALM: Duration = Duration::from_millis(1);
+/// This many rounds in [`STREAK_TIME`] are steady polling: 200 µs a round, the
+/// length of the device's own timer.
+const STREAK: u32 = 64;
+/// See [`STREAK`].
+const STREAK_TIME: Duration = Duration::from_micros(200 * STREAK as u64);
 /// Frames a second from which a sleeper polls by itself now and then, and from
 /// which it does not sleep.
 const BUSY_FROM: f64 = 20_000.0;
@@ -160,6 +167,10 @@ pub(crate) struct Core {
     pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
     leadership: Leadership,
     past: Mutex<Past>,
+    /// Rounds since the last sleep, and when the present lot of them began (ns
+    /// since the start).
+    streak: AtomicU32,
+    streak_start: AtomicU64,
     next_channel: AtomicU16,
     generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
@@ -285,8 +296,10 @@ impl Stack {
         let mut fragment_channels = Vec::new();
         let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
         for (number, queue) in queues.into_iter().enumerate() {
+            // Of a small memory no more than half, or nothing could be received.
+            let transmit_frames = TRANSMIT_FRAMES.min(queue.frames.len() / 2);
             let (mut poller, shared, transmit, frames) =
-                poller::open(number as u32, queue, tables.clone(), TRANSMIT_FRAMES);
+                poller::open(number as u32, queue, tables.clone(), transmit_frames);
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
             handles.push(QueueHandle {
@@ -318,6 +331,8 @@ impl Stack {
                 frames: 0,
                 pace: Pace::Quiet,
             }),
+            streak: AtomicU32::new(0),
+            streak_start: AtomicU64::new(0),
             next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
@@ -499,11 +514,34 @@ impl Core {
             // work was.
             progress.armed &= interrupt == Interrupt::Armed && round.driven == 0;
             queue.last_round.store(round.driven, Ordering::Relaxed);
+            if self.polls_steadily() {
+                poller.set_patience(Patience::Long);
+            }
             progress.frames += round.frames;
             progress.missing |= round.missing > 0;
             self.after(poller, ready);
         }
         Ok(progress)
+    }
+
+    /// Counts a round; true when rounds follow each other so closely that the
+    /// device's own timer has nothing to do.
+    fn polls_steadily(&self) -> bool {
+        if self.streak.fetch_add(1, Ordering::Relaxed) % STREAK != STREAK - 1 {
+            return false;
+        }
+        let now = self.age().as_nanos() as u64;
+        let before = self.streak_start.swap(now, Ordering::Relaxed);
+        now.saturating_sub(before) <= STREAK_TIME.as_nanos() as u64
+    }
+
+    /// Before a sleep that only the device ends: it may not be left alone for
+    /// long, since it is the kernel's too.
+    fn stops_polling(&self) {
+        self.streak.store(0, Ordering::Relaxed);
+        for queue in &self.queues {
+            lock(&queue.poller).set_patience(Patience::Short);
+        }
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
@@ -677,6 +715,9 @@ impl Core {
             if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
+            if *led && pace == Pace::Quiet {
+                self.stops_polling();
+            }
             descriptors.clear();
             descriptors.push(waiter.descriptor());
             let kernel = descriptors.len();
@@ -724,11 +765,13 @@ impl Core {
                 rate if rate >= BUSY_FROM => Pace::Busy,
                 _ => Pace::Quiet,
             };
-            *past = Past {
-                at: now,
-                frames,
-                pace,
-            };
+            if pace >= past.pace || elapsed >= CALM {
+                *past = Past {
+                    at: now,
+                    frames,
+                    pace,
+                };
+            }
         }
         past.pace
     }
@@ -754,7 +797,7 @@ impl Core {
 /// poll with work stays masked for T. When frames of others (the kernel's, or
 /// a flood at a port nobody owns) keep it busy, our own frames would wait for T
 /// with them, or be lost with the overflow of the device's ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Pace {
     /// Sleep until the interrupt.
     Quiet,

@@ -10,12 +10,15 @@
 //! The path of a frame in here: driver ring → poll (`napi`) → driver program
 //! ([`program`]) → receive ring (`socket`) → [`crate::queue::Receive`].
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
-use crate::queue::Queue;
+use crate::queue::{Patience, Queue};
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
 
@@ -42,9 +45,6 @@ pub struct Config {
     /// Frames one poll may take (Bp), 1..=64. More needs nothing but patience:
     /// the kernel caps a poll at 64 and runs two.
     pub budget: u32,
-    /// How long the device may leave frames waiting while the receiver does
-    /// not poll, in nanoseconds (T; `gro_flush_timeout`).
-    pub flush_timeout: u64,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
 }
@@ -57,7 +57,6 @@ impl Config {
             queues: 0,
             frames: 8192,
             budget: 64,
-            flush_timeout: 200_000,
             receive_ring: 2048,
         }
     }
@@ -120,11 +119,11 @@ impl AfXdp {
         program.attach(&config.interface)?;
         let tables = program.tables();
         let mut warnings = Vec::new();
-        let knobs = defer_interrupts(config, &mut warnings);
+        let (knobs, timer) = defer_interrupts(config, &mut warnings);
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
         for queue in 0..queues {
-            let opened = socket::open(interface, queue, config, &tables)?;
+            let opened = socket::open(interface, queue, config, &tables, timer.clone())?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
             opened_queues.push(opened.into_queue());
@@ -146,8 +145,12 @@ impl AfXdp {
 }
 
 /// Makes the device wait for the receiver's poll: the interrupt is deferred
-/// once, until `flush_timeout` after the last poll.
-fn defer_interrupts(config: &Config, warnings: &mut Vec<String>) -> Vec<Knob> {
+/// once, until the timer after the last poll. Both knobs are put back at the
+/// end.
+fn defer_interrupts(
+    config: &Config,
+    warnings: &mut Vec<String>,
+) -> (Vec<Knob>, Option<FlushTimer>) {
     let mut knobs = Vec::new();
     let guardian = match Guardian::start() {
         Ok(guardian) => guardian,
@@ -155,20 +158,56 @@ fn defer_interrupts(config: &Config, warnings: &mut Vec<String>) -> Vec<Knob> {
             warnings.push(format!(
                 "no guardian process ({error}): interrupt deferral left as it is"
             ));
-            return knobs;
+            return (knobs, None);
         }
     };
-    for (name, value) in [
-        ("napi_defer_hard_irqs", 1),
-        ("gro_flush_timeout", config.flush_timeout),
-    ] {
-        let path = format!("/sys/class/net/{}/{name}", config.interface);
+    let path = |name: &str| format!("/sys/class/net/{}/{name}", config.interface);
+    let mut timer = None;
+    for (name, value) in [("napi_defer_hard_irqs", 1), ("gro_flush_timeout", SHORT)] {
+        let path = path(name);
         match Knob::set(&guardian, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
-            Err(error) => warnings.push(format!("{path} not set: {error}")),
+            Err(error) => {
+                warnings.push(format!("{path} not set: {error}"));
+                return (knobs, None);
+            }
+        }
+        timer = FlushTimer::open(&path);
+    }
+    (knobs, timer)
+}
+
+/// Nanoseconds of [`Patience::Short`] and [`Patience::Long`]. Short: the 256
+/// slots of a veth ring at 1.28 million frames/s. Long: over the longest
+/// scheduler tick in use but one (HZ=250).
+const SHORT: u64 = 200_000;
+const LONG: u64 = 5_000_000;
+
+/// The device's `gro_flush_timeout`, for switching while it runs. The knob that
+/// restores it is held elsewhere.
+#[derive(Clone, Debug)]
+struct FlushTimer {
+    file: Arc<File>,
+    long: Arc<AtomicBool>,
+}
+
+impl FlushTimer {
+    fn open(path: &str) -> Option<Self> {
+        let file = File::options().write(true).open(path).ok()?;
+        Some(FlushTimer {
+            file: Arc::new(file),
+            long: Arc::default(),
+        })
+    }
+
+    fn set(&self, patience: Patience) {
+        let long = patience == Patience::Long;
+        if self.long.swap(long, Ordering::Relaxed) != long {
+            let value = if long { LONG } else { SHORT };
+            // A device that is gone needs no timer.
+            let _ = self.file.write_at(value.to_string().as_bytes(), 0);
         }
     }
-    knobs
 }
 
 /// Receive queues of an interface, `None` where sysfs does not tell.

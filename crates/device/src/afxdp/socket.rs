@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Config;
 use super::napi::Napi;
+use super::{Config, FlushTimer};
 use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
-use crate::queue::{Interrupt, Offload, Queue, Receive, Received, Stray, Transmit};
+use crate::queue::{Interrupt, Offload, Patience, Queue, Receive, Received, Stray, Transmit};
 use crate::raw::ring::Ring;
 use crate::raw::syscall;
 
@@ -152,6 +152,7 @@ pub(super) fn open(
     queue: u32,
     config: &Config,
     tables: &Arc<Tables>,
+    timer: Option<FlushTimer>,
 ) -> io::Result<Opened> {
     let bound = bind(interface, queue, config.frames, Some(config.receive_ring))?;
     let Bound {
@@ -173,6 +174,7 @@ pub(super) fn open(
             fill,
             receive,
             napi,
+            timer,
         }),
         transmit: Box::new(TransmitHalf {
             fd: fd.clone(),
@@ -227,6 +229,7 @@ struct ReceiveHalf {
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
     napi: Napi,
+    timer: Option<FlushTimer>,
 }
 
 impl Receive for ReceiveHalf {
@@ -273,6 +276,12 @@ impl Receive for ReceiveHalf {
 
     fn set_budget(&mut self, frames: u32) -> io::Result<()> {
         self.napi.set_budget(frames)
+    }
+
+    fn set_patience(&mut self, patience: Patience) {
+        if let Some(timer) = &self.timer {
+            timer.set(patience);
+        }
     }
 
     fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
