@@ -18,6 +18,8 @@ use crate::testbed::privilege::{self, Missing};
 pub struct Options {
     /// Fewer points and runs, at most a minute an experiment; the same claims.
     pub quick: bool,
+    /// Runs of each point, whatever their time.
+    pub rounds: Option<u32>,
     /// Background processes of lowest priority on both processors.
     pub spinners: bool,
     /// File for the result; of several experiments, for all as a JSON list.
@@ -79,6 +81,7 @@ pub fn run(
     }
     let how = experiments::Options {
         quick: options.quick,
+        rounds: options.rounds,
         spinners: options.spinners,
     };
     let mut outcome = Outcome::default();

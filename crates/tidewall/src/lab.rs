@@ -51,6 +51,9 @@ struct RunArguments {
     /// Fewer points, at most 60 s an experiment; the shape and the claims stay
     #[arg(long)]
     quick: bool,
+    /// Runs of each point, for medians of as many; takes the time it takes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
+    rounds: Option<u8>,
     /// Keep both processors busy with processes of lowest priority, as the paper did for latency
     #[arg(long)]
     spinners: bool,
@@ -128,6 +131,7 @@ fn experiments(arguments: RunArguments) -> Outcome {
     }
     let options = Options {
         quick: arguments.quick,
+        rounds: arguments.rounds.map(u32::from),
         spinners: arguments.spinners,
         json: arguments.json,
         out: arguments.out,
@@ -175,6 +179,7 @@ mod tests {
         let arguments = RunArguments {
             names: vec!["lrp-none".to_owned()],
             quick: true,
+            rounds: None,
             spinners: false,
             json: None,
             out: None,

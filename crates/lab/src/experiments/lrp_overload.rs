@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
 use crate::sweep::{Better, Curve, Plan, Sample, sweep};
 use crate::system::System;
-use crate::testbed::Config;
+use crate::testbed::{BusyTimeout, Config};
 
 /// Its name.
 pub const NAME: &str = "lrp-overload";
@@ -140,7 +140,13 @@ pub(super) fn run(
     options: Options,
     progress: &mut dyn Progress,
 ) -> anyhow::Result<ResultFile> {
-    let plan = if options.quick {
+    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+    let plan = if let Some(rounds) = options.rounds {
+        Plan {
+            rounds,
+            budget: None,
+        }
+    } else if options.quick {
         Plan {
             rounds: 3,
             budget: Some(Duration::from_secs(52)),

@@ -16,6 +16,9 @@ use crate::testbed::Config;
 pub struct Options {
     /// Fewer points and runs, at most a minute; the same claims.
     pub quick: bool,
+    /// Runs of each point, whatever their time; `None`: 5 or more, or as many
+    /// as fit when `quick`.
+    pub rounds: Option<u32>,
     /// Background processes of lowest priority on both processors, as in LRP's
     /// Figure 4: no packet then finds its processor idle.
     pub spinners: bool,

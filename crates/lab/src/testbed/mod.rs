@@ -30,7 +30,7 @@ use crate::command::{absolute, run};
 use crate::environment::Environment;
 use crate::worker::scratch_directory;
 
-pub use mode::Mode;
+pub use mode::{BusyTimeout, Mode};
 pub(crate) use realtime::RealTime;
 
 /// Interface of the client.
@@ -81,6 +81,7 @@ pub struct Testbed {
     client: String,
     server: String,
     mode: Option<Mode>,
+    busy_timeout: BusyTimeout,
     // Dropped in this order: first the namespaces, last the guardian.
     _namespaces: Vec<Undo>,
     guardian: Guardian,
@@ -117,6 +118,7 @@ impl Testbed {
             client,
             server,
             mode: None,
+            busy_timeout: BusyTimeout::default(),
             _namespaces: namespaces,
             guardian,
         };
