@@ -16,7 +16,7 @@ cargo fmt --all --check
 step "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 step "unit, property, fuzz and whole-system tests"
-cargo test --workspace --locked -- --test-threads=2
+cargo test --workspace --locked -- --test-threads=1
 step "memory model (loom)"
 make --no-print-directory loom
 step "documentation"

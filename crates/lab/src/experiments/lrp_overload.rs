@@ -122,15 +122,14 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
             ..curve(system, config, &[])
         });
     }
-    if !quick {
-        // Without XDP and GRO a veth takes no frames, so no RPS here.
-        for &system in SYSTEMS.iter().filter(|system| **system != System::LinuxRps) {
-            curves.push(Curve {
-                setting: Some(FRAMES),
-                loads: loads(config, SenderKind::Frame, &[None]),
-                ..curve(system, config, &[])
-            });
-        }
+    // Without XDP and GRO a veth takes no frames, so no RPS here.
+    let framed = SYSTEMS.iter().filter(|system| **system != System::LinuxRps);
+    for &system in framed {
+        curves.push(Curve {
+            setting: Some(FRAMES),
+            loads: loads(config, SenderKind::Frame, &[None]),
+            ..curve(system, config, &[])
+        });
     }
     curves
 }
@@ -290,6 +289,12 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     let peak = |series: &[Series], setting| find(series, "ni-lrp", setting).and_then(Series::peak);
     let against =
         |system: &str| ratio(at_most("ni-lrp"), at_most(system).map(|rate| rate.max(1.0)));
+    let framed = |system: &str| {
+        let curve = find(series, system, Some(FRAMES))?;
+        curve.last().map(|point| point.y)
+    };
+    let with_frames =
+        |system: &str| ratio(framed("ni-lrp"), framed(system).map(|rate| rate.max(1.0)));
     let steps = [
         ("ni-lrp", "soft-lrp"),
         ("soft-lrp", "early-demux"),
@@ -356,6 +361,20 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             None,
             work_above(&work),
             Bound::above(1.0),
+        ),
+        Claim::judge(
+            "frames-vs-busy",
+            "frames as from a network card, as fast as they go: ni-lrp over Linux, busy-polled",
+            None,
+            with_frames("linux-busy"),
+            Bound::at_least(2.5),
+        ),
+        Claim::judge(
+            "frames-vs-timer",
+            "the same: ni-lrp over Linux, timer-driven NAPI",
+            None,
+            with_frames("linux-timer"),
+            Bound::at_least(50.0),
         ),
         Claim::judge(
             "order",
@@ -427,6 +446,9 @@ mod tests {
             plain("linux-busy", [4e5, 4.4e5, 4.3e5]),
             work("ni-lrp", [3e5, 6.8e5, 9.3e5]),
             work("linux-rps", [2.999e5, 3.3e5, 7e3]),
+            curve("ni-lrp", Some(FRAMES), &[(2e6, 1.2e6)]),
+            curve("linux-busy", Some(FRAMES), &[(2e6, 3e5)]),
+            curve("linux-timer", Some(FRAMES), &[(2e6, 2e3)]),
         ]
     }
 
@@ -450,6 +472,8 @@ mod tests {
             ("work-flat", 1.0),
             // At 300,000/s both deliver everything, which shows nothing.
             ("work-above-linux", 6.8e5 / 3.3e5),
+            ("frames-vs-busy", 1.2e6 / 3e5),
+            ("frames-vs-timer", 1.2e6 / 2e3),
             ("order", 1.3 / 0.9),
             ("bsd-collapses", 5e3 / 4.5e5),
         ];
