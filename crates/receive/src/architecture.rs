@@ -139,6 +139,18 @@ pub struct HostCounters {
     pub channel_full: AtomicU64,
     /// Dropped: no socket wants the frame.
     pub no_channel: AtomicU64,
+    /// As [`Occupancy`] has it.
+    heads: Arc<[AtomicU32]>,
+}
+
+impl HostCounters {
+    /// Frames ever admitted to a channel, modulo 2^32: what the tables' head is
+    /// where the driver counts.
+    pub fn admitted(&self, channel: u16) -> u32 {
+        self.heads
+            .get(channel as usize)
+            .map_or(0, |head| head.load(Ordering::Relaxed))
+    }
 }
 
 /// The interrupt and softirq threads of one queue; dropping stops them.
@@ -159,7 +171,7 @@ struct Posted {
 
 /// Occupancy of channels that the driver does not count for.
 struct Occupancy {
-    heads: Box<[AtomicU32]>,
+    heads: Arc<[AtomicU32]>,
 }
 
 impl Occupancy {
@@ -233,12 +245,14 @@ impl HostThreads {
             .clone();
         let stop = Arc::new(AtomicBool::new(false));
         let wake = Arc::new(WakeFd::new()?);
-        let counters = Arc::new(HostCounters::default());
-        let occupancy = Arc::new(Occupancy {
-            heads: (0..CHANNELS as u16)
-                .map(|number| AtomicU32::new(shared.tables().tail(shared.queue(), number)))
-                .collect(),
+        let heads: Arc<[AtomicU32]> = (0..CHANNELS as u16)
+            .map(|number| AtomicU32::new(shared.tables().tail(shared.queue(), number)))
+            .collect();
+        let counters = Arc::new(HostCounters {
+            heads: heads.clone(),
+            ..HostCounters::default()
         });
+        let occupancy = Arc::new(Occupancy { heads });
         let room = if architecture == Architecture::EarlyDemux {
             POSTED
         } else {

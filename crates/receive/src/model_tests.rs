@@ -50,7 +50,7 @@ proptest! {
         let mut account = Account::starting_at(start);
         let (mut head, mut tail) = (start, start);
         let mut published: VecDeque<u32> = VecDeque::new();
-        let mut apply = |adjust, tail: &mut u32| match adjust {
+        let apply = |adjust, tail: &mut u32| match adjust {
             Adjust::Keep => {}
             Adjust::WriteOff(frames) => *tail = tail.wrapping_add(frames),
             Adjust::TakeBack => *tail = tail.wrapping_sub(1),

@@ -15,8 +15,9 @@ use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
 use crate::udp::inner::Owned;
 
-/// Fragments taken from the fragment channel at a time.
-const BATCH: usize = 64;
+/// Fragments taken from the fragment channel of a queue at a time: all that
+/// may wait there, for nobody looks again before the next fragment comes.
+const BATCH: usize = crate::stack::FRAGMENT_LIMIT as usize;
 
 pub(crate) struct Fragments {
     reassembler: Reassembler,
@@ -85,6 +86,12 @@ impl Core {
     pub(crate) fn reassemble(&self) {
         let mut whole = Vec::new();
         lock(&self.fragments).take_waiting(self.age(), &mut whole);
+        self.hand_out(whole);
+    }
+
+    /// Gives whole datagrams to the sockets that took their first fragments.
+    /// No socket may be locked by the caller.
+    pub(crate) fn hand_out(&self, whole: Vec<Reassembled>) {
         for datagram in whole {
             let owner = datagram
                 .tag
@@ -103,30 +110,22 @@ impl Core {
     }
 
     /// Takes a first fragment on its owner's behalf. The datagram, if all its
-    /// other fragments were waiting already.
-    pub(crate) fn first_fragment(&self, bytes: &[u8], owner: ChannelId) -> Option<Owned> {
-        let mut whole = Vec::new();
+    /// other fragments were waiting already. Others that became whole on the
+    /// way are added to `others`, for [`Core::hand_out`].
+    pub(crate) fn first_fragment(
+        &self,
+        bytes: &[u8],
+        owner: ChannelId,
+        others: &mut Vec<Reassembled>,
+    ) -> Option<Owned> {
         let complete = {
             let mut fragments = lock(&self.fragments);
             let now = self.age();
             // Those that overtook their first fragment.
-            fragments.take_waiting(now, &mut whole);
+            fragments.take_waiting(now, others);
             let tag = Some(u64::from(owner.value()));
             fragments.reassembler.insert(now, bytes, tag).ok().flatten()
         };
-        for datagram in whole {
-            let id = datagram
-                .tag
-                .and_then(|tag| u32::try_from(tag).ok())
-                .map(ChannelId::from_value);
-            let socket =
-                id.and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
-            match (socket, self.whole(&datagram)) {
-                (Some(socket), Some(owned)) => socket.push_reassembled(owned, &self.causes),
-                (None, _) => self.causes.no_socket(),
-                _ => {}
-            }
-        }
         self.whole(&complete?)
     }
 

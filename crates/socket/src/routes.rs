@@ -94,6 +94,11 @@ impl Routes {
         }
     }
 
+    /// True for an address of ours, on the in-memory device.
+    pub(crate) fn is_own(&self, address: IpAddr) -> bool {
+        matches!(&self.oracle, Oracle::Fixed { sources, .. } if sources.contains(&address))
+    }
+
     /// The route to `destination`, from `source` if the socket has one.
     pub(crate) fn find(
         &mut self,

@@ -199,8 +199,14 @@ impl StackSnapshot {
             let (mut occupancy, mut dropped_full) = (0, 0);
             for queue in &core.queues {
                 let queue = queue.shared.queue();
-                let head = core.tables.head(queue, number);
-                occupancy += head.wrapping_sub(core.tables.tail(queue, number)) & 0x7fff_ffff;
+                let host = core.host.get().and_then(|host| host.get(queue as usize));
+                let head = host.map_or_else(
+                    || core.tables.head(queue, number),
+                    |host| host.admitted(number),
+                );
+                // Read after the head, the tail may be ahead of it.
+                let waiting = head.wrapping_sub(core.tables.tail(queue, number)) as i32;
+                occupancy += waiting.max(0) as u32;
                 dropped_full += core.tables.dropped(queue, number);
             }
             Some(SocketSnapshot {

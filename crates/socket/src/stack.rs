@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ const TRANSMIT_FRAMES: usize = 2048;
 /// Channel that gets fragments without a transport header.
 const FRAGMENT_CHANNEL: u16 = 1;
 /// Frames of fragments that may wait.
-const FRAGMENT_LIMIT: u32 = 256;
+pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
@@ -138,6 +138,8 @@ pub(crate) struct QueueHandle {
     /// Frames the driver processed in the last round, to choose how to leave
     /// the interrupt.
     last_round: AtomicU64,
+    /// True when the last round left the interrupt masked or deferred.
+    masked: AtomicBool,
 }
 
 pub(crate) struct Inner {
@@ -307,6 +309,7 @@ impl Stack {
                 shared,
                 transmitter: Mutex::new(Transmitter::new(transmit, memory, frames, mac, mtu)),
                 last_round: AtomicU64::new(0),
+                masked: AtomicBool::new(false),
             });
         }
         tables.set_fragment_channel(fragment_id);
@@ -493,7 +496,12 @@ impl Core {
         if self.architecture.has_threads() {
             return Ok(Progress::default());
         }
+        // A leader that sleeps while we poll needs the interrupt too.
+        let led = self.leadership.is_taken();
+        let beside_leader = led && !arm;
+        let arm = arm || led;
         let mut progress = Progress::default();
+        let mut failed = Ok(());
         for queue in &self.queues {
             let mut poller = match queue.poller.try_lock() {
                 Ok(poller) => poller,
@@ -509,10 +517,20 @@ impl Core {
                 Interrupt::Masked
             };
             let mut ready = Ready::default();
-            let round = poller.round(interrupt, &mut ready.channels)?;
+            let round = match poller.round(interrupt, &mut ready.channels) {
+                Ok(round) => round,
+                Err(error) => {
+                    // What the device had delivered before is sorted already.
+                    self.after(poller, ready);
+                    failed = Err(error);
+                    continue;
+                }
+            };
             // A poll that found work defers the interrupt again, whoever's the
             // work was.
-            progress.armed &= interrupt == Interrupt::Armed && round.driven == 0;
+            let armed = interrupt == Interrupt::Armed && round.driven == 0;
+            queue.masked.store(!armed, Ordering::Relaxed);
+            progress.armed &= armed;
             queue.last_round.store(round.driven, Ordering::Relaxed);
             if self.polls_steadily() {
                 poller.set_patience(Patience::Long);
@@ -521,7 +539,11 @@ impl Core {
             progress.missing |= round.missing > 0;
             self.after(poller, ready);
         }
-        Ok(progress)
+        if beside_leader && !progress.armed && !self.has_kernel {
+            // The in-memory device has no timer that ends a deferral.
+            self.leadership.nudge();
+        }
+        failed.map(|()| progress)
     }
 
     /// Counts a round; true when rounds follow each other so closely that the
@@ -664,6 +686,10 @@ impl Core {
         for socket in sockets {
             socket.waiters.enter(&waiter);
         }
+        if !led && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
+            // We polled and leave: whoever sleeps on the device must arm it.
+            self.leadership.nudge();
+        }
         let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
         for socket in sockets {
             socket.waiters.leave(&waiter);
@@ -738,7 +764,7 @@ impl Core {
             if *led {
                 self.collect();
             } else {
-                *led = self.leadership.lead();
+                *led = self.leadership.lead(waiter);
             }
             lock(&self.fragments).expire(self.age(), &self.causes);
             if has_input() {

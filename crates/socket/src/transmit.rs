@@ -116,6 +116,8 @@ impl Transmitter {
             checksum_offset: UDP_CHECKSUM_OFFSET,
         });
         if let Err(frame) = self.device.transmit(frame, offload) {
+            // A full completion ring stops the device too.
+            self.device.reclaim(&mut self.free);
             self.device.flush()?;
             if let Err(frame) = self.device.transmit(frame, offload) {
                 self.free.push(frame);

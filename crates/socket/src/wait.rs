@@ -117,6 +117,8 @@ impl WaitList {
 #[derive(Debug, Default)]
 pub(crate) struct Leadership {
     taken: AtomicBool,
+    /// Who has it.
+    leader: Mutex<Option<Arc<Waiter>>>,
     /// Everyone asleep on this stack.
     sleepers: WaitList,
 }
@@ -125,20 +127,47 @@ impl Leadership {
     /// Enters the sleepers; true when the caller leads.
     pub(crate) fn sleep(&self, waiter: &Arc<Waiter>) -> bool {
         self.sleepers.enter(waiter);
-        self.lead()
+        self.lead(waiter)
+    }
+
+    /// True while somebody leads.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Makes the leader look at the device again. A thread that is just taking
+    /// the lead looks anyway.
+    pub(crate) fn nudge(&self) {
+        let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(leader) = &*leader {
+            leader.signal();
+        }
     }
 
     /// Tries to lead, for a sleeper that was woken without data.
-    pub(crate) fn lead(&self) -> bool {
-        !self.taken.swap(true, Ordering::AcqRel)
+    pub(crate) fn lead(&self, waiter: &Arc<Waiter>) -> bool {
+        let leads = !self.taken.swap(true, Ordering::SeqCst);
+        if leads {
+            *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = Some(waiter.clone());
+        }
+        leads
     }
 
-    /// Leaves the sleepers, and hands leadership on if the caller had it.
+    /// Leaves the sleepers, and hands leadership on if nobody has it: the
+    /// caller's own, or one that was handed to the caller while it was leaving.
     pub(crate) fn wake(&self, waiter: &Arc<Waiter>, led: bool) {
         self.sleepers.leave(waiter);
         if led {
-            self.taken.store(false, Ordering::Release);
+            *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            // SeqCst, here and in `lead`: either we see a newcomer's entry, or
+            // it sees that nobody leads.
+            self.taken.store(false, Ordering::SeqCst);
+        }
+        if !self.taken.load(Ordering::SeqCst) {
             self.sleepers.wake_one(waiter);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
@@ -14,11 +14,12 @@ use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::Stray;
+use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::udp::{self, Datagram, InputOptions};
 use tidewall_protocol::{Drop as Cause, icmp};
 use tidewall_receive::poller::{Channel, Done, Shared};
 
-use super::Received;
+use super::{BindOptions, Received};
 use crate::kernel::Holder;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
@@ -82,6 +83,16 @@ pub(crate) enum Families {
     Both,
 }
 
+impl Families {
+    pub(super) fn of(bound: SocketAddr, how: &BindOptions) -> Self {
+        match bound.ip().to_canonical() {
+            IpAddr::V4(_) => Families::V4,
+            IpAddr::V6(address) if address.is_unspecified() && !how.only_v6 => Families::Both,
+            IpAddr::V6(_) => Families::V6,
+        }
+    }
+}
+
 /// What the protocol made of a frame.
 enum Outcome<'a> {
     /// A datagram in the frame.
@@ -111,6 +122,8 @@ pub(crate) struct SocketInner {
     pub(super) hop_limit: AtomicU8,
     pub(super) limit: AtomicU32,
     families: Families,
+    /// SO_REUSEADDR or SO_REUSEPORT, where no kernel socket knows it.
+    pub(super) shares_port: bool,
     pub(super) last_queue: AtomicUsize,
     pub(super) received: AtomicU64,
     pub(super) through_kernel: AtomicU64,
@@ -139,7 +152,7 @@ impl SocketInner {
         local: SocketAddr,
         channels: Vec<Channel>,
         limit: u32,
-        only_v6: bool,
+        how: &BindOptions,
     ) -> Self {
         SocketInner {
             id,
@@ -160,11 +173,8 @@ impl SocketInner {
             traffic_class: AtomicU8::new(0),
             hop_limit: AtomicU8::new(64),
             limit: AtomicU32::new(limit),
-            families: match (local, only_v6) {
-                (SocketAddr::V4(_), _) => Families::V4,
-                (SocketAddr::V6(_), true) => Families::V6,
-                (SocketAddr::V6(_), false) => Families::Both,
-            },
+            families: Families::of(local, how),
+            shares_port: how.reuse_address || how.reuse_port,
             last_queue: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             through_kernel: AtomicU64::new(0),
@@ -281,13 +291,14 @@ impl SocketInner {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
+        let mut others = Vec::new();
         let Waiting { channels, outside } = &mut *waiting;
         for (queue, channel) in channels.iter_mut().enumerate() {
             let shared = channel.shared().clone();
             let mut done = Done::default();
             let mut kept = 0;
             while let Some(frame) = channel.remove() {
-                match self.process(core, &shared, &frame) {
+                match self.process(core, &shared, &frame, &mut others) {
                     Outcome::Borrowed(received) => {
                         outside.push_back(Owned::copy(&received, Some(queue)));
                         kept += 1;
@@ -308,6 +319,9 @@ impl SocketInner {
             shared.give_credit(self.id, 0u32.wrapping_sub(kept));
             core.causes.copied_out(u64::from(kept));
         }
+        // They may be ours.
+        drop(waiting);
+        core.hand_out(others);
     }
 
     /// Gives up to `limit` datagrams that wait in user space to `each`. Returns
@@ -382,8 +396,9 @@ impl SocketInner {
         if let Some(handle) = core.queues.get(queue).filter(|_| taken > 0) {
             self.last_queue.store(queue, Ordering::Relaxed);
             let mut done = Done::default();
+            let mut others = Vec::new();
             for frame in frames.drain(..) {
-                match self.process(core, &handle.shared, &frame) {
+                match self.process(core, &handle.shared, &frame, &mut others) {
                     Outcome::Borrowed(received) => {
                         delivered += 1;
                         each(received);
@@ -397,14 +412,22 @@ impl SocketInner {
                 done.add(&handle.shared, frame);
             }
             handle.shared.give_back(self.id, done);
+            core.hand_out(others);
         }
         FRAMES.set(frames);
         (taken, delivered)
     }
 
-    /// Runs the protocol on one frame of our channel.
+    /// Runs the protocol on one frame of our channel. Datagrams that become
+    /// whole by the way, perhaps another socket's, are added to `others`.
     #[inline]
-    fn process<'a>(&self, core: &Core, shared: &'a Shared, frame: &'a Frame) -> Outcome<'a> {
+    fn process<'a>(
+        &self,
+        core: &Core,
+        shared: &'a Shared,
+        frame: &'a Frame,
+        others: &mut Vec<Reassembled>,
+    ) -> Outcome<'a> {
         let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
         let packet = shared.memory().packet(frame);
         let range = usize::from(metadata.network)..usize::from(metadata.end);
@@ -442,7 +465,7 @@ impl SocketInner {
             Some(Kind::FirstFragment) => {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                core.first_fragment(bytes, self.id)
+                core.first_fragment(bytes, self.id, others)
                     .map_or(Outcome::Nothing, Outcome::Owned)
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {

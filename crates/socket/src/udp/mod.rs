@@ -26,6 +26,9 @@ const PAYLOAD_MAX: usize = 65_507;
 /// Nonblocking receives that find nothing before the kernel socket is asked
 /// although nobody has said that it has input.
 const ASK_KERNEL_EVERY: u64 = 16;
+/// Receives in a row that find datagrams in user space before the kernel socket
+/// is asked all the same.
+const KERNELS_TURN: u64 = 64;
 /// How long a blocking send waits for a frame.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -74,6 +77,8 @@ pub struct UdpSocket {
     /// Nanoseconds; 0 waits for ever.
     read_timeout: AtomicU64,
     empty_receives: AtomicU64,
+    /// Receives that found datagrams in user space.
+    fed_receives: AtomicU64,
 }
 
 impl UdpSocket {
@@ -112,7 +117,7 @@ impl UdpSocket {
             local,
             channels,
             DEFAULT_RECEIVE_LIMIT,
-            how.only_v6,
+            &how,
         ));
         core.register(inner.clone());
         let socket = UdpSocket {
@@ -121,6 +126,7 @@ impl UdpSocket {
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
             empty_receives: AtomicU64::new(0),
+            fed_receives: AtomicU64::new(0),
         };
         // From here on dropping `socket` undoes what was done.
         core.listen(&socket.inner)?;
@@ -162,7 +168,7 @@ impl UdpSocket {
                 holder.connect(peer)?;
                 holder.local_addr()?
             }
-            None => match core.route(peer, None) {
+            None => match core.route(peer, specified(before.bound)) {
                 Route::Link { source, .. } => SocketAddr::new(source, before.local.port()),
                 Route::Kernel => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
             },
@@ -173,9 +179,12 @@ impl UdpSocket {
             canonical(peer),
             self.inner.id(),
         )?;
+        let flow = (canonical(local), canonical(peer));
         if let Some(old) = before.peer {
-            core.tables
-                .disconnect(Protocol::Udp, canonical(before.local), canonical(old));
+            let before = (canonical(before.local), canonical(old));
+            if before != flow {
+                core.tables.disconnect(Protocol::Udp, before.0, before.1);
+            }
         }
         *lock(&self.inner.ends) = Ends {
             local,
@@ -312,8 +321,15 @@ impl UdpSocket {
         let mut polled = false;
         loop {
             self.take_pending()?;
+            if self.is_kernels_turn() {
+                let given = self.inner.drain_kernel(limit, each)?;
+                if given > 0 {
+                    return Ok(given);
+                }
+            }
             let given = self.inner.drain(core, limit, each);
             if given > 0 {
+                self.fed_receives.fetch_add(1, Ordering::Relaxed);
                 return Ok(given);
             }
             if self.inner.kernel_is_ready() {
@@ -346,6 +362,18 @@ impl UdpSocket {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
+    }
+
+    /// True now and then while datagrams keep coming from the network: peers on
+    /// this host would starve if the kernel socket were asked only when there
+    /// are none.
+    fn is_kernels_turn(&self) -> bool {
+        let fed = self.fed_receives.load(Ordering::Relaxed);
+        if self.inner.holder.is_none() || fed < KERNELS_TURN {
+            return false;
+        }
+        self.fed_receives.store(0, Ordering::Relaxed);
+        true
     }
 
     /// Makes receiving and sending return EAGAIN instead of waiting.
@@ -538,6 +566,8 @@ impl UdpSocket {
                 let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
                 holder.send_to(payload, destination, connected)
             }
+            // Nobody there who could cut it into fragments.
+            None if matches!(route, Route::Link { .. }) => errno(libc::EMSGSIZE),
             None => errno(libc::ENETUNREACH),
         }
     }
@@ -568,6 +598,12 @@ fn stays_with_kernel(address: IpAddr) -> bool {
                 || v6.is_unicast_link_local()
         }
     }
+}
+
+/// The address a socket is bound to, unless it is any.
+fn specified(bound: SocketAddr) -> Option<IpAddr> {
+    let address = bound.ip().to_canonical();
+    (!address.is_unspecified()).then_some(address)
 }
 
 /// An IPv4-mapped address as IPv4.
@@ -666,20 +702,30 @@ impl Core {
         address: SocketAddr,
         how: &BindOptions,
     ) -> io::Result<SocketAddr> {
-        let taken = |port: u16| {
+        if specified(address).is_some_and(|address| !lock(&self.routes).is_own(address)) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let shares = how.reuse_address || how.reuse_port;
+        let families = Families::of(address, how);
+        let taken = |port: u16, shares: bool| {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets
-                .iter()
-                .flatten()
-                .any(|other| other.ends().local.port() == port)
+            sockets.iter().flatten().any(|other| {
+                let bound = other.ends().bound;
+                let addresses = (specified(bound), specified(address));
+                bound.port() == port
+                    && !(shares && other.shares_port)
+                    && (families == other.families()
+                        || families == Families::Both
+                        || other.families() == Families::Both)
+                    && !matches!(addresses, (Some(theirs), Some(ours)) if theirs != ours)
+            })
         };
-        let shared = how.reuse_address || how.reuse_port;
         match address.port() {
             0 => (32_768..=60_999)
-                .find(|&port| !taken(port))
+                .find(|&port| !taken(port, false))
                 .map(|port| SocketAddr::new(address.ip(), port))
                 .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE)),
-            port if taken(port) && !shared => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            port if taken(port, shares) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
             _ => Ok(address),
         }
     }

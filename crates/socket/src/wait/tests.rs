@@ -1,0 +1,78 @@
+//! Who leads, in orders of events that threads would rarely produce.
+
+use super::*;
+
+fn waiter() -> Arc<Waiter> {
+    Arc::new(Waiter {
+        wake: WakeFd::new().unwrap(),
+        signalled: AtomicBool::new(false),
+    })
+}
+
+fn is_signalled(waiter: &Waiter) -> bool {
+    waiter.signalled.load(Ordering::Acquire)
+}
+
+#[test]
+fn the_first_sleeper_leads_and_hands_on() {
+    let leadership = Leadership::default();
+    let (first, second) = (waiter(), waiter());
+    assert!(leadership.sleep(&first));
+    assert!(!leadership.sleep(&second));
+    leadership.wake(&first, true);
+    assert!(is_signalled(&second));
+    assert!(leadership.lead(&second));
+}
+
+#[test]
+fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
+    let leadership = Leadership::default();
+    let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
+    assert!(leadership.sleep(&leader));
+    assert!(!leadership.sleep(&leaving));
+    assert!(!leadership.sleep(&asleep));
+    // Woken by its data, it has looked for the lead in vain already.
+    assert!(!leadership.lead(&leaving));
+    leadership.wake(&leader, true);
+    leadership.wake(&leaving, false);
+    assert!(is_signalled(&asleep), "nobody leads, and nobody knows");
+    assert!(leadership.lead(&asleep));
+}
+
+#[test]
+fn one_that_leaves_while_another_leads_wakes_nobody() {
+    let leadership = Leadership::default();
+    let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
+    assert!(leadership.sleep(&leader));
+    assert!(!leadership.sleep(&leaving));
+    assert!(!leadership.sleep(&asleep));
+    leadership.wake(&leaving, false);
+    assert!(!is_signalled(&leader) && !is_signalled(&asleep));
+}
+
+#[test]
+fn waking_reaches_everyone_who_waits_for_the_thing() {
+    let list = WaitList::default();
+    let (one, two, gone) = (waiter(), waiter(), waiter());
+    for each in [&one, &two, &gone] {
+        list.enter(each);
+    }
+    list.leave(&gone);
+    list.wake_all();
+    assert!(is_signalled(&one) && is_signalled(&two) && !is_signalled(&gone));
+    one.clear();
+    assert!(!is_signalled(&one));
+}
+
+#[test]
+fn a_nudge_reaches_the_leader_only() {
+    let leadership = Leadership::default();
+    let (leader, other) = (waiter(), waiter());
+    leadership.nudge();
+    assert!(!leadership.is_taken());
+    assert!(leadership.sleep(&leader));
+    assert!(!leadership.sleep(&other));
+    assert!(leadership.is_taken());
+    leadership.nudge();
+    assert!(is_signalled(&leader) && !is_signalled(&other));
+}

@@ -1,0 +1,13 @@
+//! Sockets on the in-memory device: two stacks on one link, a virtual clock,
+//! nobody sleeps. Frames that a stack would never send are injected.
+
+mod errors;
+mod exchange;
+mod fragments;
+mod hostile;
+mod lifetime;
+mod limits;
+mod model;
+mod pressure;
+mod support;
+mod waiting;

@@ -1,0 +1,70 @@
+//! Stacks on real veth pairs, against the kernel's own sockets at the other
+//! end. Needs root; each test has two network namespaces of its own, which
+//! vanish with it however it ends.
+//!
+//! A test runs its body in this program again, started inside the namespace of
+//! the stack, so that /sys shows that namespace; the peer's sockets are made by
+//! threads that visit the other one.
+
+mod architectures;
+mod capture;
+mod exchange;
+mod kernel;
+mod life;
+mod raw_system;
+mod support;
+mod waiting;
+
+macro_rules! system_tests {
+    ($($module:ident::$name:ident on $queues:literal,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                support::run_in_namespaces(stringify!($name), $queues);
+            }
+        )*
+
+        /// What runs inside.
+        mod inside {
+            $(
+                #[test]
+                #[ignore = "run by the test of the same name, in its namespace"]
+                fn $name() {
+                    crate::$module::$name();
+                }
+            )*
+        }
+    };
+}
+
+// Each on veths of so many queues.
+system_tests! {
+    exchange::echo_to_kernel_peers_in_every_size on 1,
+    exchange::connected_sockets_hear_that_nobody_listens on 1,
+    exchange::two_queues_both_serve on 2,
+    exchange::batches_reach_a_kernel_peer_in_order on 1,
+    exchange::marks_and_hops_reach_the_application on 1,
+    kernel::a_port_has_one_owner_on_the_host on 1,
+    kernel::localhost_reaches_the_same_socket on 1,
+    kernel::localhost_is_served_while_the_network_floods on 1,
+    kernel::ping_and_tcp_go_on_beside_a_stack on 1,
+    kernel::a_flood_at_the_kernel_is_limited_and_an_owned_port_served on 1,
+    kernel::tagged_and_unknown_frames_are_counted on 1,
+    life::a_killed_owner_leaves_nothing_behind on 1,
+    life::stacks_can_follow_each_other_at_once on 2,
+    life::an_interface_that_goes_down_comes_back on 1,
+    life::a_live_stack_answers_stat_and_trace on 1,
+    waiting::an_idle_service_uses_no_cpu on 1,
+    waiting::threads_on_different_sockets_hand_the_lead_on on 1,
+    waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
+    architectures::all_four_exchange_datagrams on 1,
+    architectures::all_four_on_two_queues on 2,
+    capture::what_leaves_is_well_formed_to_tshark on 1,
+}
+
+/// The process that `life` kills.
+#[test]
+#[ignore = "started by another test"]
+fn owner() {
+    life::own_until_killed();
+}

@@ -1,0 +1,111 @@
+//! Threads that sleep, and what wakes them.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::raw_system;
+use super::support::*;
+
+pub fn an_idle_service_uses_no_cpu() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let client = peer_socket(PEER4);
+    for n in 0..10u8 {
+        ask(&client, at(HERE4, SERVICE), &[n; 8]);
+    }
+    // What the last exchange left to do is over soon.
+    std::thread::sleep(Duration::from_millis(200));
+    let before = raw_system::processor_time();
+    let rounds = stack.snapshot().queues[0].rounds;
+    std::thread::sleep(Duration::from_secs(1));
+    let used = raw_system::processor_time() - before;
+    let rounds = stack.snapshot().queues[0].rounds - rounds;
+    println!("idle for a second: {used:?} of processor time, {rounds} rounds");
+    assert!(
+        used < Duration::from_millis(10),
+        "{used:?}, {rounds} rounds"
+    );
+    ask(&client, at(HERE4, SERVICE), b"awake");
+    echo.finish();
+}
+
+pub fn threads_on_different_sockets_hand_the_lead_on() {
+    let stack = stack();
+    let services: Vec<Echo> = (0..4).map(|n| Echo::start(&stack, SERVICE + n)).collect();
+    let client = peer_socket(PEER4);
+    for n in 0..10u8 {
+        ask(&client, at(HERE4, SERVICE), &[n; 8]);
+    }
+    let start = Instant::now();
+    let mut lost = 0;
+    for round in 0..500u16 {
+        // Now in turn, now the same one again and again.
+        let port = SERVICE
+            + if round % 50 < 25 {
+                round % 4
+            } else {
+                round / 50 % 4
+            };
+        lost += u32::from(!ask_once(&client, at(HERE4, port), &round.to_be_bytes()));
+    }
+    assert_eq!(lost, 0, "questions without an answer");
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    // Leaders go for good; the others carry on.
+    let mut left = services;
+    while left.len() > 1 {
+        left.remove(0).finish();
+        let first = SERVICE + 4 - left.len() as u16;
+        for n in 0..10u8 {
+            assert!(ask_once(&client, at(HERE4, first), &[n; 8]), "nobody leads");
+        }
+    }
+    left.remove(0).finish();
+}
+
+pub fn a_sleeper_is_served_beside_a_thread_that_polled() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let client = peer_socket(PEER4);
+    for n in 0..10u8 {
+        ask(&client, at(HERE4, SERVICE), &[n; 8]);
+    }
+    let poller = bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE + 1));
+    poller.set_nonblocking(true).unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    for _ in 0..20 {
+        // Polls the device, which leaves it masked, and goes away.
+        let end = Instant::now() + Duration::from_millis(15);
+        while Instant::now() < end {
+            assert!(poller.recv(&mut [0; 8]).is_err());
+        }
+        let start = Instant::now();
+        assert!(ask_once(&client, at(HERE4, SERVICE), b"asleep?"));
+        let took = start.elapsed();
+        assert!(took < Duration::from_millis(100), "{took:?}");
+    }
+    // And while it polls.
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy = {
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(poller.recv(&mut [0; 8]).is_err());
+            }
+        })
+    };
+    let lost = (0..50)
+        .filter(|_| !ask_once(&client, at(HERE4, SERVICE), b"beside?"))
+        .count();
+    stop.store(true, Ordering::Relaxed);
+    busy.join().unwrap();
+    assert_eq!(lost, 0);
+    echo.finish();
+}
