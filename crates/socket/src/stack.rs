@@ -497,15 +497,16 @@ impl Core {
             return Ok(Progress::default());
         }
         // A leader that sleeps while we poll needs the interrupt too.
-        let led = self.leadership.is_taken();
-        let beside_leader = led && !arm;
-        let arm = arm || led;
+        let leads = arm;
+        let arm = arm || self.leadership.is_taken();
         let mut progress = Progress::default();
         let mut failed = Ok(());
         for queue in &self.queues {
             let mut poller = match queue.poller.try_lock() {
                 Ok(poller) => poller,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Who is about to sleep on the device must be the last to poll it.
+                Err(TryLockError::WouldBlock) if leads => lock(&queue.poller),
                 Err(TryLockError::WouldBlock) => continue,
             };
             // Arming is for a device that has nothing for us: under load its
@@ -539,7 +540,7 @@ impl Core {
             progress.missing |= round.missing > 0;
             self.after(poller, ready);
         }
-        if beside_leader && !progress.armed && !self.has_kernel {
+        if !leads && !progress.armed && !self.has_kernel && self.leadership.is_taken() {
             // The in-memory device has no timer that ends a deferral.
             self.leadership.nudge();
         }
@@ -681,7 +682,7 @@ impl Core {
             }
         }
         let waiter = thread_waiter()?;
-        waiter.clear();
+        waiter.clear_if_signalled();
         let mut led = self.leadership.sleep(&waiter);
         for socket in sockets {
             socket.waiters.enter(&waiter);

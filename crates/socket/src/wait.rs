@@ -33,10 +33,18 @@ impl Waiter {
         self.wake.descriptor()
     }
 
+    /// Takes the signal back; look for what it was about afterwards, since one
+    /// that comes meanwhile is taken back too.
     pub(crate) fn clear(&self) {
+        self.wake.clear();
+        self.signalled.store(false, Ordering::Release);
+    }
+
+    /// As [`Waiter::clear`], without a system call when there is nothing to
+    /// take back. A signal that is just being given may survive it.
+    pub(crate) fn clear_if_signalled(&self) {
         if self.signalled.load(Ordering::Acquire) {
-            self.wake.clear();
-            self.signalled.store(false, Ordering::Release);
+            self.clear();
         }
     }
 }

@@ -105,7 +105,7 @@ fn an_unspecified_address_listens_for_its_own_family() {
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
-    let any = |address| {
+    let any = |address: usize| {
         let listener = &tables.application().listeners[7];
         listener.channel[address].load(std::sync::atomic::Ordering::Relaxed)
     };

@@ -76,3 +76,22 @@ fn a_nudge_reaches_the_leader_only() {
     leadership.nudge();
     assert!(is_signalled(&leader) && !is_signalled(&other));
 }
+
+/// A signal given while its waiter clears an earlier one may leave the
+/// descriptor readable; that must not make every later poll return at once.
+#[test]
+fn a_signal_that_crossed_a_clear_wakes_once() {
+    let waiter = waiter();
+    waiter.wake.signal();
+    let readable = || {
+        let mut fired = Vec::new();
+        let now = Some(std::time::Duration::ZERO);
+        crate::raw::poll::readable(&[waiter.descriptor()], now, &mut fired).unwrap();
+        !fired.is_empty()
+    };
+    assert!(readable());
+    waiter.clear();
+    assert!(!readable());
+    waiter.signal();
+    assert!(readable());
+}
