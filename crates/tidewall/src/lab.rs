@@ -73,7 +73,7 @@ struct RunArguments {
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  tidewall demo --out out/demo    then open out/demo/demo.html\n\n\
-    Takes less than three minutes. Exit codes: 0 every claim held; 1 one failed; 2 it could not begin; 130 interrupted."
+    Takes less than three minutes. Exit codes: 0 it ran, whatever it showed; 1 it broke off; 2 it could not begin; 130 interrupted."
 )]
 pub struct DemoArguments {
     /// Where to write table, plot (SVG), page (HTML) and results (JSON)
@@ -144,7 +144,11 @@ fn experiments(arguments: RunArguments) -> Outcome {
 /// Runs `tidewall demo`.
 pub fn demo(arguments: &DemoArguments) -> Outcome {
     let mut progress = tidewall_lab::progress::automatic();
-    judge(&tidewall_lab::demo(&arguments.out, progress.as_mut()))
+    match tidewall_lab::demo(&arguments.out, progress.as_mut()) {
+        // It shows what this machine does; to judge claims is the lab's task.
+        Ok(_) => Ok(()),
+        failed => judge(&failed),
+    }
 }
 
 /// Runs a worker process of an experiment.
