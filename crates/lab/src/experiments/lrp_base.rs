@@ -7,7 +7,6 @@
 //! the same way: by the driver's poll on the sender's processor.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
@@ -17,7 +16,7 @@ use crate::bench::{Bench, Measured, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
-use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::sweep::{Better, Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
@@ -116,22 +115,7 @@ pub(super) fn run(
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let plan = if let Some(rounds) = options.rounds {
-        Plan {
-            rounds,
-            budget: None,
-        }
-    } else if options.quick {
-        Plan {
-            rounds: 3,
-            budget: Some(Duration::from_secs(52)),
-        }
-    } else {
-        Plan {
-            rounds: 7,
-            budget: None,
-        }
-    };
+    let plan = options.plan(7);
     let curves = curves(bench.testbed.config());
     let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
     let mut notes = swept.notes;

@@ -17,7 +17,7 @@ use crate::bench::{Bench, Measured, blast, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
-use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::sweep::{Better, Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
@@ -106,22 +106,7 @@ pub(super) fn run(
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let plan = if let Some(rounds) = options.rounds {
-        Plan {
-            rounds,
-            budget: None,
-        }
-    } else if options.quick {
-        Plan {
-            rounds: 3,
-            budget: Some(Duration::from_secs(52)),
-        }
-    } else {
-        Plan {
-            rounds: 5,
-            budget: None,
-        }
-    };
+    let plan = options.plan(5);
     let curves = curves(bench.testbed.config(), options.quick);
     let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
     let systems: Vec<System> = SYSTEMS

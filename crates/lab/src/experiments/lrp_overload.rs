@@ -7,8 +7,6 @@
 //! card would deliver it. `200 float multiplications` gives the application
 //! work to do for each packet.
 
-use std::time::Duration;
-
 use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
@@ -140,22 +138,7 @@ pub(super) fn run(
     progress: &mut dyn Progress,
 ) -> anyhow::Result<ResultFile> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
-    let plan = if let Some(rounds) = options.rounds {
-        Plan {
-            rounds,
-            budget: None,
-        }
-    } else if options.quick {
-        Plan {
-            rounds: 3,
-            budget: Some(Duration::from_secs(52)),
-        }
-    } else {
-        Plan {
-            rounds: 5,
-            budget: None,
-        }
-    };
+    let plan = options.plan(5);
     let curves = curves(bench.testbed.config(), options.quick);
     finish(bench, NAME, &curves, plan, options.quick, progress)
 }

@@ -4,10 +4,13 @@ pub mod lrp_base;
 pub mod lrp_latency;
 pub mod lrp_overload;
 
+use std::time::Duration;
+
 use crate::bench::Bench;
 use crate::environment::Environment;
 use crate::progress::Progress;
 use crate::result::{Claim, ResultFile, Series};
+use crate::sweep::Plan;
 use crate::system::System;
 use crate::testbed::Config;
 
@@ -22,6 +25,19 @@ pub struct Options {
     /// Background processes of lowest priority on both processors, as in LRP's
     /// Figure 4: no packet then finds its processor idle.
     pub spinners: bool,
+}
+
+impl Options {
+    /// How often a point is measured: as asked for, as often as fits into a
+    /// minute when quick, else `full` times.
+    fn plan(&self, full: u32) -> Plan {
+        let (rounds, budget) = match (self.rounds, self.quick) {
+            (Some(rounds), _) => (rounds, None),
+            (None, true) => (3, Some(Duration::from_secs(52))),
+            (None, false) => (full, None),
+        };
+        Plan { rounds, budget }
+    }
 }
 
 /// One experiment.
