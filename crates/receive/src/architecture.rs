@@ -4,6 +4,7 @@
 //! |---|---|---|---|---|
 //! | `bsd` | interrupt | softirq (PCB look-up) | shared IP queue, then socket queue | softirq |
 //! | `early-demux` | interrupt | interrupt | socket queue, checked before the softirq is posted | softirq |
+//! | `softirq` | softirq, Bp frames a round | softirq | socket queue | softirq |
 //! | `soft-lrp` | interrupt | interrupt | channel | receiver |
 //! | `ni-lrp` | receiver | driver program | channel | receiver |
 //!
@@ -46,6 +47,11 @@ pub enum Architecture {
     Bsd,
     /// Early demultiplexing and discard, eager protocol processing.
     EarlyDemux,
+    /// Linux's arrangement since NAPI, on which RHIP's analysis rests: the
+    /// interrupt only wakes a softirq, which takes at most Bp frames a round
+    /// from the device through the protocol to the socket queue, ahead of the
+    /// application; what is left goes to a thread behind it (ksoftirqd).
+    Softirq,
     /// Demultiplexing in the interrupt handler, lazy protocol processing.
     SoftLrp,
     /// Demultiplexing in the driver, everything else in the receiver.
@@ -54,10 +60,12 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All four, in the order of the paper's tables.
-    pub const ALL: [Architecture; 4] = [
+    /// All five: LRP's four in the order of its tables, and RHIP's after the
+    /// one it is closest to.
+    pub const ALL: [Architecture; 5] = [
         Architecture::Bsd,
         Architecture::EarlyDemux,
+        Architecture::Softirq,
         Architecture::SoftLrp,
         Architecture::NiLrp,
     ];
@@ -67,6 +75,7 @@ impl Architecture {
         match self {
             Architecture::Bsd => "bsd",
             Architecture::EarlyDemux => "early-demux",
+            Architecture::Softirq => "softirq",
             Architecture::SoftLrp => "soft-lrp",
             Architecture::NiLrp => "ni-lrp",
         }
@@ -75,7 +84,10 @@ impl Architecture {
     /// True when frames in a channel have been through the protocol's checks
     /// already, in the softirq.
     pub fn verifies_eagerly(self) -> bool {
-        matches!(self, Architecture::Bsd | Architecture::EarlyDemux)
+        matches!(
+            self,
+            Architecture::Bsd | Architecture::EarlyDemux | Architecture::Softirq
+        )
     }
 
     /// True when threads of the host take frames from the ring, so that the
@@ -91,13 +103,13 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// The name is none of the four.
+/// The name is none of the five.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnknownArchitecture;
 
 impl fmt::Display for UnknownArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("architecture must be one of bsd, early-demux, soft-lrp, ni-lrp")
+        f.write_str("architecture must be one of bsd, early-demux, softirq, soft-lrp, ni-lrp")
     }
 }
 
@@ -403,7 +415,7 @@ impl InterruptHandler {
                     }
                 }
             }
-            Architecture::SoftLrp | Architecture::NiLrp => {
+            Architecture::Softirq | Architecture::SoftLrp | Architecture::NiLrp => {
                 let found = find(&self.shared, frame, &metadata, &self.counters);
                 let Some((id, frame, _)) = found else { return };
                 if !self.occupancy.reserve(&self.shared, id, &self.counters) {

@@ -19,6 +19,7 @@
 
 pub mod architecture;
 pub mod channel;
+pub mod control;
 pub mod credit;
 pub mod free;
 pub mod poller;

@@ -32,4 +32,5 @@ mod wait;
 
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack};
 pub use tidewall_receive::architecture::Architecture;
+pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 pub use udp::{BindOptions, Received, UdpSocket};

@@ -116,6 +116,30 @@ pub struct QueueSnapshot {
     /// Drops of a host architecture's threads by cause; only those that are not
     /// zero.
     pub host: BTreeMap<String, u64>,
+    /// What receive control does.
+    pub control: ControlSnapshot,
+}
+
+/// Receive control of one queue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ControlSnapshot {
+    /// Policy that decides, by name.
+    pub policy: String,
+    /// Bp: most frames a round takes now.
+    pub budget: u32,
+    /// T: nanoseconds between two interrupts at least; 0: one a frame.
+    pub interval: u64,
+    /// How frames came in the last sampling interval: `idle`, `interrupt`,
+    /// `mixed` or `polling`.
+    pub mode: String,
+    /// Largest use of a channel in the last sampling interval, 0 to 1.
+    pub buffer_use: f64,
+    /// Rounds that used up their budget.
+    pub exhausted_rounds: u64,
+    /// Times the poller was woken by the device.
+    pub interrupts: u64,
+    /// Frames that found their channel full.
+    pub overflowed: u64,
 }
 
 /// One socket.
@@ -190,6 +214,7 @@ impl StackSnapshot {
                 transmitted,
                 no_transmit_frame,
                 host: host_drops(core, number),
+                control: ControlSnapshot::default(),
             }
         });
         let sockets = (0..CHANNELS as u16).filter_map(|number| {

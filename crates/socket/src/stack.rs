@@ -15,6 +15,7 @@ use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
+use tidewall_receive::control::PolicyKind;
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -78,8 +79,12 @@ pub struct EmbeddedConfig {
     pub architecture: Architecture,
     /// CPU of the threads that the host architectures need; `None`: any.
     pub receiver_cpu: Option<usize>,
-    /// Frames one poll may take from the device (Bp), 1 to 64.
-    pub budget: u32,
+    /// Receive control policy, which sets Bp and T.
+    pub policy: PolicyKind,
+    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000.
+    pub budget: Option<u32>,
+    /// Longest T, up to 1 ms; of `napi` the T. `None`: 1 ms, of `napi` zero.
+    pub interval: Option<Duration>,
     /// How long a blocking call polls before it sleeps. Costs CPU while idle;
     /// 20 µs took an idle
     /// round trip from 19.8 µs to 3.6 µs (docs/results.md).
@@ -97,7 +102,9 @@ impl Default for EmbeddedConfig {
             queues: 0,
             architecture: Architecture::NiLrp,
             receiver_cpu: None,
-            budget: 64,
+            policy: PolicyKind::default(),
+            budget: None,
+            interval: None,
             spin: Duration::ZERO,
             frames: 8192,
             control: true,
@@ -204,7 +211,6 @@ impl Stack {
         let mut device = AfXdp::open(&Config {
             queues: config.queues,
             frames: config.frames,
-            budget: config.budget,
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();

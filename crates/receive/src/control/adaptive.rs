@@ -1,0 +1,113 @@
+//! The default: takes no more than there is room for, and coalesces only what
+//! nobody waits for.
+//!
+//! RHIP reacts when a buffer is half full. Three things are known before that:
+//! - *how much room there is*: a budget of a quarter of the smallest channel
+//!   cannot overflow one that was empty, and beyond 128 frames a round a larger
+//!   budget gains nothing and costs cache misses (docs/results.md, rhip-budget);
+//! - *how fast frames come*, so that the longest interval that cannot overflow
+//!   the device's ring is arithmetic, not a search;
+//! - *whether somebody waits*: a stack that sends about as often as it is woken
+//!   answers requests, and each microsecond of T is added to every one of them.
+//!   One that only receives loses nothing by being woken less often.
+//!
+//! On overflow all the same it does as RHIP does: first the interval, then the
+//! budget, one step a round; back in the opposite order, but doubling instead
+//! of adding, so that a step in load is over within a few intervals.
+
+use std::time::Duration;
+
+use super::qapolling::{cut, raise};
+use super::{BUDGET_MIN, Interval, Limits, Policy, Round, Setting};
+
+/// Frames a round beyond which more cost more.
+const BUDGET: u32 = 128;
+/// Use of a channel above which a round took too much.
+const UPPER: f32 = 0.50;
+/// Use below which it could have taken twice as much.
+const LOW: f32 = 0.25;
+/// Longest interval: what a frame nobody waits for may be late.
+const CEILING: Duration = Duration::from_micros(200);
+/// Below this rate, frames a second, an interrupt each costs next to nothing.
+const COALESCE_FROM: f64 = 20_000.0;
+
+/// Sets both by what is known: room, rate, and who waits.
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    limits: Limits,
+    largest: u32,
+    budget: u32,
+    interval: Duration,
+    /// Intervals in a row that agreed on another T.
+    agreed: u32,
+}
+
+impl Adaptive {
+    pub(super) fn new(limits: Limits) -> Self {
+        let largest = BUDGET.min(limits.budget);
+        Adaptive {
+            limits,
+            largest,
+            budget: largest,
+            interval: Duration::ZERO,
+            agreed: 0,
+        }
+    }
+
+    /// The longest interval that loses nothing and that nobody would notice.
+    fn wanted(&self, interval: &Interval) -> Duration {
+        let seconds = interval.length.as_secs_f64();
+        let rate = interval.frames as f64 / seconds.max(f64::MIN_POSITIVE);
+        let answers = interval.sent * 2 >= u64::from(interval.interrupts.max(1));
+        if answers || rate < COALESCE_FROM {
+            return Duration::ZERO;
+        }
+        let half_a_ring = f64::from(self.limits.ring) / 2.0 / rate;
+        Duration::try_from_secs_f64(half_a_ring)
+            .unwrap_or(CEILING)
+            .min(CEILING)
+            .min(self.limits.interval)
+    }
+}
+
+impl Policy for Adaptive {
+    fn setting(&self) -> Setting {
+        Setting {
+            budget: self.budget,
+            interval: self.interval,
+        }
+    }
+
+    fn round(&mut self, round: &Round) {
+        // Where the receiver polls for itself, a channel that overflows is
+        // another's, and the driver drops what it cannot hold.
+        if self.limits.preempts && round.frames > 0 && round.buffer_use > UPPER {
+            self.budget = cut(self.budget);
+        }
+    }
+
+    fn interval(&mut self, interval: &Interval) {
+        if interval.frames == 0 || interval.buffer_use < LOW || interval.exhausted == 0 {
+            self.budget = raise(self.budget, self.largest);
+        } else if interval.buffer_use <= UPPER {
+            self.budget = (self.budget + self.budget / 8 + 1).min(self.largest);
+        }
+        self.budget = self.budget.max(BUDGET_MIN);
+        let wanted = self.wanted(interval);
+        // The knob is the device's, and costs a system call: moves of less than
+        // a quarter are not worth one, and an end of answers must last.
+        let close = wanted.abs_diff(self.interval) * 4 <= self.interval.max(wanted);
+        if wanted.is_zero() && !self.interval.is_zero() {
+            self.interval = wanted;
+            self.agreed = 0;
+        } else if close {
+            self.agreed = 0;
+        } else {
+            self.agreed += 1;
+            if self.agreed >= 2 {
+                self.interval = wanted;
+                self.agreed = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Feeding a policy: rounds as they come, sums every sampling interval.
+
+use std::time::Duration;
+
+use super::{Interval, Limits, Policy, PolicyKind, Round, SAMPLING_INTERVAL, Setting};
+
+/// What else happened since the last round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// The poller had been asleep and was woken: an interrupt.
+    pub interrupted: bool,
+    /// Frames sent since.
+    pub sent: u64,
+}
+
+/// How frames come, by the paper's section III.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// No frames in the last interval.
+    #[default]
+    Idle,
+    /// Every round empties the device, which then interrupts again: mode 3.
+    Interrupt,
+    /// Some rounds empty the device: between modes 2 and 3.
+    Mixed,
+    /// No round empties the device and no interrupt comes: modes 1 and 2.
+    Polling,
+}
+
+impl Mode {
+    /// Its name in `tidewall stat`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Idle => "idle",
+            Mode::Interrupt => "interrupt",
+            Mode::Mixed => "mixed",
+            Mode::Polling => "polling",
+        }
+    }
+}
+
+/// What receive control of a queue is doing, for those who watch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct State {
+    /// Which policy decides.
+    pub policy: PolicyKind,
+    /// What it wants now.
+    pub setting: Setting,
+    /// Sums of the last whole sampling interval.
+    pub last: Interval,
+    /// How frames came in it.
+    pub mode: Mode,
+}
+
+/// A policy with its sampling interval.
+#[derive(Debug)]
+pub struct Controller {
+    kind: PolicyKind,
+    policy: Box<dyn Policy>,
+    started: Option<Duration>,
+    sums: Interval,
+    last: Interval,
+    told: Setting,
+}
+
+impl Controller {
+    /// A controller in its first state.
+    pub fn new(kind: PolicyKind, limits: Limits) -> Self {
+        let policy = kind.start(limits);
+        let told = policy.setting();
+        Controller {
+            kind,
+            policy,
+            started: None,
+            sums: Interval::default(),
+            last: Interval::default(),
+            told,
+        }
+    }
+
+    /// What the policy wants now.
+    pub fn setting(&self) -> Setting {
+        self.told
+    }
+
+    /// A round is over at `now`, a time since any fixed moment. Returns the
+    /// setting when it is another than before.
+    ///
+    /// An interval ends with the first round after its length, so that a
+    /// poller that slept long reports one long interval.
+    pub fn round(&mut self, now: Duration, round: &Round, activity: Activity) -> Option<Setting> {
+        let started = *self.started.get_or_insert(now);
+        let sums = &mut self.sums;
+        sums.rounds = sums.rounds.saturating_add(1);
+        sums.exhausted += u32::from(round.exhausted);
+        sums.interrupts += u32::from(activity.interrupted);
+        sums.frames += u64::from(round.frames);
+        sums.sent += activity.sent;
+        sums.buffer_use = sums.buffer_use.max(round.buffer_use);
+        sums.overflowed += u64::from(round.overflowed);
+        self.policy.round(round);
+        let length = now.saturating_sub(started);
+        if length >= SAMPLING_INTERVAL {
+            sums.length = length;
+            self.policy.interval(sums);
+            self.last = std::mem::take(sums);
+            self.started = Some(now);
+        }
+        let setting = self.policy.setting();
+        if setting == self.told {
+            return None;
+        }
+        self.told = setting;
+        Some(setting)
+    }
+
+    /// What it is doing.
+    pub fn state(&self) -> State {
+        let last = self.last;
+        let mode = if last.frames == 0 {
+            Mode::Idle
+        } else if last.exhausted == 0 {
+            Mode::Interrupt
+        } else if last.exhausted >= last.rounds && last.interrupts == 0 {
+            Mode::Polling
+        } else {
+            Mode::Mixed
+        };
+        State {
+            policy: self.kind,
+            setting: self.told,
+            last,
+            mode,
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Receive control: when the device may interrupt, and how many frames one
+//! round may take.
+//!
+//! A policy is a state machine. It is told what each round found and what each
+//! sampling interval added up to, and says which budget (the paper's Bp) and
+//! which interrupt interval (T) it wants. It has no clock and does no I/O, so
+//! every policy is tested on virtual time; a [`Controller`] feeds it and hands
+//! its wishes to whoever polls, which is the receiver itself or the receive
+//! softirq of [`crate::softirq`].
+//!
+//! Read first: RHIP (Chang & Muppala, LCN 2007), sections II and IV and
+//! figure 6; Mogul & Ramakrishnan, "Eliminating receive livelock in an
+//! interrupt-driven kernel", TOCS 15(3), 1997, section 6; what the text leaves
+//! open and what was chosen: each policy's own module.
+//!
+//! ```text
+//!   round ──► frames, budget used up?, fullest channel ──┐
+//!                                                        ├─► policy ──► Bp, T
+//!   every 10 ms ──► sums and maxima of the rounds ───────┘
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+mod adaptive;
+mod aic;
+mod controller;
+mod interrupt;
+mod napi;
+mod on_off;
+mod qapolling;
+mod rhip;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use controller::{Activity, Controller, Mode, State};
+
+/// What a policy decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Most frames that a round takes from the device (the paper's Bp). Zero:
+    /// take none until the channels have been emptied.
+    pub budget: u32,
+    /// Least time between two interrupts of the device (the paper's T). Zero:
+    /// one for each frame that finds the receiver asleep.
+    pub interval: Duration,
+}
+
+/// The ranges within which a policy may move, and what a round costs others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest budget, frames; at least [`BUDGET_MIN`].
+    pub budget: u32,
+    /// Longest interrupt interval.
+    pub interval: Duration,
+    /// Frames that the device holds while nobody takes them: an interval in
+    /// which more arrive loses the rest.
+    pub ring: u32,
+    /// Rounds run ahead of the application, as a softirq does: what a round
+    /// takes too much is taken from the application. False where the receiver
+    /// polls for itself.
+    pub preempts: bool,
+}
+
+/// Smallest budget that is not zero. The kernel polls a device twice when a
+/// busy poll ends, so that a round cannot take fewer than two.
+pub const BUDGET_MIN: u32 = 2;
+/// Largest budget: 10 × 300, what one softirq of the paper's kernel may take
+/// (MAX_SOFTIRQ_RESTART × netdev_budget).
+pub const BUDGET_MAX: u32 = 3000;
+/// Longest interval that may be asked for.
+pub const INTERVAL_MAX: Duration = Duration::from_millis(1);
+/// How often a policy looks at sums. The paper samples every 100 ms; with
+/// steps of one budget an interval, recovery would take half a minute.
+pub const SAMPLING_INTERVAL: Duration = Duration::from_millis(10);
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            budget: BUDGET_MAX,
+            interval: INTERVAL_MAX,
+            ring: 256,
+            preempts: false,
+        }
+    }
+}
+
+/// What one round found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Round {
+    /// Frames that it took from the device.
+    pub frames: u32,
+    /// It took all that the budget allowed, so that more may wait: the paper's
+    /// "ksoftirqd is active".
+    pub exhausted: bool,
+    /// Use of the fullest channel just after frames were appended to it, 0 to
+    /// 1; 1 also when a frame found its channel full. Of a round that took
+    /// nothing: the use it found.
+    pub buffer_use: f32,
+    /// Frames that found their channel full.
+    pub overflowed: u32,
+}
+
+/// What a sampling interval added up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Interval {
+    /// Its length.
+    pub length: Duration,
+    /// Rounds in it.
+    pub rounds: u32,
+    /// Rounds that used up their budget.
+    pub exhausted: u32,
+    /// Times that the poller had to be woken: interrupts.
+    pub interrupts: u32,
+    /// Frames that were taken.
+    pub frames: u64,
+    /// Frames sent: somebody is waiting for answers.
+    pub sent: u64,
+    /// Largest [`Round::buffer_use`].
+    pub buffer_use: f32,
+    /// Frames that found their channel full.
+    pub overflowed: u64,
+}
+
+/// A policy of receive control: a state machine without clock and I/O.
+pub trait Policy: fmt::Debug + Send {
+    /// What it wants now.
+    fn setting(&self) -> Setting;
+
+    /// A round is over. Called once a round, however many frames it took: a
+    /// policy that halved its budget for each packet would be at 1 after nine.
+    fn round(&mut self, round: &Round);
+
+    /// A sampling interval is over.
+    fn interval(&mut self, interval: &Interval);
+}
+
+/// The policies, by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PolicyKind {
+    /// One interrupt a frame, no bound on a round: what 4.4BSD did.
+    Interrupt,
+    /// A fixed budget, and an interrupt whenever the device is empty: Linux's
+    /// NAPI.
+    Napi,
+    /// Mogul & Ramakrishnan's queue feedback: no polling while a queue is
+    /// nearly full.
+    OnOff,
+    /// Adaptive interrupt coalescing: the interval alone follows the buffers.
+    Aic,
+    /// Queue-based adaptive polling: the budget alone follows the buffers.
+    QaPolling,
+    /// The paper's: both, in its order.
+    Rhip,
+    /// Ours, and the default.
+    #[default]
+    Adaptive,
+}
+
+impl PolicyKind {
+    /// All, in the order of the paper's account.
+    pub const ALL: [PolicyKind; 7] = [
+        PolicyKind::Interrupt,
+        PolicyKind::Napi,
+        PolicyKind::OnOff,
+        PolicyKind::Aic,
+        PolicyKind::QaPolling,
+        PolicyKind::Rhip,
+        PolicyKind::Adaptive,
+    ];
+
+    /// Its name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            PolicyKind::Interrupt => "interrupt",
+            PolicyKind::Napi => "napi",
+            PolicyKind::OnOff => "on-off",
+            PolicyKind::Aic => "aic",
+            PolicyKind::QaPolling => "qapolling",
+            PolicyKind::Rhip => "rhip",
+            PolicyKind::Adaptive => "adaptive",
+        }
+    }
+
+    /// The policy in its first state. `budget` and `interval` fix the largest
+    /// values it may set; `napi` keeps that budget, `interrupt` takes no
+    /// notice of either.
+    pub fn start(self, limits: Limits) -> Box<dyn Policy> {
+        let limits = Limits {
+            budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),
+            interval: limits.interval.min(INTERVAL_MAX),
+            ..limits
+        };
+        match self {
+            PolicyKind::Interrupt => Box::new(interrupt::Interrupt::new(limits)),
+            PolicyKind::Napi => Box::new(napi::Napi::new(limits)),
+            PolicyKind::OnOff => Box::new(on_off::OnOff::new(limits)),
+            PolicyKind::Aic => Box::new(aic::Aic::new(limits)),
+            PolicyKind::QaPolling => Box::new(qapolling::QaPolling::new(limits)),
+            PolicyKind::Rhip => Box::new(rhip::Rhip::new(limits)),
+            PolicyKind::Adaptive => Box::new(adaptive::Adaptive::new(limits)),
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The name is none of the policies'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownPolicy;
+
+impl fmt::Display for UnknownPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("policy must be one of interrupt, napi, on-off, aic, qapolling, rhip, adaptive")
+    }
+}
+
+impl std::error::Error for UnknownPolicy {}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        PolicyKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or(UnknownPolicy)
+    }
+}

@@ -1,0 +1,54 @@
+//! Queue feedback of Mogul & Ramakrishnan (TOCS 15(3), 1997, §6.6.1): polling
+//! stops while a queue is nearly full and goes on when it has drained, or after
+//! a clock tick at the latest.
+
+use std::time::Duration;
+
+use super::{Interval, Limits, Policy, Round, Setting};
+
+/// Packets a round while polling: they found 5 to 20 best, and that more than
+/// a queue's length makes no sense.
+const QUOTA: u32 = 20;
+/// Use of the queue at which polling stops and goes on again: theirs, of a
+/// queue of 32.
+const STOP: f32 = 0.75;
+/// See [`STOP`].
+const GO: f32 = 0.25;
+
+/// Sets the budget to a quota or to zero.
+#[derive(Debug)]
+pub(super) struct OnOff {
+    quota: u32,
+    stopped: bool,
+}
+
+impl OnOff {
+    pub(super) fn new(limits: Limits) -> Self {
+        OnOff {
+            quota: QUOTA.min(limits.budget),
+            stopped: false,
+        }
+    }
+}
+
+impl Policy for OnOff {
+    fn setting(&self) -> Setting {
+        Setting {
+            budget: if self.stopped { 0 } else { self.quota },
+            interval: Duration::ZERO,
+        }
+    }
+
+    fn round(&mut self, round: &Round) {
+        if self.stopped {
+            self.stopped = round.buffer_use > GO;
+        } else {
+            self.stopped = round.buffer_use >= STOP;
+        }
+    }
+
+    fn interval(&mut self, _: &Interval) {
+        // Their timeout of one tick: a receiver that died must not stop all.
+        self.stopped = false;
+    }
+}

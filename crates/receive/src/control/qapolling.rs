@@ -1,0 +1,117 @@
+//! QAPolling (Chang & Muppala, IPCCC 2007), as RHIP §II.C retells it: the
+//! budget follows the use of the receive buffers, between two thresholds.
+//!
+//! What the text names without defining: α = 2 and β = 1. Taken here: α
+//! multiplies outside the band (a cut halves, a recovery doubles), β adds
+//! inside it, frames an interval. Tried and left: α as a number of frames,
+//! which needs 1,500 intervals from one end of the range to the other.
+
+use std::time::Duration;
+
+use super::{BUDGET_MIN, Interval, Limits, Policy, Round, Setting};
+
+/// Use of a channel below which there is room for more (bufLow).
+const LOW: f32 = 0.03;
+/// Use above which it is near overflow (bufUpper).
+const UPPER: f32 = 0.50;
+
+/// The two thresholds, and the maximum of the interval before.
+#[derive(Debug, Default)]
+pub(super) struct Band {
+    before: f32,
+}
+
+/// What the use of the buffers in an interval says about receiving more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Below the band: much more.
+    Raise,
+    /// In it and falling: a little more.
+    Up,
+    /// In it and rising: a little less.
+    Down,
+    /// In it and steady, or above it, where rounds have cut already.
+    Keep,
+}
+
+impl Band {
+    /// True when a round filled a channel beyond the band.
+    pub(super) fn is_over(&self, round: &Round) -> bool {
+        round.buffer_use > UPPER
+    }
+
+    /// True when any round of an interval did.
+    pub(super) fn was_over(&self, interval: &Interval) -> bool {
+        interval.buffer_use > UPPER
+    }
+
+    pub(super) fn judge(&mut self, interval: &Interval) -> Verdict {
+        let before = std::mem::replace(&mut self.before, interval.buffer_use);
+        match interval.buffer_use {
+            used if used <= LOW => Verdict::Raise,
+            used if used > UPPER => Verdict::Keep,
+            used if used > before => Verdict::Down,
+            used if used < before => Verdict::Up,
+            _ => Verdict::Keep,
+        }
+    }
+}
+
+/// Sets the budget by the buffers, and no interval.
+#[derive(Debug)]
+pub(super) struct QaPolling {
+    limits: Limits,
+    band: Band,
+    budget: u32,
+}
+
+impl QaPolling {
+    pub(super) fn new(limits: Limits) -> Self {
+        QaPolling {
+            limits,
+            band: Band::default(),
+            budget: limits.budget,
+        }
+    }
+}
+
+impl Policy for QaPolling {
+    fn setting(&self) -> Setting {
+        Setting {
+            budget: self.budget,
+            interval: Duration::ZERO,
+        }
+    }
+
+    fn round(&mut self, round: &Round) {
+        // A round that took nothing filled nothing: the receiver is slow.
+        if round.frames > 0 && self.band.is_over(round) {
+            self.budget = cut(self.budget);
+        }
+    }
+
+    fn interval(&mut self, interval: &Interval) {
+        let largest = self.limits.budget;
+        self.budget = match self.band.judge(interval) {
+            Verdict::Raise => raise(self.budget, largest),
+            Verdict::Up => (self.budget + 1).min(largest),
+            Verdict::Down => (self.budget - 1).max(BUDGET_MIN),
+            Verdict::Keep => self.budget,
+        };
+        if interval.frames == 0 {
+            // The daemon of the paper: a budget cut for sockets that are closed
+            // by now must not meet the next burst.
+            self.budget = largest;
+        }
+    }
+}
+
+/// The budget after a cut (α).
+pub(super) fn cut(budget: u32) -> u32 {
+    (budget / 2).max(BUDGET_MIN)
+}
+
+/// The budget after a recovery (α).
+pub(super) fn raise(budget: u32, largest: u32) -> u32 {
+    budget.saturating_mul(2).min(largest)
+}

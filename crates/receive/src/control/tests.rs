@@ -1,0 +1,1 @@
+//! Every policy on virtual time.
