@@ -189,8 +189,8 @@ impl PolicyKind {
     }
 
     /// The policy in its first state. `budget` and `interval` fix the largest
-    /// values it may set; `napi` keeps that budget, `interrupt` takes no
-    /// notice of either.
+    /// values it may set; `napi` keeps both as they are, `interrupt` takes no
+    /// notice of the interval.
     pub fn start(self, limits: Limits) -> Box<dyn Policy> {
         let limits = Limits {
             budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),
