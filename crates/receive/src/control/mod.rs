@@ -6,7 +6,7 @@
 //! which interrupt interval (T) it wants. It has no clock and does no I/O, so
 //! every policy is tested on virtual time; a [`Controller`] feeds it and hands
 //! its wishes to whoever polls, which is the receiver itself or the receive
-//! softirq of [`crate::softirq`].
+//! softirq of [`crate::architecture`].
 //!
 //! Read first: RHIP (Chang & Muppala, LCN 2007), sections II and IV and
 //! figure 6; Mogul & Ramakrishnan, "Eliminating receive livelock in an
@@ -102,6 +102,15 @@ pub struct Round {
     pub overflowed: u32,
 }
 
+impl Round {
+    /// Some frame was put into a buffer, or found it full: only then has the
+    /// check been made that stands before that. A driver that drops what finds
+    /// its channel full may leave a round without a frame.
+    fn met_buffer(&self) -> bool {
+        self.frames > 0 || self.overflowed > 0
+    }
+}
+
 /// What a sampling interval added up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
@@ -121,6 +130,13 @@ pub struct Interval {
     pub buffer_use: f32,
     /// Frames that found their channel full.
     pub overflowed: u64,
+}
+
+impl Interval {
+    /// Nothing came.
+    fn is_idle(&self) -> bool {
+        self.frames == 0 && self.overflowed == 0
+    }
 }
 
 /// A policy of receive control: a state machine without clock and I/O.
