@@ -55,12 +55,12 @@ pub struct Arguments {
     /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     queues: Option<u32>,
-    /// Who runs which stage: ni-lrp [default]; to be compared with it: soft-lrp, early-demux, bsd, and
+    /// Who runs which stage: ni-lrp (the default); to be compared with it: soft-lrp, early-demux, bsd, and
     /// softirq (Linux's arrangement: a softirq thread takes Bp frames a round ahead of the application)
     #[arg(long, value_name = "NAME", value_parser = architecture)]
     architecture: Option<Architecture>,
     /// What decides Bp, most frames a round, and T, least time between two interrupts: interrupt,
-    /// napi, on-off, aic, qapolling, rhip or adaptive [default]
+    /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
     policy: Option<PolicyKind>,
     /// Largest Bp that the policy may set, 2 to 3000 [default: 3000]; of napi the Bp itself
