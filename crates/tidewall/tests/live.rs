@@ -275,7 +275,7 @@ fn receive_control_is_watched_until_the_stack_ends() {
             return;
         }
     };
-    let options = ["--policy", "napi", "--budget", "64", "--interval", "50us"];
+    let options = ["--policy", "napi", "--budget", "64"];
     let (mut service, _rest, first) = serve(&bed, &options);
     assert!(first.starts_with("echo on 0.0.0.0:7/udp"), "{first}");
     let process = service.0.id().to_string();
@@ -294,6 +294,10 @@ fn receive_control_is_watched_until_the_stack_ends() {
         }
     }
     assert_eq!(blocks, 2, "{seen}");
+    assert!(
+        seen.contains("receive control: napi, Bp 64, T 0,"),
+        "{seen}"
+    );
     assert!(seen.contains("% idle"), "{seen}");
     assert!(seen.contains("delivered to channels"), "{seen}");
     signal("-INT", &text);
@@ -336,7 +340,9 @@ fn receive_control_is_watched_until_the_stack_ends() {
         let look: Value = serde_json::from_str(&line).unwrap();
         let stack = &look["stacks"][0];
         assert_eq!(stack["now"]["interface"], bed.interface.as_str());
-        assert!(stack["now"]["queues"][0]["control"].is_object(), "{line}");
+        let control = &stack["now"]["queues"][0]["control"];
+        assert_eq!(control["policy"], "napi");
+        assert_eq!(control["budget"], 64);
         assert!(stack["rates"][0]["rounds"].is_number(), "{line}");
         let seconds = stack["processors"]["seconds"].as_f64().unwrap();
         assert!(seconds >= 0.1, "{line}");
