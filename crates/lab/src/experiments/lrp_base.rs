@@ -73,6 +73,7 @@ fn curves(config: Config) -> Vec<Curve> {
         setting: Some(setting),
         y: None,
         spin: None,
+        control: None,
         services: vec![ServiceSpec {
             kind,
             port: PORT,

@@ -78,6 +78,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 setting,
                 y: None,
                 spin: None,
+                control: None,
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,

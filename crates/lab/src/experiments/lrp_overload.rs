@@ -88,6 +88,7 @@ pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Cu
         setting: None,
         y: None,
         spin: None,
+        control: None,
         services: vec![ServiceSpec {
             kind: Kind::Discard,
             port: PORT,
