@@ -54,7 +54,6 @@ pub(crate) struct Watching {
 /// load's end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Window {
-    pub(crate) seconds: f64,
     /// Packets/s that found the buffer of their socket full.
     pub(crate) overflow: f64,
     /// Rounds/s of receiving, and those that used up their budget.
@@ -179,13 +178,8 @@ impl Drop for Session<'_> {
 }
 
 impl Session<'_> {
-    /// Runs one load against the service.
-    pub(crate) fn measure(&mut self, spec: &LoadSpec) -> anyhow::Result<Measured> {
-        self.measure_watching(spec, Watching::default())
-    }
-
-    /// As [`Session::measure`], and looked at as `watching` says.
-    pub(crate) fn measure_watching(
+    /// Runs one load against the service, looked at as `watching` says.
+    pub(crate) fn measure(
         &mut self,
         spec: &LoadSpec,
         watching: Watching,
@@ -279,7 +273,6 @@ fn window(first: &Account, last: &Account, seconds: f64) -> Window {
         move |account: &Account| account.control.as_ref().map_or(0, of)
     };
     Window {
-        seconds,
         overflow: rate(&Account::overflowed),
         rounds: rate(&|account| account.rounds),
         exhausted: rate(&control(|control| control.exhausted_rounds)),

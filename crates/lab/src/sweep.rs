@@ -7,7 +7,7 @@ use tidewall_load::LoadSpec;
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
 
-use crate::bench::{Bench, Measured, Setup};
+use crate::bench::{Bench, Measured, Setup, Watching};
 use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
 use crate::result::{Point, Series};
@@ -23,6 +23,8 @@ pub(crate) struct Curve {
     pub(crate) spin: Option<u32>,
     /// Receive control, whose policy then names the series.
     pub(crate) control: Option<Control>,
+    /// How its loads are looked at.
+    pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
     pub(crate) loads: Vec<LoadSpec>,
     /// Which of two results is the better.
@@ -229,7 +231,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             let Some(load) = self.curve.loads.get(place) else {
                 continue;
             };
-            let measured = session.measure(load)?;
+            let measured = session.measure(load, self.curve.watching)?;
             match (self.reduce)(self.curve, load, &measured) {
                 Some(sample) => {
                     progress.step(&format!("{what}: {} → {:.0}", describe(load), sample.y));
@@ -407,6 +409,7 @@ mod tests {
             y: None,
             spin: None,
             control: None,
+            watching: Watching::default(),
             services: Vec::new(),
             loads: vec![load(Config::default()); 2],
             better,

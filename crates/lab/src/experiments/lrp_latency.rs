@@ -13,7 +13,7 @@ use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, blast, load, server};
+use crate::bench::{Bench, Measured, Watching, blast, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
@@ -79,6 +79,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 y: None,
                 spin: None,
                 control: None,
+                watching: Watching::default(),
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,

@@ -24,8 +24,8 @@ use tidewall_service::linux;
 use crate::raw_process;
 
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
-pub(crate) use usage::Times;
 pub(crate) use service::{Account, Drops};
+pub(crate) use usage::Times;
 pub use usage::{Usage, Watch};
 
 /// What a worker is to do.
@@ -210,10 +210,7 @@ mod tests {
                     cpu: Some(0),
                 },
                 counters: None,
-                watch: Some(Watch {
-                    process: 1,
-                    cpu: 1,
-                }),
+                watch: Some(Watch { process: 1, cpu: 1 }),
                 every_ms: 5,
                 trace: true,
             })),

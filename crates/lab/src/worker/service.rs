@@ -292,9 +292,7 @@ mod tests {
     fn an_overflow_is_what_a_socket_had_no_room_for() {
         let drops = [("channel", 3), ("socket queue", 4), ("receive ring", 100)];
         let account = Account {
-            drops: drops
-                .map(|(place, count)| (place.to_owned(), count))
-                .into(),
+            drops: drops.map(|(place, count)| (place.to_owned(), count)).into(),
             ..Account::default()
         };
         assert_eq!(account.overflowed(), 7);

@@ -22,6 +22,9 @@ pub struct Usage {
     /// Share of it that the processor was idle, 0 to 1. Interrupts and
     /// softirqs that broke the idle loop are not part of it.
     pub idle: f64,
+    /// Share of it that interrupts and softirqs ran on the processor, sampled
+    /// by its ticks; those in a thread's time are part of that as well.
+    pub softirq: f64,
     /// Share of it that the process's threads ran, on whatever processor.
     pub threads: f64,
     /// Times that a thread of the process went to sleep, a second; each ends
@@ -35,6 +38,8 @@ pub(crate) struct Times {
     at: Instant,
     /// Seconds that the processor was idle.
     idle: f64,
+    /// Seconds that it spent in interrupts and softirqs.
+    softirq: f64,
     /// Nanoseconds that the threads ran.
     threads: u64,
     /// Voluntary context switches of the threads.
@@ -45,27 +50,30 @@ impl Times {
     /// The times of now. What cannot be read counts as zero.
     pub(crate) fn read(watch: Watch) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let stat = text("/proc/stat");
         let idle = idle_exactly(&text("/proc/timer_list"), watch.cpu)
-            .or_else(|| idle_roughly(&text("/proc/stat"), watch.cpu))
+            .or_else(|| idle_roughly(&stat, watch.cpu))
             .unwrap_or(0.0);
-        Self::of_process(watch.process, idle)
+        Self::of_process(watch, idle, &stat)
     }
 
     /// As [`Times::read`], for times of rest: the exact account of a processor
     /// is brought up to date only when it is woken, the rough one always.
     pub(crate) fn read_at_rest(watch: Watch) -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-        Self::of_process(watch.process, idle_roughly(&stat, watch.cpu).unwrap_or(0.0))
+        let idle = idle_roughly(&stat, watch.cpu).unwrap_or(0.0);
+        Self::of_process(watch, idle, &stat)
     }
 
-    fn of_process(process: u32, idle: f64) -> Self {
+    fn of_process(watch: Watch, idle: f64, stat: &str) -> Self {
         let mut times = Times {
             at: Instant::now(),
             idle,
+            softirq: of_stat(stat, watch.cpu, 6).unwrap_or(0.0),
             threads: 0,
             sleeps: 0,
         };
-        let tasks = fs::read_dir(format!("/proc/{process}/task"));
+        let tasks = fs::read_dir(format!("/proc/{}/task", watch.process));
         for task in tasks.into_iter().flatten().flatten() {
             let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
             times.threads += ran(&read("schedstat"));
@@ -84,6 +92,7 @@ impl Usage {
         Usage {
             seconds,
             idle: share(last.idle - first.idle).clamp(0.0, 1.0),
+            softirq: share(last.softirq - first.softirq),
             threads: share(last.threads.saturating_sub(first.threads) as f64 / 1e9),
             sleeps: share(last.sleeps.saturating_sub(first.sleeps) as f64),
         }
@@ -94,7 +103,10 @@ impl Usage {
 /// kernel ends it at each interrupt and begins it anew behind the softirqs.
 fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
     let heading = format!("cpu: {cpu}");
-    let mut own = text.lines().skip_while(|line| line.trim() != heading).skip(1);
+    let mut own = text
+        .lines()
+        .skip_while(|line| line.trim() != heading)
+        .skip(1);
     let mut sum = None;
     for line in own.by_ref().take_while(|line| !line.starts_with("cpu:")) {
         let Some((name, value)) = line.trim().split_once(':') else {
@@ -108,14 +120,19 @@ fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
     sum
 }
 
-/// Idle time of a processor from /proc/stat, in hundredths of a second:
-/// `idle` and `iowait`.
+/// Idle time of a processor from /proc/stat: `idle` and `iowait`.
 fn idle_roughly(text: &str, cpu: usize) -> Option<f64> {
+    of_stat(text, cpu, 4)
+}
+
+/// The sum of two neighbouring fields of a processor's line in /proc/stat, which
+/// are hundredths of a second, as seconds.
+fn of_stat(text: &str, cpu: usize, first: usize) -> Option<f64> {
     let name = format!("cpu{cpu}");
     let line = text
         .lines()
         .find(|line| line.split_whitespace().next() == Some(&name))?;
-    let mut ticks = line.split_whitespace().skip(4);
+    let mut ticks = line.split_whitespace().skip(first);
     let mut next = || ticks.next()?.parse::<u64>().ok();
     Some((next()? + next()?) as f64 / 100.0)
 }
@@ -151,8 +168,12 @@ mod tests {
         assert_eq!(idle_exactly(list, 0), Some(7e-9));
         assert_eq!(idle_exactly(list, 2), None);
         let stat = "cpu  1 2 3 4 5\ncpu0 1 2 3 4 5\ncpu1 284217 50 156805 780725 6496 0 41264\n";
-        assert_eq!(idle_roughly(stat, 1), Some((780_725 + 6_496) as f64 / 100.0));
+        assert_eq!(
+            idle_roughly(stat, 1),
+            Some((780_725 + 6_496) as f64 / 100.0)
+        );
         assert_eq!(idle_roughly(stat, 7), None);
+        assert_eq!(of_stat("cpu0 1 2 3 4 5 70 30", 0, 6), Some(1.0));
         assert_eq!(ran("123456 7 8\n"), 123_456);
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t9\n";
         assert_eq!(sleeps(status), 41);
@@ -164,18 +185,24 @@ mod tests {
         let first = Times {
             at,
             idle: 10.0,
+            softirq: 1.0,
             threads: 1_000,
             sleeps: 5,
         };
         let last = Times {
             at: at + Duration::from_secs(2),
             idle: 11.5,
+            softirq: 1.02,
             threads: 500_001_000,
             sleeps: 25,
         };
         let usage = Usage::between(&first, &last);
-        assert_eq!((usage.idle, usage.threads, usage.sleeps), (0.75, 0.25, 10.0));
+        assert_eq!(
+            (usage.idle, usage.threads, usage.sleeps),
+            (0.75, 0.25, 10.0)
+        );
         assert_eq!(usage.seconds, 2.0);
+        assert!((usage.softirq - 0.01).abs() < 1e-9);
     }
 
     #[test]
