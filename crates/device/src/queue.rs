@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::demux::layout::Metadata;
 use crate::frame::{Frame, FrameMemory};
@@ -49,8 +50,12 @@ pub trait Receive: Send {
     /// `poll(2)`.
     fn descriptors(&self) -> Vec<RawFd>;
 
-    /// Frames of at most this many bytes each that one [`Receive::poll`] takes
-    /// from the device; receive control's Bp.
+    /// Most frames that one [`Receive::poll`] takes from the device, 1 to
+    /// [`POLL_MAX`]. Receive control's Bp is one or several polls. AF_XDP
+    /// rounds up to an even number: the kernel polls twice.
+    ///
+    /// # Errors
+    /// EINVAL out of range; EPERM where the kernel wants a privilege for it.
     fn set_budget(&mut self, frames: u32) -> io::Result<()>;
 
     /// How long the device may leave frames waiting while nobody polls it and
@@ -75,11 +80,21 @@ pub struct Stray {
     pub destination: std::net::SocketAddr,
 }
 
+/// Most frames of one poll: twice the weight that drivers know.
+pub const POLL_MAX: u32 = 128;
+/// How long a device waits where nothing else was said: the 256 slots of a veth
+/// ring at 1.28 million frames/s.
+pub const PATIENCE: Duration = Duration::from_micros(200);
+/// Longest time that a sleeper may ask for.
+pub const PATIENCE_MAX: Duration = Duration::from_millis(1);
+
 /// See [`Receive::set_patience`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The receiver may sleep: 200 µs.
-    Short,
+    /// The receiver may sleep: this long, and no longer than [`PATIENCE_MAX`].
+    /// Zero leaves the device's own time, which only matters until a poll with
+    /// [`Interrupt::Armed`] finds nothing: [`PATIENCE`].
+    Sleep(Duration),
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device
     /// masked starts a timer of this length. One that is longer than a
     /// scheduler tick is never the next to expire, so starting it does not

@@ -4,28 +4,32 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::{Frame, FrameMemory};
-use tidewall_device::queue::{Interrupt, Patience, Queue, Receive, Received, Stray, Transmit};
+use tidewall_device::queue::{
+    Interrupt, POLL_MAX, Patience, Queue, Receive, Received, Stray, Transmit,
+};
 
 use crate::channel::{Receiver, Run, Sender};
+use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
 use crate::credit::{Account, Adjust};
 use crate::free::{Chain, FreeStack};
 use crate::slots::Slots;
 
-/// Most frames taken from the receive ring in one round. One poll of the
-/// device can deliver twice its budget of 64, so this must exceed 128 or the
+/// Most frames taken from the receive ring after one poll. What the device
+/// delivered by interrupt is there too, so this must exceed [`POLL_MAX`] or the
 /// ring overflows for no reason.
-pub const ROUND: usize = 256;
+pub const BATCH: usize = 256;
 
 /// Rounds that must find the driver ahead of us before its frames are taken
 /// for lost: a frame in flight on another CPU is not lost yet.
 const PATIENCE: u32 = 2;
 
 /// What a round did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
     /// Frames taken from the ring.
     pub frames: usize,
@@ -37,6 +41,25 @@ pub struct Round {
     /// the dropped ones included: how busy the device is. Only a poll that
     /// finds none leaves the interrupt armed.
     pub driven: u64,
+    /// It took all that its budget allowed: the device may hold more.
+    pub exhausted: bool,
+    /// Use of the fullest channel just after frames were appended to it, 0 to
+    /// 1; 1 also when the driver found one full.
+    pub buffer_use: f32,
+    /// Frames that found their channel full.
+    pub overflowed: u64,
+}
+
+impl Round {
+    /// As receive control sees it.
+    pub fn seen(&self) -> control::Round {
+        control::Round {
+            frames: self.frames as u32,
+            exhausted: self.exhausted,
+            buffer_use: self.buffer_use,
+            overflowed: u32::try_from(self.overflowed).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// Counters of one queue, each a way a frame can go after the driver.
@@ -53,6 +76,12 @@ pub struct QueueCounters {
     pub rounds: AtomicU64,
     /// Rounds that found nothing.
     pub empty_rounds: AtomicU64,
+    /// Rounds that used up their budget.
+    pub exhausted_rounds: AtomicU64,
+    /// Times that whoever polls was woken by the device.
+    pub interrupts: AtomicU64,
+    /// Frames that found their channel full.
+    pub overflowed: AtomicU64,
 }
 
 /// The part of a queue that every thread may use at once.
@@ -67,6 +96,9 @@ pub struct Shared {
     counters: QueueCounters,
     /// Held while a host architecture appends, and while a channel closes.
     appending: Mutex<()>,
+    /// What receive control does, for those who watch: written on a change and
+    /// at the end of an interval.
+    control: Mutex<Option<control::State>>,
 }
 
 /// The appending side of one channel number.
@@ -103,6 +135,26 @@ pub struct Poller {
     /// Frames for receiving, and how many of them the device has.
     receive_frames: usize,
     in_device: usize,
+    /// Bp, and how it is divided into polls.
+    budget: u32,
+    polls: u32,
+    each: u32,
+    controller: Option<Controller>,
+    fullness: Fullness,
+}
+
+/// Use of channels seen in a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fullness {
+    largest: f32,
+}
+
+impl Fullness {
+    fn see(&mut self, waiting: u32, limit: u32) {
+        if limit > 0 {
+            self.largest = self.largest.max((waiting as f32 / limit as f32).min(1.0));
+        }
+    }
 }
 
 /// Splits a device queue into its poller, its shared part and its transmitter.
@@ -136,6 +188,7 @@ pub fn open(
         tables,
         counters: QueueCounters::default(),
         appending: Mutex::new(()),
+        control: Mutex::new(None),
     });
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
@@ -147,13 +200,18 @@ pub fn open(
         in_device: 0,
         shared: shared.clone(),
         device: receive,
-        batch: Vec::with_capacity(ROUND),
+        batch: Vec::with_capacity(BATCH),
         empty_frames: frames,
         accounts,
         open: Vec::new(),
         arrived,
         written_off: 0,
         suspicion: 0,
+        budget: POLL_MAX,
+        polls: 1,
+        each: POLL_MAX,
+        controller: None,
+        fullness: Fullness::default(),
     };
     poller.refill();
     (poller, shared, transmit, for_transmit)
@@ -173,6 +231,11 @@ impl Shared {
     /// Counters since the start.
     pub fn counters(&self) -> &QueueCounters {
         &self.counters
+    }
+
+    /// What receive control does here; `None` where nothing controls.
+    pub fn control(&self) -> Option<control::State> {
+        *self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The demux tables.
@@ -230,12 +293,99 @@ impl Poller {
         self.device.descriptors()
     }
 
-    /// Sets Bp.
+    /// Sets Bp: most frames that a round takes from the device, in as many
+    /// polls of one size as it needs. Zero: none, until it is set again.
     ///
     /// # Errors
     /// EINVAL or EPERM from the device.
     pub fn set_budget(&mut self, frames: u32) -> io::Result<()> {
-        self.device.set_budget(frames)
+        if frames == self.budget {
+            return Ok(());
+        }
+        if frames > 0 {
+            let polls = frames.div_ceil(POLL_MAX);
+            let each = frames.div_ceil(polls);
+            self.device.set_budget(each)?;
+            (self.polls, self.each) = (polls, each);
+        }
+        self.budget = frames;
+        Ok(())
+    }
+
+    /// True while the budget is zero.
+    pub fn is_stopped(&self) -> bool {
+        self.budget == 0
+    }
+
+    /// Channels that are open.
+    pub(crate) fn open_channels(&self) -> impl Iterator<Item = ChannelId> {
+        let ends = &self.shared.ends;
+        self.open
+            .iter()
+            .filter_map(|&number| ends.get(number as usize))
+            .map(|end| ChannelId::from_value(end.id.load(Ordering::Relaxed)))
+    }
+
+    /// Puts `policy` in control of this queue.
+    pub fn set_policy(&mut self, policy: PolicyKind, limits: Limits) {
+        let controller = Controller::new(policy, limits);
+        let state = controller.state();
+        self.controller = Some(controller);
+        self.publish(state);
+        let _ = self.set_budget(state.setting.budget);
+    }
+
+    /// Tells receive control of a round that ended at `now` (time since any
+    /// fixed moment), and does what it says about the budget. Returns how the
+    /// caller is to wait, when somebody controls.
+    pub fn control(
+        &mut self,
+        now: Duration,
+        round: &control::Round,
+        activity: Activity,
+    ) -> Option<Waiting> {
+        let counters = &self.shared.counters;
+        if round.exhausted {
+            counters.exhausted_rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        if activity.interrupted {
+            counters.interrupts.fetch_add(1, Ordering::Relaxed);
+        }
+        if round.overflowed > 0 {
+            counters
+                .overflowed
+                .fetch_add(u64::from(round.overflowed), Ordering::Relaxed);
+        }
+        let controller = self.controller.as_mut()?;
+        let decided = controller.round(now, round, activity);
+        let waiting = controller.waiting();
+        if let Some(state) = decided {
+            // A device that refuses a budget keeps the one it has.
+            let _ = self.set_budget(state.setting.budget);
+            self.publish(state);
+        }
+        Some(waiting)
+    }
+
+    fn publish(&self, state: control::State) {
+        *self
+            .shared
+            .control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(state);
+    }
+
+    /// Use of the fullest open channel now.
+    fn fullest(&self) -> f32 {
+        let (tables, queue) = (&self.shared.tables, self.shared.queue);
+        let mut fullness = Fullness::default();
+        for number in self.open.iter().map(|&number| number as u16) {
+            let waiting = tables
+                .head(queue, number)
+                .wrapping_sub(tables.tail(queue, number)) as i32;
+            fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
+        }
+        fullness.largest
     }
 
     /// Sets T; see [`Receive::set_patience`].
@@ -298,13 +448,58 @@ impl Poller {
         self.shared.give_back(channel.id, done);
     }
 
-    /// One round: refill, poll, sort. Appends the number of each channel that
-    /// got frames to `ready` (perhaps more than once).
+    /// One round: refill, poll, sort, until the budget is used up or the device
+    /// empty. Appends the number of each channel that got frames to `ready`
+    /// (perhaps more than once).
     ///
     /// # Errors
     /// What the device reports; frames already received are sorted all the
     /// same.
     pub fn round(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
+        let mut round = Round::default();
+        if self.budget == 0 {
+            round.buffer_use = self.fullest();
+            return Ok(round);
+        }
+        let (tables, queue) = (self.shared.tables.clone(), self.shared.queue);
+        let full = tables.counter(queue, Counter::ChannelFull);
+        self.fullness = Fullness::default();
+        let mut failed = Ok(());
+        for _ in 0..self.polls {
+            match self.poll(interrupt, ready) {
+                Ok(poll) => {
+                    round.frames += poll.frames;
+                    round.driven += poll.driven;
+                    round.missing = poll.missing;
+                    if poll.driven < u64::from(self.each) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    failed = Err(error);
+                    break;
+                }
+            }
+        }
+        round.exhausted = round.driven >= u64::from(self.budget);
+        round.overflowed = tables
+            .counter(queue, Counter::ChannelFull)
+            .wrapping_sub(full);
+        round.buffer_use = if round.overflowed > 0 {
+            1.0
+        } else {
+            self.fullness.largest
+        };
+        let counters = &self.shared.counters;
+        counters.rounds.fetch_add(1, Ordering::Relaxed);
+        if round.frames == 0 {
+            counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        failed.map(|()| round)
+    }
+
+    /// One poll of a round.
+    fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         self.refill();
         let seen = self
             .shared
@@ -324,7 +519,7 @@ impl Poller {
             .counter(self.shared.queue, Counter::Channel);
         let frames = self.receive(ready);
         let mut missing = 0;
-        if frames < ROUND {
+        if frames < BATCH {
             missing = admitted.wrapping_sub(self.arrived + self.written_off) as i64;
             if missing <= 0 {
                 self.suspicion = 0;
@@ -337,24 +532,31 @@ impl Poller {
                 }
             }
         }
-        let counters = &self.shared.counters;
-        counters.rounds.fetch_add(1, Ordering::Relaxed);
-        if frames == 0 {
-            counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
-        }
         polled?;
         Ok(Round {
             frames,
             missing: missing.max(0) as u64,
             driven,
+            ..Round::default()
         })
     }
 
     /// Sorts what the device has delivered by itself, without polling it: what
-    /// a sleeper does first when it wakes.
-    pub fn collect(&mut self, ready: &mut Vec<u16>) -> usize {
-        self.refill();
-        self.receive(ready)
+    /// a sleeper does first when it wakes. No budget holds for what comes this
+    /// way: the device's own poll took it.
+    pub fn collect(&mut self, ready: &mut Vec<u16>) -> Round {
+        self.fullness = Fullness::default();
+        let mut round = Round::default();
+        loop {
+            self.refill();
+            let frames = self.receive(ready);
+            round.frames += frames;
+            if frames < BATCH {
+                break;
+            }
+        }
+        round.buffer_use = self.fullness.largest;
+        round
     }
 
     /// True when less than a quarter of the receive frames are with the
@@ -372,16 +574,39 @@ impl Poller {
         &mut self,
         interrupt: Interrupt,
         mut each: impl FnMut(&Shared, Received),
-    ) -> io::Result<usize> {
-        self.refill();
-        let polled = self.device.poll(interrupt);
-        let frames = self.device.receive(&mut self.batch, ROUND);
-        self.in_device -= frames.min(self.in_device);
-        for received in self.batch.drain(..) {
-            each(&self.shared, received);
+    ) -> io::Result<Round> {
+        let mut round = Round::default();
+        if self.budget == 0 {
+            round.buffer_use = self.fullest();
+            return Ok(round);
         }
-        polled?;
-        Ok(frames)
+        let shared = self.shared.clone();
+        let driven = || shared.tables.counter(shared.queue, Counter::Frames);
+        let before = driven();
+        for _ in 0..self.polls {
+            self.refill();
+            let seen = driven();
+            let polled = self.device.poll(interrupt);
+            let taken = driven().wrapping_sub(seen);
+            let frames = self.device.receive(&mut self.batch, BATCH);
+            self.in_device -= frames.min(self.in_device);
+            for received in self.batch.drain(..) {
+                each(&shared, received);
+            }
+            round.frames += frames;
+            polled?;
+            if taken < u64::from(self.each) {
+                break;
+            }
+        }
+        round.driven = driven().wrapping_sub(before);
+        round.exhausted = round.driven >= u64::from(self.budget);
+        let counters = &shared.counters;
+        counters.rounds.fetch_add(1, Ordering::Relaxed);
+        if round.frames == 0 {
+            counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(round)
     }
 
     fn refill(&mut self) {
@@ -404,15 +629,19 @@ impl Poller {
             arrived,
             written_off,
             in_device,
+            fullness,
             ..
         } = self;
-        let frames = device.receive(batch, ROUND);
+        let frames = device.receive(batch, BATCH);
         *in_device -= frames.min(*in_device);
         if frames == 0 {
             return 0;
         }
         let queue = shared.queue;
+        // The channel whose frames are being collected, and the number of the
+        // latest of them.
         let mut current: Option<(ChannelId, Run)> = None;
+        let mut latest = 0;
         let mut stale = Chain::default();
         let mut stale_frames = 0;
         for Received { frame, metadata } in batch.drain(..) {
@@ -426,10 +655,13 @@ impl Poller {
                 }
             }
             match &mut current {
-                Some((open, run)) if *open == id => run.add(&shared.slots, frame),
+                Some((open, run)) if *open == id => {
+                    run.add(&shared.slots, frame);
+                    latest = metadata.credit;
+                }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(shared, open, run, ready);
+                        append(shared, open, run, latest, ready, fullness);
                     }
                     let open = shared
                         .ends
@@ -439,6 +671,7 @@ impl Poller {
                         let mut run = Run::default();
                         run.add(&shared.slots, frame);
                         current = Some((id, run));
+                        latest = metadata.credit;
                     } else {
                         stale_frames += 1;
                         stale.add(&shared.slots, frame);
@@ -448,7 +681,7 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(shared, open, run, ready);
+            append(shared, open, run, latest, ready, fullness);
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
@@ -474,7 +707,7 @@ impl Poller {
             })
             .map(|number| (number, self.shared.tables.head(queue, number)))
             .collect();
-        while self.receive(ready) == ROUND {}
+        while self.receive(ready) == BATCH {}
         for (number, head) in heads {
             let adjust = match self.accounts.get_mut(number as usize) {
                 Some(account) => account.caught_up(head),
@@ -485,7 +718,14 @@ impl Poller {
     }
 }
 
-fn append(shared: &Shared, id: ChannelId, run: Run, ready: &mut Vec<u16>) {
+fn append(
+    shared: &Shared,
+    id: ChannelId,
+    run: Run,
+    latest: u32,
+    ready: &mut Vec<u16>,
+    fullness: &mut Fullness,
+) {
     let number = id.index();
     if let Some(end) = shared.ends.get(number as usize) {
         shared
@@ -493,6 +733,9 @@ fn append(shared: &Shared, id: ChannelId, run: Run, ready: &mut Vec<u16>) {
             .delivered
             .fetch_add(u64::from(run.length()), Ordering::Relaxed);
         end.sender.append(&shared.slots, run);
+        let (tables, queue) = (&shared.tables, shared.queue);
+        let waiting = latest.wrapping_sub(tables.tail(queue, number)) as i32;
+        fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
         ready.push(number);
     }
 }

@@ -5,6 +5,7 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use tidewall_device::frame::Frame;
 
@@ -61,6 +62,23 @@ pub(crate) fn set_fifo(priority: i32) -> io::Result<()> {
     }
 }
 
+/// Puts the calling thread behind every ordinary one: nice 19, SCHED_OTHER.
+pub(crate) fn set_background() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: no pointers in the first call; `parameters` outlives the second;
+    // 0 is the calling thread in both.
+    let result = unsafe {
+        // Linux applies it to the thread, not to the process.
+        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
+        libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters)
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 /// An eventfd that ends a wait.
 #[derive(Debug)]
 pub(crate) struct WakeFd(OwnedFd);
@@ -83,8 +101,9 @@ impl WakeFd {
         unsafe { libc::write(self.0.as_raw_fd(), (&one as *const u64).cast(), 8) };
     }
 
-    /// Sleeps until one of `descriptors` is readable or `signal` is called.
-    pub(crate) fn wait(&self, descriptors: &[i32]) {
+    /// Sleeps until one of `descriptors` is readable, `signal` is called, or
+    /// `timeout` is over.
+    pub(crate) fn wait(&self, descriptors: &[i32], timeout: Option<Duration>) {
         let mut polled: Vec<libc::pollfd> = descriptors
             .iter()
             .chain(std::iter::once(&self.0.as_raw_fd()))
@@ -94,8 +113,23 @@ impl WakeFd {
                 revents: 0,
             })
             .collect();
-        // SAFETY: the array is valid for its length for the call's duration.
-        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
+        let timeout = timeout.map(|time| libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos() as libc::c_long,
+        });
+        let pointer = timeout
+            .as_ref()
+            .map_or(std::ptr::null(), |time| time as *const _);
+        // SAFETY: the array is valid for its length, and the time, where there
+        // is one, for the call's duration.
+        unsafe {
+            libc::ppoll(
+                polled.as_mut_ptr(),
+                polled.len() as libc::nfds_t,
+                pointer,
+                std::ptr::null(),
+            )
+        };
     }
 }
 

@@ -16,7 +16,9 @@ use crate::work::multiply;
 /// Most datagrams that one service takes before the next one's turn.
 pub const BATCH: usize = 64;
 /// Longest time between `stop` being set and [`serve`] noticing it asleep.
-pub const STOP_WITHIN: Duration = Duration::from_millis(100);
+/// Short enough for whoever stops it, long enough that an idle service wakes
+/// less than three times a second.
+pub const STOP_WITHIN: Duration = Duration::from_millis(400);
 /// Bytes that an acknowledgement carries back: the number of the request.
 const ACKNOWLEDGE: usize = 8;
 /// This many errors in a row, with nothing received in between, will not pass.

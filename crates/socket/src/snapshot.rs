@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
 use tidewall_protocol::Drop as Cause;
+use tidewall_receive::poller::Shared;
 
 use crate::stack::{Core, lock};
 
@@ -165,6 +166,26 @@ pub struct SocketSnapshot {
     pub dropped_full: u64,
 }
 
+impl ControlSnapshot {
+    fn of(queue: &Shared) -> Self {
+        let counters = queue.counters();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Some(state) = queue.control() else {
+            return ControlSnapshot::default();
+        };
+        ControlSnapshot {
+            policy: state.policy.name().to_owned(),
+            budget: state.setting.budget,
+            interval: u64::try_from(state.setting.interval.as_nanos()).unwrap_or(u64::MAX),
+            mode: state.mode.name().to_owned(),
+            buffer_use: state.last.buffer_use.into(),
+            exhausted_rounds: read(&counters.exhausted_rounds),
+            interrupts: read(&counters.interrupts),
+            overflowed: read(&counters.overflowed),
+        }
+    }
+}
+
 fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
     let counters = core.host.get().and_then(|host| host.get(queue as usize));
     counters
@@ -214,7 +235,7 @@ impl StackSnapshot {
                 transmitted,
                 no_transmit_frame,
                 host: host_drops(core, number),
-                control: ControlSnapshot::default(),
+                control: ControlSnapshot::of(&queue.shared),
             }
         });
         let sockets = (0..CHANNELS as u16).filter_map(|number| {

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
 use tidewall_device::queue::{Offload, Transmit};
@@ -31,7 +33,7 @@ pub(crate) struct Transmitter {
     free: Vec<Frame>,
     mac: MacAddress,
     mtu: usize,
-    sent: u64,
+    sent: Arc<AtomicU64>,
     no_frame: u64,
 }
 
@@ -50,14 +52,19 @@ impl Transmitter {
             free,
             mac,
             mtu,
-            sent: 0,
+            sent: Arc::default(),
             no_frame: 0,
         }
     }
 
     /// Datagrams sent, and those refused for want of a frame.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.sent, self.no_frame)
+        (self.sent.load(Ordering::Relaxed), self.no_frame)
+    }
+
+    /// Datagrams sent, for those who watch without the lock.
+    pub(crate) fn sent(&self) -> Arc<AtomicU64> {
+        self.sent.clone()
     }
 
     /// True when a payload fits into one frame; a longer one must be
@@ -125,7 +132,7 @@ impl Transmitter {
                 return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
             }
         }
-        self.sent += 1;
+        self.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

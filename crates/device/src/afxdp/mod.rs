@@ -14,11 +14,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
-use crate::queue::{Patience, Queue};
+use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
 
@@ -42,9 +43,6 @@ pub struct Config {
     pub queues: u32,
     /// Frames of memory a queue; a power of two, at least 256.
     pub frames: u32,
-    /// Frames one poll may take (Bp), 1..=64. More needs nothing but patience:
-    /// the kernel caps a poll at 64 and runs two.
-    pub budget: u32,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
 }
@@ -56,7 +54,6 @@ impl Config {
             interface: interface.to_owned(),
             queues: 0,
             frames: 8192,
-            budget: 64,
             receive_ring: 2048,
         }
     }
@@ -93,9 +90,6 @@ impl AfXdp {
         }
         if !config.receive_ring.is_power_of_two() {
             return invalid("receive_ring must be a power of two");
-        }
-        if !(1..=64).contains(&config.budget) {
-            return invalid("budget must be 1 to 64");
         }
         let present = queue_count(&config.interface);
         let queues = if config.queues == 0 {
@@ -163,7 +157,10 @@ fn defer_interrupts(
     };
     let path = |name: &str| format!("/sys/class/net/{}/{name}", config.interface);
     let mut timer = None;
-    for (name, value) in [("napi_defer_hard_irqs", 1), ("gro_flush_timeout", SHORT)] {
+    for (name, value) in [
+        ("napi_defer_hard_irqs", 1),
+        ("gro_flush_timeout", nanoseconds(PATIENCE)),
+    ] {
         let path = path(name);
         match Knob::set(&guardian, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
@@ -177,18 +174,21 @@ fn defer_interrupts(
     (knobs, timer)
 }
 
-/// Nanoseconds of [`Patience::Short`] and [`Patience::Long`]. Short: the 256
-/// slots of a veth ring at 1.28 million frames/s. Long: over the longest
-/// scheduler tick in use but one (HZ=250).
-const SHORT: u64 = 200_000;
+/// Nanoseconds of [`Patience::Long`]: over the longest scheduler tick in use but
+/// one (HZ=250).
 const LONG: u64 = 5_000_000;
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// The device's `gro_flush_timeout`, for switching while it runs. The knob that
 /// restores it is held elsewhere.
 #[derive(Clone, Debug)]
 struct FlushTimer {
     file: Arc<File>,
-    long: Arc<AtomicBool>,
+    /// What it is set to, ns.
+    value: Arc<AtomicU64>,
 }
 
 impl FlushTimer {
@@ -196,14 +196,17 @@ impl FlushTimer {
         let file = File::options().write(true).open(path).ok()?;
         Some(FlushTimer {
             file: Arc::new(file),
-            long: Arc::default(),
+            value: Arc::new(AtomicU64::new(nanoseconds(PATIENCE))),
         })
     }
 
     fn set(&self, patience: Patience) {
-        let long = patience == Patience::Long;
-        if self.long.swap(long, Ordering::Relaxed) != long {
-            let value = if long { LONG } else { SHORT };
+        let value = match patience {
+            Patience::Long => LONG,
+            Patience::Sleep(Duration::ZERO) => nanoseconds(PATIENCE),
+            Patience::Sleep(time) => nanoseconds(time.min(PATIENCE_MAX)),
+        };
+        if self.value.swap(value, Ordering::Relaxed) != value {
             // A device that is gone needs no timer.
             let _ = self.file.write_at(value.to_string().as_bytes(), 0);
         }

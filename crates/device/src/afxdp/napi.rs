@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use crate::demux::Tables;
-use crate::queue::{Interrupt, Stray};
+use crate::queue::{Interrupt, POLL_MAX, Stray};
 use crate::raw::syscall;
 
 /// Not yet in the libc crate for every target.
@@ -79,7 +79,8 @@ pub(crate) struct Napi {
     masked: Helper,
     armed: Helper,
     lesson: Lesson,
-    budget: u32,
+    /// Frames of each of the two polls that the kernel makes of one.
+    half: u32,
 }
 
 impl Napi {
@@ -87,9 +88,10 @@ impl Napi {
     ///
     /// # Errors
     /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
-    pub(crate) fn new(tables: Arc<Tables>, queue: u32, budget: u32) -> io::Result<Self> {
-        let masked = Helper::new(true, budget as i32)?;
-        let armed = Helper::new(false, budget as i32)?;
+    pub(crate) fn new(tables: Arc<Tables>, queue: u32) -> io::Result<Self> {
+        let half = POLL_MAX / 2;
+        let masked = Helper::new(true, half as i32)?;
+        let armed = Helper::new(false, half as i32)?;
         tables.teach(queue, masked.port);
         Ok(Napi {
             tables,
@@ -97,12 +99,12 @@ impl Napi {
             masked,
             armed,
             lesson: Lesson::Masked,
-            budget,
+            half,
         })
     }
 
-    /// One poll of at most `budget` frames (the kernel adds a second round of
-    /// as many when it leaves busy polling).
+    /// One poll. The kernel makes two of it, the second when it leaves busy
+    /// polling.
     pub(crate) fn poll(&self, interrupt: Interrupt) -> io::Result<()> {
         let helper = match (interrupt, self.lesson) {
             // Frames come by interrupt until the first lesson is learned.
@@ -116,10 +118,14 @@ impl Napi {
     }
 
     /// Frames one poll may take from the device.
-    pub(crate) fn set_budget(&mut self, budget: u32) -> io::Result<()> {
-        if budget != self.budget {
+    pub(crate) fn set_budget(&mut self, frames: u32) -> io::Result<()> {
+        if !(1..=POLL_MAX).contains(&frames) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let half = frames.div_ceil(2);
+        if half != self.half {
             for helper in [&self.masked, &self.armed] {
-                let value = budget as i32;
+                let value = half as i32;
                 syscall::set_option(
                     helper.socket.as_fd(),
                     libc::SOL_SOCKET,
@@ -127,7 +133,7 @@ impl Napi {
                     &value,
                 )?;
             }
-            self.budget = budget;
+            self.half = half;
         }
         Ok(())
     }

@@ -166,7 +166,7 @@ pub(super) fn open(
         tx_metadata,
     } = bound;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
-    let napi = Napi::new(tables.clone(), queue, config.budget)?;
+    let napi = Napi::new(tables.clone(), queue)?;
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),

@@ -7,8 +7,6 @@ use crate::demux::layout;
 
 /// Most queues an end may have: what the tables have room for.
 pub const MAXIMUM_QUEUES: u32 = layout::QUEUES as u32;
-/// Most frames one poll may take, as in Linux (`NAPI_POLL_WEIGHT`).
-pub const MAXIMUM_BUDGET: u32 = 64;
 
 /// How a link is made. The default is a perfect wire between ends of one
 /// queue.

@@ -35,7 +35,7 @@ use std::time::Duration;
 use crate::demux::Tables;
 use crate::queue::Queue;
 
-pub use config::{Impairments, LinkConfig, MAXIMUM_BUDGET, MAXIMUM_QUEUES, Rings};
+pub use config::{Impairments, LinkConfig, MAXIMUM_QUEUES, Rings};
 pub use end::{EndCounters, HEADROOM, KernelFrame};
 pub use steering::flow_queue;
 pub use wire::WireCounters;

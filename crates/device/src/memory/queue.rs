@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::RawFd;
 
 use crate::frame::{Frame, FrameMemory};
-use crate::queue::{Interrupt, Offload, Queue, Receive, Received, Transmit};
+use crate::queue::{Interrupt, Offload, POLL_MAX, Queue, Receive, Received, Transmit};
 
-use super::config::MAXIMUM_BUDGET;
 use super::{Link, Side};
 
 /// Bytes below a packet that AF_XDP needs for an offload request
@@ -84,10 +83,10 @@ impl Receive for ReceiveHalf {
     }
 
     fn set_budget(&mut self, frames: u32) -> io::Result<()> {
-        if !(1..=MAXIMUM_BUDGET).contains(&frames) {
+        if !(1..=POLL_MAX).contains(&frames) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "budget must be 1 to 64",
+                "budget must be 1 to 128",
             ));
         }
         self.link

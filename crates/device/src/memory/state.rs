@@ -10,9 +10,9 @@ use tidewall_wire::checksum;
 
 use crate::demux::Tables;
 use crate::frame::FrameMemory;
-use crate::queue::Offload;
+use crate::queue::{Offload, POLL_MAX};
 
-use super::config::{Impairments, LinkConfig, MAXIMUM_BUDGET};
+use super::config::{Impairments, LinkConfig};
 use super::end::{EndCounters, EndState, KernelFrame, QueueState};
 use super::queue::Parts;
 use super::wire::{Arrival, Wire, WireCounters};
@@ -63,7 +63,7 @@ impl State {
             let mut states = Vec::new();
             for _ in 0..config.queues {
                 let memory = FrameMemory::new(config.frames)?;
-                let state = QueueState::new(memory.clone(), config.rings, MAXIMUM_BUDGET)?;
+                let state = QueueState::new(memory.clone(), config.rings, POLL_MAX)?;
                 parts.push(Parts {
                     memory,
                     descriptor: state.descriptor(),

@@ -7,9 +7,9 @@
 //!   budget gains nothing and costs cache misses (docs/results.md, rhip-budget);
 //! - *how fast frames come*, so that the longest interval that cannot overflow
 //!   the device's ring is arithmetic, not a search;
-//! - *whether somebody waits*: a stack that sends about as often as it is woken
-//!   answers requests, and each microsecond of T is added to every one of them.
-//!   One that only receives loses nothing by being woken less often.
+//! - *whether somebody waits*: a stack that sends answers requests, and each
+//!   microsecond of T is added to every one of them. One that only receives
+//!   loses nothing by being woken less often.
 //!
 //! On overflow all the same it does as RHIP does: first the interval, then the
 //! budget, one step a round; back in the opposite order, but doubling instead
@@ -31,6 +31,13 @@ const CEILING: Duration = Duration::from_micros(200);
 /// Below this rate, frames a second, an interrupt each costs next to nothing.
 const COALESCE_FROM: f64 = 20_000.0;
 
+/// From this rate on, frames a second, a poller that owes answers does not
+/// sleep: falling asleep and waking take as long as several frames.
+const HURRY_FROM: f64 = 200_000.0;
+
+/// When more than one frame in so many is answered, somebody waits.
+const ANSWERED: u64 = 64;
+
 /// Sets both by what is known: room, rate, and who waits.
 #[derive(Debug)]
 pub(super) struct Adaptive {
@@ -40,6 +47,8 @@ pub(super) struct Adaptive {
     interval: Duration,
     /// Intervals in a row that agreed on another T.
     agreed: u32,
+    /// Somebody waits for answers while frames come fast.
+    hurried: bool,
 }
 
 impl Adaptive {
@@ -51,14 +60,12 @@ impl Adaptive {
             budget: largest,
             interval: Duration::ZERO,
             agreed: 0,
+            hurried: false,
         }
     }
 
     /// The longest interval that loses nothing and that nobody would notice.
-    fn wanted(&self, interval: &Interval) -> Duration {
-        let seconds = interval.length.as_secs_f64();
-        let rate = interval.frames as f64 / seconds.max(f64::MIN_POSITIVE);
-        let answers = interval.sent * 2 >= u64::from(interval.interrupts.max(1));
+    fn wanted(&self, rate: f64, answers: bool) -> Duration {
         if answers || rate < COALESCE_FROM {
             return Duration::ZERO;
         }
@@ -93,7 +100,11 @@ impl Policy for Adaptive {
             self.budget = (self.budget + self.budget / 8 + 1).min(self.largest);
         }
         self.budget = self.budget.max(BUDGET_MIN);
-        let wanted = self.wanted(interval);
+        let seconds = interval.length.as_secs_f64();
+        let rate = interval.frames as f64 / seconds.max(f64::MIN_POSITIVE);
+        let answers = interval.sent * ANSWERED > interval.frames;
+        self.hurried = answers && rate >= HURRY_FROM;
+        let wanted = self.wanted(rate, answers);
         // The knob is the device's, and costs a system call: moves of less than
         // a quarter are not worth one, and an end of answers must last.
         let close = wanted.abs_diff(self.interval) * 4 <= self.interval.max(wanted);
@@ -109,5 +120,9 @@ impl Policy for Adaptive {
                 self.agreed = 0;
             }
         }
+    }
+
+    fn may_sleep(&self) -> bool {
+        !self.hurried
     }
 }

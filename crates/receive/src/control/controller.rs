@@ -52,6 +52,16 @@ pub struct State {
     pub mode: Mode,
 }
 
+/// How a poller that found nothing waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Until the device interrupts, which it may do this long after the last
+    /// poll at the soonest; zero: with the next frame.
+    Sleep(Duration),
+    /// Not at all: somebody waits for answers and frames come fast.
+    Poll,
+}
+
 /// A policy with its sampling interval.
 #[derive(Debug)]
 pub struct Controller {
@@ -83,12 +93,21 @@ impl Controller {
         self.told
     }
 
+    /// How the poller is to wait.
+    pub fn waiting(&self) -> Waiting {
+        if self.policy.may_sleep() {
+            Waiting::Sleep(self.told.interval)
+        } else {
+            Waiting::Poll
+        }
+    }
+
     /// A round is over at `now`, a time since any fixed moment. Returns the
-    /// setting when it is another than before.
+    /// state when the setting is another than before or an interval is over.
     ///
     /// An interval ends with the first round after its length, so that a
     /// poller that slept long reports one long interval.
-    pub fn round(&mut self, now: Duration, round: &Round, activity: Activity) -> Option<Setting> {
+    pub fn round(&mut self, now: Duration, round: &Round, activity: Activity) -> Option<State> {
         let started = *self.started.get_or_insert(now);
         let sums = &mut self.sums;
         sums.rounds = sums.rounds.saturating_add(1);
@@ -100,18 +119,19 @@ impl Controller {
         sums.overflowed += u64::from(round.overflowed);
         self.policy.round(round);
         let length = now.saturating_sub(started);
-        if length >= SAMPLING_INTERVAL {
+        let over = length >= SAMPLING_INTERVAL;
+        if over {
             sums.length = length;
             self.policy.interval(sums);
             self.last = std::mem::take(sums);
             self.started = Some(now);
         }
         let setting = self.policy.setting();
-        if setting == self.told {
+        if setting == self.told && !over {
             return None;
         }
         self.told = setting;
-        Some(setting)
+        Some(self.state())
     }
 
     /// What it is doing.

@@ -35,7 +35,7 @@ mod rhip;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use controller::{Activity, Controller, Mode, State};
+pub use controller::{Activity, Controller, Mode, State, Waiting};
 
 /// What a policy decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +135,11 @@ pub trait Policy: fmt::Debug + Send {
 
     /// A sampling interval is over.
     fn interval(&mut self, interval: &Interval);
+
+    /// Whether a poller that found nothing may wait for an interrupt.
+    fn may_sleep(&self) -> bool {
+        true
+    }
 }
 
 /// The policies, by name.

@@ -4,11 +4,11 @@ use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
 
 use super::support::*;
 
-pub fn all_four_exchange_datagrams() {
+pub fn all_architectures_exchange_datagrams() {
     exchange();
 }
 
-pub fn all_four_on_two_queues() {
+pub fn all_architectures_on_two_queues() {
     exchange();
 }
 

@@ -57,8 +57,8 @@ system_tests! {
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
-    architectures::all_four_exchange_datagrams on 1,
-    architectures::all_four_on_two_queues on 2,
+    architectures::all_architectures_exchange_datagrams on 1,
+    architectures::all_architectures_on_two_queues on 2,
     capture::what_leaves_is_well_formed_to_tshark on 1,
 }
 

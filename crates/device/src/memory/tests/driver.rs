@@ -40,7 +40,7 @@ fn poll_takes_no_more_than_its_budget() {
         poll(&mut b);
         assert_eq!(link.take_kernel(Side::B).len(), expected);
     }
-    for budget in [0, 65] {
+    for budget in [0, 129] {
         assert!(b.queues[0].receive.set_budget(budget).is_err());
     }
 }

@@ -15,7 +15,9 @@ use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
-use tidewall_receive::control::PolicyKind;
+use tidewall_receive::control::{
+    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, Waiting,
+};
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -57,6 +59,11 @@ const BUSY_FROM: f64 = 20_000.0;
 const FLOODED_FROM: f64 = 200_000.0;
 /// How long a sleeper leaves a busy device alone.
 const BUSY_NAP: Duration = Duration::from_micros(50);
+
+/// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
+const DO_NOT_SLEEP: u64 = u64::MAX;
+/// How long a poller waits that receive control forbids to take anything.
+const STOPPED_NAP: Duration = Duration::from_micros(100);
 
 /// Rates of kernel-bound frames, a queue: frames a second and burst.
 const CLASS_RATES: [(Class, u64, u64); 4] = [
@@ -112,6 +119,37 @@ impl Default for EmbeddedConfig {
     }
 }
 
+impl EmbeddedConfig {
+    /// The limits of receive control, checked before anything is touched.
+    fn limits(&self) -> io::Result<Limits> {
+        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        if let Some(budget) = self.budget
+            && !(BUDGET_MIN..=BUDGET_MAX).contains(&budget)
+        {
+            return invalid(format!(
+                "budget is {budget}; it must be {BUDGET_MIN} to {BUDGET_MAX} frames"
+            ));
+        }
+        if let Some(interval) = self.interval
+            && interval > INTERVAL_MAX
+        {
+            return invalid(format!(
+                "interval is {interval:?}; it must be at most {INTERVAL_MAX:?}"
+            ));
+        }
+        let usual = match self.policy {
+            PolicyKind::Napi => Duration::ZERO,
+            _ => INTERVAL_MAX,
+        };
+        Ok(Limits {
+            budget: self.budget.unwrap_or(BUDGET_MAX),
+            interval: self.interval.unwrap_or(usual),
+            preempts: self.architecture.has_threads(),
+            ..Limits::default()
+        })
+    }
+}
+
 /// How to start a stack on the in-memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
@@ -148,6 +186,11 @@ pub(crate) struct QueueHandle {
     last_round: AtomicU64,
     /// True when the last round left the interrupt masked or deferred.
     masked: AtomicBool,
+    /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
+    waiting: AtomicU64,
+    /// Datagrams sent, and how many of them receive control knows of.
+    sent: Arc<AtomicU64>,
+    sent_told: AtomicU64,
 }
 
 pub(crate) struct Inner {
@@ -207,6 +250,7 @@ impl Stack {
                 "frames must be at least 4096",
             ));
         }
+        let limits = config.limits()?;
         let interface = Interface::read(&config.interface)?;
         let mut device = AfXdp::open(&Config {
             queues: config.queues,
@@ -235,6 +279,8 @@ impl Stack {
                 verified: false,
             },
             spin: config.spin,
+            policy: config.policy,
+            limits,
             has_kernel: true,
             name: config.interface.clone(),
             warnings: device.warnings.clone(),
@@ -281,6 +327,12 @@ impl Stack {
                 verified: false,
             },
             spin: Duration::ZERO,
+            policy: PolicyKind::default(),
+            // It has no timer that would end a deferral.
+            limits: Limits {
+                interval: Duration::ZERO,
+                ..Limits::default()
+            },
             has_kernel: false,
             name: "memory".to_owned(),
             warnings: Vec::new(),
@@ -311,12 +363,20 @@ impl Stack {
                 poller::open(number as u32, queue, tables.clone(), transmit_frames);
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
+            if architecture.is_controlled() {
+                poller.set_policy(parts.policy, parts.limits);
+            }
+            let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
+            let sent = transmitter.sent();
             handles.push(QueueHandle {
                 poller: Arc::new(Mutex::new(poller)),
                 shared,
-                transmitter: Mutex::new(Transmitter::new(transmit, memory, frames, mac, mtu)),
+                transmitter: Mutex::new(transmitter),
                 last_round: AtomicU64::new(0),
                 masked: AtomicBool::new(false),
+                waiting: AtomicU64::new(0),
+                sent,
+                sent_told: AtomicU64::new(0),
             });
         }
         tables.set_fragment_channel(fragment_id);
@@ -430,6 +490,8 @@ struct Parts {
     receiver_cpu: Option<usize>,
     input_options: InputOptions,
     spin: Duration,
+    policy: PolicyKind,
+    limits: Limits,
     has_kernel: bool,
     name: String,
     warnings: Vec<String>,
@@ -457,6 +519,11 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         }),
     }
 }
+
+mod receive;
+mod sleep;
+
+use sleep::{Pace, Past};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves counters and queues in a state that is at worst
@@ -490,326 +557,6 @@ impl Core {
         Err(io::Error::from_raw_os_error(libc::ENFILE))
     }
 
-    /// True while rounds find frames: then polling pays, and sleeping does not.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.queues
-            .iter()
-            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
-    }
-
-    /// One round on every queue, in order: queue 0 is polled first. A queue
-    /// that another thread is polling is left to it.
-    pub(crate) fn round(&self, arm: bool) -> io::Result<Progress> {
-        if self.architecture.has_threads() {
-            return Ok(Progress::default());
-        }
-        // A leader that sleeps while we poll needs the interrupt too.
-        let leads = arm;
-        let arm = arm || self.leadership.is_taken();
-        let mut progress = Progress::default();
-        let mut failed = Ok(());
-        for queue in &self.queues {
-            let mut poller = match queue.poller.try_lock() {
-                Ok(poller) => poller,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Who is about to sleep on the device must be the last to poll it.
-                Err(TryLockError::WouldBlock) if leads => lock(&queue.poller),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            // Arming is for a device that has nothing for us: under load its
-            // poll would go on in softirq, ahead of everybody.
-            let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
-            let interrupt = if arm && !busy {
-                Interrupt::Armed
-            } else {
-                Interrupt::Masked
-            };
-            let mut ready = Ready::default();
-            let round = match poller.round(interrupt, &mut ready.channels) {
-                Ok(round) => round,
-                Err(error) => {
-                    // What the device had delivered before is sorted already.
-                    self.after(poller, ready);
-                    failed = Err(error);
-                    continue;
-                }
-            };
-            // A poll that found work defers the interrupt again, whoever's the
-            // work was.
-            let armed = interrupt == Interrupt::Armed && round.driven == 0;
-            queue.masked.store(!armed, Ordering::Relaxed);
-            progress.armed &= armed;
-            queue.last_round.store(round.driven, Ordering::Relaxed);
-            if self.polls_steadily() {
-                poller.set_patience(Patience::Long);
-            }
-            progress.frames += round.frames;
-            progress.missing |= round.missing > 0;
-            self.after(poller, ready);
-        }
-        if !leads && !progress.armed && !self.has_kernel && self.leadership.is_taken() {
-            // The in-memory device has no timer that ends a deferral.
-            self.leadership.nudge();
-        }
-        failed.map(|()| progress)
-    }
-
-    /// Counts a round; true when rounds follow each other so closely that the
-    /// device's own timer has nothing to do.
-    fn polls_steadily(&self) -> bool {
-        if self.streak.fetch_add(1, Ordering::Relaxed) % STREAK != STREAK - 1 {
-            return false;
-        }
-        let now = self.age().as_nanos() as u64;
-        let before = self.streak_start.swap(now, Ordering::Relaxed);
-        now.saturating_sub(before) <= STREAK_TIME.as_nanos() as u64
-    }
-
-    /// Before a sleep that only the device ends: it may not be left alone for
-    /// long, since it is the kernel's too.
-    fn stops_polling(&self) {
-        self.streak.store(0, Ordering::Relaxed);
-        for queue in &self.queues {
-            lock(&queue.poller).set_patience(Patience::Short);
-        }
-    }
-
-    /// Sorts what devices delivered by interrupt while we slept.
-    fn collect(&self) {
-        if self.architecture.has_threads() {
-            // Their frames have not been demultiplexed.
-            return;
-        }
-        for queue in &self.queues {
-            let mut poller = lock(&queue.poller);
-            let mut ready = Ready::default();
-            poller.collect(&mut ready.channels);
-            self.after(poller, ready);
-        }
-    }
-
-    /// What follows sorting: fragments, strays, wake-ups, memory pressure.
-    fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
-        let mut payload = Vec::new();
-        let mut strays = Vec::new();
-        while let Some(stray) = poller.take_stray(&mut payload) {
-            strays.push((stray, payload.clone()));
-        }
-        let short = poller.short_of_frames();
-        drop(poller);
-        for (stray, payload) in strays {
-            self.deliver_stray(stray, &payload);
-        }
-        let mut last = 0;
-        for &channel in &ready.channels {
-            if channel != last {
-                last = channel;
-                self.wake_channel(channel);
-            }
-        }
-        if short {
-            self.copy_out();
-        }
-    }
-
-    /// Tells the owner of a channel that it has frames.
-    pub(crate) fn wake_channel(&self, channel: u16) {
-        if channel == FRAGMENT_CHANNEL {
-            self.reassemble();
-            return;
-        }
-        if let Some(socket) = self.socket(channel) {
-            socket.waiters.wake_all();
-        }
-    }
-
-    pub(crate) fn socket(&self, channel: u16) -> Option<Arc<SocketInner>> {
-        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        sockets.get(channel as usize)?.clone()
-    }
-
-    /// Frame memory is short: slow receivers' datagrams move to buffers of
-    /// their own size, lowest priority first, so that nobody else's frames run
-    /// out. They keep their credit, so the bound on each channel stands.
-    fn copy_out(&self) {
-        let mut sockets: Vec<Arc<SocketInner>> = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().flatten().cloned().collect()
-        };
-        sockets.sort_by_key(|socket| socket.priority());
-        for socket in sockets {
-            socket.copy_out(self);
-        }
-    }
-
-    /// A datagram that reached a helper socket while the poll was learned.
-    pub(crate) fn deliver_stray(&self, stray: Stray, payload: &[u8]) {
-        self.strays.fetch_add(1, Ordering::Relaxed);
-        let target = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets
-                .iter()
-                .flatten()
-                .filter(|socket| socket.wants(stray.source, stray.destination))
-                .max_by_key(|socket| socket.peer().is_some())
-                .cloned()
-        };
-        match target {
-            Some(socket) => socket.push_stray(stray, payload),
-            None => self.causes.no_socket(),
-        }
-    }
-
-    /// Sleeps until one of `sockets` has input, or the deadline. True when one
-    /// has.
-    pub(crate) fn sleep(
-        &self,
-        sockets: &[&SocketInner],
-        deadline: Option<Instant>,
-    ) -> io::Result<bool> {
-        let has_input = || sockets.iter().any(|socket| socket.has_input());
-        if has_input() {
-            return Ok(true);
-        }
-        if !self.spin.is_zero() {
-            // Armed, so that the device's own interrupt delivers, while we look
-            // at memory only: a poll that keeps the device masked sets a timer
-            // each time, which costs a virtual machine more than it saves here.
-            let end = Instant::now() + self.spin;
-            let mut armed = false;
-            while Instant::now() < end {
-                if armed {
-                    self.collect();
-                } else {
-                    armed = self.round(true)?.armed;
-                }
-                if has_input() {
-                    return Ok(true);
-                }
-            }
-        }
-        let waiter = thread_waiter()?;
-        waiter.clear_if_signalled();
-        let mut led = self.leadership.sleep(&waiter);
-        for socket in sockets {
-            socket.waiters.enter(&waiter);
-        }
-        if !led && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
-            // We polled and leave: whoever sleeps on the device must arm it.
-            self.leadership.nudge();
-        }
-        let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
-        for socket in sockets {
-            socket.waiters.leave(&waiter);
-        }
-        self.leadership.wake(&waiter, led);
-        result
-    }
-
-    fn sleep_entered(
-        &self,
-        sockets: &[&SocketInner],
-        deadline: Option<Instant>,
-        waiter: &Arc<crate::wait::Waiter>,
-        led: &mut bool,
-        has_input: impl Fn() -> bool,
-    ) -> io::Result<bool> {
-        let mut descriptors = Vec::with_capacity(8);
-        let mut fired = Vec::with_capacity(8);
-        loop {
-            let mut progress = Progress::default();
-            if *led {
-                progress = self.round(true)?;
-            }
-            if has_input() {
-                return Ok(true);
-            }
-            let pace = if *led { self.pace() } else { Pace::Quiet };
-            if progress.frames > 0 || (*led && !progress.armed) || pace == Pace::Flooded {
-                // Others' frames, or a device still busy: look again before
-                // sleeping, so that it is armed when we do.
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Ok(false);
-                }
-                continue;
-            }
-            let mut timeout = match deadline {
-                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
-                    Some(left) if !left.is_zero() => Some(left),
-                    _ => return Ok(false),
-                },
-                None => None,
-            };
-            if pace == Pace::Busy {
-                timeout = Some(timeout.map_or(BUSY_NAP, |t| t.min(BUSY_NAP)));
-            }
-            if progress.missing {
-                timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
-            }
-            if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
-                timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
-            }
-            if *led && pace == Pace::Quiet {
-                self.stops_polling();
-            }
-            descriptors.clear();
-            descriptors.push(waiter.descriptor());
-            let kernel = descriptors.len();
-            descriptors.extend(sockets.iter().map(|socket| socket.kernel_descriptor()));
-            if *led && !self.architecture.has_threads() {
-                for queue in &self.queues {
-                    descriptors.extend(lock(&queue.poller).descriptors());
-                }
-            }
-            poll::readable(&descriptors, timeout, &mut fired)?;
-            for &place in &fired {
-                if place == 0 {
-                    waiter.clear();
-                } else if let Some(socket) = sockets.get(place - kernel) {
-                    socket.kernel_has_input();
-                }
-            }
-            if *led {
-                self.collect();
-            } else {
-                *led = self.leadership.lead(waiter);
-            }
-            lock(&self.fragments).expire(self.age(), &self.causes);
-            if has_input() {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// How busy the device has been since the last time somebody was about to
-    /// sleep, kernel-bound and dropped frames included.
-    fn pace(&self) -> Pace {
-        let mut past = lock(&self.past);
-        let now = self.age();
-        let elapsed = now.saturating_sub(past.at);
-        if elapsed >= PACE_WINDOW {
-            let frames: u64 = self
-                .queues
-                .iter()
-                .map(|queue| self.tables.counter(queue.shared.queue(), Counter::Frames))
-                .sum();
-            let rate = frames.wrapping_sub(past.frames) as f64 / elapsed.as_secs_f64();
-            let pace = match rate {
-                rate if rate >= FLOODED_FROM => Pace::Flooded,
-                rate if rate >= BUSY_FROM => Pace::Busy,
-                _ => Pace::Quiet,
-            };
-            if pace >= past.pace || elapsed >= CALM {
-                *past = Past {
-                    at: now,
-                    frames,
-                    pace,
-                };
-            }
-        }
-        past.pace
-    }
-
     /// The address a socket bound to any address sends from.
     pub(crate) fn route(
         &self,
@@ -823,51 +570,4 @@ impl Core {
     pub(crate) fn queue_count(&self) -> usize {
         self.queues.len().min(QUEUES)
     }
-}
-
-/// How busy the device is, which decides how a thread with nothing to do waits.
-///
-/// A sleeping receiver leaves the device to its interrupt, which after each
-/// poll with work stays masked for T. When frames of others (the kernel's, or
-/// a flood at a port nobody owns) keep it busy, our own frames would wait for T
-/// with them, or be lost with the overflow of the device's ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Pace {
-    /// Sleep until the interrupt.
-    Quiet,
-    /// Sleep no longer than [`BUSY_NAP`].
-    Busy,
-    /// Do not sleep: every poll finds frames.
-    Flooded,
-}
-
-/// What the device had done when somebody last looked.
-#[derive(Debug)]
-struct Past {
-    at: Duration,
-    frames: u64,
-    pace: Pace,
-}
-
-/// What a round over all queues did.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
-    pub(crate) frames: usize,
-    pub(crate) missing: bool,
-    pub(crate) armed: bool,
-}
-
-impl Default for Progress {
-    fn default() -> Self {
-        Progress {
-            frames: 0,
-            missing: false,
-            armed: true,
-        }
-    }
-}
-
-#[derive(Default)]
-struct Ready {
-    channels: Vec<u16>,
 }

@@ -16,17 +16,23 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tidewall_device::demux::layout::{CHANNELS, Metadata};
 use tidewall_device::demux::{ChannelId, classify_host};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::{Interrupt, Received, Stray};
+use tidewall_device::queue::Stray;
 
 use crate::poller::{Poller, Shared};
 use crate::raw::{self, WakeFd};
+
+mod handlers;
+mod softirq;
+
+use handlers::{InterruptHandler, Softirq};
+use softirq::ReceiveSoftirq;
 
 /// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
 /// `ifq_maxlen` is IFQ_MAXLEN, 50). Larger because one poll of the device
@@ -88,6 +94,12 @@ impl Architecture {
             self,
             Architecture::Bsd | Architecture::EarlyDemux | Architecture::Softirq
         )
+    }
+
+    /// True where receive control decides; LRP's other comparators take what
+    /// there is.
+    pub fn is_controlled(self) -> bool {
+        matches!(self, Architecture::Softirq | Architecture::NiLrp)
     }
 
     /// True when threads of the host take frames from the ring, so that the
@@ -188,14 +200,22 @@ struct Occupancy {
 
 impl Occupancy {
     fn full(&self, shared: &Shared, id: ChannelId) -> bool {
+        let (waiting, limit) = self.waiting(shared, id);
+        waiting >= limit
+    }
+
+    /// Frames in the channel, and how many it may hold.
+    fn waiting(&self, shared: &Shared, id: ChannelId) -> (u32, u32) {
         let number = id.index();
         let head = self
             .heads
             .get(number as usize)
             .map_or(0, |h| h.load(Ordering::Relaxed));
         let tables = shared.tables();
-        head.wrapping_sub(tables.tail(shared.queue(), number))
-            >= tables.limit(shared.queue(), number)
+        (
+            head.wrapping_sub(tables.tail(shared.queue(), number)),
+            tables.limit(shared.queue(), number),
+        )
     }
 
     /// Takes a place in the channel; false when there is none left.
@@ -265,6 +285,25 @@ impl HostThreads {
             ..HostCounters::default()
         });
         let occupancy = Arc::new(Occupancy { heads });
+        if architecture == Architecture::Softirq {
+            let mut host = HostThreads {
+                stop: stop.clone(),
+                wake: wake.clone(),
+                counters: counters.clone(),
+                threads: Vec::new(),
+            };
+            let softirq = ReceiveSoftirq {
+                poller,
+                shared,
+                upcalls,
+                occupancy,
+                counters,
+                stop,
+                wake,
+            };
+            host.spawn("tw-softirq", SOFTIRQ_PRIORITY, cpu, move || softirq.run())?;
+            return Ok(host);
+        }
         let room = if architecture == Architecture::EarlyDemux {
             POSTED
         } else {
@@ -344,143 +383,6 @@ impl Drop for HostThreads {
             // it, which ends the softirq. A thread that panicked has nothing
             // left to stop.
             let _ = thread.join();
-        }
-    }
-}
-
-struct InterruptHandler {
-    architecture: Architecture,
-    poller: Arc<Mutex<Poller>>,
-    shared: Arc<Shared>,
-    upcalls: Arc<Upcalls>,
-    occupancy: Arc<Occupancy>,
-    counters: Arc<HostCounters>,
-    post: SyncSender<Posted>,
-    stop: Arc<AtomicBool>,
-    wake: Arc<WakeFd>,
-}
-
-impl InterruptHandler {
-    fn run(self) {
-        let mut interrupt = Interrupt::Masked;
-        let mut payload = Vec::new();
-        while !self.stop.load(Ordering::Acquire) {
-            let (taken, descriptors) = {
-                let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-                let taken = poller.take_round(interrupt, |_, received| self.frame(received));
-                let taken = taken.unwrap_or(0);
-                while let Some(stray) = poller.take_stray(&mut payload) {
-                    (self.upcalls.stray)(stray, &payload);
-                }
-                (
-                    taken,
-                    if taken == 0 {
-                        poller.descriptors()
-                    } else {
-                        Vec::new()
-                    },
-                )
-            };
-            interrupt = match (taken, interrupt) {
-                (0, Interrupt::Masked) => Interrupt::Armed,
-                (0, Interrupt::Armed) => {
-                    self.wake.wait(&descriptors);
-                    Interrupt::Masked
-                }
-                _ => Interrupt::Masked,
-            };
-        }
-    }
-
-    fn frame(&self, received: Received) {
-        let Received { frame, metadata } = received;
-        match self.architecture {
-            Architecture::Bsd => self.post(Posted {
-                frame,
-                metadata,
-                channel: None,
-            }),
-            Architecture::EarlyDemux => {
-                if let Some((id, frame, metadata)) =
-                    find(&self.shared, frame, &metadata, &self.counters)
-                {
-                    if self.occupancy.reserve(&self.shared, id, &self.counters) {
-                        self.post(Posted {
-                            frame,
-                            metadata,
-                            channel: Some(id),
-                        });
-                    } else {
-                        self.shared.free(frame);
-                    }
-                }
-            }
-            Architecture::Softirq | Architecture::SoftLrp | Architecture::NiLrp => {
-                let found = find(&self.shared, frame, &metadata, &self.counters);
-                let Some((id, frame, _)) = found else { return };
-                if !self.occupancy.reserve(&self.shared, id, &self.counters) {
-                    self.shared.free(frame);
-                } else if self
-                    .occupancy
-                    .append(&self.shared, id, frame, &self.counters)
-                {
-                    (self.upcalls.ready)(id.index());
-                }
-            }
-        }
-    }
-
-    fn post(&self, posted: Posted) {
-        match self.post.try_send(posted) {
-            Ok(()) => {}
-            Err(TrySendError::Full(posted) | TrySendError::Disconnected(posted)) => {
-                self.counters.ip_queue_full.fetch_add(1, Ordering::Relaxed);
-                if let Some(id) = posted.channel {
-                    self.occupancy.release(&self.shared, id);
-                }
-                self.shared.free(posted.frame);
-            }
-        }
-    }
-}
-
-struct Softirq {
-    shared: Arc<Shared>,
-    upcalls: Arc<Upcalls>,
-    occupancy: Arc<Occupancy>,
-    counters: Arc<HostCounters>,
-}
-
-impl Softirq {
-    fn run(self, posted: Receiver<Posted>) {
-        for Posted {
-            frame,
-            metadata,
-            channel,
-        } in posted
-        {
-            // The socket queue is checked last in `bsd`, and was checked first
-            // in `early-demux`.
-            let (id, frame, metadata, reserved) = match channel {
-                Some(id) => (id, frame, metadata, true),
-                None => match find(&self.shared, frame, &metadata, &self.counters) {
-                    Some((id, frame, metadata)) => (id, frame, metadata, false),
-                    None => continue,
-                },
-            };
-            if !(self.upcalls.input)(&self.shared, &frame, &metadata) {
-                if reserved {
-                    self.occupancy.release(&self.shared, id);
-                }
-                self.shared.free(frame);
-            } else if !reserved && !self.occupancy.reserve(&self.shared, id, &self.counters) {
-                self.shared.free(frame);
-            } else if self
-                .occupancy
-                .append(&self.shared, id, frame, &self.counters)
-            {
-                (self.upcalls.ready)(id.index());
-            }
         }
     }
 }

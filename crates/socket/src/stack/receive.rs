@@ -1,0 +1,245 @@
+//! Rounds of receiving over all queues, and what follows them.
+
+use super::*;
+
+/// What a round over all queues did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) frames: usize,
+    pub(crate) missing: bool,
+    pub(crate) armed: bool,
+    /// Receive control forbade a queue to take anything.
+    pub(crate) stopped: bool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress {
+            frames: 0,
+            missing: false,
+            armed: true,
+            stopped: false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ready {
+    channels: Vec<u16>,
+}
+
+impl Core {
+    /// True while rounds find frames: then polling pays, and sleeping does not.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.queues
+            .iter()
+            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
+    }
+
+    /// One round on every queue, in order: queue 0 is polled first. A queue
+    /// that another thread is polling is left to it, unless the caller `leads`:
+    /// who is about to sleep on the devices must be the last to poll them.
+    pub(crate) fn round(&self, leads: bool) -> io::Result<Progress> {
+        if self.architecture.has_threads() {
+            return Ok(Progress::default());
+        }
+        // A leader that sleeps while we poll needs the interrupt too. Where
+        // receive control coalesces, the device's timer takes its place.
+        let coalesces = matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero());
+        let arm = !coalesces && (leads || self.leadership.is_taken());
+        let mut progress = Progress::default();
+        let mut failed = Ok(());
+        for queue in &self.queues {
+            let mut poller = match queue.poller.try_lock() {
+                Ok(poller) => poller,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if leads => lock(&queue.poller),
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            // Arming is for a device that has nothing for us: under load its
+            // poll would go on in softirq, ahead of everybody.
+            let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
+            let interrupt = if arm && !busy {
+                Interrupt::Armed
+            } else {
+                Interrupt::Masked
+            };
+            let mut ready = Ready::default();
+            let round = match poller.round(interrupt, &mut ready.channels) {
+                Ok(round) => round,
+                Err(error) => {
+                    // What the device had delivered before is sorted already.
+                    self.after(poller, ready);
+                    failed = Err(error);
+                    continue;
+                }
+            };
+            // A poll that found work defers the interrupt again, whoever's the
+            // work was.
+            let armed = interrupt == Interrupt::Armed && round.driven == 0;
+            queue.masked.store(!armed, Ordering::Relaxed);
+            progress.armed &= armed;
+            queue.last_round.store(round.driven, Ordering::Relaxed);
+            if self.polls_steadily() {
+                poller.set_patience(Patience::Long);
+            }
+            let stopped = self.control(queue, &mut poller, &round.seen(), false);
+            progress.stopped |= stopped;
+            progress.frames += round.frames;
+            progress.missing |= round.missing > 0;
+            self.after(poller, ready);
+        }
+        if !leads && !progress.armed && !self.has_kernel && self.leadership.is_taken() {
+            // The in-memory device has no timer that ends a deferral.
+            self.leadership.nudge();
+        }
+        failed.map(|()| progress)
+    }
+
+    /// Tells receive control of a round. True when it forbids the queue to take
+    /// anything.
+    fn control(
+        &self,
+        queue: &QueueHandle,
+        poller: &mut Poller,
+        round: &control::Round,
+        interrupted: bool,
+    ) -> bool {
+        let sent = queue.sent.load(Ordering::Relaxed);
+        let told = queue.sent_told.swap(sent, Ordering::Relaxed);
+        let activity = Activity {
+            interrupted,
+            sent: sent.wrapping_sub(told),
+        };
+        if let Some(waiting) = poller.control(self.age(), round, activity) {
+            let value = match waiting {
+                Waiting::Poll => DO_NOT_SLEEP,
+                Waiting::Sleep(interval) => interval.as_nanos() as u64,
+            };
+            queue.waiting.store(value, Ordering::Relaxed);
+        }
+        poller.is_stopped()
+    }
+
+    /// How a poller that found nothing is to wait: as the most impatient queue
+    /// wants.
+    pub(super) fn waiting(&self) -> Waiting {
+        let waits = |queue: &QueueHandle| queue.waiting.load(Ordering::Relaxed);
+        if self.queues.iter().any(|queue| waits(queue) == DO_NOT_SLEEP) {
+            return Waiting::Poll;
+        }
+        Waiting::Sleep(Duration::from_nanos(
+            self.queues.iter().map(waits).min().unwrap_or(0),
+        ))
+    }
+
+    /// Counts a round; true when rounds follow each other so closely that the
+    /// device's own timer has nothing to do.
+    fn polls_steadily(&self) -> bool {
+        if self.streak.fetch_add(1, Ordering::Relaxed) % STREAK != STREAK - 1 {
+            return false;
+        }
+        let now = self.age().as_nanos() as u64;
+        let before = self.streak_start.swap(now, Ordering::Relaxed);
+        now.saturating_sub(before) <= STREAK_TIME.as_nanos() as u64
+    }
+
+    /// Before a sleep that only the device ends: it may interrupt after
+    /// `interval`, and may not be left alone for long where that is zero, since
+    /// it is the kernel's too.
+    pub(super) fn stops_polling(&self, interval: Duration) {
+        self.streak.store(0, Ordering::Relaxed);
+        for queue in &self.queues {
+            lock(&queue.poller).set_patience(Patience::Sleep(interval));
+        }
+    }
+
+    /// Sorts what devices delivered by interrupt while we slept.
+    pub(super) fn collect(&self) {
+        if self.architecture.has_threads() {
+            // Their frames have not been demultiplexed.
+            return;
+        }
+        for queue in &self.queues {
+            let mut poller = lock(&queue.poller);
+            let mut ready = Ready::default();
+            let round = poller.collect(&mut ready.channels);
+            if round.frames > 0 {
+                self.control(queue, &mut poller, &round.seen(), true);
+            }
+            self.after(poller, ready);
+        }
+    }
+
+    /// What follows sorting: fragments, strays, wake-ups, memory pressure.
+    fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
+        let mut payload = Vec::new();
+        let mut strays = Vec::new();
+        while let Some(stray) = poller.take_stray(&mut payload) {
+            strays.push((stray, payload.clone()));
+        }
+        let short = poller.short_of_frames();
+        drop(poller);
+        for (stray, payload) in strays {
+            self.deliver_stray(stray, &payload);
+        }
+        let mut last = 0;
+        for &channel in &ready.channels {
+            if channel != last {
+                last = channel;
+                self.wake_channel(channel);
+            }
+        }
+        if short {
+            self.copy_out();
+        }
+    }
+
+    /// Tells the owner of a channel that it has frames.
+    pub(crate) fn wake_channel(&self, channel: u16) {
+        if channel == FRAGMENT_CHANNEL {
+            self.reassemble();
+            return;
+        }
+        if let Some(socket) = self.socket(channel) {
+            socket.waiters.wake_all();
+        }
+    }
+
+    pub(crate) fn socket(&self, channel: u16) -> Option<Arc<SocketInner>> {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        sockets.get(channel as usize)?.clone()
+    }
+
+    /// Frame memory is short: slow receivers' datagrams move to buffers of
+    /// their own size, lowest priority first, so that nobody else's frames run
+    /// out. They keep their credit, so the bound on each channel stands.
+    fn copy_out(&self) {
+        let mut sockets: Vec<Arc<SocketInner>> = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets.iter().flatten().cloned().collect()
+        };
+        sockets.sort_by_key(|socket| socket.priority());
+        for socket in sockets {
+            socket.copy_out(self);
+        }
+    }
+
+    /// A datagram that reached a helper socket while the poll was learned.
+    pub(crate) fn deliver_stray(&self, stray: Stray, payload: &[u8]) {
+        self.strays.fetch_add(1, Ordering::Relaxed);
+        let target = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets
+                .iter()
+                .flatten()
+                .filter(|socket| socket.wants(stray.source, stray.destination))
+                .max_by_key(|socket| socket.peer().is_some())
+                .cloned()
+        };
+        match target {
+            Some(socket) => socket.push_stray(stray, payload),
+            None => self.causes.no_socket(),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Sleeping until something comes.
+
+use super::receive::Progress;
+use super::*;
+
+/// How busy the device is, which decides how a thread with nothing to do waits.
+///
+/// A sleeping receiver leaves the device to its interrupt, which after each
+/// poll with work stays masked for T. When frames of others (the kernel's, or
+/// a flood at a port nobody owns) keep it busy, our own frames would wait for T
+/// with them, or be lost with the overflow of the device's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pace {
+    /// Sleep until the interrupt.
+    Quiet,
+    /// Sleep no longer than [`BUSY_NAP`].
+    Busy,
+    /// Do not sleep: every poll finds frames.
+    Flooded,
+}
+
+/// What the device had done when somebody last looked.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) at: Duration,
+    pub(super) frames: u64,
+    pub(super) pace: Pace,
+}
+
+impl Core {
+    /// Sleeps until one of `sockets` has input, or the deadline. True when one
+    /// has.
+    pub(crate) fn sleep(
+        &self,
+        sockets: &[&SocketInner],
+        deadline: Option<Instant>,
+    ) -> io::Result<bool> {
+        let has_input = || sockets.iter().any(|socket| socket.has_input());
+        if has_input() {
+            return Ok(true);
+        }
+        if !self.spin.is_zero() {
+            // Armed, so that the device's own interrupt delivers, while we look
+            // at memory only: a poll that keeps the device masked sets a timer
+            // each time, which costs a virtual machine more than it saves here.
+            let end = Instant::now() + self.spin;
+            let mut armed = false;
+            while Instant::now() < end {
+                if armed {
+                    self.collect();
+                } else {
+                    armed = self.round(true)?.armed;
+                }
+                if has_input() {
+                    return Ok(true);
+                }
+            }
+        }
+        let waiter = thread_waiter()?;
+        waiter.clear_if_signalled();
+        let mut led = self.leadership.sleep(&waiter);
+        for socket in sockets {
+            socket.waiters.enter(&waiter);
+        }
+        let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
+        if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
+            // We polled and leave: whoever sleeps on the device must arm it.
+            self.leadership.nudge();
+        }
+        let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
+        for socket in sockets {
+            socket.waiters.leave(&waiter);
+        }
+        self.leadership.wake(&waiter, led);
+        result
+    }
+
+    fn sleep_entered(
+        &self,
+        sockets: &[&SocketInner],
+        deadline: Option<Instant>,
+        waiter: &Arc<crate::wait::Waiter>,
+        led: &mut bool,
+        has_input: impl Fn() -> bool,
+    ) -> io::Result<bool> {
+        let mut descriptors = Vec::with_capacity(8);
+        let mut fired = Vec::with_capacity(8);
+        loop {
+            let mut progress = Progress::default();
+            if *led {
+                progress = self.round(true)?;
+            }
+            if has_input() {
+                return Ok(true);
+            }
+            let (pace, waiting) = if *led {
+                (self.pace(), self.waiting())
+            } else {
+                (Pace::Quiet, Waiting::Sleep(Duration::ZERO))
+            };
+            let interval = match waiting {
+                Waiting::Sleep(interval) => interval,
+                Waiting::Poll => Duration::ZERO,
+            };
+            let again = match waiting {
+                _ if progress.stopped => false,
+                Waiting::Poll => true,
+                // Others' frames, or a device still busy: look again before
+                // sleeping, so that it is armed when we do.
+                Waiting::Sleep(Duration::ZERO) => progress.frames > 0 || (*led && !progress.armed),
+                // Its timer runs: it will interrupt.
+                Waiting::Sleep(_) => false,
+            };
+            if again || pace == Pace::Flooded {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Ok(false);
+                }
+                continue;
+            }
+            let mut timeout = match deadline {
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => return Ok(false),
+                },
+                None => None,
+            };
+            if pace == Pace::Busy {
+                timeout = Some(timeout.map_or(BUSY_NAP, |t| t.min(BUSY_NAP)));
+            }
+            if progress.stopped {
+                timeout = Some(timeout.map_or(STOPPED_NAP, |t| t.min(STOPPED_NAP)));
+            }
+            if progress.missing {
+                timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
+            }
+            if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
+                timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
+            }
+            if *led && pace == Pace::Quiet {
+                self.stops_polling(interval);
+            }
+            descriptors.clear();
+            descriptors.push(waiter.descriptor());
+            let kernel = descriptors.len();
+            descriptors.extend(sockets.iter().map(|socket| socket.kernel_descriptor()));
+            if *led && !self.architecture.has_threads() {
+                for queue in &self.queues {
+                    descriptors.extend(lock(&queue.poller).descriptors());
+                }
+            }
+            poll::readable(&descriptors, timeout, &mut fired)?;
+            for &place in &fired {
+                if place == 0 {
+                    waiter.clear();
+                } else if let Some(socket) = sockets.get(place - kernel) {
+                    socket.kernel_has_input();
+                }
+            }
+            if *led {
+                self.collect();
+            } else {
+                *led = self.leadership.lead(waiter);
+            }
+            lock(&self.fragments).expire(self.age(), &self.causes);
+            if has_input() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// How busy the device has been with frames that are not ours since the last
+    /// time somebody was about to sleep. Receive control sees to our own.
+    fn pace(&self) -> Pace {
+        let mut past = lock(&self.past);
+        let now = self.age();
+        let elapsed = now.saturating_sub(past.at);
+        if elapsed >= PACE_WINDOW {
+            let frames: u64 = self
+                .queues
+                .iter()
+                .map(|queue| {
+                    let count = |counter| self.tables.counter(queue.shared.queue(), counter);
+                    count(Counter::Frames)
+                        .wrapping_sub(count(Counter::Channel))
+                        .wrapping_sub(count(Counter::ChannelFull))
+                })
+                .fold(0, u64::wrapping_add);
+            // Read one after the other, the counters may disagree by a few.
+            let rate =
+                (frames.wrapping_sub(past.frames) as i64).max(0) as f64 / elapsed.as_secs_f64();
+            let pace = match rate {
+                rate if rate >= FLOODED_FROM => Pace::Flooded,
+                rate if rate >= BUSY_FROM => Pace::Busy,
+                _ => Pace::Quiet,
+            };
+            if pace >= past.pace || elapsed >= CALM {
+                *past = Past {
+                    at: now,
+                    frames,
+                    pace,
+                };
+            }
+        }
+        past.pace
+    }
+}
