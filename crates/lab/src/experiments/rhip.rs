@@ -223,7 +223,8 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
         values.insert(name.to_owned(), value);
     };
     if let Some(usage) = &measured.outcome.usage {
-        add(IDLE, 100.0 * usage.idle);
+        add(IDLE, 100.0 * usage.left());
+        add("idle processor %", 100.0 * usage.idle);
         add("sleeps/s", usage.sleeps);
     }
     if let Some(control) = &window.control {
@@ -243,7 +244,8 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
 
 /// Packets/s that a full socket buffer cost, in the measured window.
 pub(super) const OVERFLOW: &str = "overflow/s";
-/// Idle share of the receiver's processor, in the same window.
+/// Share of the receiver's processor that the service leaves, in the same
+/// window.
 pub(super) const IDLE: &str = "idle CPU %";
 
 /// Curves of one system, setting and axis made one.
