@@ -69,8 +69,10 @@ impl Adaptive {
         if answers || rate < COALESCE_FROM {
             return Duration::ZERO;
         }
-        let half_a_ring = f64::from(self.limits.ring) / 2.0 / rate;
-        Duration::try_from_secs_f64(half_a_ring)
+        // What comes in it must fit into the ring with room for a burst, and into
+        // one poll.
+        let lot = f64::from(self.limits.ring) * 0.375;
+        Duration::try_from_secs_f64(lot / rate)
             .unwrap_or(CEILING)
             .min(CEILING)
             .min(self.limits.interval)
