@@ -140,6 +140,7 @@ pub(super) fn run(
             .find(|size| rhip::link_rate(**size).is_some())
             .unwrap_or(&0)
     ));
+    notes.push(rhip::KERNEL_NOTE.to_owned());
     notes.push(
         "Idle CPU: the larger of the processor's idle time (/proc/timer_list) and the time used \
          neither by the service's threads (schedstat) nor by softirqs (/proc/stat); other programs \
