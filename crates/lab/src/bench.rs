@@ -17,7 +17,7 @@ use crate::interrupt;
 use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, Config, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed};
 use crate::worker::{
-    Account, Child, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times, Usage, Watch,
+    Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times, Usage, Watch,
     run_load, scratch,
 };
 
@@ -280,6 +280,11 @@ impl Session<'_> {
         }
         let last = Times::read_at_rest(self.watch());
         Ok(Usage::between(&first, &last))
+    }
+
+    /// What the service's threads have cost so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
+        self.child.cpu()
     }
 
     fn watch(&self) -> Watch {

@@ -35,6 +35,7 @@ mod runner;
 mod sweep;
 mod system;
 pub mod testbed;
+pub mod tune;
 pub mod worker;
 
 pub use bound::{Bound, InvalidBound};

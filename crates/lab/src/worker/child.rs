@@ -10,9 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use serde::de::DeserializeOwned;
 
 use super::load::MEASURING;
-use super::{Account, Job, LoadJob, LoadOutcome};
+use super::{Account, Cpu, Job, LoadJob, LoadOutcome};
 use crate::{interrupt, raw_process};
 
 /// How often a wait looks for Ctrl-C.
@@ -130,12 +131,21 @@ impl Child {
     /// Asks a service worker what became of packets so far, and what receive
     /// control does.
     pub(crate) fn account(&mut self) -> anyhow::Result<Account> {
+        self.ask("account")
+    }
+
+    /// Asks a service worker what its threads have cost so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
+        self.ask("cpu")
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
         let input = self
             .process
             .stdin
             .as_mut()
             .context("no pipe to the worker")?;
-        writeln!(input, "account")?;
+        writeln!(input, "{question}")?;
         let line = self.line(ANSWER)?;
         serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
     }

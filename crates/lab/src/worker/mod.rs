@@ -2,12 +2,13 @@
 //!
 //! The lab starts its own program again, in a namespace and on a processor,
 //! with the hidden subcommand `lab-worker` and a [`Job`] as JSON. A service
-//! worker prints `ready`, answers each line `account` on its standard input
-//! with a line of JSON, and ends when that input ends or on SIGTERM. A load
+//! worker prints `ready`, answers each line `account` or `cpu` on its standard
+//! input with a line of JSON, and ends when that input ends or on SIGTERM. A load
 //! worker runs its load, prints `measuring` when it begins to measure and a
 //! [`LoadOutcome`] at the end.
 
 mod child;
+mod cpu;
 mod load;
 mod service;
 mod usage;
@@ -24,6 +25,7 @@ use tidewall_service::linux;
 use crate::raw_process;
 
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
+pub(crate) use cpu::{Cpu, Spent};
 pub(crate) use service::{Account, Drops};
 pub(crate) use usage::Times;
 pub use usage::{Usage, Watch};

@@ -16,7 +16,7 @@ use tidewall_service::{BATCH, Counters};
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack};
 
-use super::{HostSpec, ServiceJob};
+use super::{Cpu, HostSpec, ServiceJob};
 use crate::raw_process;
 use crate::testbed::SERVER_INTERFACE;
 
@@ -85,16 +85,9 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             }
             let seen = stack.clone();
             let host = Tidewall::new(stack, *receive_limit);
-            serve_on(&host, job, &counters, &stop, move || {
-                account_of_stack(&seen.snapshot())
-            })
+            serve_on(&host, job, &counters, &stop, move || Some(seen.snapshot()))
         }
-        HostSpec::Linux(options) => {
-            serve_on(&Linux::new(*options), job, &counters, &stop, || Account {
-                drops: drops_of_linux(),
-                ..Account::default()
-            })
-        }
+        HostSpec::Linux(options) => serve_on(&Linux::new(*options), job, &counters, &stop, || None),
     }
 }
 
@@ -103,7 +96,7 @@ fn serve_on<H: tidewall_service::Host>(
     job: &ServiceJob,
     counters: &Counters,
     stop: &Arc<AtomicBool>,
-    account: impl Fn() -> Account + Send + 'static,
+    snapshot: impl Fn() -> Option<StackSnapshot> + Send + 'static,
 ) -> anyhow::Result<()> {
     let stop_input = stop.clone();
     let watcher_cpu = job.watcher_cpu;
@@ -114,8 +107,10 @@ fn serve_on<H: tidewall_service::Host>(
             eprintln!("answers come from the receiver's processor: {error}");
         }
         let answered = until_input_ends(|line| {
-            if line == "account" {
-                println!("{}", serde_json::to_string(&account())?);
+            match line {
+                "account" => println!("{}", serde_json::to_string(&account(snapshot()))?),
+                "cpu" => println!("{}", serde_json::to_string(&Cpu::read(snapshot()))?),
+                _ => {}
             }
             Ok(())
         });
@@ -142,6 +137,17 @@ pub(super) fn until_input_ends(
         std::io::stdout().flush()?;
     }
     Ok(())
+}
+
+/// Of a stack, or of Linux where there is none.
+fn account(snapshot: Option<StackSnapshot>) -> Account {
+    match snapshot {
+        Some(snapshot) => account_of_stack(&snapshot),
+        None => Account {
+            drops: drops_of_linux(),
+            ..Account::default()
+        },
+    }
 }
 
 /// What a Tidewall stack dropped, and what its receive control does.
