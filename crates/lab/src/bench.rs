@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
@@ -12,10 +12,13 @@ use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
 
 use crate::environment::Environment;
-use crate::system::System;
+use crate::governor::{self, Governor};
+use crate::interrupt;
+use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, Config, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed};
 use crate::worker::{
-    Child, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, run_load, scratch,
+    Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times, Usage, Watch,
+    run_load, scratch,
 };
 
 /// Load before measuring begins.
@@ -24,6 +27,8 @@ pub(crate) const WARM_UP: Duration = Duration::from_millis(150);
 pub(crate) const WINDOW: Duration = Duration::from_millis(500);
 /// Time for what is in flight to arrive or be dropped after a load.
 const SETTLE: Duration = Duration::from_millis(20);
+/// How often a rest looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A service on a system.
 #[derive(Clone, Debug)]
@@ -32,7 +37,33 @@ pub(crate) struct Setup {
     pub(crate) receive: Option<Receive>,
     /// Busy waiting before sleeping, µs; `None`: the system's usual.
     pub(crate) spin: Option<u32>,
+    /// Receive control; `None`: the system's usual.
+    pub(crate) control: Option<Control>,
     pub(crate) services: Vec<ServiceSpec>,
+}
+
+/// How a load is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Watching {
+    /// Samples are this far apart, ms; 0: the usual 200.
+    pub(crate) every_ms: u32,
+    /// Keep every sample.
+    pub(crate) trace: bool,
+}
+
+/// What happened to packets between the beginning of the measured time and the
+/// load's end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Window {
+    /// Packets/s that found the buffer of their socket full.
+    pub(crate) overflow: f64,
+    /// Rounds/s of receiving, and those that used up their budget.
+    pub(crate) rounds: f64,
+    pub(crate) exhausted: f64,
+    /// Wake-ups/s by the device.
+    pub(crate) interrupts: f64,
+    /// Receive control at the end.
+    pub(crate) control: Option<tidewall_socket::snapshot::ControlSnapshot>,
 }
 
 /// What came of one load.
@@ -41,6 +72,8 @@ pub(crate) struct Measured {
     pub(crate) outcome: LoadOutcome,
     /// Packets/s dropped over the whole load, by place.
     pub(crate) drops: BTreeMap<String, f64>,
+    /// The measured time alone.
+    pub(crate) window: Window,
 }
 
 /// A test bed with everything that measuring on it needs.
@@ -81,11 +114,16 @@ impl Bench {
         let config = self.testbed.config();
         let counters = scratch("counters");
         let job = ServiceJob {
-            host: setup
-                .system
-                .host(setup.receive, setup.spin, config.queues, config.server_cpu),
+            host: setup.system.host(
+                setup.receive,
+                setup.spin,
+                setup.control,
+                config.queues,
+                config.server_cpu,
+            ),
             services: setup.services.clone(),
             counters: counters.clone(),
+            watcher_cpu: Some(config.client_cpu),
         };
         let place = Place {
             namespace: self.testbed.server(),
@@ -99,7 +137,26 @@ impl Bench {
                 self.shortcomings.push(text);
             }
         }
+        let governor = match setup.control.filter(|_| setup.system.is_linux()) {
+            Some(control) => {
+                // The service of the lowest priority is the one that is flooded.
+                let port = setup.services.last().map_or(0, |service| service.port);
+                let service = governor::Service {
+                    process: child.process(),
+                    cpu: config.server_cpu,
+                    port,
+                };
+                Some(Governor::start(
+                    self.testbed.guardian(),
+                    service,
+                    control,
+                    &mut self.shortcomings,
+                )?)
+            }
+            None => None,
+        };
         Ok(Session {
+            governor,
             bench: self,
             child,
             counters,
@@ -126,7 +183,9 @@ impl Bench {
 
 /// A running service.
 pub(crate) struct Session<'a> {
-    // The first field: the service ends before anything else changes.
+    /// Receive control of the kernel's own path.
+    governor: Option<Governor>,
+    // Before the bench: the service ends before anything else changes.
     child: Child,
     bench: &'a mut Bench,
     counters: PathBuf,
@@ -135,17 +194,25 @@ pub(crate) struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
+        if self.governor.take().is_some() {
+            self.bench.testbed.forget_mode();
+        }
         // The worker does it itself unless it had to be killed.
         let _ = std::fs::remove_file(&self.counters);
     }
 }
 
 impl Session<'_> {
-    /// Runs one load against the service.
-    pub(crate) fn measure(&mut self, spec: &LoadSpec) -> anyhow::Result<Measured> {
+    /// Runs one load against the service, looked at as `watching` says.
+    pub(crate) fn measure(
+        &mut self,
+        spec: &LoadSpec,
+        watching: Watching,
+    ) -> anyhow::Result<Measured> {
+        let watch = self.watch();
         let testbed = &self.bench.testbed;
         let config = testbed.config();
-        let before = self.child.drops()?;
+        let before = self.child.account()?;
         let place = Place {
             namespace: testbed.client(),
             cpu: config.client_cpu,
@@ -153,21 +220,34 @@ impl Session<'_> {
         let job = LoadJob {
             spec: spec.clone(),
             counters: Some(self.counters.clone()),
+            watch: Some(watch),
+            every_ms: watching.every_ms,
+            trace: watching.trace,
         };
-        let outcome = if self.system.needs_real_time() {
+        let child = &mut self.child;
+        let mut begun: Option<(Instant, Account)> = None;
+        let measuring = || {
+            let at = Instant::now();
+            begun = Some((at, child.account()?));
+            Ok(())
+        };
+        // The safeguards of ordinary tasks may be off for short loads only.
+        let short = spec.warm_up + spec.duration <= RealTime::LOAD_MAX;
+        let outcome = if self.system.needs_real_time() && short {
             let room = RealTime::take(
                 testbed.guardian(),
                 config.server_cpu,
                 &mut self.bench.shortcomings,
             );
-            run_load(place, job, || room.is_over())?
+            run_load(place, job, || room.is_over(), measuring)?
         } else {
-            run_load(place, job, || false)?
+            run_load(place, job, || false, measuring)?
         };
+        let ended = Instant::now();
         thread::sleep(SETTLE);
-        let after = self.child.drops()?;
+        let after = self.child.account()?;
         let seconds = (spec.warm_up + spec.duration).as_secs_f64();
-        let mut drops = rates(&before, &after, seconds);
+        let mut drops = rates(&before.drops, &after.drops, seconds);
         let ring = outcome
             .report
             .blast
@@ -178,7 +258,56 @@ impl Session<'_> {
         {
             drops.insert("device ring".to_owned(), counters.dropped as f64 / seconds);
         }
-        Ok(Measured { outcome, drops })
+        let window = begun
+            .map(|(at, first)| window(&first, &after, ended.duration_since(at).as_secs_f64()))
+            .unwrap_or_default();
+        Ok(Measured {
+            outcome,
+            drops,
+            window,
+        })
+    }
+
+    /// Lets `time` pass without a load, and says how it was spent.
+    pub(crate) fn rest(&mut self, time: Duration) -> anyhow::Result<Usage> {
+        // What the load before left behind is not rest.
+        thread::sleep(SETTLE);
+        let first = Times::read_at_rest(self.watch());
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            interrupt::check()?;
+            thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+        }
+        let last = Times::read_at_rest(self.watch());
+        Ok(Usage::between(&first, &last))
+    }
+
+    /// What the service's threads have cost so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
+        self.child.cpu()
+    }
+
+    fn watch(&self) -> Watch {
+        Watch {
+            process: self.child.process(),
+            cpu: self.bench.testbed.config().server_cpu,
+        }
+    }
+}
+
+fn window(first: &Account, last: &Account, seconds: f64) -> Window {
+    let rate = |of: &dyn Fn(&Account) -> u64| {
+        of(last).saturating_sub(of(first)) as f64 / seconds.max(1e-9)
+    };
+    let control = |of: fn(&tidewall_socket::snapshot::ControlSnapshot) -> u64| {
+        move |account: &Account| account.control.as_ref().map_or(0, of)
+    };
+    Window {
+        overflow: rate(&Account::overflowed),
+        rounds: rate(&|account| account.rounds),
+        exhausted: rate(&control(|control| control.exhausted_rounds)),
+        interrupts: rate(&control(|control| control.interrupts)),
+        control: last.control.clone(),
     }
 }
 
@@ -225,6 +354,25 @@ pub(crate) fn load(config: Config) -> LoadSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_is_the_difference_of_two_accounts() {
+        let account = |overflowed, rounds, interrupts| Account {
+            drops: Drops::from([("channel".to_owned(), overflowed)]),
+            rounds,
+            control: Some(tidewall_socket::snapshot::ControlSnapshot {
+                interrupts,
+                exhausted_rounds: rounds / 2,
+                budget: 75,
+                ..Default::default()
+            }),
+        };
+        let window = window(&account(10, 100, 5), &account(20, 300, 6), 0.5);
+        assert_eq!(window.overflow, 20.0);
+        assert_eq!((window.rounds, window.exhausted), (400.0, 200.0));
+        assert_eq!(window.interrupts, 2.0);
+        assert_eq!(window.control.unwrap().budget, 75);
+    }
 
     #[test]
     fn drops_become_rates_and_zeroes_go() {

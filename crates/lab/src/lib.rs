@@ -23,6 +23,7 @@ mod command;
 mod demo;
 pub mod environment;
 pub mod experiments;
+mod governor;
 mod interrupt;
 pub mod plot;
 pub mod progress;
@@ -34,6 +35,7 @@ mod runner;
 mod sweep;
 mod system;
 pub mod testbed;
+pub mod tune;
 pub mod worker;
 
 pub use bound::{Bound, InvalidBound};

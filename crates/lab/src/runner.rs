@@ -197,7 +197,16 @@ mod tests {
     fn the_list_names_every_experiment() {
         let list = list();
         assert_eq!(list.lines().count(), EXPERIMENTS.len());
-        for name in ["lrp-base", "lrp-overload", "lrp-latency"] {
+        for name in [
+            "lrp-base",
+            "lrp-overload",
+            "lrp-latency",
+            "rhip-budget",
+            "rhip-size",
+            "rhip-workload",
+            "rhip-ping",
+            "rhip-model",
+        ] {
             assert!(list.contains(name));
         }
     }

@@ -7,11 +7,11 @@ use tidewall_load::LoadSpec;
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
 
-use crate::bench::{Bench, Measured, Setup};
+use crate::bench::{Bench, Measured, Setup, Watching};
 use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
 use crate::result::{Point, Series};
-use crate::system::System;
+use crate::system::{Control, System};
 
 /// One curve to be measured.
 #[derive(Clone, Debug)]
@@ -21,10 +21,22 @@ pub(crate) struct Curve {
     /// The vertical axis where it is not the experiment's.
     pub(crate) y: Option<&'static str>,
     pub(crate) spin: Option<u32>,
+    /// Receive control, whose policy then names the series.
+    pub(crate) control: Option<Control>,
+    /// How its loads are looked at.
+    pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
     pub(crate) loads: Vec<LoadSpec>,
     /// Which of two results is the better.
     pub(crate) better: Better,
+}
+
+impl Curve {
+    /// Its name in results: the policy's where that is what is compared.
+    pub(crate) fn name(&self) -> &'static str {
+        self.control
+            .map_or(self.system.name(), |control| control.policy.name())
+    }
 }
 
 /// Which of two results is the better.
@@ -211,6 +223,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             system: self.curve.system,
             receive: self.variant,
             spin: self.curve.spin,
+            control: self.curve.control,
             services: self.curve.services.clone(),
         };
         let mut session = self.bench.serve(&setup)?;
@@ -218,7 +231,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             let Some(load) = self.curve.loads.get(place) else {
                 continue;
             };
-            let measured = session.measure(load)?;
+            let measured = session.measure(load, self.curve.watching)?;
             match (self.reduce)(self.curve, load, &measured) {
                 Some(sample) => {
                     progress.step(&format!("{what}: {} → {:.0}", describe(load), sample.y));
@@ -231,7 +244,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
     }
 
     fn what(&self) -> String {
-        let mut text = self.curve.system.name().to_owned();
+        let mut text = self.curve.name().to_owned();
         if let Some(variant) = self.variant {
             text += &format!(" ({variant})");
         }
@@ -292,7 +305,7 @@ fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -
         })
         .collect();
     Series {
-        system: curve.system.name().to_owned(),
+        system: curve.name().to_owned(),
         setting: curve.setting.map(str::to_owned),
         y: curve.y.map(str::to_owned),
         points,
@@ -395,6 +408,8 @@ mod tests {
             setting: None,
             y: None,
             spin: None,
+            control: None,
+            watching: Watching::default(),
             services: Vec::new(),
             loads: vec![load(Config::default()); 2],
             better,

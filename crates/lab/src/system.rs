@@ -1,7 +1,7 @@
 //! The systems that are compared, by the names of docs/lab.md.
 
 use tidewall_service::linux::{self, BusyPoll, Receive};
-use tidewall_socket::Architecture;
+use tidewall_socket::{Architecture, PolicyKind};
 
 use crate::testbed::Mode;
 use crate::worker::HostSpec;
@@ -16,6 +16,19 @@ const BUSY_BUDGET: u16 = 64;
 /// experiment does not say.
 const BUSY_MICROSECONDS: u32 = 50;
 
+/// Receive control under comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Control {
+    /// Who sets Bp and T.
+    pub(crate) policy: PolicyKind,
+    /// Largest Bp, frames a round; `None`: the policy's own bound.
+    pub(crate) budget: Option<u32>,
+    /// Longest T, µs; `None`: the policy's own bound.
+    pub(crate) interval_us: Option<u32>,
+    /// Frames that a socket holds, a queue; `None`: the stack's default.
+    pub(crate) receive_limit: Option<u32>,
+}
+
 /// A system under comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
@@ -27,6 +40,8 @@ pub enum System {
     EarlyDemux,
     /// 4.4BSD's arrangement.
     Bsd,
+    /// RHIP's arrangement: a softirq of Bp frames a round.
+    Softirq,
     /// Linux, receive packet steering.
     LinuxRps,
     /// Linux, timer-driven NAPI.
@@ -55,6 +70,7 @@ impl System {
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
             System::Bsd => "bsd",
+            System::Softirq => "softirq",
             System::LinuxRps => "linux-rps",
             System::LinuxTimer => "linux-timer",
             System::LinuxBusy => "linux-busy",
@@ -80,6 +96,7 @@ impl System {
             System::SoftLrp => Some(Architecture::SoftLrp),
             System::EarlyDemux => Some(Architecture::EarlyDemux),
             System::Bsd => Some(Architecture::Bsd),
+            System::Softirq => Some(Architecture::Softirq),
             _ => None,
         }
     }
@@ -104,11 +121,12 @@ impl System {
     }
 
     /// How a service worker is to set it up. `spin`: µs of busy waiting before
-    /// sleeping.
+    /// sleeping. Receive control is a stack's; Linux has it in its interface.
     pub(crate) fn host(
         self,
         receive: Option<Receive>,
         spin: Option<u32>,
+        control: Option<Control>,
         queues: u32,
         receiver_cpu: usize,
     ) -> HostSpec {
@@ -118,6 +136,10 @@ impl System {
                 queues,
                 receiver_cpu,
                 spin: spin.unwrap_or(0),
+                policy: control.map_or_else(String::new, |control| control.policy.to_string()),
+                budget: control.and_then(|control| control.budget),
+                interval_us: control.and_then(|control| control.interval_us),
+                receive_limit: control.and_then(|control| control.receive_limit),
             },
             None => HostSpec::Linux(linux::Options {
                 receive: receive.unwrap_or_default(),
@@ -137,6 +159,10 @@ impl System {
     pub fn describe(self) -> String {
         let mode = self.mode().describe();
         match self.architecture() {
+            Some(Architecture::Softirq) => format!(
+                "{mode}; the device wakes a thread of SCHED_FIFO 1 on the receiver's CPU, which \
+                 takes Bp frames a round ahead of the application"
+            ),
             Some(architecture) if architecture.has_threads() => format!(
                 "{mode}; interrupt and softirq as threads of SCHED_FIFO 2 and 1 on the receiver's CPU"
             ),

@@ -40,8 +40,8 @@ pub use report::{
     BlastCounts, BlastReport, InterfaceCounters, Latency, LoadReport, Phase, PingCounts,
     PingReport, Progress,
 };
-pub use run::{run, run_until};
+pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, DURATION_MAX, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, RATE_MAX,
-    SenderKind, Wait,
+    BlastSpec, DURATION_MAX, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, RATE_MAX, RateStep,
+    STEPS_MAX, SenderKind, Wait,
 };

@@ -20,13 +20,13 @@ use crate::report::{
     PingReport, Progress,
 };
 use crate::sender::{self, Sender};
-use crate::spec::{BlastSpec, LoadSpec, PingSpec, SenderKind, Wait};
+use crate::spec::{BlastSpec, LoadSpec, PingSpec, RateStep, SenderKind, Wait};
 
 /// Shortest gap that is slept through, ns. A sleep costs a wake-up of some
 /// microseconds and two context switches; shorter gaps are spun through.
 const SLEEP_MIN: u64 = 60_000;
-/// Time between two calls of the progress function, ns.
-const PROGRESS: u64 = 200_000_000;
+/// Time between two calls of the progress function, unless asked for.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest round trip that the histogram tells apart, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
 /// Replies taken between two looks at the schedule.
@@ -52,9 +52,24 @@ pub fn run(spec: &LoadSpec, progress: impl FnMut(Progress)) -> io::Result<LoadRe
 pub fn run_until(
     spec: &LoadSpec,
     stop: &AtomicBool,
+    progress: impl FnMut(Progress),
+) -> io::Result<LoadReport> {
+    run_with_interval(spec, stop, PROGRESS_INTERVAL, progress)
+}
+
+/// [`run_until`], with `progress` called every `interval` (at least a
+/// millisecond): its time is taken from the load's.
+///
+/// # Errors
+/// As [`run()`].
+pub fn run_with_interval(
+    spec: &LoadSpec,
+    stop: &AtomicBool,
+    interval: Duration,
     mut progress: impl FnMut(Progress),
 ) -> io::Result<LoadReport> {
     spec.check()?;
+    let interval = nanoseconds(interval.max(Duration::from_millis(1)));
     let mut blast = spec
         .blast
         .as_ref()
@@ -71,7 +86,7 @@ pub fn run_until(
     if let Some(blast) = &mut blast {
         blast.schedule(end);
     }
-    let mut progress_at = PROGRESS;
+    let mut progress_at = interval;
     let mut last_progress = 0;
     // Set when measuring begins.
     let mut begun = None;
@@ -123,7 +138,7 @@ pub fn run_until(
                 latency: ping_counts.and_then(|(_, latency)| latency),
             });
             last_progress = time;
-            progress_at = now() + PROGRESS;
+            progress_at = now() + interval;
             stopped = stop.load(Ordering::Relaxed);
         }
         if stopped || !(blasting || pinging) {
@@ -184,6 +199,14 @@ struct Blast {
     rate: Option<u64>,
     packets: Option<u64>,
     burst: u32,
+    /// Bursts follow the rate unless one was asked for.
+    burst_most: Option<u32>,
+    /// Changes of the rate still to come, the next one last.
+    steps: Vec<RateStep>,
+    /// End of the stream, ns.
+    end: u64,
+    /// Packets offered and given up at earlier rates.
+    earlier: (u64, u64),
     pacer: Pacer,
     sender: Box<dyn Sender>,
     sent: u64,
@@ -203,11 +226,17 @@ impl Blast {
             .burst
             .map_or_else(|| default_burst(spec.rate, most), u32::from);
         let sender = sender::open(spec, &path)?;
+        let mut steps = spec.steps.clone();
+        steps.reverse();
         Ok(Blast {
             kind: spec.kind,
             rate: spec.rate,
             packets: spec.packets,
             burst,
+            burst_most: spec.burst.is_none().then_some(most),
+            steps,
+            end: 0,
+            earlier: (0, 0),
             pacer: Pacer::new(spec.rate, burst, 0, 0, spec.packets),
             sender,
             sent: 0,
@@ -220,11 +249,35 @@ impl Blast {
     }
 
     fn schedule(&mut self, end: u64) {
+        self.end = end;
         self.pacer = Pacer::new(self.rate, self.burst, 0, end, self.packets);
     }
 
+    /// Goes over to the next rate when its time has come.
+    fn change_rate(&mut self, now: u64) {
+        let Some(next) = self.steps.last().copied() else {
+            return;
+        };
+        let after = nanoseconds(next.after);
+        if now < after {
+            return;
+        }
+        self.steps.pop();
+        self.earlier.0 += self.pacer.offered();
+        self.earlier.1 += self.pacer.skipped();
+        if let Some(most) = self.burst_most {
+            self.burst = default_burst(Some(next.rate), most);
+        }
+        self.pacer = Pacer::new(Some(next.rate), self.burst, after, self.end, None);
+    }
+
     fn step(&mut self, now: u64) -> io::Result<Step> {
-        let step = self.pacer.step(now);
+        self.change_rate(now);
+        let step = match (self.pacer.step(now), self.steps.last()) {
+            // A slow stream must not sleep past its next rate.
+            (Step::Wait(until), Some(next)) => Step::Wait(until.min(nanoseconds(next.after))),
+            (step, _) => step,
+        };
         if let Step::Send(count) = step {
             let sent = self.sender.send(count)?;
             self.sent += sent.sent;
@@ -235,10 +288,10 @@ impl Blast {
 
     fn counts(&self) -> BlastCounts {
         BlastCounts {
-            offered: self.pacer.offered(),
+            offered: self.earlier.0 + self.pacer.offered(),
             sent: self.sent,
             ring_full: self.ring_full,
-            skipped: self.pacer.skipped(),
+            skipped: self.earlier.1 + self.pacer.skipped(),
         }
     }
 

@@ -22,6 +22,9 @@ pub const PAYLOAD_MAX: u16 = 1472;
 /// reaches; leave the rate out to go as fast as it goes.
 pub const RATE_MAX: u64 = 100_000_000;
 
+/// Most changes of rate in a blast.
+pub const STEPS_MAX: usize = 64;
+
 /// Most requests that a [`PingSpec`] may keep in flight.
 pub const OUTSTANDING_MAX: u16 = 1024;
 
@@ -72,6 +75,16 @@ impl FromStr for SenderKind {
     }
 }
 
+/// A change of a blast's rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RateStep {
+    /// When, counted from the start of the run, warm-up included.
+    #[serde(with = "seconds")]
+    pub after: Duration,
+    /// Packets/s from then on, 1…[`RATE_MAX`].
+    pub rate: u64,
+}
+
 /// An open-loop stream of UDP datagrams: sent on schedule, whatever becomes of
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +121,10 @@ pub struct BlastSpec {
     /// Packets/s, 1…[`RATE_MAX`]. `None`: as fast as it goes.
     #[serde(default)]
     pub rate: Option<u64>,
+    /// Later changes of the rate, each after the one before, at most
+    /// [`STEPS_MAX`]. Not together with [`BlastSpec::packets`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<RateStep>,
     /// Stop after this many packets, warm-up included. `None`: at the end of
     /// the run's duration.
     #[serde(default)]
@@ -142,6 +159,7 @@ impl BlastSpec {
             spoof: None,
             payload: 14,
             rate: None,
+            steps: Vec::new(),
             packets: None,
             burst: None,
             queue: 0,
@@ -172,6 +190,35 @@ impl BlastSpec {
             return Err(invalid(format!(
                 "the rate must be 1 to {RATE_MAX} packets/s"
             )));
+        }
+        if self.steps.len() > STEPS_MAX {
+            return Err(invalid(format!(
+                "the rate may change at most {STEPS_MAX} times"
+            )));
+        }
+        if self
+            .steps
+            .iter()
+            .any(|step| !(1..=RATE_MAX).contains(&step.rate))
+        {
+            return Err(invalid(format!(
+                "the rate of a step must be 1 to {RATE_MAX} packets/s"
+            )));
+        }
+        if self
+            .steps
+            .iter()
+            .zip(self.steps.iter().skip(1))
+            .any(|(step, next)| step.after >= next.after)
+        {
+            return Err(invalid(
+                "the steps of the rate must be in the order of their times",
+            ));
+        }
+        if !self.steps.is_empty() && self.packets.is_some() {
+            return Err(invalid(
+                "a number of packets and a rate that changes do not go together",
+            ));
         }
         if self.burst.is_some_and(|burst| !(1..=256).contains(&burst)) {
             return Err(invalid("the burst must be 1 to 256 packets"));
@@ -429,7 +476,18 @@ mod tests {
     #[test]
     fn ranges_are_checked() {
         type Change = fn(&mut BlastSpec);
-        let bad: [Change; 9] = [
+        let step = |milliseconds, rate| RateStep {
+            after: Duration::from_millis(milliseconds),
+            rate,
+        };
+        let mut steps = BlastSpec {
+            steps: vec![step(10, 5), step(20, 1)],
+            ..blast()
+        };
+        assert!(steps.check().is_ok());
+        steps.steps.push(step(20, 7));
+        assert!(steps.check().is_err(), "two at one time");
+        let bad: [Change; 12] = [
             |b| b.payload = 1473,
             |b| b.rate = Some(0),
             |b| b.burst = Some(257),
@@ -439,6 +497,27 @@ mod tests {
             |b| b.spoof = Some("fd00::/64".parse().unwrap()),
             |b| (b.kind, b.spoof) = (SenderKind::Socket, Some("10.0.0.0/8".parse().unwrap())),
             |b| b.destination.set_port(0),
+            |b| {
+                b.steps = vec![RateStep {
+                    after: Duration::ZERO,
+                    rate: 0,
+                }];
+            },
+            |b| {
+                b.packets = Some(1);
+                b.steps = vec![RateStep {
+                    after: Duration::ZERO,
+                    rate: 1,
+                }];
+            },
+            |b| {
+                b.steps = (0..=STEPS_MAX as u64)
+                    .map(|after| RateStep {
+                        after: Duration::from_secs(after),
+                        rate: 1,
+                    })
+                    .collect();
+            },
         ];
         assert!(blast().check().is_ok());
         for (number, change) in bad.iter().enumerate() {

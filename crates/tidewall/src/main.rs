@@ -23,6 +23,7 @@ mod serve;
 mod stat;
 mod table;
 mod trace;
+mod tune;
 mod units;
 
 use std::process::ExitCode;
@@ -53,6 +54,7 @@ enum Command {
     Blast(blast::Arguments),
     Lab(lab::Arguments),
     Demo(lab::DemoArguments),
+    Tune(tune::Arguments),
     Stat(stat::Arguments),
     Trace(trace::Arguments),
     Doctor(doctor::Arguments),
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Blast(arguments) => blast::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),
         Command::Demo(arguments) => lab::demo(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -12,7 +12,7 @@ use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, load, server};
+use crate::bench::{Bench, Measured, Watching, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
@@ -73,6 +73,8 @@ fn curves(config: Config) -> Vec<Curve> {
         setting: Some(setting),
         y: None,
         spin: None,
+        control: None,
+        watching: Watching::default(),
         services: vec![ServiceSpec {
             kind,
             port: PORT,

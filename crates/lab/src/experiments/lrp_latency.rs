@@ -13,7 +13,7 @@ use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, blast, load, server};
+use crate::bench::{Bench, Measured, Watching, blast, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
@@ -78,6 +78,8 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 setting,
                 y: None,
                 spin: None,
+                control: None,
+                watching: Watching::default(),
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,

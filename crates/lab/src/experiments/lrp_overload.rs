@@ -11,7 +11,7 @@ use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, blast, load};
+use crate::bench::{Bench, Measured, Watching, blast, load};
 use crate::bound::Bound;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
@@ -88,6 +88,8 @@ pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Cu
         setting: None,
         y: None,
         spin: None,
+        control: None,
+        watching: Watching::default(),
         services: vec![ServiceSpec {
             kind: Kind::Discard,
             port: PORT,

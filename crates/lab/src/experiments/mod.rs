@@ -3,6 +3,12 @@
 pub mod lrp_base;
 pub mod lrp_latency;
 pub mod lrp_overload;
+mod rhip;
+pub mod rhip_budget;
+pub mod rhip_model;
+pub mod rhip_ping;
+pub mod rhip_size;
+pub mod rhip_workload;
 
 use std::time::Duration;
 
@@ -64,7 +70,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 3] = [
+pub static EXPERIMENTS: [Experiment; 8] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
@@ -82,6 +88,36 @@ pub static EXPERIMENTS: [Experiment; 3] = [
         paper: lrp_latency::PAPER,
         about: "an echo service beside a blast at another socket, and at a port nobody owns",
         run: lrp_latency::run,
+    },
+    Experiment {
+        name: rhip_budget::NAME,
+        paper: rhip_budget::PAPER,
+        about: "goodput against a fixed number of frames a round",
+        run: rhip_budget::run,
+    },
+    Experiment {
+        name: rhip_size::NAME,
+        paper: rhip_size::PAPER,
+        about: "goodput and idle CPU against packet size under every policy; idle without traffic",
+        run: rhip_size::run,
+    },
+    Experiment {
+        name: rhip_workload::NAME,
+        paper: rhip_workload::PAPER,
+        about: "goodput against the application's weight; time to settle after a step in load",
+        run: rhip_workload::run,
+    },
+    Experiment {
+        name: rhip_ping::NAME,
+        paper: rhip_ping::PAPER,
+        about: "round trips over time beside a flood of full packets, and on an idle machine",
+        run: rhip_ping::run,
+    },
+    Experiment {
+        name: rhip_model::NAME,
+        paper: rhip_model::PAPER,
+        about: "the goodput that the paper's model predicts against the measured, in its three modes",
+        run: rhip_model::run,
     },
 ];
 
@@ -107,6 +143,11 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         lrp_base::NAME => Some(lrp_base::claims(series)),
         lrp_overload::NAME => Some(lrp_overload::claims(series)),
         lrp_latency::NAME => Some(lrp_latency::claims(series)),
+        rhip_budget::NAME => Some(rhip_budget::claims(series)),
+        rhip_size::NAME => Some(rhip_size::claims(series)),
+        rhip_workload::NAME => Some(rhip_workload::claims(series)),
+        rhip_ping::NAME => Some(rhip_ping::claims(series)),
+        rhip_model::NAME => Some(rhip_model::claims(series)),
         _ => None,
     }
 }

@@ -30,6 +30,15 @@ pub(crate) fn look(system: &str) -> Look {
         "linux-rps" => ((0xcc, 0x79, 0xa7), 'r'),
         "linux-timer" => ((0x56, 0xb4, 0xe9), 't'),
         "linux-busy" => ((0x00, 0x00, 0x00), 'b'),
+        // Policies, which are never drawn together with architectures.
+        "rhip" => ((0xd5, 0x5e, 0x00), 'R'),
+        "adaptive" => ((0x00, 0x72, 0xb2), 'A'),
+        "napi" => ((0xe6, 0x9f, 0x00), 'N'),
+        "on-off" => ((0xb0, 0xa0, 0x10), 'O'),
+        "aic" => ((0x00, 0x9e, 0x73), 'C'),
+        "qapolling" => ((0x88, 0x55, 0xaa), 'Q'),
+        "model" => ((0x00, 0x00, 0x00), 'M'),
+        "interrupt" => ((0x99, 0x99, 0x99), 'I'),
         _ => ((0x77, 0x77, 0x77), 'o'),
     };
     Look {

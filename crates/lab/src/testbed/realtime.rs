@@ -22,6 +22,9 @@ pub(crate) struct RealTime {
 }
 
 impl RealTime {
+    /// Longest load, warm-up included, for which they may be off.
+    pub(crate) const LOAD_MAX: Duration = Duration::from_millis(1600);
+
     /// Turns real-time throttling and the fair server of `cpu` off. What cannot
     /// be turned off is told in `shortcomings`.
     pub(crate) fn take(guardian: &Guardian, cpu: usize, shortcomings: &mut Vec<String>) -> Self {

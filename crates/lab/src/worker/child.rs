@@ -10,8 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use serde::de::DeserializeOwned;
 
-use super::{Drops, Job, LoadJob, LoadOutcome};
+use super::load::MEASURING;
+use super::{Account, Cpu, Job, LoadJob, LoadOutcome};
 use crate::{interrupt, raw_process};
 
 /// How often a wait looks for Ctrl-C.
@@ -120,14 +122,30 @@ impl Child {
         }
     }
 
-    /// Asks a service worker what was dropped so far.
-    pub(crate) fn drops(&mut self) -> anyhow::Result<Drops> {
+    /// Its process.
+    pub(crate) fn process(&self) -> u32 {
+        // `ip netns exec` and `taskset` become the program they start.
+        self.process.id()
+    }
+
+    /// Asks a service worker what became of packets so far, and what receive
+    /// control does.
+    pub(crate) fn account(&mut self) -> anyhow::Result<Account> {
+        self.ask("account")
+    }
+
+    /// Asks a service worker what its threads have cost so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
+        self.ask("cpu")
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
         let input = self
             .process
             .stdin
             .as_mut()
             .context("no pipe to the worker")?;
-        writeln!(input, "drops")?;
+        writeln!(input, "{question}")?;
         let line = self.line(ANSWER)?;
         serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
     }
@@ -164,15 +182,21 @@ impl Drop for Child {
     }
 }
 
-/// Runs a load to its end; `over` may give it up early.
+/// Runs a load to its end; `over` may give it up early. `measuring` is called
+/// when it begins to measure.
 pub(crate) fn run_load(
     place: Place<'_>,
     job: LoadJob,
     over: impl Fn() -> bool,
+    measuring: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<LoadOutcome> {
     let patience = job.spec.warm_up + job.spec.duration + START;
     let mut child = Child::start(place, &Job::Load(Box::new(job)), "the load")?;
-    let line = child.line_unless(patience, over)?;
+    let mut line = child.line_unless(patience, &over)?;
+    if line == MEASURING {
+        measuring()?;
+        line = child.line_unless(patience, &over)?;
+    }
     serde_json::from_str(&line).with_context(|| format!("the load answered {line}"))
 }
 

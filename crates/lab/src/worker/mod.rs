@@ -2,27 +2,33 @@
 //!
 //! The lab starts its own program again, in a namespace and on a processor,
 //! with the hidden subcommand `lab-worker` and a [`Job`] as JSON. A service
-//! worker prints `ready`, answers each line `drops` on its standard input with
-//! a line of JSON, and ends when that input ends or on SIGTERM. A load worker
-//! runs its load and prints a [`LoadOutcome`].
+//! worker prints `ready`, answers each line `account` or `cpu` on its standard
+//! input with a line of JSON, and ends when that input ends or on SIGTERM. A load
+//! worker runs its load, prints `measuring` when it begins to measure and a
+//! [`LoadOutcome`] at the end.
 
 mod child;
+mod cpu;
 mod load;
 mod service;
+mod usage;
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_load::{LoadReport, LoadSpec};
+use tidewall_load::{Latency, LoadReport, LoadSpec, PingCounts};
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
 use crate::raw_process;
 
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
-pub(crate) use service::Drops;
+pub(crate) use cpu::{Cpu, Spent};
+pub(crate) use service::{Account, Drops};
+pub(crate) use usage::Times;
+pub use usage::{Usage, Watch};
 
 /// What a worker is to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +53,10 @@ pub struct ServiceJob {
     pub services: Vec<ServiceSpec>,
     /// Where they count.
     pub counters: PathBuf,
+    /// Processor of the thread that answers the lab: not the services', which
+    /// may be livelocked. `None`: the services'.
+    #[serde(default)]
+    pub watcher_cpu: Option<usize>,
 }
 
 /// The stack of a service.
@@ -63,6 +73,18 @@ pub enum HostSpec {
         receiver_cpu: usize,
         /// Bounded busy wait before sleeping, µs.
         spin: u32,
+        /// Receive control policy by name; empty: the stack's default.
+        #[serde(default)]
+        policy: String,
+        /// Largest Bp, frames a round.
+        #[serde(default)]
+        budget: Option<u32>,
+        /// Longest T, µs.
+        #[serde(default)]
+        interval_us: Option<u32>,
+        /// Frames that a socket holds, a queue.
+        #[serde(default)]
+        receive_limit: Option<u32>,
     },
     /// Linux.
     Linux(linux::Options),
@@ -75,6 +97,15 @@ pub struct LoadJob {
     pub spec: LoadSpec,
     /// Counters of the service, sampled while the load is measured.
     pub counters: Option<PathBuf>,
+    /// The service's process and processor, whose time is sampled then too.
+    #[serde(default)]
+    pub watch: Option<Watch>,
+    /// Samples are this far apart, ms; 0: the usual 200.
+    #[serde(default)]
+    pub every_ms: u32,
+    /// Keep every sample.
+    #[serde(default)]
+    pub trace: bool,
 }
 
 /// What became of a load.
@@ -85,6 +116,25 @@ pub struct LoadOutcome {
     /// Datagrams/s that each service took while the load was measured, in the
     /// order of the services.
     pub delivered: Vec<f64>,
+    /// How the watched process and processor spent the same time.
+    #[serde(default)]
+    pub usage: Option<Usage>,
+    /// Every sample, warm-up included, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace: Vec<TracePoint>,
+}
+
+/// One sample of a load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TracePoint {
+    /// Seconds since the run began.
+    pub at: f64,
+    /// Datagrams that each service has taken so far.
+    pub received: Vec<u64>,
+    /// Requests since the sample before.
+    pub ping: Option<PingCounts>,
+    /// Their round trips.
+    pub latency: Option<Latency>,
 }
 
 /// The body of the hidden subcommand `lab-worker`.
@@ -134,6 +184,10 @@ mod tests {
                     queues: 1,
                     receiver_cpu: 1,
                     spin: 20,
+                    policy: "rhip".into(),
+                    budget: Some(300),
+                    interval_us: None,
+                    receive_limit: Some(1024),
                 },
                 services: vec![ServiceSpec {
                     kind: Kind::Echo,
@@ -141,11 +195,13 @@ mod tests {
                     work: 200,
                 }],
                 counters: "/dev/shm/x".into(),
+                watcher_cpu: Some(0),
             }),
             Job::Service(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
+                watcher_cpu: None,
             }),
             Job::Load(Box::new(LoadJob {
                 spec: LoadSpec {
@@ -156,6 +212,9 @@ mod tests {
                     cpu: Some(0),
                 },
                 counters: None,
+                watch: Some(Watch { process: 1, cpu: 1 }),
+                every_ms: 5,
+                trace: true,
             })),
             Job::Spin,
         ];

@@ -8,18 +8,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidewall_service::linux::Linux;
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{BATCH, Counters};
-use tidewall_socket::snapshot::StackSnapshot;
-use tidewall_socket::{EmbeddedConfig, Stack};
+use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
+use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack};
 
-use super::{HostSpec, ServiceJob};
+use super::{Cpu, HostSpec, ServiceJob};
+use crate::raw_process;
 use crate::testbed::SERVER_INTERFACE;
 
 /// Packets dropped so far, by place.
 pub(crate) type Drops = BTreeMap<String, u64>;
+
+/// What a service worker answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Account {
+    /// Packets dropped so far, by place.
+    pub(crate) drops: Drops,
+    /// Receive control of the first queue, if it is a stack.
+    pub(crate) control: Option<ControlSnapshot>,
+    /// Rounds of receiving so far.
+    pub(crate) rounds: u64,
+}
+
+impl Account {
+    /// Packets that found the buffer of their socket full, so far: those that
+    /// cost the receiver something before they were lost.
+    pub(crate) fn overflowed(&self) -> u64 {
+        ["channel", "socket queue", "full socket", "socket buffer"]
+            .iter()
+            .filter_map(|place| self.drops.get(*place))
+            .sum()
+    }
+}
 
 /// Runs the services until the standard input ends or SIGTERM.
 pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
@@ -35,6 +59,10 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             queues,
             receiver_cpu,
             spin,
+            policy,
+            budget,
+            interval_us,
+            receive_limit,
         } => {
             let stack = Stack::embedded(EmbeddedConfig {
                 interface: SERVER_INTERFACE.to_owned(),
@@ -42,6 +70,12 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                 architecture: architecture.parse()?,
                 receiver_cpu: Some(*receiver_cpu),
                 spin: Duration::from_micros((*spin).into()),
+                policy: match policy.as_str() {
+                    "" => PolicyKind::default(),
+                    name => name.parse()?,
+                },
+                budget: *budget,
+                interval: interval_us.map(|us| Duration::from_micros(us.into())),
                 control: false,
                 ..EmbeddedConfig::default()
             })
@@ -50,14 +84,10 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                 eprintln!("{warning}");
             }
             let seen = stack.clone();
-            let host = Tidewall::new(stack, None);
-            serve_on(&host, job, &counters, &stop, move || {
-                drops_of_stack(&seen.snapshot())
-            })
+            let host = Tidewall::new(stack, *receive_limit);
+            serve_on(&host, job, &counters, &stop, move || Some(seen.snapshot()))
         }
-        HostSpec::Linux(options) => {
-            serve_on(&Linux::new(*options), job, &counters, &stop, drops_of_linux)
-        }
+        HostSpec::Linux(options) => serve_on(&Linux::new(*options), job, &counters, &stop, || None),
     }
 }
 
@@ -66,13 +96,21 @@ fn serve_on<H: tidewall_service::Host>(
     job: &ServiceJob,
     counters: &Counters,
     stop: &Arc<AtomicBool>,
-    drops: impl Fn() -> Drops + Send + 'static,
+    snapshot: impl Fn() -> Option<StackSnapshot> + Send + 'static,
 ) -> anyhow::Result<()> {
     let stop_input = stop.clone();
+    let watcher_cpu = job.watcher_cpu;
     std::thread::spawn(move || {
+        if let Some(cpu) = watcher_cpu
+            && let Err(error) = raw_process::pin(cpu)
+        {
+            eprintln!("answers come from the receiver's processor: {error}");
+        }
         let answered = until_input_ends(|line| {
-            if line == "drops" {
-                println!("{}", serde_json::to_string(&drops())?);
+            match line {
+                "account" => println!("{}", serde_json::to_string(&account(snapshot()))?),
+                "cpu" => println!("{}", serde_json::to_string(&Cpu::read(snapshot()))?),
+                _ => {}
             }
             Ok(())
         });
@@ -101,11 +139,26 @@ pub(super) fn until_input_ends(
     Ok(())
 }
 
-/// What a Tidewall stack dropped.
-fn drops_of_stack(snapshot: &StackSnapshot) -> Drops {
-    serde_json::to_value(snapshot)
-        .map(|value| drops_of_snapshot(&value))
-        .unwrap_or_default()
+/// Of a stack, or of Linux where there is none.
+fn account(snapshot: Option<StackSnapshot>) -> Account {
+    match snapshot {
+        Some(snapshot) => account_of_stack(&snapshot),
+        None => Account {
+            drops: drops_of_linux(),
+            ..Account::default()
+        },
+    }
+}
+
+/// What a Tidewall stack dropped, and what its receive control does.
+fn account_of_stack(snapshot: &StackSnapshot) -> Account {
+    Account {
+        drops: serde_json::to_value(snapshot)
+            .map(|value| drops_of_snapshot(&value))
+            .unwrap_or_default(),
+        control: snapshot.queues.first().map(|queue| queue.control.clone()),
+        rounds: snapshot.queues.iter().map(|queue| queue.rounds).sum(),
+    }
 }
 
 /// Picks the ways to die out of a snapshot, and gives them the places' names
@@ -239,6 +292,16 @@ mod tests {
                 .map(|(place, count)| (place.to_owned(), count))
                 .into()
         );
+    }
+
+    #[test]
+    fn an_overflow_is_what_a_socket_had_no_room_for() {
+        let drops = [("channel", 3), ("socket queue", 4), ("receive ring", 100)];
+        let account = Account {
+            drops: drops.map(|(place, count)| (place.to_owned(), count)).into(),
+            ..Account::default()
+        };
+        assert_eq!(account.overflowed(), 7);
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod adaptive;
 mod aic;
 mod controller;
 mod interrupt;
+pub mod model;
 mod napi;
 mod on_off;
 mod qapolling;

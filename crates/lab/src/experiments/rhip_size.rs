@@ -1,0 +1,478 @@
+//! RHIP, Figure 9 and Table II: goodput and idle CPU against packet size, for
+//! every policy, in the softirq and in the receiver, and for Linux as an expert
+//! has it. Then idle CPU at half of what the best policy delivers at that size,
+//! and with no traffic.
+//!
+//! *Idle CPU* is what the service leaves of the receiver's processor: the
+//! larger of two figures that other programs and double counting can only make
+//! too small. One is the processor's idle time as the kernel accounts for it to
+//! the nanosecond (/proc/timer_list), which ends at every interrupt and begins
+//! behind the softirqs. The other is the time used neither by the service's
+//! threads (/proc/PID/task/*/schedstat) nor by softirqs (/proc/stat, sampled by
+//! ticks). Wake-ups are voluntary context switches of these threads.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewall_load::LoadSpec;
+use tidewall_socket::PolicyKind;
+
+use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
+use super::{Options, environment};
+use crate::bench::{Bench, Measured, Setup};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::sweep::{Curve, Sample, median, sweep};
+use crate::testbed::{BusyTimeout, Config};
+
+/// Its name.
+pub const NAME: &str = "rhip-size";
+/// What it reproduces.
+pub const PAPER: &str = "RHIP, Figure 9, Table II";
+
+/// Bytes of IP.
+const FULL: [u32; 7] = [46, 64, 128, 512, 1024, 1200, 1500];
+const QUICK: [u32; 3] = [64, 512, 1500];
+/// Sizes from here on leave CPU idle.
+const LARGE: u32 = 512;
+const IDLE_AXIS: &str = "idle CPU, %";
+const HALF_SOFTIRQ: &str = "half load, in the softirq";
+const HALF_RECEIVER: &str = "half load, in the receiver";
+const REST: &str = "no traffic, in the receiver";
+const REST_SOFTIRQ: &str = "no traffic, in the softirq";
+const REST_TIME: Duration = Duration::from_secs(5);
+const SLEEPS: &str = "wake-ups/s";
+
+fn half(place: Place) -> &'static str {
+    match place {
+        Place::Softirq => HALF_SOFTIRQ,
+        Place::Receiver => HALF_RECEIVER,
+    }
+}
+
+fn sizes(quick: bool) -> &'static [u32] {
+    if quick { &QUICK } else { &FULL }
+}
+
+fn curves(config: Config, options: Options) -> Vec<Curve> {
+    let loads: Vec<LoadSpec> = sizes(options.quick)
+        .iter()
+        .map(|&size| rhip::load_of(config, options.quick, size, rhip::link_rate(size)))
+        .collect();
+    rhip::contestants(options)
+        .into_iter()
+        .map(|curve| Curve {
+            loads: loads.clone(),
+            ..curve
+        })
+        .collect()
+}
+
+/// Curves at half of the best goodput of each large size.
+fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
+    let mut curves = Vec::new();
+    for place in Place::BOTH {
+        let loads: Vec<LoadSpec> = sizes(quick)
+            .iter()
+            .filter(|size| **size >= LARGE)
+            .filter_map(|&size| {
+                let best = POLICIES
+                    .iter()
+                    .filter_map(|kind| find(full, kind.name(), Some(place.setting())))
+                    .filter_map(|series| rhip::at(series, size.into()))
+                    .map(|point| point.y)
+                    .max_by(f64::total_cmp)?;
+                let rate = (best / 2.0) as u64;
+                (rate > 0).then(|| rhip::load_of(config, quick, size, Some(rate)))
+            })
+            .collect();
+        curves.extend(POLICIES.map(|kind| Curve {
+            setting: Some(half(place)),
+            loads: loads.clone(),
+            ..rhip::policy(place, kind)
+        }));
+    }
+    curves
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+    let config = bench.testbed.config();
+    let full = curves(config, options);
+    // Quick: one round of each part fits.
+    let mut plan = options.plan(5);
+    if options.quick {
+        plan.budget = Some(Duration::from_secs(30));
+    }
+    let mut swept = sweep(bench, NAME, &full, plan, progress, reduce)?;
+    let idle = rhip::figure(&swept.series, IDLE, IDLE_AXIS);
+    let halves = half_curves(config, options.quick, &swept.series);
+    if options.quick {
+        plan.budget = Some(Duration::from_secs(20));
+    }
+    let mut at_half = sweep(
+        bench,
+        "rhip-size, half load",
+        &halves,
+        plan,
+        progress,
+        reduce,
+    )?;
+    let mut series = std::mem::take(&mut swept.series);
+    series.extend(idle);
+    series.extend(at_half.series.iter_mut().map(by_idle));
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    for (place, setting) in [(Place::Receiver, REST), (Place::Softirq, REST_SOFTIRQ)] {
+        progress.line(&format!("{setting}: {rounds} × {REST_TIME:?}"));
+        series.push(rest(bench, place, setting, rounds)?);
+    }
+    let mut notes = swept.notes;
+    notes.append(&mut at_half.notes);
+    notes.push(format!(
+        "An emulated link of 5 Gbit/s: from {} bytes on the load is what it carries, below that \
+         the sender goes as fast as it can.",
+        FULL.iter()
+            .find(|size| rhip::link_rate(**size).is_some())
+            .unwrap_or(&0)
+    ));
+    notes.push(rhip::KERNEL_NOTE.to_owned());
+    notes.push(
+        "Idle CPU: the larger of the processor's idle time (/proc/timer_list) and the time used \
+         neither by the service's threads (schedstat) nor by softirqs (/proc/stat); other programs \
+         make the first too small, softirqs in a thread's time the second. Driver work on the \
+         sender's processor, where an interrupt begins on a veth, is in neither."
+            .to_owned(),
+    );
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &rhip::systems(&full), &["skb"])?,
+        axes: Axes {
+            x: "packet size, bytes of IP".into(),
+            y: "delivered packets/s".into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let payload = u32::from(load.blast.as_ref()?.payload);
+    rhip::sample(f64::from(payload + rhip::HEADERS), load, measured)
+}
+
+/// The series with idle CPU in place of the goodput, which becomes a value.
+fn by_idle(series: &mut Series) -> Series {
+    let mut series = std::mem::take(series);
+    series.y = Some(IDLE_AXIS.to_owned());
+    series.points.retain_mut(|point| {
+        let Some(idle) = point.values.get(IDLE).copied() else {
+            return false;
+        };
+        point.values.insert("delivered/s".to_owned(), point.y);
+        (point.y, point.low, point.high) = (idle, idle, idle);
+        true
+    });
+    series
+}
+
+/// Idle CPU and wake-ups of `adaptive` without traffic.
+fn rest(
+    bench: &mut Bench,
+    place: Place,
+    setting: &'static str,
+    rounds: u32,
+) -> anyhow::Result<Series> {
+    let curve = rhip::policy(place, PolicyKind::Adaptive);
+    let setup = Setup {
+        system: curve.system,
+        receive: None,
+        spin: None,
+        control: curve.control,
+        services: curve.services.clone(),
+    };
+    let mut runs = Vec::new();
+    let mut session = bench.serve(&setup)?;
+    for _ in 0..rounds {
+        runs.push(session.rest(REST_TIME)?);
+    }
+    let all = |of: fn(&crate::worker::Usage) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
+    let idle = all(|usage| 100.0 * usage.left());
+    let points = median(&idle).map(|y| Point {
+        x: 0.0,
+        y,
+        low: idle.iter().copied().fold(y, f64::min),
+        high: idle.iter().copied().fold(y, f64::max),
+        runs: rounds,
+        values: BTreeMap::from([
+            (
+                SLEEPS.to_owned(),
+                median(&all(|usage| usage.sleeps)).unwrap_or(f64::NAN),
+            ),
+            (
+                "idle processor %".to_owned(),
+                median(&all(|usage| 100.0 * usage.idle)).unwrap_or(f64::NAN),
+            ),
+        ]),
+        ..Point::default()
+    });
+    Ok(Series {
+        system: curve.name().to_owned(),
+        setting: Some(setting.to_owned()),
+        y: Some(IDLE_AXIS.to_owned()),
+        points: points.into_iter().collect(),
+        summary: BTreeMap::new(),
+    })
+}
+
+/// Goodput of `rhip` and `adaptive` against the others, in both places.
+pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for place in Place::BOTH {
+        let setting = place.setting();
+        let least = |system, others: &[PolicyKind]| {
+            rhip::least_ratio(
+                series,
+                setting,
+                system,
+                others,
+                |_| true,
+                |point| Some(point.y),
+            )
+        };
+        claims.push(Claim::judge(
+            &place.claim("rhip-goodput"),
+            &format!(
+                "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
+                 smallest over {what}"
+            ),
+            None,
+            least(PolicyKind::Rhip, &OTHERS),
+            Bound::at_least(0.97),
+        ));
+        claims.push(Claim::judge(
+            &place.claim("adaptive-goodput"),
+            &format!("{setting}: goodput of adaptive over the best of all, smallest over {what}"),
+            None,
+            least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
+            Bound::at_least(0.98),
+        ));
+    }
+    claims
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let mut claims = goodput_claims(series, "the sizes");
+    for place in Place::BOTH {
+        for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
+            claims.push(Claim::judge(
+                &place.claim(&format!("overflow-{system}")),
+                &format!(
+                    "{}: packets/s that found the socket's buffer full under {system} in steady \
+                     state, largest over the sizes",
+                    place.setting()
+                ),
+                Some(0.0),
+                rhip::largest(series, place.setting(), system, OVERFLOW),
+                Bound::at_most(0.0),
+            ));
+        }
+    }
+    for place in Place::BOTH {
+        for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
+            claims.push(Claim::judge(
+                &place.claim(&format!("idle-{system}")),
+                &format!(
+                    "{}, at half of the best goodput: idle CPU under {system} over the best of \
+                     napi, on-off, aic, qapolling, smallest over the sizes from 512 bytes",
+                    place.setting()
+                ),
+                None,
+                rhip::least_ratio(
+                    series,
+                    half(place),
+                    system,
+                    &OTHERS,
+                    |point| point.x >= f64::from(LARGE),
+                    |point| Some(point.y),
+                ),
+                Bound::at_least(1.0),
+            ));
+        }
+    }
+    let resting =
+        |setting| find(series, PolicyKind::Adaptive.name(), Some(setting)).and_then(Series::last);
+    for (place, setting) in [(Place::Softirq, REST_SOFTIRQ), (Place::Receiver, REST)] {
+        claims.push(Claim::judge(
+            &place.claim("no-traffic-idle"),
+            &format!(
+                "{}, adaptive without traffic: CPU time not used by the service's threads nor by \
+                 softirqs, %",
+                place.setting()
+            ),
+            None,
+            resting(setting).map(|point| point.y),
+            Bound::at_least(99.5),
+        ));
+        claims.push(Claim::judge(
+            &place.claim("no-traffic-wake-ups"),
+            &format!(
+                "{}, adaptive without traffic: wake-ups a second",
+                place.setting()
+            ),
+            None,
+            resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
+            Bound::at_most(5.0),
+        ));
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::rhip::tests::with;
+    use crate::experiments::rhip::{RECEIVER, SOFTIRQ};
+    use crate::result::tests::curve;
+
+    fn series() -> Vec<Series> {
+        let mut series = Vec::new();
+        for setting in [SOFTIRQ, RECEIVER] {
+            for (kind, y) in POLICIES.into_iter().zip([1e5, 2e5, 3e5, 4e5, 3.9e5, 4e5]) {
+                series.push(with(
+                    curve(kind.name(), Some(setting), &[(64.0, y), (1500.0, y)]),
+                    OVERFLOW,
+                    &[0.0, 0.0],
+                ));
+            }
+        }
+        for setting in [HALF_SOFTIRQ, HALF_RECEIVER] {
+            for (kind, y) in POLICIES
+                .into_iter()
+                .zip([0.0, 10.0, 40.0, 20.0, 40.0, 42.0])
+            {
+                series.push(curve(
+                    kind.name(),
+                    Some(setting),
+                    &[(512.0, y), (1500.0, y)],
+                ));
+            }
+        }
+        for setting in [REST, REST_SOFTIRQ] {
+            series.push(with(
+                curve("adaptive", Some(setting), &[(0.0, 99.9)]),
+                SLEEPS,
+                &[2.0],
+            ));
+        }
+        series
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let claims = claims(&series());
+        let expected = [
+            ("rhip-goodput", 0.975),
+            ("adaptive-goodput", 1.0),
+            ("rhip-goodput-receiver", 0.975),
+            ("adaptive-goodput-receiver", 1.0),
+            ("overflow-rhip", 0.0),
+            ("overflow-adaptive", 0.0),
+            ("overflow-rhip-receiver", 0.0),
+            ("overflow-adaptive-receiver", 0.0),
+            ("idle-rhip", 1.0),
+            ("idle-adaptive", 1.05),
+            ("idle-rhip-receiver", 1.0),
+            ("idle-adaptive-receiver", 1.05),
+            ("no-traffic-idle", 99.9),
+            ("no-traffic-wake-ups", 2.0),
+            ("no-traffic-idle-receiver", 99.9),
+            ("no-traffic-wake-ups-receiver", 2.0),
+        ];
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!((claim.id.as_str(), claim.measured), (id, Some(measured)));
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn one_bad_size_is_enough() {
+        let mut series = series();
+        // rhip, in the softirq.
+        series[4].points[1].y = 3e5;
+        series[4].points[1].values.insert(OVERFLOW.into(), 1.0);
+        let failed: Vec<String> = claims(&series)
+            .into_iter()
+            .filter(|claim| !claim.holds)
+            .map(|claim| claim.id)
+            .collect();
+        assert_eq!(failed, ["rhip-goodput", "overflow-rhip"]);
+    }
+
+    #[test]
+    fn half_loads_are_half_of_the_best() {
+        let series = series();
+        for quick in [false, true] {
+            let curves = half_curves(Config::default(), quick, &series);
+            assert_eq!(curves.len(), 2 * POLICIES.len());
+            for curve in &curves {
+                // Only 1500 was measured of the large sizes.
+                assert_eq!(curve.loads.len(), 1);
+                let blast = curve.loads[0].blast.as_ref().unwrap();
+                assert_eq!((blast.rate, blast.payload), (Some(200_000), 1472));
+                assert!(curve.loads[0].check().is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn idle_time_becomes_the_curve() {
+        let mut series = with(
+            curve("rhip", Some(HALF_SOFTIRQ), &[(512.0, 9e4)]),
+            IDLE,
+            &[33.0],
+        );
+        let idle = by_idle(&mut series);
+        assert_eq!(idle.points[0].y, 33.0);
+        assert_eq!(idle.points[0].values["delivered/s"], 9e4);
+        assert_eq!(idle.y.as_deref(), Some(IDLE_AXIS));
+    }
+
+    #[test]
+    fn all_policies_are_measured_everywhere() {
+        for quick in [false, true] {
+            let options = Options {
+                quick,
+                ..Options::default()
+            };
+            let curves = curves(Config::default(), options);
+            for place in Place::BOTH {
+                for kind in POLICIES {
+                    assert!(
+                        curves
+                            .iter()
+                            .any(|curve| curve.setting == Some(place.setting())
+                                && curve.name() == kind.name())
+                    );
+                }
+            }
+            assert!(curves.iter().any(|curve| curve.name() == "linux-busy"));
+            assert!(
+                curves
+                    .iter()
+                    .flat_map(|curve| &curve.loads)
+                    .all(|load| load.check().is_ok())
+            );
+        }
+    }
+}

@@ -1,0 +1,549 @@
+//! Measuring what a frame, a switch and an interrupt cost here, for the model
+//! of RHIP's section III ([`tidewall_receive::control::model`]), and holding
+//! the model's best Bp and T against the measured.
+//!
+//! A service that discards runs on the softirq arrangement under the policy
+//! `napi`, whose Bp and T stand still. From the kernel's account of the softirq
+//! thread and of the serving thread, over several budgets and a flood:
+//!
+//! ```text
+//!  softirq thread's time / rounds  =  Tc(k) + Tp · frames a round
+//!  serving thread's time / rounds  =  Tc(a) + Ta · frames delivered a round
+//! ```
+//!
+//! and from a rate at which every frame interrupts, what an interrupt costs
+//! beyond its frames. The numbers are processor time, so that a sender that
+//! shares nothing with the receiver but the link does not disturb them.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::bail;
+use serde::Serialize;
+use tidewall_load::{LoadSpec, PAYLOAD_MAX, SenderKind};
+use tidewall_receive::control::model::{Load, Machine, Prediction, Room};
+use tidewall_receive::control::{BUDGET_MAX, INTERVAL_MAX, Limits, Setting};
+use tidewall_service::{Kind, ServiceSpec};
+use tidewall_socket::PolicyKind;
+
+use crate::bench::{Bench, Setup, Watching, blast, load, server};
+use crate::progress::Progress;
+use crate::runner;
+use crate::system::{Control, System};
+use crate::testbed::{Config, privilege};
+use crate::worker::Spent;
+
+mod fit;
+
+use fit::line;
+
+/// Port of the service (RFC 863).
+const PORT: u16 = 9;
+/// Frames that the service's socket holds, the stack's default, and that a
+/// veth's ring holds (the kernel's VETH_RING_SIZE).
+const ROOM: Room = Room {
+    buffer: 512,
+    ring: 256,
+};
+/// Budgets of the flood that the costs are drawn from.
+const CALIBRATION: [u32; 6] = [2, 8, 32, 64, 128, 512];
+/// Settings that are compared besides: Bp and T in µs.
+const COMPARED: [(u32, u64); 6] = [
+    (16, 0),
+    (256, 0),
+    (1024, 0),
+    (3000, 0),
+    (256, 50),
+    (256, 200),
+];
+/// Packets a second of which each interrupts.
+const SPARSE: u64 = 20_000;
+/// How often counters are read while a load is measured, ms.
+const EVERY: u32 = 25;
+/// Load before measuring begins.
+const WARM_UP: Duration = Duration::from_millis(100);
+/// What a point takes besides the time measured: a stack started and stopped.
+const AROUND: Duration = Duration::from_millis(450);
+/// Time measured of a load that is not to take long.
+pub(crate) const WINDOW: Duration = Duration::from_millis(300);
+/// The kernel's usual time slice, where it does not tell its own.
+const SLICE: Duration = Duration::from_millis(3);
+/// Ranges of [`Options`].
+const WORK_MAX: u32 = 1_000_000;
+const RATE_MIN: u64 = 1_000;
+const RATE_MAX: u64 = 10_000_000;
+/// See [`Options::seconds`].
+pub const SECONDS: std::ops::RangeInclusive<u32> = 3..=60;
+
+/// What to tune for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Floating-point multiplications for each packet, at most a million.
+    pub work: u32,
+    /// Bytes of payload, at most 1472.
+    pub payload: u16,
+    /// Packets/s, 1,000 to 10,000,000; `None`: as many as the sender can.
+    pub rate: Option<u64>,
+    /// About how long to measure, seconds, 3 to 60.
+    pub seconds: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            work: 200,
+            payload: 14,
+            rate: None,
+            seconds: 10,
+        }
+    }
+}
+
+/// A value of [`Options`] is out of its range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfRange(String);
+
+impl std::fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OutOfRange {}
+
+impl Options {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value that is out of its range, and the range.
+    pub fn check(&self) -> Result<(), OutOfRange> {
+        let refuse = |text: String| Err(OutOfRange(text));
+        if self.work > WORK_MAX {
+            return refuse(format!(
+                "{} multiplications a packet: at most {WORK_MAX}",
+                self.work
+            ));
+        }
+        if self.payload > PAYLOAD_MAX {
+            return refuse(format!(
+                "a payload of {} bytes: at most {PAYLOAD_MAX} fit a frame",
+                self.payload
+            ));
+        }
+        if let Some(rate) = self.rate
+            && !(RATE_MIN..=RATE_MAX).contains(&rate)
+        {
+            return refuse(format!(
+                "a rate of {rate} packets/s: it must be {RATE_MIN} to {RATE_MAX}"
+            ));
+        }
+        if !SECONDS.contains(&self.seconds) {
+            return refuse(format!(
+                "{} seconds: it must be {} to {}",
+                self.seconds,
+                SECONDS.start(),
+                SECONDS.end()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One load under one setting.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// Bp, frames.
+    pub budget: u32,
+    /// T, µs.
+    pub interval_us: u32,
+    /// Packets/s that were sent.
+    pub offered: f64,
+    /// Most packets sent back to back.
+    pub burst: u32,
+    /// Packets/s that the service processed.
+    pub goodput: f64,
+    /// Share of the receiver's processor that was idle; `None`: not told.
+    pub idle: Option<f64>,
+    /// Frames that the driver delivered over the whole load.
+    pub frames: f64,
+    /// Frames that reached the socket queue.
+    pub delivered: f64,
+    /// Frames that found it full.
+    pub overflowed: f64,
+    /// Rounds that found frames.
+    pub rounds: f64,
+    /// Times that the device woke the poller.
+    pub interrupts: f64,
+    /// Context switches of both threads.
+    pub switches: f64,
+    /// Processor time of the softirq thread, ns.
+    pub poller_ns: f64,
+    /// Processor time of the serving thread, ns.
+    pub application_ns: f64,
+}
+
+impl Sample {
+    /// Its Bp and T.
+    pub fn setting(&self) -> Setting {
+        Setting {
+            budget: self.budget,
+            interval: Duration::from_micros(self.interval_us.into()),
+        }
+    }
+
+    /// What was sent, for the model.
+    pub fn load(&self) -> Load {
+        Load {
+            rate: self.offered,
+            burst: self.burst,
+        }
+    }
+}
+
+/// What measuring gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The costs.
+    pub machine: Machine,
+    /// Every load, in the order of measuring. Those at the rate asked for are
+    /// comparable with each other.
+    pub samples: Vec<Sample>,
+}
+
+/// What `tidewall tune` has to say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuned {
+    /// Costs and samples at the rate asked for.
+    pub measured: Measured,
+    /// Where frames can wait here.
+    pub room: Room,
+    /// Packets/s and burst that were really sent: the median.
+    pub load: Load,
+    /// The model's best setting of the softirq arrangement.
+    pub predicted: Setting,
+    /// The model's best setting for a receiver that polls for itself.
+    pub predicted_self_polling: Setting,
+    /// The sample with the highest goodput, of nearly equal ones the most idle.
+    pub best: Option<Sample>,
+    /// Conditions that could not be had.
+    pub shortcomings: Vec<String>,
+}
+
+impl Tuned {
+    /// What the model says of a sample.
+    pub fn prediction(&self, sample: &Sample) -> Prediction {
+        self.measured
+            .machine
+            .predict(sample.load(), sample.setting(), self.room)
+    }
+}
+
+/// Measures this machine on a test bed of its own, which is taken down after;
+/// must be called from the main thread.
+///
+/// # Errors
+/// [`OutOfRange`] and [`Missing`](crate::Missing) before anything is touched;
+/// [`Interrupted`](crate::Interrupted); what building the test bed reports, and
+/// a measurement that gave no number.
+pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tuned> {
+    options.check()?;
+    privilege::check()?;
+    runner::prepare()?;
+    let mut bench = Bench::new(Config::default(), false)?;
+    let window = window(options.seconds, options.rate.is_some());
+    let Measured {
+        machine,
+        mut samples,
+    } = measure(
+        &mut bench,
+        options.work,
+        options.payload,
+        options.rate,
+        window,
+        progress,
+    )?;
+    let wanted = |sample: &Sample| is_wanted(sample, options.rate);
+    samples.retain(wanted);
+    let load = median_load(&samples);
+    let room = ROOM;
+    let limits = Limits {
+        budget: BUDGET_MAX,
+        interval: INTERVAL_MAX,
+        ring: room.ring,
+        preempts: true,
+    };
+    let predicted = machine.best(&[load], limits, room);
+    let predicted_self_polling = machine.best(
+        &[load],
+        Limits {
+            preempts: false,
+            ..limits
+        },
+        room,
+    );
+    if !samples.iter().any(|sample| sample.setting() == predicted) {
+        let point = Point {
+            setting: predicted,
+            rate: options.rate,
+        };
+        samples.push(point.measure(&mut bench, options.work, options.payload, window)?);
+    }
+    let mut environment = crate::environment::Environment::default();
+    bench.describe(&mut environment, &[System::Softirq])?;
+    Ok(Tuned {
+        best: best(&samples),
+        measured: Measured { machine, samples },
+        room,
+        load,
+        predicted,
+        predicted_self_polling,
+        shortcomings: environment.shortcomings,
+    })
+}
+
+/// Measures the costs on a standing test bed: a flood under several budgets, and
+/// packets so far apart that each interrupts. With a `rate` some settings are
+/// measured at it as well. Each of about a dozen loads is measured for `window`
+/// ([`WINDOW`] is enough for costs within a few percent).
+///
+/// # Errors
+/// [`Interrupted`](crate::Interrupted); a service or load that does not start;
+/// a measurement that gave no number.
+pub(crate) fn measure(
+    bench: &mut Bench,
+    work: u32,
+    payload: u16,
+    rate: Option<u64>,
+    window: Duration,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<Measured> {
+    let points = points(rate);
+    progress.begin("tune", points.len() as u64);
+    let mut samples = Vec::new();
+    for point in &points {
+        let sample = point.measure(bench, work, payload, window)?;
+        progress.step(&format!(
+            "Bp {}, T {} µs at {}: {:.0}/s",
+            sample.budget,
+            sample.interval_us,
+            point
+                .rate
+                .map_or("full speed".to_owned(), |rate| format!("{rate}/s")),
+            sample.goodput
+        ));
+        samples.push(sample);
+    }
+    progress.end();
+    Ok(Measured {
+        machine: costs(&samples, slice())?,
+        samples,
+    })
+}
+
+/// One load to be measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Point {
+    setting: Setting,
+    rate: Option<u64>,
+}
+
+fn points(rate: Option<u64>) -> Vec<Point> {
+    let point = |budget: u32, interval: u64, rate| Point {
+        setting: Setting {
+            budget,
+            interval: Duration::from_micros(interval),
+        },
+        rate,
+    };
+    let mut points: Vec<Point> = CALIBRATION
+        .iter()
+        .map(|&budget| point(budget, 0, None))
+        .collect();
+    points.push(point(128, 0, Some(SPARSE)));
+    if rate.is_some() {
+        points.push(point(64, 0, rate));
+    }
+    points.extend(
+        COMPARED
+            .iter()
+            .map(|&(budget, interval)| point(budget, interval, rate)),
+    );
+    points
+}
+
+/// The time measured of each point, when all are to take `seconds`.
+fn window(seconds: u32, with_rate: bool) -> Duration {
+    let points = points(with_rate.then_some(SPARSE)).len() as u32 + 1;
+    (Duration::from_secs(seconds.into()) / points)
+        .saturating_sub(AROUND)
+        .clamp(WINDOW / 2, WINDOW * 5)
+}
+
+impl Point {
+    fn measure(
+        &self,
+        bench: &mut Bench,
+        work: u32,
+        payload: u16,
+        window: Duration,
+    ) -> anyhow::Result<Sample> {
+        let Setting { budget, interval } = self.setting;
+        let interval_us = u32::try_from(interval.as_micros()).unwrap_or(u32::MAX);
+        let config = bench.testbed.config();
+        let mut session = bench.serve(&Setup {
+            system: System::Softirq,
+            receive: None,
+            spin: None,
+            control: Some(Control {
+                policy: PolicyKind::Napi,
+                budget: Some(budget),
+                interval_us: Some(interval_us),
+                receive_limit: Some(ROOM.buffer),
+            }),
+            services: vec![ServiceSpec {
+                kind: Kind::Discard,
+                port: PORT,
+                work,
+            }],
+        })?;
+        let mut blast = blast(SenderKind::Skb, PORT, self.rate);
+        blast.payload = payload;
+        if self.rate == Some(SPARSE) {
+            blast.burst = Some(1);
+        }
+        let spec = LoadSpec {
+            blast: Some(blast),
+            warm_up: WARM_UP,
+            duration: window,
+            ..load(config)
+        };
+        let before = session.cpu()?;
+        if !before.has_softirq() {
+            bail!("the service has no softirq thread, whose time was to be measured");
+        }
+        let watching = Watching {
+            every_ms: EVERY,
+            trace: false,
+        };
+        let measured = session.measure(&spec, watching)?;
+        let spent = Spent::between(&before, &session.cpu()?);
+        let (Some(sent), Some(&goodput)) = (
+            measured.outcome.report.blast.as_ref(),
+            measured.outcome.delivered.first(),
+        ) else {
+            bail!("the load to {} reported no packets", server(PORT));
+        };
+        Ok(Sample {
+            budget,
+            interval_us,
+            offered: sent.rate,
+            burst: sent.burst,
+            goodput,
+            idle: measured.outcome.usage.map(|usage| usage.idle),
+            frames: spent.frames,
+            delivered: spent.delivered,
+            overflowed: spent.overflowed,
+            rounds: spent.rounds,
+            interrupts: spent.interrupts,
+            switches: spent.switches,
+            poller_ns: spent.poller,
+            application_ns: spent.application,
+        })
+    }
+}
+
+/// Whether a sample was taken at the rate asked for: the sparse one is not, and
+/// the flood is not when a rate was.
+fn is_wanted(sample: &Sample, rate: Option<u64>) -> bool {
+    match rate {
+        Some(rate) => (sample.offered / rate as f64 - 1.0).abs() < 0.1 && sample.burst > 1,
+        None => sample.burst > 1,
+    }
+}
+
+fn median_load(samples: &[Sample]) -> Load {
+    let rates: Vec<f64> = samples.iter().map(|sample| sample.offered).collect();
+    Load {
+        rate: crate::sweep::median(&rates).unwrap_or(0.0),
+        burst: samples.first().map_or(1, |sample| sample.burst),
+    }
+}
+
+fn best(samples: &[Sample]) -> Option<Sample> {
+    let most = samples
+        .iter()
+        .map(|sample| sample.goodput)
+        .fold(0.0, f64::max);
+    samples
+        .iter()
+        .filter(|sample| sample.goodput >= most * 0.99)
+        .max_by(|a, b| {
+            let idle = |sample: &Sample| sample.idle.unwrap_or(0.0);
+            idle(a)
+                .total_cmp(&idle(b))
+                .then(a.goodput.total_cmp(&b.goodput))
+        })
+        .copied()
+}
+
+/// The costs that explain the samples.
+///
+/// # Errors
+/// Too few samples with frames in them.
+fn costs(samples: &[Sample], quantum: Duration) -> anyhow::Result<Machine> {
+    let flood =
+        |sample: &&Sample| sample.burst > 1 && sample.interval_us == 0 && sample.rounds > 0.0;
+    let polled: Vec<(f64, f64)> = samples
+        .iter()
+        .filter(flood)
+        .map(|sample| {
+            (
+                sample.frames / sample.rounds,
+                sample.poller_ns / sample.rounds,
+            )
+        })
+        .collect();
+    let consumed: Vec<(f64, f64)> = samples
+        .iter()
+        .filter(flood)
+        .map(|sample| {
+            (
+                sample.delivered / sample.rounds,
+                sample.application_ns / sample.rounds,
+            )
+        })
+        .filter(|(delivered, _)| *delivered >= 0.5)
+        .collect();
+    let (Some((switch_poller, protocol)), Some((switch_application, application))) =
+        (line(&polled), line(&consumed))
+    else {
+        bail!("too few packets arrived for costs to be drawn from them; is the machine busy?");
+    };
+    let sparse = samples
+        .iter()
+        .find(|sample| sample.burst == 1 && sample.interrupts > 0.0);
+    let Some(sparse) = sparse else {
+        bail!("nothing interrupted at {SPARSE} packets/s, so an interrupt's cost is not known");
+    };
+    let interrupt = (sparse.poller_ns - sparse.frames * protocol) / sparse.interrupts;
+    let nanoseconds = |time: f64| Duration::from_nanos(time.max(0.0).round() as u64);
+    Ok(Machine {
+        protocol: nanoseconds(protocol),
+        application: nanoseconds(application),
+        switch_application: nanoseconds(switch_application),
+        switch_poller: nanoseconds(switch_poller),
+        interrupt: nanoseconds(interrupt),
+        application_quantum: quantum,
+    })
+}
+
+/// How long the scheduler lets a thread run while another waits.
+fn slice() -> Duration {
+    fs::read_to_string("/sys/kernel/debug/sched/base_slice_ns")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .map_or(SLICE, Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! Where a processor's time goes, as the kernel accounts for it.
+
+use std::fs;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// What to watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// A process.
+    pub process: u32,
+    /// A processor.
+    pub cpu: usize,
+}
+
+/// How a process and a processor spent a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Length of that time, seconds.
+    pub seconds: f64,
+    /// Share of it that the processor was idle, 0 to 1. Interrupts and
+    /// softirqs that broke the idle loop are not part of it.
+    pub idle: f64,
+    /// Share of it that interrupts and softirqs ran on the processor, sampled
+    /// by its ticks; those in a thread's time are part of that as well.
+    pub softirq: f64,
+    /// Share of it that the process's threads ran, on whatever processor.
+    pub threads: f64,
+    /// Times that a thread of the process went to sleep, a second; each ends
+    /// with a wake-up.
+    pub sleeps: f64,
+}
+
+/// Times so far, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    at: Instant,
+    /// Seconds that the processor was idle.
+    idle: f64,
+    /// Seconds that it spent in interrupts and softirqs.
+    softirq: f64,
+    /// Nanoseconds that the threads ran.
+    threads: u64,
+    /// Voluntary context switches of the threads.
+    sleeps: u64,
+}
+
+impl Times {
+    /// The times of now. What cannot be read counts as zero.
+    pub(crate) fn read(watch: Watch) -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let stat = text("/proc/stat");
+        let idle = idle_exactly(&text("/proc/timer_list"), watch.cpu)
+            .or_else(|| idle_roughly(&stat, watch.cpu))
+            .unwrap_or(0.0);
+        Self::of_process(watch, idle, &stat)
+    }
+
+    /// As [`Times::read`], for times of rest: the exact account of a processor
+    /// is brought up to date only when it is woken, the rough one always.
+    pub(crate) fn read_at_rest(watch: Watch) -> Self {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let idle = idle_roughly(&stat, watch.cpu).unwrap_or(0.0);
+        Self::of_process(watch, idle, &stat)
+    }
+
+    fn of_process(watch: Watch, idle: f64, stat: &str) -> Self {
+        let mut times = Times {
+            at: Instant::now(),
+            idle,
+            softirq: of_stat(stat, watch.cpu, 6).unwrap_or(0.0),
+            threads: 0,
+            sleeps: 0,
+        };
+        let tasks = fs::read_dir(format!("/proc/{}/task", watch.process));
+        for task in tasks.into_iter().flatten().flatten() {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            times.threads += ran(&read("schedstat"));
+            times.sleeps += sleeps(&read("status"));
+        }
+        times
+    }
+}
+
+impl Usage {
+    /// Share of the time that the processor had left beside this service, 0 to
+    /// 1: the larger of two lower bounds. What it was idle is too little where
+    /// other programs ran meanwhile; what neither the service's threads nor
+    /// softirqs used is too little by the softirqs that ran in a thread's time.
+    pub fn left(&self) -> f64 {
+        self.idle
+            .max(1.0 - self.threads - self.softirq)
+            .clamp(0.0, 1.0)
+    }
+
+    /// The difference of two moments.
+    pub(crate) fn between(first: &Times, last: &Times) -> Self {
+        let seconds = last.at.duration_since(first.at).as_secs_f64();
+        // Two reads are never at one moment; zero would only be no number.
+        let share = |spent: f64| spent / seconds.max(1e-9);
+        Usage {
+            seconds,
+            idle: share(last.idle - first.idle).clamp(0.0, 1.0),
+            softirq: share(last.softirq - first.softirq),
+            threads: share(last.threads.saturating_sub(first.threads) as f64 / 1e9),
+            sleeps: share(last.sleeps.saturating_sub(first.sleeps) as f64),
+        }
+    }
+}
+
+/// Idle time of a processor from /proc/timer_list, to the nanosecond. The
+/// kernel ends it at each interrupt and begins it anew behind the softirqs.
+fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
+    let heading = format!("cpu: {cpu}");
+    let mut own = text
+        .lines()
+        .skip_while(|line| line.trim() != heading)
+        .skip(1);
+    let mut sum = None;
+    for line in own.by_ref().take_while(|line| !line.starts_with("cpu:")) {
+        let Some((name, value)) = line.trim().split_once(':') else {
+            continue;
+        };
+        if matches!(name.trim(), ".idle_sleeptime" | ".iowait_sleeptime") {
+            let nanoseconds: u64 = value.split_whitespace().next()?.parse().ok()?;
+            *sum.get_or_insert(0.0) += nanoseconds as f64 / 1e9;
+        }
+    }
+    sum
+}
+
+/// Idle time of a processor from /proc/stat: `idle` and `iowait`.
+fn idle_roughly(text: &str, cpu: usize) -> Option<f64> {
+    of_stat(text, cpu, 4)
+}
+
+/// The sum of two neighbouring fields of a processor's line in /proc/stat, which
+/// are hundredths of a second, as seconds.
+fn of_stat(text: &str, cpu: usize, first: usize) -> Option<f64> {
+    let name = format!("cpu{cpu}");
+    let line = text
+        .lines()
+        .find(|line| line.split_whitespace().next() == Some(&name))?;
+    let mut ticks = line.split_whitespace().skip(first);
+    let mut next = || ticks.next()?.parse::<u64>().ok();
+    Some((next()? + next()?) as f64 / 100.0)
+}
+
+/// The first field of a task's schedstat: nanoseconds on a processor.
+fn ran(text: &str) -> u64 {
+    text.split_whitespace()
+        .next()
+        .and_then(|field| field.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Voluntary context switches, from a task's status.
+fn sleeps(text: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+        .and_then(|value| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_kernels_accounts_are_read() {
+        let list = "cpu: 0\n clock 0:\n  .idle_sleeptime : 7 nsecs\n\
+                    cpu: 1\n  .nr_events : 3\n  .idle_sleeptime : 1500000000 nsecs\n  \
+                    .iowait_sleeptime: 500000000 nsecs\nTick Device: mode: 1\n";
+        assert_eq!(idle_exactly(list, 1), Some(2.0));
+        assert_eq!(idle_exactly(list, 0), Some(7e-9));
+        assert_eq!(idle_exactly(list, 2), None);
+        let stat = "cpu  1 2 3 4 5\ncpu0 1 2 3 4 5\ncpu1 284217 50 156805 780725 6496 0 41264\n";
+        assert_eq!(
+            idle_roughly(stat, 1),
+            Some((780_725 + 6_496) as f64 / 100.0)
+        );
+        assert_eq!(idle_roughly(stat, 7), None);
+        assert_eq!(of_stat("cpu0 1 2 3 4 5 70 30", 0, 6), Some(1.0));
+        assert_eq!(ran("123456 7 8\n"), 123_456);
+        let status = "Name:\tx\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t9\n";
+        assert_eq!(sleeps(status), 41);
+    }
+
+    #[test]
+    fn usage_is_a_difference_over_time() {
+        let at = Instant::now();
+        let first = Times {
+            at,
+            idle: 10.0,
+            softirq: 1.0,
+            threads: 1_000,
+            sleeps: 5,
+        };
+        let last = Times {
+            at: at + Duration::from_secs(2),
+            idle: 11.5,
+            softirq: 1.02,
+            threads: 500_001_000,
+            sleeps: 25,
+        };
+        let usage = Usage::between(&first, &last);
+        assert_eq!(
+            (usage.idle, usage.threads, usage.sleeps),
+            (0.75, 0.25, 10.0)
+        );
+        assert_eq!(usage.seconds, 2.0);
+        assert!((usage.softirq - 0.01).abs() < 1e-9);
+        assert_eq!(usage.left(), 0.75);
+        let crowded = Usage { idle: 0.1, ..usage };
+        assert!((crowded.left() - 0.74).abs() < 1e-9);
+    }
+
+    #[test]
+    fn this_process_has_run() {
+        let times = Times::read(Watch {
+            process: std::process::id(),
+            cpu: 0,
+        });
+        assert!(times.threads > 0 && times.idle > 0.0, "{times:?}");
+    }
+}
