@@ -60,8 +60,12 @@ pub trait Receive: Send {
 
     /// How long the device may leave frames waiting while nobody polls it and
     /// its interrupt is masked; receive control's T. Of the whole device, not
-    /// of one queue. Where it cannot be set, nothing happens.
-    fn set_patience(&mut self, _patience: Patience) {}
+    /// of one queue. Where it cannot be set, nothing happens. True when it was
+    /// another before: a time that is running already keeps its old length
+    /// until the next poll.
+    fn set_patience(&mut self, _patience: Patience) -> bool {
+        false
+    }
 
     /// Datagrams that reached the kernel instead of the queue while the
     /// device's poll was being learned: moves one into `payload`. `None` when

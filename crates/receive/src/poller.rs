@@ -389,8 +389,8 @@ impl Poller {
     }
 
     /// Sets T; see [`Receive::set_patience`].
-    pub fn set_patience(&mut self, patience: Patience) {
-        self.device.set_patience(patience);
+    pub fn set_patience(&mut self, patience: Patience) -> bool {
+        self.device.set_patience(patience)
     }
 
     /// A datagram that came through the kernel during start-up.

@@ -200,16 +200,18 @@ impl FlushTimer {
         })
     }
 
-    fn set(&self, patience: Patience) {
+    fn set(&self, patience: Patience) -> bool {
         let value = match patience {
             Patience::Long => LONG,
             Patience::Sleep(Duration::ZERO) => nanoseconds(PATIENCE),
             Patience::Sleep(time) => nanoseconds(time.min(PATIENCE_MAX)),
         };
-        if self.value.swap(value, Ordering::Relaxed) != value {
+        let changes = self.value.swap(value, Ordering::Relaxed) != value;
+        if changes {
             // A device that is gone needs no timer.
             let _ = self.file.write_at(value.to_string().as_bytes(), 0);
         }
+        changes
     }
 }
 

@@ -278,10 +278,8 @@ impl Receive for ReceiveHalf {
         self.napi.set_budget(frames)
     }
 
-    fn set_patience(&mut self, patience: Patience) {
-        if let Some(timer) = &self.timer {
-            timer.set(patience);
-        }
+    fn set_patience(&mut self, patience: Patience) -> bool {
+        self.timer.as_ref().is_some_and(|timer| timer.set(patience))
     }
 
     fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {

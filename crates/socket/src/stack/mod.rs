@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES}
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{Interrupt, Patience, Queue, Stray};
+use tidewall_device::queue::{Interrupt, PATIENCE, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
@@ -60,6 +60,11 @@ const FLOODED_FROM: f64 = 200_000.0;
 /// How long a sleeper leaves a busy device alone.
 const BUSY_NAP: Duration = Duration::from_micros(50);
 
+/// Frames in a lot of the device's timer from which the receiver polls again by
+/// itself: the ring holds twice as many, and the timer's poll is a softirq.
+const TIMER_LOT: usize = POLL_MAX as usize;
+/// See [`Core::device_polls`].
+const TIMER_TURNS: u32 = 16;
 /// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
 /// How long a poller waits that receive control forbids to take anything.
@@ -90,8 +95,12 @@ pub struct EmbeddedConfig {
     pub policy: PolicyKind,
     /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000.
     pub budget: Option<u32>,
-    /// Longest T, up to 1 ms; of `napi` the T. `None`: 1 ms, of `napi` zero.
+    /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
+    /// ring of 256 frames does not overflow; of `napi` zero.
     pub interval: Option<Duration>,
+    /// Traffic classes, the first of which comes on queue 0 and is polled first.
+    /// None: all queues are equal.
+    pub classes: Vec<TrafficClass>,
     /// How long a blocking call polls before it sleeps. Costs CPU while idle;
     /// 20 µs took an idle
     /// round trip from 19.8 µs to 3.6 µs (docs/results.md).
@@ -112,6 +121,7 @@ impl Default for EmbeddedConfig {
             policy: PolicyKind::default(),
             budget: None,
             interval: None,
+            classes: Vec::new(),
             spin: Duration::ZERO,
             frames: 8192,
             control: true,
@@ -123,12 +133,21 @@ impl EmbeddedConfig {
     /// The limits of receive control, checked before anything is touched.
     fn limits(&self) -> io::Result<Limits> {
         let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        if let Some(budget) = self.budget
-            && !(BUDGET_MIN..=BUDGET_MAX).contains(&budget)
+        let of_classes = self.classes.iter().filter_map(|class| class.budget);
+        for budget in self.budget.into_iter().chain(of_classes) {
+            if !(BUDGET_MIN..=BUDGET_MAX).contains(&budget) {
+                return invalid(format!(
+                    "budget is {budget}; it must be {BUDGET_MIN} to {BUDGET_MAX} frames"
+                ));
+            }
+        }
+        if self
+            .classes
+            .iter()
+            .flat_map(|class| &class.ports)
+            .any(|&port| port == 0)
         {
-            return invalid(format!(
-                "budget is {budget}; it must be {BUDGET_MIN} to {BUDGET_MAX} frames"
-            ));
+            return invalid("port 0 is nobody's traffic class".to_owned());
         }
         if let Some(interval) = self.interval
             && interval > INTERVAL_MAX
@@ -139,7 +158,7 @@ impl EmbeddedConfig {
         }
         let usual = match self.policy {
             PolicyKind::Napi => Duration::ZERO,
-            _ => INTERVAL_MAX,
+            _ => PATIENCE,
         };
         Ok(Limits {
             budget: self.budget.unwrap_or(BUDGET_MAX),
@@ -191,6 +210,7 @@ pub(crate) struct QueueHandle {
     /// Datagrams sent, and how many of them receive control knows of.
     sent: Arc<AtomicU64>,
     sent_told: AtomicU64,
+    turns: Turns,
 }
 
 pub(crate) struct Inner {
@@ -212,6 +232,8 @@ pub(crate) struct Core {
     pub(crate) causes: Causes,
     pub(crate) trace: TraceLog,
     pub(crate) spin: Duration,
+    /// Queues are traffic classes, in order.
+    classed: bool,
     /// False on the in-memory device: there is no kernel to hold ports.
     pub(crate) has_kernel: bool,
     pub(crate) name: String,
@@ -224,6 +246,8 @@ pub(crate) struct Core {
     /// since the start).
     streak: AtomicU32,
     streak_start: AtomicU64,
+    /// Lots of frames in a row that the device's timer brought.
+    timer_turns: AtomicU32,
     next_channel: AtomicU16,
     generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
@@ -281,6 +305,7 @@ impl Stack {
             spin: config.spin,
             policy: config.policy,
             limits,
+            classes: config.classes.clone(),
             has_kernel: true,
             name: config.interface.clone(),
             warnings: device.warnings.clone(),
@@ -333,6 +358,7 @@ impl Stack {
                 interval: Duration::ZERO,
                 ..Limits::default()
             },
+            classes: Vec::new(),
             has_kernel: false,
             name: "memory".to_owned(),
             warnings: Vec::new(),
@@ -364,7 +390,13 @@ impl Stack {
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
             if architecture.is_controlled() {
-                poller.set_policy(parts.policy, parts.limits);
+                let class = parts.classes.get(number);
+                let budget = class.and_then(|class| class.budget);
+                let limits = Limits {
+                    budget: budget.unwrap_or(parts.limits.budget),
+                    ..parts.limits
+                };
+                poller.set_policy(parts.policy, limits);
             }
             let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
             let sent = transmitter.sent();
@@ -377,6 +409,7 @@ impl Stack {
                 waiting: AtomicU64::new(0),
                 sent,
                 sent_told: AtomicU64::new(0),
+                turns: Turns::default(),
             });
         }
         tables.set_fragment_channel(fragment_id);
@@ -391,6 +424,7 @@ impl Stack {
             causes: Causes::default(),
             trace: TraceLog::default(),
             spin: parts.spin,
+            classed: !parts.classes.is_empty(),
             has_kernel: parts.has_kernel,
             name: parts.name,
             strays: AtomicU64::new(0),
@@ -403,6 +437,7 @@ impl Stack {
             }),
             streak: AtomicU32::new(0),
             streak_start: AtomicU64::new(0),
+            timer_turns: AtomicU32::new(0),
             next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
@@ -492,6 +527,7 @@ struct Parts {
     spin: Duration,
     policy: PolicyKind,
     limits: Limits,
+    classes: Vec<TrafficClass>,
     has_kernel: bool,
     name: String,
     warnings: Vec<String>,
@@ -520,9 +556,12 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
     }
 }
 
+mod classes;
 mod receive;
 mod sleep;
 
+pub use classes::TrafficClass;
+use classes::Turns;
 use sleep::{Pace, Past};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

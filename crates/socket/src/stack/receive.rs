@@ -1,5 +1,6 @@
 //! Rounds of receiving over all queues, and what follows them.
 
+use super::classes::nanoseconds;
 use super::*;
 
 /// What a round over all queues did.
@@ -10,6 +11,8 @@ pub(crate) struct Progress {
     pub(crate) armed: bool,
     /// Receive control forbade a queue to take anything.
     pub(crate) stopped: bool,
+    /// A class was not polled because one above is active.
+    pub(crate) held: bool,
 }
 
 impl Default for Progress {
@@ -19,6 +22,7 @@ impl Default for Progress {
             missing: false,
             armed: true,
             stopped: false,
+            held: false,
         }
     }
 }
@@ -49,7 +53,16 @@ impl Core {
         let arm = !coalesces && (leads || self.leadership.is_taken());
         let mut progress = Progress::default();
         let mut failed = Ok(());
+        let now = nanoseconds(self.age());
+        if self.classed {
+            self.queues.iter().for_each(|queue| queue.turns.settle(now));
+        }
+        let mut active = false;
         for queue in &self.queues {
+            if active && queue.turns.is_held(now) {
+                progress.held = true;
+                continue;
+            }
             let mut poller = match queue.poller.try_lock() {
                 Ok(poller) => poller,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -80,12 +93,24 @@ impl Core {
             queue.masked.store(!armed, Ordering::Relaxed);
             progress.armed &= armed;
             queue.last_round.store(round.driven, Ordering::Relaxed);
+            if round.exhausted {
+                self.timer_turns.store(0, Ordering::Relaxed);
+            }
             if self.polls_steadily() {
                 poller.set_patience(Patience::Long);
             }
             let stopped = self.control(queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
             progress.frames += round.frames;
+            if self.classed {
+                if round.frames > 0 {
+                    queue.turns.feed(now);
+                }
+                if active {
+                    queue.turns.begin(now);
+                }
+                active |= queue.turns.is_active(now);
+            }
             progress.missing |= round.missing > 0;
             self.after(poller, ready);
         }
@@ -146,12 +171,31 @@ impl Core {
 
     /// Before a sleep that only the device ends: it may interrupt after
     /// `interval`, and may not be left alone for long where that is zero, since
-    /// it is the kernel's too.
-    pub(super) fn stops_polling(&self, interval: Duration) {
-        self.streak.store(0, Ordering::Relaxed);
-        for queue in &self.queues {
-            lock(&queue.poller).set_patience(Patience::Sleep(interval));
+    /// it is the kernel's too. True when a timer runs that is not that long:
+    /// only another poll makes it so.
+    pub(super) fn stops_polling(&self, interval: Duration) -> bool {
+        if self.architecture.has_threads() {
+            // Theirs to say.
+            return false;
         }
+        self.streak.store(0, Ordering::Relaxed);
+        let mut changed = false;
+        for queue in &self.queues {
+            changed |= lock(&queue.poller).set_patience(Patience::Sleep(interval));
+        }
+        changed && !interval.is_zero()
+    }
+
+    /// True when the device's timer brings frames in lots that it can bear, so
+    /// that a poll of ours between two of them would only cost.
+    pub(crate) fn device_polls(&self) -> bool {
+        // Now and then we look ourselves: for credit that was lost, and because
+        // a device whose timer once found nothing is woken by the sender, and
+        // then runs its poll on the sender's processor until we poll.
+        !self
+            .timer_turns
+            .load(Ordering::Relaxed)
+            .is_multiple_of(TIMER_TURNS)
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
@@ -166,6 +210,13 @@ impl Core {
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
                 self.control(queue, &mut poller, &round.seen(), true);
+                let coalesces =
+                    matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero());
+                if coalesces && round.frames < TIMER_LOT {
+                    self.timer_turns.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    self.timer_turns.store(0, Ordering::Relaxed);
+                }
             }
             self.after(poller, ready);
         }

@@ -87,13 +87,14 @@ impl Core {
         let mut fired = Vec::with_capacity(8);
         loop {
             let mut progress = Progress::default();
-            if *led {
+            if *led && !self.device_polls() {
                 progress = self.round(true)?;
             }
             if has_input() {
                 return Ok(true);
             }
-            let (pace, waiting) = if *led {
+            // Where threads receive, there is nothing to poll.
+            let (pace, waiting) = if *led && !self.architecture.has_threads() {
                 (self.pace(), self.waiting())
             } else {
                 (Pace::Quiet, Waiting::Sleep(Duration::ZERO))
@@ -103,6 +104,7 @@ impl Core {
                 Waiting::Poll => Duration::ZERO,
             };
             let again = match waiting {
+                _ if progress.held => true,
                 _ if progress.stopped => false,
                 Waiting::Poll => true,
                 // Others' frames, or a device still busy: look again before
@@ -136,8 +138,9 @@ impl Core {
             if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if *led && pace == Pace::Quiet {
-                self.stops_polling(interval);
+            if *led && pace == Pace::Quiet && self.stops_polling(interval) {
+                self.timer_turns.store(0, Ordering::Relaxed);
+                continue;
             }
             descriptors.clear();
             descriptors.push(waiter.descriptor());

@@ -338,7 +338,7 @@ impl UdpSocket {
                     given => return Ok(given),
                 }
             }
-            if !polled && (nonblocking || core.is_busy()) {
+            if !polled && (nonblocking || (core.is_busy() && !core.device_polls())) {
                 polled = true;
                 core.round(false)?;
                 continue;
