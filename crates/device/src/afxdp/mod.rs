@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
+use crate::ethtool::{Coalescing, Filters, Flow, Steering};
 use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
@@ -72,6 +73,11 @@ pub struct AfXdp {
     pub checksum_offload_possible: bool,
     /// Knobs that could not be set, in words; the stack goes on without them.
     pub warnings: Vec<String>,
+    interface: String,
+    guardian: Option<Guardian>,
+    // Rules go before the switch that makes them count.
+    steering: Vec<Steering>,
+    filters: Option<Filters>,
     _knobs: Vec<Knob>,
 }
 
@@ -113,7 +119,20 @@ impl AfXdp {
         program.attach(&config.interface)?;
         let tables = program.tables();
         let mut warnings = Vec::new();
-        let (knobs, timer) = defer_interrupts(config, &mut warnings);
+        // Before memory and rings are mapped: its image of us is small then.
+        let guardian = match Guardian::start() {
+            Ok(guardian) => Some(guardian),
+            Err(error) => {
+                warnings.push(format!(
+                    "no guardian process ({error}): interrupt deferral left as it is"
+                ));
+                None
+            }
+        };
+        let (knobs, timer) = match &guardian {
+            Some(guardian) => defer_interrupts(config, guardian, &mut warnings),
+            None => (Vec::new(), None),
+        };
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
         for queue in 0..queues {
@@ -128,8 +147,43 @@ impl AfXdp {
             zero_copy,
             checksum_offload_possible: !is_physical(&config.interface),
             warnings,
+            interface: config.interface.clone(),
+            guardian,
+            steering: Vec::new(),
+            filters: None,
             _knobs: knobs,
         })
+    }
+
+    /// Has the device put what comes to a local port on `queue`, by ntuple rules
+    /// that go with this struct or with the process. Where the device cannot,
+    /// a warning says so, and who sends must choose the queue.
+    pub fn steer(&mut self, flow: Flow, queue: u32) {
+        let Some(guardian) = &self.guardian else {
+            return;
+        };
+        if self.filters.is_none() {
+            match Filters::enable(guardian, &self.interface) {
+                Ok(filters) => {
+                    self.warnings.extend_from_slice(filters.warnings());
+                    self.filters = Some(filters);
+                }
+                Err(error) => return self.warn(error.to_string()),
+            }
+        }
+        match Steering::add(guardian, &self.interface, flow, queue) {
+            Ok(steering) => {
+                self.warnings.extend_from_slice(steering.warnings());
+                self.steering.push(steering);
+            }
+            Err(error) => self.warn(error.to_string()),
+        }
+    }
+
+    fn warn(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
     }
 
     /// The demux tables.
@@ -143,18 +197,10 @@ impl AfXdp {
 /// end.
 fn defer_interrupts(
     config: &Config,
+    guardian: &Guardian,
     warnings: &mut Vec<String>,
 ) -> (Vec<Knob>, Option<FlushTimer>) {
     let mut knobs = Vec::new();
-    let guardian = match Guardian::start() {
-        Ok(guardian) => guardian,
-        Err(error) => {
-            warnings.push(format!(
-                "no guardian process ({error}): interrupt deferral left as it is"
-            ));
-            return (knobs, None);
-        }
-    };
     let path = |name: &str| format!("/sys/class/net/{}/{name}", config.interface);
     let mut timer = None;
     for (name, value) in [
@@ -162,7 +208,7 @@ fn defer_interrupts(
         ("gro_flush_timeout", nanoseconds(PATIENCE)),
     ] {
         let path = path(name);
-        match Knob::set(&guardian, &path, &value.to_string()) {
+        match Knob::set(guardian, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
             Err(error) => {
                 warnings.push(format!("{path} not set: {error}"));
@@ -170,6 +216,20 @@ fn defer_interrupts(
             }
         }
         timer = FlushTimer::open(&path);
+    }
+    if is_physical(&config.interface) {
+        // Hardware moderates its interrupts itself, ahead of the deferral.
+        let taken = Coalescing::take(guardian, &config.interface)
+            .and_then(|coalescing| coalescing.set(Duration::ZERO).map(|_| coalescing));
+        match taken {
+            Ok(coalescing) => {
+                warnings.extend_from_slice(coalescing.warnings());
+                if let Some(timer) = &mut timer {
+                    timer.coalescing = Some(Arc::new(coalescing));
+                }
+            }
+            Err(error) => warnings.push(error.to_string()),
+        }
     }
     (knobs, timer)
 }
@@ -189,6 +249,8 @@ struct FlushTimer {
     file: Arc<File>,
     /// What it is set to, ns.
     value: Arc<AtomicU64>,
+    /// A card's own interrupt moderation, which follows.
+    coalescing: Option<Arc<Coalescing>>,
 }
 
 impl FlushTimer {
@@ -197,6 +259,7 @@ impl FlushTimer {
         Some(FlushTimer {
             file: Arc::new(file),
             value: Arc::new(AtomicU64::new(nanoseconds(PATIENCE))),
+            coalescing: None,
         })
     }
 
@@ -211,12 +274,17 @@ impl FlushTimer {
             // A device that is gone needs no timer.
             let _ = self.file.write_at(value.to_string().as_bytes(), 0);
         }
+        // A card that polls all the time does not interrupt, whatever it is told,
+        // and telling it is slow.
+        if let (true, Some(card), Patience::Sleep(time)) = (changes, &self.coalescing, patience) {
+            let _ = card.set(time.min(PATIENCE_MAX));
+        }
         changes
     }
 }
 
 /// Receive queues of an interface, `None` where sysfs does not tell.
-fn queue_count(interface: &str) -> Option<u32> {
+pub fn queue_count(interface: &str) -> Option<u32> {
     let entries = std::fs::read_dir(format!("/sys/class/net/{interface}/queues")).ok()?;
     let count = entries
         .flatten()

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config};
-use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES};
+use tidewall_device::afxdp::{AfXdp, Config, queue_count};
+use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::ethtool::Flow;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
@@ -273,6 +274,18 @@ impl Stack {
         }
         let limits = config.limits()?;
         let interface = Interface::read(&config.interface)?;
+        let present = queue_count(&config.interface);
+        if present.is_some_and(|present| config.classes.len() > present as usize) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{} traffic classes need as many receive queues; {} has {} (see: ethtool -L)",
+                    config.classes.len(),
+                    config.interface,
+                    present.unwrap_or(0)
+                ),
+            ));
+        }
         let mut device = AfXdp::open(&Config {
             queues: config.queues,
             frames: config.frames,
@@ -284,6 +297,16 @@ impl Stack {
         for queue in 0..device.queues.len() as u32 {
             for (class, rate, burst) in CLASS_RATES {
                 tables.set_class(queue, class, rate, burst);
+            }
+        }
+        for (queue, class) in config.classes.iter().enumerate() {
+            for &port in &class.ports {
+                let flow = Flow {
+                    protocol: Protocol::Udp,
+                    address: None,
+                    port,
+                };
+                device.steer(flow, queue as u32);
             }
         }
         let queues = std::mem::take(&mut device.queues);
