@@ -12,6 +12,7 @@ use tidewall_service::linux::Receive;
 use tidewall_service::{Reader, ServiceSpec};
 
 use crate::environment::Environment;
+use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, Config, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed};
@@ -136,7 +137,26 @@ impl Bench {
                 self.shortcomings.push(text);
             }
         }
+        let governor = match setup.control.filter(|_| setup.system.is_linux()) {
+            Some(control) => {
+                // The service of the lowest priority is the one that is flooded.
+                let port = setup.services.last().map_or(0, |service| service.port);
+                let service = governor::Service {
+                    process: child.process(),
+                    cpu: config.server_cpu,
+                    port,
+                };
+                Some(Governor::start(
+                    self.testbed.guardian(),
+                    service,
+                    control,
+                    &mut self.shortcomings,
+                )?)
+            }
+            None => None,
+        };
         Ok(Session {
+            governor,
             bench: self,
             child,
             counters,
@@ -163,7 +183,9 @@ impl Bench {
 
 /// A running service.
 pub(crate) struct Session<'a> {
-    // The first field: the service ends before anything else changes.
+    /// Receive control of the kernel's own path.
+    governor: Option<Governor>,
+    // Before the bench: the service ends before anything else changes.
     child: Child,
     bench: &'a mut Bench,
     counters: PathBuf,
@@ -172,6 +194,9 @@ pub(crate) struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
+        if self.governor.take().is_some() {
+            self.bench.testbed.forget_mode();
+        }
         // The worker does it itself unless it had to be killed.
         let _ = std::fs::remove_file(&self.counters);
     }

@@ -23,6 +23,7 @@ mod command;
 mod demo;
 pub mod environment;
 pub mod experiments;
+mod governor;
 mod interrupt;
 pub mod plot;
 pub mod progress;

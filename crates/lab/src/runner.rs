@@ -205,6 +205,7 @@ mod tests {
             "rhip-size",
             "rhip-workload",
             "rhip-ping",
+            "rhip-model",
         ] {
             assert!(list.contains(name));
         }

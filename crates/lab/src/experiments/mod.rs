@@ -5,6 +5,7 @@ pub mod lrp_latency;
 pub mod lrp_overload;
 mod rhip;
 pub mod rhip_budget;
+pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
@@ -69,7 +70,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 7] = [
+pub static EXPERIMENTS: [Experiment; 8] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
@@ -112,6 +113,12 @@ pub static EXPERIMENTS: [Experiment; 7] = [
         about: "round trips over time beside a flood of full packets, and on an idle machine",
         run: rhip_ping::run,
     },
+    Experiment {
+        name: rhip_model::NAME,
+        paper: rhip_model::PAPER,
+        about: "the goodput that the paper's model predicts against the measured, in its three modes",
+        run: rhip_model::run,
+    },
 ];
 
 /// The experiment of this name.
@@ -140,6 +147,7 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         rhip_size::NAME => Some(rhip_size::claims(series)),
         rhip_workload::NAME => Some(rhip_workload::claims(series)),
         rhip_ping::NAME => Some(rhip_ping::claims(series)),
+        rhip_model::NAME => Some(rhip_model::claims(series)),
         _ => None,
     }
 }

@@ -28,12 +28,20 @@ pub(super) const SOFTIRQ: &str = "in the softirq";
 /// Series of policies in the receiver.
 pub(super) const RECEIVER: &str = "in the receiver";
 
+/// Series of policies on the kernel's own path.
+pub(super) const KERNEL: &str = "in the kernel";
+/// What a reader must know of them.
+pub(super) const KERNEL_NOTE: &str = "In the kernel: the policy samples the socket's buffer every \
+     millisecond from the client's processor and sets gro_flush_timeout (at least 10 µs) and \
+     netdev_budget (Bp/10). The kernel takes at least its weight of 64 a poll, whatever Bp. \
+     on-off is not there: the kernel has no budget of zero.";
+
 /// Port of the service that discards.
 pub(super) const PORT: u16 = 9;
 /// Float multiplications a packet.
 pub(super) const WORK: u32 = 200;
 /// Frames that a socket holds.
-const RECEIVE_LIMIT: u32 = 1024;
+pub(super) const RECEIVE_LIMIT: u32 = 1024;
 /// Bits/s of the emulated link.
 const LINK: f64 = 5e9;
 /// Bytes that a packet takes on an Ethernet besides the IP packet: header 14,
@@ -176,6 +184,14 @@ pub(super) fn policy(place: Place, policy: PolicyKind) -> Curve {
     }
 }
 
+/// A curve of a policy that governs the kernel's own path.
+fn kernel(kind: PolicyKind) -> Curve {
+    Curve {
+        control: Some(control(kind)),
+        ..curve(System::LinuxTimer, Some(KERNEL))
+    }
+}
+
 /// Curves of all policies in both places, and of Linux as an expert has it.
 pub(super) fn contestants(options: Options) -> Vec<Curve> {
     let mut curves = Vec::new();
@@ -186,9 +202,17 @@ pub(super) fn contestants(options: Options) -> Vec<Curve> {
         curves.extend(POLICIES.map(|kind| policy(place, kind)));
     }
     curves.push(curve(System::LinuxBusy, None));
-    if !options.quick {
+    if options.quick {
+        curves.push(kernel(PolicyKind::Rhip));
+    } else {
         curves.push(curve(System::LinuxTimer, None));
         curves.push(curve(System::LinuxRps, None));
+        curves.extend(
+            POLICIES
+                .into_iter()
+                .filter(|kind| *kind != PolicyKind::OnOff)
+                .map(kernel),
+        );
     }
     curves
 }
@@ -223,7 +247,8 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
         values.insert(name.to_owned(), value);
     };
     if let Some(usage) = &measured.outcome.usage {
-        add(IDLE, 100.0 * usage.idle);
+        add(IDLE, 100.0 * usage.left());
+        add("idle processor %", 100.0 * usage.idle);
         add("sleeps/s", usage.sleeps);
     }
     if let Some(control) = &window.control {
@@ -243,7 +268,8 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
 
 /// Packets/s that a full socket buffer cost, in the measured window.
 pub(super) const OVERFLOW: &str = "overflow/s";
-/// Idle share of the receiver's processor, in the same window.
+/// Share of the receiver's processor that the service leaves, in the same
+/// window.
 pub(super) const IDLE: &str = "idle CPU %";
 
 /// Curves of one system, setting and axis made one.

@@ -235,7 +235,7 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
     }
     summary.insert(rhip::OVERFLOW.to_owned(), measured.window.overflow);
     if let Some(usage) = &measured.outcome.usage {
-        summary.insert(rhip::IDLE.to_owned(), 100.0 * usage.idle);
+        summary.insert(rhip::IDLE.to_owned(), 100.0 * usage.left());
     }
     let points: Vec<Point> = measured.outcome.trace.iter().filter_map(bin).collect();
     anyhow::ensure!(!points.is_empty(), "no request was answered");

@@ -3,12 +3,13 @@
 //! has it. Then idle CPU at half of what the best policy delivers at that size,
 //! and with no traffic.
 //!
-//! *Idle CPU* is the receiver's processor's idle time as the kernel accounts
-//! for it to the nanosecond (/proc/timer_list), which ends at every interrupt;
-//! softirqs count as busy. With no traffic the processor still has the
-//! machine's own work to do, so there it is the time not used by the service's
-//! threads (/proc/PID/task/*/schedstat) nor by softirqs (/proc/stat). Wake-ups
-//! are voluntary context switches of these threads.
+//! *Idle CPU* is what the service leaves of the receiver's processor: the
+//! larger of two figures that other programs and double counting can only make
+//! too small. One is the processor's idle time as the kernel accounts for it to
+//! the nanosecond (/proc/timer_list), which ends at every interrupt and begins
+//! behind the softirqs. The other is the time used neither by the service's
+//! threads (/proc/PID/task/*/schedstat) nor by softirqs (/proc/stat, sampled by
+//! ticks). Wake-ups are voluntary context switches of these threads.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -139,9 +140,12 @@ pub(super) fn run(
             .find(|size| rhip::link_rate(**size).is_some())
             .unwrap_or(&0)
     ));
+    notes.push(rhip::KERNEL_NOTE.to_owned());
     notes.push(
-        "Idle CPU counts what the machine does besides as busy; without traffic it is the time \
-         not used by the service's threads nor by softirqs."
+        "Idle CPU: the larger of the processor's idle time (/proc/timer_list) and the time used \
+         neither by the service's threads (schedstat) nor by softirqs (/proc/stat); other programs \
+         make the first too small, softirqs in a thread's time the second. Driver work on the \
+         sender's processor, where an interrupt begins on a veth, is in neither."
             .to_owned(),
     );
     Ok(ResultFile {
@@ -201,7 +205,7 @@ fn rest(
         runs.push(session.rest(REST_TIME)?);
     }
     let all = |of: fn(&crate::worker::Usage) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
-    let idle = all(|usage| 100.0 * (1.0 - usage.threads - usage.softirq));
+    let idle = all(|usage| 100.0 * usage.left());
     let points = median(&idle).map(|y| Point {
         x: 0.0,
         y,

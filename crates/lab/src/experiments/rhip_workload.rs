@@ -134,6 +134,7 @@ pub(super) fn run(
     series.extend(settled.series.into_iter().map(both_directions));
     let mut notes = swept.notes;
     notes.append(&mut settled.notes);
+    notes.push(rhip::KERNEL_NOTE.to_owned());
     notes.push(format!(
         "Steps: {} ms each at a tenth of the link's rate, at the rate, at a tenth. Settled: from \
          then on the mean over {} ms of the delivered rate stays within {:.0} % of its mean over \

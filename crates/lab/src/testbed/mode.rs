@@ -109,6 +109,12 @@ impl Testbed {
         }
     }
 
+    /// Somebody else has changed knobs of the present mode: the next one is set
+    /// in full.
+    pub(crate) fn forget_mode(&mut self) {
+        self.mode = None;
+    }
+
     /// Sets the server's interface up for `mode`. No program may be attached
     /// to it.
     ///

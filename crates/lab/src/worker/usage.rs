@@ -84,6 +84,16 @@ impl Times {
 }
 
 impl Usage {
+    /// Share of the time that the processor had left beside this service, 0 to
+    /// 1: the larger of two lower bounds. What it was idle is too little where
+    /// other programs ran meanwhile; what neither the service's threads nor
+    /// softirqs used is too little by the softirqs that ran in a thread's time.
+    pub fn left(&self) -> f64 {
+        self.idle
+            .max(1.0 - self.threads - self.softirq)
+            .clamp(0.0, 1.0)
+    }
+
     /// The difference of two moments.
     pub(crate) fn between(first: &Times, last: &Times) -> Self {
         let seconds = last.at.duration_since(first.at).as_secs_f64();
@@ -203,6 +213,9 @@ mod tests {
         );
         assert_eq!(usage.seconds, 2.0);
         assert!((usage.softirq - 0.01).abs() < 1e-9);
+        assert_eq!(usage.left(), 0.75);
+        let crowded = Usage { idle: 0.1, ..usage };
+        assert!((crowded.left() - 0.74).abs() < 1e-9);
     }
 
     #[test]

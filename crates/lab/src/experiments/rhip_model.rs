@@ -1,0 +1,309 @@
+//! RHIP, section III: the goodput that the model predicts against the measured
+//! one, over budgets and rates that cover its three modes, in the softirq.
+//!
+//! The costs that the model asks for are measured first, as `tidewall tune`
+//! does ([`crate::tune`]). Which mode a point is in is the model's word; rounds
+//! and interrupts of the point are in its values for who wants to compare.
+
+use tidewall_load::LoadSpec;
+use tidewall_receive::control::Setting;
+use tidewall_receive::control::model::{Load, Machine, Room};
+use tidewall_socket::PolicyKind;
+
+use super::rhip::{self, Place};
+use super::{Options, environment};
+use crate::bench::{Bench, Measured};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, Point, ResultFile, Series};
+use crate::sweep::{Curve, Plan, Sample, sweep};
+use crate::system::Control;
+use crate::testbed::Config;
+use crate::tune;
+
+/// Its name.
+pub const NAME: &str = "rhip-model";
+/// What it reproduces.
+pub const PAPER: &str = "RHIP, section III";
+
+const SIZE: u32 = 64;
+const BUDGETS: [u32; 9] = [2, 8, 16, 32, 64, 128, 300, 1000, 3000];
+const BUDGETS_QUICK: [u32; 4] = [8, 64, 300, 3000];
+/// Packets/s (`None`: as fast as it goes) and the setting's name.
+const RATES: [(Option<u64>, &str); 6] = [
+    (Some(50_000), "50,000/s"),
+    (Some(150_000), "150,000/s"),
+    (Some(300_000), "300,000/s"),
+    (Some(500_000), "500,000/s"),
+    (Some(700_000), "700,000/s"),
+    (None, FLAT_OUT),
+];
+const RATES_QUICK: [usize; 4] = [1, 2, 4, 5];
+const FLAT_OUT: &str = "flat out";
+/// The model's curves.
+const MODEL: &str = "model";
+/// Frames that a veth's ring holds (VETH_RING_SIZE).
+const RING: u32 = 256;
+
+const OFFERED: &str = "offered/s";
+const BURST: &str = "burst";
+const PREDICTED: &str = "predicted/s";
+const MODE: &str = "mode";
+
+fn curves(config: Config, quick: bool) -> Vec<Curve> {
+    let budgets: &[u32] = if quick { &BUDGETS_QUICK } else { &BUDGETS };
+    RATES
+        .iter()
+        .enumerate()
+        .filter(|(number, _)| !quick || RATES_QUICK.contains(number))
+        .flat_map(|(_, &(rate, setting))| {
+            budgets.iter().map(move |&budget| Curve {
+                setting: Some(setting),
+                control: Some(Control {
+                    budget: Some(budget),
+                    interval_us: Some(0),
+                    ..rhip::control(PolicyKind::Napi)
+                }),
+                loads: vec![rhip::load_of(config, quick, SIZE, rate)],
+                ..rhip::policy(Place::Softirq, PolicyKind::Napi)
+            })
+        })
+        .collect()
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let payload = (SIZE - rhip::HEADERS) as u16;
+    let window = if options.quick {
+        tune::WINDOW
+    } else {
+        3 * tune::WINDOW
+    };
+    let costs = tune::measure(bench, rhip::WORK, payload, None, window, progress)?;
+    let curves = curves(bench.testbed.config(), options.quick);
+    let mut plan: Plan = options.plan(5);
+    if options.quick {
+        plan.budget = Some(std::time::Duration::from_secs(38));
+    }
+    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    let mut series = rhip::merge(swept.series);
+    let room = Room {
+        buffer: rhip::RECEIVE_LIMIT,
+        ring: RING,
+    };
+    let predicted: Vec<Series> = series
+        .iter_mut()
+        .map(|series| predict(series, costs.machine, room))
+        .collect();
+    series.extend(predicted);
+    let mut notes = swept.notes;
+    notes.push(describe(&costs.machine));
+    notes.push(
+        "The model knows nothing of the about 5 % of a processor that the kernel's fair server \
+         leaves an application where it cannot be turned off."
+            .to_owned(),
+    );
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &rhip::systems(&curves), &["skb"])?,
+        axes: Axes {
+            x: "Bp, frames a round".into(),
+            y: "delivered packets/s".into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+/// The costs in words.
+fn describe(machine: &Machine) -> String {
+    format!(
+        "Measured here: Tp {:?}, Ta {:?}, Tc(a) {:?}, Tc(k) {:?}, an interrupt {:?}, the \
+         application's quantum {:?}.",
+        machine.protocol,
+        machine.application,
+        machine.switch_application,
+        machine.switch_poller,
+        machine.interrupt,
+        machine.application_quantum,
+    )
+}
+
+fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let mut sample = rhip::sample(curve.control?.budget?.into(), load, measured)?;
+    let burst = measured.outcome.report.blast.as_ref()?.burst;
+    sample.values.insert(BURST.to_owned(), burst.into());
+    Some(sample)
+}
+
+/// Writes the model's word into the points of a measured curve, and makes a
+/// curve of it.
+fn predict(series: &mut Series, machine: Machine, room: Room) -> Series {
+    let mut points = Vec::new();
+    for point in &mut series.points {
+        let value = |name: &str| point.values.get(name).copied();
+        let (Some(rate), Some(burst)) = (value(OFFERED), value(BURST)) else {
+            continue;
+        };
+        let prediction = machine.predict(
+            Load {
+                rate,
+                burst: burst as u32,
+            },
+            Setting {
+                budget: point.x as u32,
+                interval: std::time::Duration::ZERO,
+            },
+            room,
+        );
+        let (y, mode) = (prediction.goodput, f64::from(prediction.mode.number()));
+        point.values.insert(PREDICTED.to_owned(), y);
+        point.values.insert(MODE.to_owned(), mode);
+        points.push(Point {
+            x: point.x,
+            y,
+            low: y,
+            high: y,
+            runs: point.runs,
+            values: [
+                (MODE.to_owned(), mode),
+                ("idle CPU %".to_owned(), 100.0 * prediction.idle),
+                ("interrupts/s".to_owned(), prediction.interrupts),
+            ]
+            .into(),
+            ..Point::default()
+        });
+    }
+    Series {
+        system: MODEL.to_owned(),
+        setting: series.setting.clone(),
+        points,
+        ..Series::default()
+    }
+}
+
+/// Largest |measured/predicted − 1| of the points that the model puts in this
+/// mode; `None` when there is none.
+fn error(series: &[Series], mode: f64) -> Option<f64> {
+    series
+        .iter()
+        .filter(|series| series.system == PolicyKind::Napi.name())
+        .flat_map(|series| &series.points)
+        .filter(|point| point.values.get(MODE) == Some(&mode))
+        .filter_map(|point| {
+            let predicted = *point.values.get(PREDICTED)?;
+            Some((point.y / predicted.max(1.0) - 1.0).abs())
+        })
+        .max_by(f64::total_cmp)
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    [
+        (1.0, "mode-1", "the ring never empties (Tp ≥ 1/λ)"),
+        (
+            2.0,
+            "mode-2",
+            "the budget is used up before the ring is empty",
+        ),
+        (
+            3.0,
+            "mode-3",
+            "a round empties the ring and the device interrupts",
+        ),
+    ]
+    .map(|(mode, id, text)| {
+        Claim::judge(
+            id,
+            &format!("largest |measured/predicted goodput − 1| where {text}"),
+            None,
+            error(series, mode),
+            Bound::at_most(0.15),
+        )
+    })
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::result::tests::curve;
+
+    fn machine() -> Machine {
+        Machine {
+            protocol: Duration::from_nanos(900),
+            application: Duration::from_nanos(600),
+            switch_application: Duration::from_nanos(500),
+            switch_poller: Duration::from_nanos(1500),
+            interrupt: Duration::from_micros(4),
+            application_quantum: Duration::from_millis(3),
+        }
+    }
+
+    /// Curves on which the machine does what the model says, times `factor`.
+    fn series(factor: f64) -> Vec<Series> {
+        let room = Room {
+            buffer: 1024,
+            ring: RING,
+        };
+        let mut all = Vec::new();
+        for (setting, rate) in [("50,000/s", 5e4), ("700,000/s", 7e5), (FLAT_OUT, 1.3e6)] {
+            let mut measured = curve("napi", Some(setting), &[(8.0, 0.0), (3000.0, 0.0)]);
+            for point in &mut measured.points {
+                point.values.insert(OFFERED.into(), rate);
+                point.values.insert(BURST.into(), 5.0);
+            }
+            let model = predict(&mut measured, machine(), room);
+            for (point, predicted) in measured.points.iter_mut().zip(&model.points) {
+                point.y = predicted.y * factor;
+            }
+            all.extend([measured, model]);
+        }
+        all
+    }
+
+    #[test]
+    fn the_three_modes_are_covered_and_judged() {
+        let claims_of = |factor| claims(&series(factor));
+        for claim in claims_of(1.0) {
+            assert_eq!(claim.measured, Some(0.0), "{}", claim.id);
+            assert!(claim.holds);
+        }
+        for claim in claims_of(1.1) {
+            assert!((claim.measured.unwrap() - 0.1).abs() < 1e-9, "{claim:?}");
+        }
+        assert!(claims_of(0.8).iter().all(|claim| !claim.holds));
+    }
+
+    #[test]
+    fn a_mode_without_points_is_not_shown() {
+        let mut series = series(1.0);
+        series.retain(|series| series.setting.as_deref() != Some(FLAT_OUT));
+        let claims = claims(&series);
+        assert_eq!((claims[0].measured, claims[0].holds), (None, false));
+        assert!(claims[2].holds);
+    }
+
+    #[test]
+    fn loads_are_valid() {
+        for quick in [false, true] {
+            let curves = curves(Config::default(), quick);
+            assert!(
+                curves
+                    .iter()
+                    .flat_map(|curve| &curve.loads)
+                    .all(|load| load.check().is_ok())
+            );
+            assert!(curves.iter().any(|curve| curve.setting == Some(FLAT_OUT)));
+        }
+    }
+}
