@@ -62,6 +62,9 @@ const SPARSE: u64 = 20_000;
 const EVERY: u32 = 25;
 /// Load before measuring begins.
 const WARM_UP: Duration = Duration::from_millis(100);
+/// Time measured of each load: enough for costs within a few percent on a
+/// machine at rest.
+pub(crate) const WINDOW: Duration = Duration::from_millis(300);
 /// Longest time measured at once: the kernel's safeguards for ordinary threads
 /// may not be off for longer.
 const WINDOW_MAX: Duration = Duration::from_millis(1500);
@@ -254,7 +257,7 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
     let Measured {
         machine,
         mut samples,
-    } = measure(
+    } = measure_with(
         &mut bench,
         options.work,
         options.payload,
@@ -303,12 +306,25 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
 
 /// Measures the costs on a standing test bed: a flood under several budgets, and
 /// packets so far apart that each interrupts. With a `rate` some settings are
-/// measured at it as well.
+/// measured at it as well. Each of about a dozen loads is measured once, for
+/// `window`; see [`WINDOW`].
 ///
 /// # Errors
 /// [`Interrupted`](crate::Interrupted); a service or load that does not start;
 /// a measurement that gave no number.
 pub(crate) fn measure(
+    bench: &mut Bench,
+    work: u32,
+    payload: u16,
+    rate: Option<u64>,
+    window: Duration,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<Measured> {
+    let effort = Effort { window, runs: 1 };
+    measure_with(bench, work, payload, rate, effort, progress)
+}
+
+fn measure_with(
     bench: &mut Bench,
     work: u32,
     payload: u16,
@@ -372,34 +388,24 @@ fn points(rate: Option<u64>) -> Vec<Point> {
 
 /// How long each of about a dozen points is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effort {
+struct Effort {
     /// Time measured at once.
-    pub(crate) window: Duration,
+    window: Duration,
     /// How often, at least once; the run of median goodput counts.
-    pub(crate) runs: u32,
+    runs: u32,
 }
 
 impl Effort {
-    /// Enough for costs within a few percent on a machine at rest.
-    pub(crate) const SHORT: Effort = Effort {
-        window: Duration::from_millis(400),
-        runs: 1,
-    };
-
     /// So that all points together are under load for `seconds`.
     fn of(seconds: u32, with_rate: bool) -> Self {
         let points = points(with_rate.then_some(SPARSE)).len() as u32 + 1;
         let each = Duration::from_secs(seconds.into()) / points;
         // Odd, so that there is a median.
-        let runs = if each > Effort::SHORT.window * 4 {
-            3
-        } else {
-            1
-        };
+        let runs = if each > WINDOW * 5 { 3 } else { 1 };
         Effort {
             window: (each / runs)
                 .saturating_sub(WARM_UP)
-                .clamp(Effort::SHORT.window / 4, WINDOW_MAX),
+                .clamp(WINDOW / 3, WINDOW_MAX),
             runs,
         }
     }
