@@ -222,9 +222,10 @@ pub struct Tuned {
     pub room: Room,
     /// Packets/s and burst that were really sent: the median.
     pub load: Load,
-    /// The model's best setting of the softirq arrangement.
+    /// The model's best setting of the softirq arrangement that leaves half of
+    /// the room free.
     pub predicted: Setting,
-    /// The model's best setting for a receiver that polls for itself.
+    /// The same for a receiver that polls for itself.
     pub predicted_self_polling: Setting,
     /// The sample with the highest goodput, of nearly equal ones the most idle.
     pub best: Option<Sample>,
@@ -275,14 +276,15 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
         ring: room.ring,
         preempts: true,
     };
-    let predicted = machine.best(&[load], limits, room);
+    let safe = half(room);
+    let predicted = machine.best(&[load], limits, safe);
     let predicted_self_polling = machine.best(
         &[load],
         Limits {
             preempts: false,
             ..limits
         },
-        room,
+        safe,
     );
     if !samples.iter().any(|sample| sample.setting() == predicted) {
         let point = Point {
@@ -509,6 +511,15 @@ fn is_wanted(sample: &Sample, rate: Option<u64>) -> bool {
     match rate {
         Some(rate) => (sample.offered / rate as f64 - 1.0).abs() < 0.1 && sample.burst > 1,
         None => sample.burst > 1,
+    }
+}
+
+/// What a setting may count on: packets do not come as evenly as in the model,
+/// nor does the receiver always run, so that half must stay free.
+fn half(room: Room) -> Room {
+    Room {
+        buffer: room.buffer / 2,
+        ring: room.ring / 2,
     }
 }
 
