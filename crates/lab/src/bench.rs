@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
-use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
+use tidewall_service::{Reader, ServiceSpec};
 
 use crate::environment::Environment;
 use crate::governor::{self, Governor};
@@ -285,6 +285,12 @@ impl Session<'_> {
     /// What the service's threads have cost so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
         self.child.cpu()
+    }
+
+    /// Datagrams that the services have processed so far.
+    pub(crate) fn received(&self) -> anyhow::Result<u64> {
+        let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
+        Ok(reader.read().iter().map(|counts| counts.received).sum())
     }
 
     fn watch(&self) -> Watch {

@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Packets a second to tune for (300000, 300k, 1.2M), or max for all that the sender can
     #[arg(long, value_name = "PPS", default_value = "max", value_parser = units::rate)]
     rate: Rate,
-    /// About how long to measure, 3 to 60 s
+    /// Seconds of load, 3 to 60, over all settings; starting them takes as long again
     #[arg(long, value_name = "N", default_value_t = 10)]
     seconds: u32,
     /// Write the costs, every sample and every prediction to FILE
@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         rate: arguments.rate.0,
         seconds: arguments.seconds,
     };
-    // A file that cannot be written is known before ten seconds are over.
+    // A file that cannot be written is known before anything is measured.
     options
         .check()
         .map_err(|error| Failure::usage(error.to_string()))?;
@@ -192,6 +192,7 @@ fn table(tuned: &Tuned) -> String {
         &[
             ("Bp", right),
             ("T µs", right),
+            ("frames a round", right),
             ("measured/s", right),
             ("predicted/s", right),
             ("ratio", right),
@@ -208,6 +209,7 @@ fn table(tuned: &Tuned) -> String {
         table.row([
             sample.budget.to_string(),
             sample.interval_us.to_string(),
+            format!("{:.0}", sample.frames / sample.rounds.max(1.0)),
             per_second(sample.goodput),
             per_second(predicted.goodput),
             ratio(sample.goodput, predicted.goodput),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testbed::RealTime;
 
 /// A sample as the costs would give it.
 fn sample(budget: u32, machine: &Machine, burst: u32) -> Sample {
@@ -152,6 +153,15 @@ fn every_point_is_within_the_stack_s_ranges() {
             assert!(point.setting.interval <= INTERVAL_MAX);
         }
     }
-    assert!(window(60, false) > window(10, false));
-    assert!(window(3, true) >= Duration::from_millis(100));
+}
+
+#[test]
+fn more_seconds_are_more_effort() {
+    let total = |seconds| {
+        let effort = Effort::of(seconds, true);
+        assert!(effort.window + WARM_UP <= RealTime::LOAD_MAX, "{effort:?}");
+        assert!(effort.runs % 2 == 1);
+        effort.window * effort.runs
+    };
+    assert!(total(60) > total(30) && total(30) > total(10) && total(10) > total(3));
 }

@@ -106,8 +106,6 @@ pub(crate) struct Spent {
     pub(crate) switches: f64,
     /// Frames that the driver delivered.
     pub(crate) frames: f64,
-    /// Frames that reached a socket queue.
-    pub(crate) delivered: f64,
     /// Rounds that found frames.
     pub(crate) rounds: f64,
     /// Times that the device woke the poller.
@@ -131,7 +129,6 @@ impl Spent {
             application: threads(|thread| thread.first),
             switches: switches(after).saturating_sub(switches(before)) as f64,
             frames: queues(|queue| queue.driver.get("frames").copied().unwrap_or(0)) as f64,
-            delivered: queues(|queue| queue.delivered) as f64,
             rounds: queues(|queue| queue.rounds.saturating_sub(queue.empty_rounds)) as f64,
             interrupts: queues(|queue| queue.control.interrupts) as f64,
             overflowed: queues(|queue| queue.control.overflowed) as f64,

@@ -198,7 +198,7 @@ proptest! {
         machine in machines(), load in loads(), room in rooms(),
         tried in prop::collection::vec(settings(), 1..8), preempts: bool,
     ) {
-        let limits = Limits { preempts, ring: room.ring, ..Limits::default() };
+        let limits = Limits { budget: BUDGET_MAX, interval: INTERVAL_MAX, ring: room.ring, preempts };
         let best = machine.best(&[load], limits, room);
         prop_assert!((BUDGET_MIN..=BUDGET_MAX).contains(&best.budget));
         prop_assert!(best.interval <= INTERVAL_MAX);
@@ -207,7 +207,7 @@ proptest! {
             // Of the settings that it tries itself.
             other.budget = other.budget.clamp(BUDGET_MIN, 128);
             other.interval = Duration::from_micros(other.interval.as_micros() as u64 / 8 * 8);
-            prop_assert!(goodput(best) >= goodput(other) * 0.999 - 1e-9, "{:?}", other);
+            prop_assert!(goodput(best) >= goodput(other) * 0.99 - 1e-9, "{:?}", other);
         }
     }
 }
