@@ -13,7 +13,9 @@
 //!
 //! On overflow all the same it does as RHIP does: first the interval, then the
 //! budget, one step a round; back in the opposite order, but doubling instead
-//! of adding, so that a step in load is over within a few intervals.
+//! of adding, so that a step in load is over within a few intervals. That holds
+//! for a stack that answers, too: with an interrupt a frame no budget above one
+//! helps, since no round finds more (RHIP, proposition 7).
 
 use std::time::Duration;
 
@@ -28,6 +30,8 @@ const UPPER: f32 = 0.50;
 const LOW: f32 = 0.25;
 /// Longest interval: what a frame nobody waits for may be late.
 const CEILING: Duration = Duration::from_micros(200);
+/// The least interval that is forced.
+const STEP: Duration = Duration::from_micros(8);
 /// Below this rate, frames a second, an interrupt each costs next to nothing.
 const COALESCE_FROM: f64 = 20_000.0;
 
@@ -45,6 +49,10 @@ pub(super) struct Adaptive {
     largest: u32,
     budget: u32,
     interval: Duration,
+    /// What overfull rounds asked for instead: the longer of both is set.
+    forced: Duration,
+    /// Longest interval that the ring has room for, at the last rate.
+    longest: Duration,
     /// Intervals in a row that agreed on another T.
     agreed: u32,
     /// Somebody waits for answers while frames come fast.
@@ -59,16 +67,15 @@ impl Adaptive {
             largest,
             budget: largest,
             interval: Duration::ZERO,
+            forced: Duration::ZERO,
+            longest: CEILING.min(limits.interval),
             agreed: 0,
             hurried: false,
         }
     }
 
-    /// The longest interval that loses nothing and that nobody would notice.
-    fn wanted(&self, rate: f64, answers: bool) -> Duration {
-        if answers || rate < COALESCE_FROM {
-            return Duration::ZERO;
-        }
+    /// The longest interval that loses nothing at `rate` frames a second.
+    fn room(&self, rate: f64) -> Duration {
         // What comes in it must fit into the ring with room for a burst, and into
         // one poll.
         let lot = f64::from(self.limits.ring) * 0.375;
@@ -77,34 +84,64 @@ impl Adaptive {
             .min(CEILING)
             .min(self.limits.interval)
     }
+
+    /// The longest interval that nobody would notice either.
+    fn wanted(&self, rate: f64, answers: bool) -> Duration {
+        if answers || rate < COALESCE_FROM {
+            return Duration::ZERO;
+        }
+        self.longest
+    }
+
+    /// A round left too little to the application: fewer interrupts, and where
+    /// that is used up smaller rounds.
+    fn relieve(&mut self) {
+        let now = self.interval.max(self.forced);
+        if now < self.longest {
+            self.forced = now.saturating_mul(2).max(STEP).min(self.longest);
+        } else {
+            self.budget = cut(self.budget);
+        }
+    }
 }
 
 impl Policy for Adaptive {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
-            interval: self.interval,
+            interval: self.interval.max(self.forced),
         }
     }
 
     fn round(&mut self, round: &Round) {
         // Where the receiver polls for itself, a channel that overflows is
         // another's, and the driver drops what it cannot hold.
-        if self.limits.preempts && round.frames > 0 && round.buffer_use > UPPER {
-            self.budget = cut(self.budget);
+        if self.limits.preempts && round.met_buffer() && round.buffer_use > UPPER {
+            self.relieve();
         }
     }
 
     fn interval(&mut self, interval: &Interval) {
-        if interval.frames == 0 || interval.buffer_use < LOW || interval.exhausted == 0 {
+        let restored = self.budget == self.largest;
+        let over = !interval.is_idle() && interval.buffer_use > UPPER;
+        let spare = interval.buffer_use < LOW || interval.exhausted == 0;
+        if interval.is_idle() || (spare && !over) {
             self.budget = raise(self.budget, self.largest);
-        } else if interval.buffer_use <= UPPER {
+        } else if !over {
             self.budget = (self.budget + self.budget / 8 + 1).min(self.largest);
         }
         self.budget = self.budget.max(BUDGET_MIN);
         let seconds = interval.length.as_secs_f64();
         let rate = interval.frames as f64 / seconds.max(f64::MIN_POSITIVE);
-        let answers = interval.sent * ANSWERED > interval.frames;
+        self.longest = self.room(rate);
+        if restored && !over {
+            self.forced = self.forced * 3 / 4;
+            if self.forced < STEP {
+                self.forced = Duration::ZERO;
+            }
+        }
+        self.forced = self.forced.min(self.longest);
+        let answers = interval.sent.saturating_mul(ANSWERED) > interval.frames;
         self.hurried = answers && rate >= HURRY_FROM;
         let wanted = self.wanted(rate, answers);
         // The knob is the device's, and costs a system call: moves of less than

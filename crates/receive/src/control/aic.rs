@@ -1,5 +1,17 @@
 //! Adaptive interrupt coalescing: QAPolling's rule, moving the interrupt rate
 //! instead of the budget (RHIP §V.B, after Indiresan, Mehra & Shin, 1998).
+//!
+//! What the text leaves open:
+//! - *the range*: "the low bound of the interrupt rate is 1 each second". One
+//!   interrupt a second leaves a ring of 256 frames full for all but a moment of
+//!   it; here the limit of the interval (1 ms at most) takes its place. No upper
+//!   bound is named: here one interrupt a frame, T = 0;
+//! - *α = 2 and β = 1 of a rate*: α multiplies T outside the band. One interrupt
+//!   a second more or less is nothing at all, so β is a step of T, of 8 µs;
+//! - *a beginning*: the rate of T = 0 is whatever the load is, so that it cannot
+//!   be halved; the first cut sets one step;
+//! - *the budget* stays at its largest, as in NAPI, and so does what ksoftirqd
+//!   does: with Tp + Ta ≥ 1/λ no interval cures an overflow (proposition 8).
 
 use std::time::Duration;
 
@@ -38,19 +50,23 @@ impl Policy for Aic {
 
     fn round(&mut self, round: &Round) {
         if self.band.is_over(round) {
-            self.interval = (self.interval * 2).max(STEP).min(self.limits.interval);
+            self.interval = self
+                .interval
+                .saturating_mul(2)
+                .max(STEP)
+                .min(self.limits.interval);
         }
     }
 
     fn interval(&mut self, interval: &Interval) {
         let verdict = self.band.judge(interval);
         self.interval = match verdict {
-            // α = 2 outside the band, as for the budget.
+            // α outside the band.
             Verdict::Raise if self.interval <= STEP => Duration::ZERO,
             Verdict::Raise => self.interval / 2,
-            // β = 1 inside it: one step.
+            // β inside it.
             Verdict::Up => self.interval.saturating_sub(STEP),
-            Verdict::Down => (self.interval + STEP).min(self.limits.interval),
+            Verdict::Down => self.interval.saturating_add(STEP).min(self.limits.interval),
             Verdict::Keep => self.interval,
         };
     }

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use super::{Interval, Limits, Policy, PolicyKind, Round, SAMPLING_INTERVAL, Setting};
 
+/// Most intervals without frames that a sleep is told as: what brings every
+/// policy back to its first state from anywhere.
+const IDLE_INTERVALS: u128 = 64;
+
 /// What else happened since the last round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
@@ -68,6 +72,8 @@ pub struct Controller {
     kind: PolicyKind,
     policy: Box<dyn Policy>,
     started: Option<Duration>,
+    /// When the last round was.
+    latest: Duration,
     sums: Interval,
     last: Interval,
     told: Setting,
@@ -82,6 +88,7 @@ impl Controller {
             kind,
             policy,
             started: None,
+            latest: Duration::ZERO,
             sums: Interval::default(),
             last: Interval::default(),
             told,
@@ -106,24 +113,27 @@ impl Controller {
     /// state when the setting is another than before or an interval is over.
     ///
     /// An interval ends with the first round after its length, so that a
-    /// poller that slept long reports one long interval.
+    /// poller that was kept from polling reports one long interval. One that
+    /// slept because nothing came, and was woken now, had as many intervals
+    /// without frames as went by: a budget cut in the last overload must not
+    /// meet the next burst.
     pub fn round(&mut self, now: Duration, round: &Round, activity: Activity) -> Option<State> {
+        let mut over = activity.interrupted && self.slept_until(now);
         let started = *self.started.get_or_insert(now);
+        self.latest = now;
         let sums = &mut self.sums;
         sums.rounds = sums.rounds.saturating_add(1);
-        sums.exhausted += u32::from(round.exhausted);
-        sums.interrupts += u32::from(activity.interrupted);
-        sums.frames += u64::from(round.frames);
-        sums.sent += activity.sent;
+        sums.exhausted = sums.exhausted.saturating_add(round.exhausted.into());
+        sums.interrupts = sums.interrupts.saturating_add(activity.interrupted.into());
+        sums.frames = sums.frames.saturating_add(round.frames.into());
+        sums.sent = sums.sent.saturating_add(activity.sent);
         sums.buffer_use = sums.buffer_use.max(round.buffer_use);
-        sums.overflowed += u64::from(round.overflowed);
+        sums.overflowed = sums.overflowed.saturating_add(round.overflowed.into());
         self.policy.round(round);
         let length = now.saturating_sub(started);
-        let over = length >= SAMPLING_INTERVAL;
-        if over {
-            sums.length = length;
-            self.policy.interval(sums);
-            self.last = std::mem::take(sums);
+        if length >= SAMPLING_INTERVAL {
+            over = true;
+            self.finish(length);
             self.started = Some(now);
         }
         let setting = self.policy.setting();
@@ -132,6 +142,33 @@ impl Controller {
         }
         self.told = setting;
         Some(self.state())
+    }
+
+    /// The poller was woken at `now` and had been asleep since its last round.
+    /// True when that ended an interval.
+    fn slept_until(&mut self, now: Duration) -> bool {
+        let Some(started) = self.started else {
+            return false;
+        };
+        if now.saturating_sub(self.latest) < SAMPLING_INTERVAL {
+            return false;
+        }
+        let length = self.latest.saturating_sub(started).max(SAMPLING_INTERVAL);
+        self.finish(length);
+        let idle = now.saturating_sub(started.saturating_add(length));
+        let intervals = idle.as_nanos() / SAMPLING_INTERVAL.as_nanos();
+        for _ in 0..intervals.min(IDLE_INTERVALS) {
+            self.finish(SAMPLING_INTERVAL);
+        }
+        self.started = Some(now);
+        true
+    }
+
+    /// The current interval is over.
+    fn finish(&mut self, length: Duration) {
+        self.sums.length = length;
+        self.policy.interval(&self.sums);
+        self.last = std::mem::take(&mut self.sums);
     }
 
     /// What it is doing.

@@ -6,7 +6,7 @@
 //! which interrupt interval (T) it wants. It has no clock and does no I/O, so
 //! every policy is tested on virtual time; a [`Controller`] feeds it and hands
 //! its wishes to whoever polls, which is the receiver itself or the receive
-//! softirq of [`crate::softirq`].
+//! softirq of [`crate::architecture`].
 //!
 //! Read first: RHIP (Chang & Muppala, LCN 2007), sections II and IV and
 //! figure 6; Mogul & Ramakrishnan, "Eliminating receive livelock in an
@@ -103,6 +103,15 @@ pub struct Round {
     pub overflowed: u32,
 }
 
+impl Round {
+    /// Some frame was put into a buffer, or found it full: only then has the
+    /// check been made that stands before that. A driver that drops what finds
+    /// its channel full may leave a round without a frame.
+    fn met_buffer(&self) -> bool {
+        self.frames > 0 || self.overflowed > 0
+    }
+}
+
 /// What a sampling interval added up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
@@ -122,6 +131,13 @@ pub struct Interval {
     pub buffer_use: f32,
     /// Frames that found their channel full.
     pub overflowed: u64,
+}
+
+impl Interval {
+    /// Nothing came.
+    fn is_idle(&self) -> bool {
+        self.frames == 0 && self.overflowed == 0
+    }
 }
 
 /// A policy of receive control: a state machine without clock and I/O.
@@ -190,8 +206,8 @@ impl PolicyKind {
     }
 
     /// The policy in its first state. `budget` and `interval` fix the largest
-    /// values it may set; `napi` keeps that budget, `interrupt` takes no
-    /// notice of either.
+    /// values it may set; `napi` keeps both as they are, `interrupt` takes no
+    /// notice of the interval.
     pub fn start(self, limits: Limits) -> Box<dyn Policy> {
         let limits = Limits {
             budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),

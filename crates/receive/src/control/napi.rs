@@ -1,29 +1,26 @@
 //! Linux's NAPI: a fixed budget, leftovers to ksoftirqd, an interrupt whenever
-//! the device is empty (RHIP §II.C).
-
-use std::time::Duration;
+//! the device is empty (RHIP §II.C). A fixed interval too, where one is given:
+//! what an administrator sets with `ethtool -C` or `gro_flush_timeout`.
 
 use super::{Interval, Limits, Policy, Round, Setting};
 
-/// Sets the largest budget and no interval, whatever happens.
+/// Sets the largest budget and the longest interval, whatever happens.
 #[derive(Debug)]
 pub(super) struct Napi {
-    budget: u32,
+    limits: Limits,
 }
 
 impl Napi {
     pub(super) fn new(limits: Limits) -> Self {
-        Napi {
-            budget: limits.budget,
-        }
+        Napi { limits }
     }
 }
 
 impl Policy for Napi {
     fn setting(&self) -> Setting {
         Setting {
-            budget: self.budget,
-            interval: Duration::ZERO,
+            budget: self.limits.budget,
+            interval: self.limits.interval,
         }
     }
 

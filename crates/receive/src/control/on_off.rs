@@ -1,6 +1,17 @@
 //! Queue feedback of Mogul & Ramakrishnan (TOCS 15(3), 1997, §6.6.1): polling
 //! stops while a queue is nearly full and goes on when it has drained, or after
-//! a clock tick at the latest.
+//! a clock tick at the latest. RHIP §II.D calls it PollingQon/off: "the nature
+//! of the disable operation is setting Bp to zero".
+//!
+//! What is chosen here:
+//! - *which queue*: theirs was the one queue of the screening daemon. Of several
+//!   channels the fullest counts;
+//! - *the timeout*: theirs was one clock tick, about 1 ms, counted from the stop.
+//!   A policy has no clock but the sampling interval: it is the first end of an
+//!   interval after the stop, 10 ms at the latest. A receiver that is still
+//!   stuck then costs one quota more, since the next round stops again;
+//! - *while stopped* the poller must go on telling what it finds, in rounds that
+//!   take nothing, or only the timeout would end the stop.
 
 use std::time::Duration;
 
@@ -48,7 +59,7 @@ impl Policy for OnOff {
     }
 
     fn interval(&mut self, _: &Interval) {
-        // Their timeout of one tick: a receiver that died must not stop all.
+        // The timeout: a receiver that died must not stop all.
         self.stopped = false;
     }
 }

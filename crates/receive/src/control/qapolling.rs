@@ -1,10 +1,19 @@
 //! QAPolling (Chang & Muppala, IPCCC 2007), as RHIP §II.C retells it: the
 //! budget follows the use of the receive buffers, between two thresholds.
 //!
-//! What the text names without defining: α = 2 and β = 1. Taken here: α
-//! multiplies outside the band (a cut halves, a recovery doubles), β adds
-//! inside it, frames an interval. Tried and left: α as a number of frames,
-//! which needs 1,500 intervals from one end of the range to the other.
+//! What the text leaves open (the specification, IPCCC 2007, is not at hand):
+//! - *α = 2 and β = 1* are named without saying what they do. Here α multiplies
+//!   outside the band (a cut halves, a recovery doubles), β adds inside it,
+//!   frames an interval. Tried and left: α as a number of frames, which needs
+//!   1,500 intervals from one end of the range to the other;
+//! - *which way inside the band*: a maximum above that of the interval before
+//!   takes a frame off, one below gives a frame back, an equal one changes
+//!   nothing;
+//! - *one cut a round*, not one a packet: nine packets over the threshold would
+//!   take 300 to 1. A round that took nothing puts nothing into a buffer and
+//!   cuts nothing;
+//! - *the daemon* that undoes a small budget once all connections are closed:
+//!   here an interval without frames restores the largest budget.
 
 use std::time::Duration;
 
@@ -37,17 +46,20 @@ pub(super) enum Verdict {
 impl Band {
     /// True when a round filled a channel beyond the band.
     pub(super) fn is_over(&self, round: &Round) -> bool {
-        round.buffer_use > UPPER
+        // The check stands before a packet is put into a buffer: a round that
+        // put none there has not made it, however slow the receiver is.
+        round.met_buffer() && round.buffer_use > UPPER
     }
 
     /// True when any round of an interval did.
     pub(super) fn was_over(&self, interval: &Interval) -> bool {
-        interval.buffer_use > UPPER
+        !interval.is_idle() && interval.buffer_use > UPPER
     }
 
     pub(super) fn judge(&mut self, interval: &Interval) -> Verdict {
         let before = std::mem::replace(&mut self.before, interval.buffer_use);
         match interval.buffer_use {
+            _ if interval.is_idle() => Verdict::Raise,
             used if used <= LOW => Verdict::Raise,
             used if used > UPPER => Verdict::Keep,
             used if used > before => Verdict::Down,
@@ -84,8 +96,7 @@ impl Policy for QaPolling {
     }
 
     fn round(&mut self, round: &Round) {
-        // A round that took nothing filled nothing: the receiver is slow.
-        if round.frames > 0 && self.band.is_over(round) {
+        if self.band.is_over(round) {
             self.budget = cut(self.budget);
         }
     }
@@ -95,12 +106,11 @@ impl Policy for QaPolling {
         self.budget = match self.band.judge(interval) {
             Verdict::Raise => raise(self.budget, largest),
             Verdict::Up => (self.budget + 1).min(largest),
-            Verdict::Down => (self.budget - 1).max(BUDGET_MIN),
+            Verdict::Down => self.budget.saturating_sub(1).max(BUDGET_MIN),
             Verdict::Keep => self.budget,
         };
-        if interval.frames == 0 {
-            // The daemon of the paper: a budget cut for sockets that are closed
-            // by now must not meet the next burst.
+        if interval.is_idle() {
+            // The daemon.
             self.budget = largest;
         }
     }

@@ -19,16 +19,28 @@
 //! - *one step a round*, not one a packet: nine packets over the threshold in
 //!   one round would take the budget from 300 to 1;
 //! - *"RHIP decreases T by 10 % and increases T by 500"*: T is lengthened by
-//!   taking 500 interrupts/s from its rate, and shortened by a tenth. A rate
-//!   needs a beginning: the first step sets 1/16 of the ceiling (the rate of
-//!   one interrupt a frame is whatever the load is). Tried: −500/s from the
-//!   measured rate takes 180 rounds from 100,000/s to the ceiling, and the
-//!   buffers overflow meanwhile; so a step also at least doubles T;
+//!   taking 500 interrupts/s from its rate, and shortened by a tenth of the
+//!   ceiling. Tried: a tenth of itself, which is still at 30 µs when the load has
+//!   been gone for 200 ms, and ends only at an arbitrary least T. A rate needs a
+//!   beginning: the first step sets 1/16 of the ceiling (the rate of one
+//!   interrupt a frame is whatever the load is). −500/s from there takes 234
+//!   rounds to the ceiling, and the buffers overflow meanwhile; so a step also
+//!   at least doubles T (five rounds);
 //! - *α and β* as in [`super::qapolling`]: a cut halves, a recovery outside the
-//!   band doubles, inside it one frame is added;
+//!   band doubles, inside it one frame is added. Figure 6 has no step down inside
+//!   the band, unlike QAPolling's: none here;
+//! - *how much line 7 adds when line 1 led there*: α, since a budget that no
+//!   round used up is not what keeps goodput down. Tried: β, which takes 30 s to
+//!   3,000, and T cannot shrink before. Where a buffer was over the threshold all
+//!   the same, β;
+//! - *line 9 and overflow*: the text adds "and there is no rcv_buffer overflow"
+//!   to the condition of T. So an interval that overflowed does not shorten it,
+//!   even when ksoftirqd was inactive;
 //! - *Bp < 300* is the paper's netdev_budget, of which a softirq takes ten: it
 //!   stands for the largest budget here;
-//! - *ksoftirqd inactive* is "no round used up its budget".
+//! - *ksoftirqd inactive* is "no round used up its budget";
+//! - *an interval without frames* restores the budget at once, as QAPolling's
+//!   daemon does.
 
 use std::time::Duration;
 
@@ -47,6 +59,8 @@ const RATE_STEP: f64 = 500.0;
 pub(super) struct Rhip {
     limits: Limits,
     ceiling: Duration,
+    /// A tenth of it.
+    tenth: Duration,
     band: Band,
     budget: u32,
     interval: Duration,
@@ -54,9 +68,12 @@ pub(super) struct Rhip {
 
 impl Rhip {
     pub(super) fn new(limits: Limits) -> Self {
+        let ceiling = CEILING.min(limits.interval);
         Rhip {
             limits,
-            ceiling: CEILING.min(limits.interval),
+            ceiling,
+            // Rounded up: ten steps end at zero, not at a rest.
+            tenth: ceiling.saturating_add(Duration::from_nanos(9)) / 10,
             band: Band::default(),
             budget: limits.budget,
             interval: Duration::ZERO,
@@ -70,14 +87,14 @@ impl Rhip {
         } else {
             self.ceiling
         };
-        self.interval = by_rate.max(self.interval * 2).max(FIRST).min(self.ceiling);
+        self.interval = by_rate
+            .max(self.interval.saturating_mul(2))
+            .max(FIRST)
+            .min(self.ceiling);
     }
 
     fn shorten(&mut self) {
-        self.interval = self.interval.mul_f64(0.9);
-        if self.interval < FIRST {
-            self.interval = Duration::ZERO;
-        }
+        self.interval = self.interval.saturating_sub(self.tenth);
     }
 }
 
@@ -90,7 +107,7 @@ impl Policy for Rhip {
     }
 
     fn round(&mut self, round: &Round) {
-        if round.frames == 0 || !self.band.is_over(round) {
+        if !self.band.is_over(round) {
             return;
         }
         if self.interval < self.ceiling {
@@ -103,17 +120,21 @@ impl Policy for Rhip {
     fn interval(&mut self, interval: &Interval) {
         let verdict = self.band.judge(interval);
         // Figure 6, lines 1 to 5: the last covers the second.
-        let recovered = interval.exhausted == 0 || !self.band.was_over(interval);
-        if !recovered {
+        let inactive = interval.exhausted == 0;
+        let over = self.band.was_over(interval);
+        if over && !inactive {
             return;
         }
-        if self.budget < self.limits.budget {
-            self.budget = match verdict {
-                Verdict::Raise => raise(self.budget, self.limits.budget),
-                _ if interval.frames == 0 => self.limits.budget,
-                _ => (self.budget + 1).min(self.limits.budget),
+        let largest = self.limits.budget;
+        if self.budget < largest {
+            self.budget = if interval.is_idle() {
+                largest
+            } else if verdict == Verdict::Raise || (inactive && !over) {
+                raise(self.budget, largest)
+            } else {
+                self.budget.saturating_add(1).min(largest)
             };
-        } else {
+        } else if interval.overflowed == 0 {
             self.shorten();
         }
     }

@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES}
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
+use tidewall_device::queue::{Interrupt, PATIENCE, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
@@ -64,7 +64,7 @@ const BUSY_NAP: Duration = Duration::from_micros(50);
 /// itself: the ring holds twice as many, and the timer's poll is a softirq.
 const TIMER_LOT: usize = POLL_MAX as usize;
 /// See [`Core::device_polls`].
-const TIMER_TURNS: u32 = 64;
+const TIMER_TURNS: u32 = 16;
 /// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
 /// How long a poller waits that receive control forbids to take anything.
@@ -95,7 +95,8 @@ pub struct EmbeddedConfig {
     pub policy: PolicyKind,
     /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000.
     pub budget: Option<u32>,
-    /// Longest T, up to 1 ms; of `napi` the T. `None`: 1 ms, of `napi` zero.
+    /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
+    /// ring of 256 frames does not overflow; of `napi` zero.
     pub interval: Option<Duration>,
     /// Traffic classes, the first of which comes on queue 0 and is polled first.
     /// None: all queues are equal.
@@ -157,7 +158,7 @@ impl EmbeddedConfig {
         }
         let usual = match self.policy {
             PolicyKind::Napi => Duration::ZERO,
-            _ => INTERVAL_MAX,
+            _ => PATIENCE,
         };
         Ok(Limits {
             budget: self.budget.unwrap_or(BUDGET_MAX),

@@ -174,6 +174,10 @@ impl Core {
     /// it is the kernel's too. True when a timer runs that is not that long:
     /// only another poll makes it so.
     pub(super) fn stops_polling(&self, interval: Duration) -> bool {
+        if self.architecture.has_threads() {
+            // Theirs to say.
+            return false;
+        }
         self.streak.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
@@ -185,7 +189,9 @@ impl Core {
     /// True when the device's timer brings frames in lots that it can bear, so
     /// that a poll of ours between two of them would only cost.
     pub(crate) fn device_polls(&self) -> bool {
-        // Now and then we look ourselves: for credit that was lost.
+        // Now and then we look ourselves: for credit that was lost, and because
+        // a device whose timer once found nothing is woken by the sender, and
+        // then runs its poll on the sender's processor until we poll.
         !self
             .timer_turns
             .load(Ordering::Relaxed)

@@ -93,7 +93,8 @@ impl Core {
             if has_input() {
                 return Ok(true);
             }
-            let (pace, waiting) = if *led {
+            // Where threads receive, there is nothing to poll.
+            let (pace, waiting) = if *led && !self.architecture.has_threads() {
                 (self.pace(), self.waiting())
             } else {
                 (Pace::Quiet, Waiting::Sleep(Duration::ZERO))
