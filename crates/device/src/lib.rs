@@ -3,7 +3,8 @@
 //! Lives here: frame memory and frame ownership ([`frame`]), the queue
 //! interface that the stack sees ([`queue`]), the demultiplexer in the driver
 //! and its tables ([`demux`]), and the devices: [`afxdp`] (an AF_XDP queue of
-//! a Linux interface) and [`memory`] (a link inside one process).
+//! a Linux interface) and [`memory`] (a link inside one process). What a real
+//! card lets its host decide, put back afterwards: [`ethtool`].
 //! Does not live here: channels, protocols, sockets, policy.
 //!
 //! Read first: Documentation/networking/af_xdp.rst and napi.rst in the Linux
@@ -17,6 +18,7 @@
 
 pub mod afxdp;
 pub mod demux;
+pub mod ethtool;
 pub mod frame;
 pub mod memory;
 pub mod queue;

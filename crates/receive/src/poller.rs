@@ -44,9 +44,9 @@ pub struct Round {
     /// It took all that its budget allowed: the device may hold more.
     pub exhausted: bool,
     /// Use of the fullest channel just after frames were appended to it, 0 to
-    /// 1; 1 also when the driver found one full.
+    /// 1; of channels that their receivers empty.
     pub buffer_use: f32,
-    /// Frames that found their channel full.
+    /// Frames that found their channel full, whosever.
     pub overflowed: u64,
 }
 
@@ -57,7 +57,12 @@ impl Round {
             frames: self.frames as u32,
             exhausted: self.exhausted,
             buffer_use: self.buffer_use,
-            overflowed: u32::try_from(self.overflowed).unwrap_or(u32::MAX),
+            // Those of a channel that nobody empties are nobody's loss.
+            overflowed: if self.buffer_use > 0.0 {
+                u32::try_from(self.overflowed).unwrap_or(u32::MAX)
+            } else {
+                0
+            },
         }
     }
 }
@@ -141,6 +146,8 @@ pub struct Poller {
     each: u32,
     controller: Option<Controller>,
     fullness: Fullness,
+    /// Of each channel, the tail when frames were last appended.
+    tails: Box<[u32]>,
 }
 
 /// Use of channels seen in a round.
@@ -212,6 +219,7 @@ pub fn open(
         each: POLL_MAX,
         controller: None,
         fullness: Fullness::default(),
+        tails: vec![0; CHANNELS].into(),
     };
     poller.refill();
     (poller, shared, transmit, for_transmit)
@@ -485,11 +493,7 @@ impl Poller {
         round.overflowed = tables
             .counter(queue, Counter::ChannelFull)
             .wrapping_sub(full);
-        round.buffer_use = if round.overflowed > 0 {
-            1.0
-        } else {
-            self.fullness.largest
-        };
+        round.buffer_use = self.fullness.largest;
         let counters = &self.shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);
         if round.frames == 0 {
@@ -630,6 +634,7 @@ impl Poller {
             written_off,
             in_device,
             fullness,
+            tails,
             ..
         } = self;
         let frames = device.receive(batch, BATCH);
@@ -661,7 +666,7 @@ impl Poller {
                 }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(shared, open, run, latest, ready, fullness);
+                        append(shared, open, run, latest, ready, (fullness, tails));
                     }
                     let open = shared
                         .ends
@@ -681,7 +686,7 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(shared, open, run, latest, ready, fullness);
+            append(shared, open, run, latest, ready, (fullness, tails));
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
@@ -724,7 +729,7 @@ fn append(
     run: Run,
     latest: u32,
     ready: &mut Vec<u16>,
-    fullness: &mut Fullness,
+    (fullness, tails): (&mut Fullness, &mut [u32]),
 ) {
     let number = id.index();
     if let Some(end) = shared.ends.get(number as usize) {
@@ -734,8 +739,16 @@ fn append(
             .fetch_add(u64::from(run.length()), Ordering::Relaxed);
         end.sender.append(&shared.slots, run);
         let (tables, queue) = (&shared.tables, shared.queue);
-        let waiting = latest.wrapping_sub(tables.tail(queue, number)) as i32;
-        fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
+        let tail = tables.tail(queue, number);
+        let waiting = latest.wrapping_sub(tail) as i32;
+        // A channel that nobody empties says nothing about how fast frames
+        // should come.
+        if tails.get(number as usize) != Some(&tail) {
+            fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
+        }
+        if let Some(seen) = tails.get_mut(number as usize) {
+            *seen = tail;
+        }
         ready.push(number);
     }
 }

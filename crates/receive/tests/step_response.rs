@@ -97,7 +97,7 @@ impl Machine {
         let channel = poller.open_channel(id, CHANNEL).unwrap();
         let limits = Limits {
             preempts: true,
-            ..Limits::default()
+            ..kind.limits()
         };
         let controller = Controller::new(kind, limits);
         Machine {

@@ -1,5 +1,6 @@
-//! The two things that the standard library has no safe call for: the
-//! monotonic clock as a number, and opening a generic netlink socket.
+//! The three things that the standard library has no safe call for: the
+//! monotonic clock as a number, opening a generic netlink socket, and the size
+//! of a terminal.
 
 use std::fs::File;
 use std::io;
@@ -54,6 +55,22 @@ pub fn generic_netlink() -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     Ok(File::from(socket))
+}
+
+/// Columns and rows of the terminal that standard output is; `None` where it is
+/// none, or does not know.
+pub fn terminal_size() -> Option<(usize, usize)> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCGWINSZ fills a winsize, which `size` is; a descriptor that is
+    // closed or no terminal is an error.
+    let done = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (done == 0 && size.ws_row > 0 && size.ws_col > 0)
+        .then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
 #[cfg(test)]

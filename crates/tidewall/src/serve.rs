@@ -12,9 +12,12 @@ use clap::ValueEnum;
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
-use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
+use tidewall_socket::{
+    Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
+};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
+use crate::stat::control;
 use crate::units::{self, count, per_second};
 
 /// Time between two lines of statistics.
@@ -31,8 +34,9 @@ const LINE: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  tidewall serve echo --interface eth1                 echo on UDP port 7\n  \
     tidewall serve discard --interface eth1 --stats      discard on port 9, rates to a log\n  \
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
-    tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n\n\
-    Then, elsewhere: tidewall stat; tidewall trace; nc -u HOST 7.\n\
+    tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
+    tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n\n\
+    Then, elsewhere: tidewall stat --watch; tidewall trace; nc -u HOST 7.\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
@@ -51,9 +55,21 @@ pub struct Arguments {
     /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     queues: Option<u32>,
-    /// Who runs which stage: ni-lrp, soft-lrp, early-demux or bsd (the last three are there to be compared with)
-    #[arg(long, value_name = "NAME", default_value = "ni-lrp", value_parser = architecture)]
-    architecture: Architecture,
+    /// Who runs which stage: ni-lrp (the default); to be compared with it: soft-lrp, early-demux, bsd, and
+    /// softirq (Linux's arrangement: a softirq thread takes Bp frames a round ahead of the application)
+    #[arg(long, value_name = "NAME", value_parser = architecture)]
+    architecture: Option<Architecture>,
+    /// What decides Bp, most frames a round, and T, least time between two interrupts: interrupt,
+    /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
+    #[arg(long, value_name = "NAME", value_parser = policy)]
+    policy: Option<PolicyKind>,
+    /// Largest Bp that the policy may set, 2 to 3000 [default: 3000]; of napi the Bp itself
+    #[arg(long, value_name = "FRAMES", value_parser = budget)]
+    budget: Option<u32>,
+    /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 1ms]; of napi the
+    /// T itself [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    interval: Option<Duration>,
     /// Poll for so long before sleeping, in µs (or as 20us, 1ms); costs processor time while idle
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = spin)]
     spin: Duration,
@@ -63,7 +79,7 @@ pub struct Arguments {
     /// Frames that may wait for the service on each queue, 1 to 65536 [default: the stack's]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     limit: Option<u32>,
-    /// Pin the threads of bsd, early-demux and soft-lrp to this processor
+    /// Pin the threads of bsd, early-demux, softirq and soft-lrp to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
     /// Stack to run on
@@ -91,8 +107,60 @@ enum On {
 }
 
 fn architecture(text: &str) -> Result<Architecture, String> {
+    text.parse().map_err(|_| {
+        "architectures are called ni-lrp, soft-lrp, softirq, early-demux and bsd".to_owned()
+    })
+}
+
+fn policy(text: &str) -> Result<PolicyKind, String> {
+    text.parse().map_err(|_| {
+        let names: Vec<&str> = PolicyKind::ALL.into_iter().map(PolicyKind::name).collect();
+        format!("policies are called {}", names.join(", "))
+    })
+}
+
+fn budget(text: &str) -> Result<u32, String> {
+    let range = BUDGET_MIN..=BUDGET_MAX;
     text.parse()
-        .map_err(|_| "architectures are called ni-lrp, soft-lrp, early-demux and bsd".to_owned())
+        .ok()
+        .filter(|budget| range.contains(budget))
+        .ok_or_else(|| format!("a budget is {BUDGET_MIN} to {BUDGET_MAX} frames a round"))
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = units::microseconds(text)?;
+    if interval <= INTERVAL_MAX {
+        Ok(interval)
+    } else {
+        Err(format!(
+            "an interval between interrupts is 0 to {}",
+            units::trimmed(INTERVAL_MAX.as_nanos() as u64)
+        ))
+    }
+}
+
+/// Refuses what only Tidewall has a use for, when it is to run on Linux sockets.
+fn check(arguments: &Arguments) -> Outcome {
+    let given = [
+        ("--architecture", arguments.architecture.is_some()),
+        ("--policy", arguments.policy.is_some()),
+        ("--budget", arguments.budget.is_some()),
+        ("--interval", arguments.interval.is_some()),
+    ];
+    let names: Vec<&str> = given
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect();
+    if arguments.on == On::Tidewall || names.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{} say{} how Tidewall receives; on Linux sockets the kernel decides (net.core.netdev_budget, ethtool -C): \
+         leave {} out, or serve on tidewall",
+        names.join(" and "),
+        if names.len() == 1 { "s" } else { "" },
+        if names.len() == 1 { "it" } else { "them" },
+    )))
 }
 
 fn spin(text: &str) -> Result<Duration, String> {
@@ -106,6 +174,7 @@ fn spin(text: &str) -> Result<Duration, String> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
+    check(arguments)?;
     let stop = stop_flag()?;
     let (kind, usual) = match arguments.service {
         Service::Echo => (Kind::Echo, 7),
@@ -127,6 +196,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 &Linux::new(options),
                 &service,
                 "Linux sockets",
+                None,
                 &stop,
             )
         }
@@ -135,11 +205,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
         )),
         (On::Tidewall, Some(interface)) => {
             check_interface(interface)?;
+            let architecture = arguments.architecture.unwrap_or_default();
             let stack = Stack::embedded(EmbeddedConfig {
                 interface: interface.clone(),
                 // None: as many as there are.
                 queues: arguments.queues.unwrap_or(0),
-                architecture: arguments.architecture,
+                architecture,
+                policy: arguments.policy.unwrap_or_default(),
+                budget: arguments.budget,
+                interval: arguments.interval,
                 receiver_cpu: arguments.cpu,
                 spin: arguments.spin,
                 ..EmbeddedConfig::default()
@@ -150,15 +224,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
             }
             let queues = stack.snapshot().queues.len();
             let what = format!(
-                "Tidewall ({}), interface {interface}, {queues} queue{}",
-                arguments.architecture,
+                "Tidewall ({architecture}), interface {interface}, {queues} queue{}",
                 if queues == 1 { "" } else { "s" }
             );
             begin(
                 arguments,
-                &Tidewall::new(stack, arguments.limit),
+                &Tidewall::new(stack.clone(), arguments.limit),
                 &service,
                 &what,
+                Some(stack),
                 &stop,
             )
         }
@@ -170,6 +244,7 @@ fn begin<H: Host>(
     host: &H,
     service: &ServiceSpec,
     what: &str,
+    stack: Option<Stack>,
     stop: &Arc<AtomicBool>,
 ) -> Outcome {
     let path = counters_path();
@@ -182,7 +257,7 @@ fn begin<H: Host>(
     let ended = Arc::new(AtomicBool::new(false));
     let watcher = (terminal || arguments.stats).then(|| {
         let ended = ended.clone();
-        std::thread::spawn(move || watch(&reader, &ended, terminal))
+        std::thread::spawn(move || watch(&reader, stack.as_ref(), &ended, terminal))
     });
     let ready = |addresses: &[SocketAddr]| {
         for address in addresses {
@@ -230,7 +305,7 @@ fn counters_path() -> PathBuf {
 }
 
 /// Prints rates every second until `ended`; over the same line on a terminal.
-fn watch(reader: &Reader, ended: &AtomicBool, terminal: bool) {
+fn watch(reader: &Reader, stack: Option<&Stack>, ended: &AtomicBool, terminal: bool) {
     let mut last = ServiceCounts::default();
     let mut at = Instant::now();
     while !ended.load(Ordering::Relaxed) {
@@ -242,7 +317,12 @@ fn watch(reader: &Reader, ended: &AtomicBool, terminal: bool) {
         let Some(now) = reader.read().first().copied() else {
             continue;
         };
-        let line = rates(&now, &last, elapsed);
+        let mut line = rates(&now, &last, elapsed);
+        if let Some(stack) = stack {
+            let queues = stack.snapshot().queues;
+            let control = control::short(queues.iter().map(|queue| &queue.control));
+            line = format!("{line}, {control}");
+        }
         if terminal {
             eprint!("\r\x1b[K{line}");
         } else {
@@ -324,6 +404,26 @@ mod tests {
     fn names_and_bounds_are_checked() {
         assert_eq!(architecture("soft-lrp"), Ok(Architecture::SoftLrp));
         assert!(architecture("lrp").is_err_and(|text| text.contains("early-demux")));
+        assert_eq!(architecture("softirq"), Ok(Architecture::Softirq));
+        for kind in PolicyKind::ALL {
+            assert_eq!(policy(kind.name()), Ok(kind));
+        }
+        assert!(policy("busy").is_err_and(|text| text.ends_with("qapolling, rhip, adaptive")));
+        assert_eq!(budget("2"), Ok(2));
+        assert_eq!(budget("3000"), Ok(3000));
+        for text in ["1", "3001", "-2", "", "many", "4294967298"] {
+            assert!(
+                budget(text).is_err_and(|error| error.contains("2 to 3000")),
+                "{text}"
+            );
+        }
+        assert_eq!(interval("0"), Ok(Duration::ZERO));
+        assert_eq!(interval("50"), Ok(Duration::from_micros(50)));
+        assert_eq!(interval("1ms"), Ok(INTERVAL_MAX));
+        assert_eq!(
+            interval("1.1ms"),
+            Err("an interval between interrupts is 0 to 1 ms".to_owned())
+        );
         assert_eq!(spin("20"), Ok(Duration::from_micros(20)));
         assert!(spin("2s").is_err());
     }

@@ -100,6 +100,20 @@ pub fn nanoseconds(time: f64) -> String {
     }
 }
 
+/// Nanoseconds in the unit that suits, without needless decimals: `0`, `1.5 µs`,
+/// `50 µs`, `1 ms`.
+pub fn trimmed(time: u64) -> String {
+    let (unit, name) = match time {
+        0 => return "0".to_owned(),
+        1..1_000 => (1.0, "ns"),
+        1_000..1_000_000 => (1e3, "µs"),
+        1_000_000..1_000_000_000 => (1e6, "ms"),
+        _ => (1e9, "s"),
+    };
+    let number = format!("{:.1}", time as f64 / unit);
+    format!("{} {name}", number.trim_end_matches(".0"))
+}
+
 /// A duration in the unit that suits a life time.
 pub fn age(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -166,6 +180,16 @@ mod tests {
         assert_eq!(per_second(1234.4), "1,234");
         assert_eq!(per_second(f64::NAN), "-");
         assert_eq!(nanoseconds(12_340.0), "12.3 µs");
+        for (time, text) in [
+            (0, "0"),
+            (999, "999 ns"),
+            (1_500, "1.5 µs"),
+            (50_000, "50 µs"),
+            (1_000_000, "1 ms"),
+            (2_000_000_000, "2 s"),
+        ] {
+            assert_eq!(trimmed(time), text);
+        }
         assert_eq!(age(Duration::from_millis(1500)), "1.5 s");
         assert_eq!(age(Duration::from_secs(3700)), "1 h 1 min");
     }

@@ -100,6 +100,30 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             &["serve", "echo", "--interface", "lo", "--spin", "2s"],
             "at most 1 s",
         ),
+        (&["serve", "echo", "--policy", "busy"], "qapolling"),
+        (&["serve", "echo", "--budget", "1"], "2 to 3000"),
+        (&["serve", "echo", "--budget", "3001"], "2 to 3000"),
+        (&["serve", "echo", "--interval", "2ms"], "0 to 1 ms"),
+        (&["serve", "echo", "--interval", "soon"], "20us"),
+        (
+            &["serve", "echo", "--on", "linux", "--policy", "rhip"],
+            "--policy says how Tidewall receives",
+        ),
+        (
+            &[
+                "serve",
+                "echo",
+                "--on",
+                "linux",
+                "--architecture",
+                "softirq",
+                "--budget",
+                "64",
+                "--interval",
+                "0",
+            ],
+            "--architecture and --budget and --interval say how",
+        ),
         (&["blast", "--rate", "max"], "--to"),
         (&["blast", "--to", "10.0.0.1"], "IP:PORT"),
         (&["blast", "--to", "127.0.0.1:9", "--rate", "fast"], "300k"),
@@ -117,7 +141,10 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             "1472",
         ),
         (&["lab", "run"], "NAME"),
-        (&["stat", "--watch", "4711"], "before --watch"),
+        (&["stat", "--watch=4711"], "0.1 to 60"),
+        (&["stat", "--watch=0.05"], "0.1 to 60"),
+        (&["stat", "--watch="], "--watch"),
+        (&["stat", "--watch", "0.5"], "PID"),
         (&["trace", "-n", "0"], "1..="),
         (&["doctor", "eth0"], "--interface"),
     ] {
@@ -145,9 +172,60 @@ fn an_unknown_interface_is_named_with_the_command_that_lists_them() {
 }
 
 #[test]
+fn values_out_of_range_are_refused_before_the_interface_is_looked_for() {
+    for (option, value) in [
+        ("--policy", "busy"),
+        ("--budget", "0"),
+        ("--interval", "1s"),
+    ] {
+        let error = fails(
+            &[
+                "serve",
+                "echo",
+                "--interface",
+                "tw-none-such",
+                option,
+                value,
+            ],
+            2,
+        );
+        assert!(error.contains(option), "{error}");
+        assert!(!error.contains("no interface"), "{error}");
+    }
+}
+
+#[test]
+fn receive_control_is_in_the_help() {
+    for (command, words) in [
+        (
+            "serve",
+            &[
+                "--policy",
+                "--budget",
+                "--interval",
+                "softirq",
+                "2 to 3000",
+                "0 to 1ms",
+            ][..],
+        ),
+        ("stat", &["--watch[=<SECONDS>]", "0.1 to 60", "Bp", "idle"]),
+    ] {
+        let help = text(&tidewall(&[command, "--help"]).stdout);
+        for word in words {
+            assert!(help.contains(word), "no {word:?} in\n{help}");
+        }
+    }
+}
+
+#[test]
 fn a_stack_that_is_not_live_is_said_to_be_so() {
     // No process has this number: it is above every pid_max.
-    for arguments in [&["stat", "4194999"][..], &["trace", "4194999"]] {
+    for arguments in [
+        &["stat", "4194999"][..],
+        &["stat", "--watch", "4194999"],
+        &["stat", "--watch=0.1", "--json", "4194999"],
+        &["trace", "4194999"],
+    ] {
         let error = fails(arguments, 1);
         assert!(error.contains("no Tidewall stack"), "{error}");
     }

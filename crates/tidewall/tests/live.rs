@@ -32,8 +32,9 @@ struct Bed {
 }
 
 impl Bed {
-    fn new() -> Result<Self, String> {
-        let id = std::process::id();
+    /// `test` tells the beds of this file's tests apart.
+    fn new(test: &str) -> Result<Self, String> {
+        let id = format!("{}{test}", std::process::id());
         let bed = Bed {
             client: format!("tw-cli-{id}-c"),
             server: format!("tw-cli-{id}-s"),
@@ -87,19 +88,41 @@ impl Drop for Running {
     }
 }
 
-fn serve(bed: &Bed) -> (Running, BufReader<ChildStdout>, String) {
-    let mut child = Bed::command(
-        &bed.server,
-        &["serve", "echo", "--interface", &bed.interface],
-    )
-    .stdout(Stdio::piped())
-    .stderr(Stdio::inherit())
-    .spawn()
-    .unwrap();
+fn serve(bed: &Bed, options: &[&str]) -> (Running, BufReader<ChildStdout>, String) {
+    let mut arguments = vec!["serve", "echo", "--interface", &bed.interface];
+    arguments.extend(options);
+    let mut child = Bed::command(&bed.server, &arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     lines.read_line(&mut first).unwrap();
     (Running(child), lines, first)
+}
+
+/// Sends a signal.
+fn signal(name: &str, child: &Running) {
+    let killed = Command::new("kill")
+        .args([name, &child.0.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+}
+
+/// A `tidewall stat` whose output is read while it runs.
+fn watch(arguments: &[&str]) -> (Running, BufReader<ChildStdout>) {
+    let mut child = Command::new(PROGRAM)
+        .arg("stat")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    (Running(child), output)
 }
 
 fn run(arguments: &[&str]) -> Output {
@@ -115,14 +138,14 @@ fn json(output: &Output) -> Value {
 #[test]
 fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     // Namespaces need root, and so does everything after them.
-    let bed = match Bed::new() {
+    let bed = match Bed::new("a") {
         Ok(bed) => bed,
         Err(error) => {
             println!("SKIPPED a_live_service_is_seen_by_stat_trace_and_doctor: {error}");
             return;
         }
     };
-    let (mut service, mut rest, first) = serve(&bed);
+    let (mut service, mut rest, first) = serve(&bed, &[]);
     assert!(
         first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (ni-lrp)"),
         "{first}"
@@ -214,9 +237,12 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         "queues",
         "interrupt deferral",
         "MTU",
+        "interrupt interval",
     ] {
         assert_eq!(of(check)["severity"], "ok", "{}", of(check));
     }
+    // One queue, or two that only the sender can choose between.
+    assert_ne!(of("flow steering")["severity"], "problem");
     drop(blast);
 
     let killed = Command::new("kill")
@@ -237,5 +263,106 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         gone.status.code(),
         Some(1),
         "its control socket is gone with it"
+    );
+}
+
+#[test]
+fn receive_control_is_watched_until_the_stack_ends() {
+    let bed = match Bed::new("b") {
+        Ok(bed) => bed,
+        Err(error) => {
+            println!("SKIPPED receive_control_is_watched_until_the_stack_ends: {error}");
+            return;
+        }
+    };
+    let options = ["--policy", "napi", "--budget", "64"];
+    let (mut service, _rest, first) = serve(&bed, &options);
+    assert!(first.starts_with("echo on 0.0.0.0:7/udp"), "{first}");
+    let process = service.0.id().to_string();
+
+    // Text, ended as by Ctrl-C.
+    let (mut text, lines) = watch(&[&process, "--watch=0.1"]);
+    let mut seen = String::new();
+    let mut blocks = 0;
+    for line in lines.lines().map(Result::unwrap) {
+        assert!(!line.contains('\x1b'), "not on a terminal: {line:?}");
+        blocks += usize::from(line.trim_start().starts_with("queue  policy"));
+        seen.push_str(&line);
+        seen.push('\n');
+        if blocks == 2 {
+            break;
+        }
+    }
+    assert_eq!(blocks, 2, "{seen}");
+    assert!(
+        seen.contains("receive control: napi, Bp 64, T 0,"),
+        "{seen}"
+    );
+    assert!(seen.contains("% idle"), "{seen}");
+    assert!(seen.contains("delivered to channels"), "{seen}");
+    signal("-INT", &text);
+    assert!(text.0.wait().unwrap().success());
+
+    // A terminal gets the block in place, and nothing that needs undoing.
+    let terminal = Command::new("script")
+        .arg("-qefc")
+        .arg(format!(
+            "stty rows 12 cols 60; exec {PROGRAM} stat {process} --watch=0.1"
+        ))
+        .arg("/dev/null")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    match terminal {
+        Ok(mut terminal) => {
+            let mut output = terminal.stdout.take().unwrap();
+            let _terminal = Running(terminal);
+            let mut shown = Vec::new();
+            let mut part = [0; 4096];
+            while shown.windows(3).filter(|three| three == b"\x1b[H").count() < 2 {
+                let length = output.read(&mut part).unwrap();
+                shown.extend(&part[..length]);
+                let so_far = String::from_utf8_lossy(&shown);
+                assert!(length > 0, "it ended after {so_far:?}");
+            }
+            let shown = String::from_utf8_lossy(&shown);
+            assert!(!shown.contains("\x1b[?"), "{shown:?}");
+            assert!(shown.contains("more lines"), "{shown:?}");
+        }
+        Err(error) => println!("SKIPPED watching on a terminal by script: {error}"),
+    }
+
+    // JSON, a line a look, until the stack goes away.
+    let (mut json, mut lines) = watch(&[&process, "--watch=0.1", "--json"]);
+    for _ in 0..2 {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let look: Value = serde_json::from_str(&line).unwrap();
+        let stack = &look["stacks"][0];
+        assert_eq!(stack["now"]["interface"], bed.interface.as_str());
+        let control = &stack["now"]["queues"][0]["control"];
+        assert_eq!(control["policy"], "napi");
+        assert_eq!(control["budget"], 64);
+        assert!(stack["rates"][0]["rounds"].is_number(), "{line}");
+        let seconds = stack["processors"]["seconds"].as_f64().unwrap();
+        assert!(seconds >= 0.1, "{line}");
+    }
+    signal("-TERM", &service);
+    assert!(service.0.wait().unwrap().success());
+    lines.read_to_string(&mut String::new()).unwrap();
+    assert_eq!(json.0.wait().unwrap().code(), Some(1));
+    let mut said = String::new();
+    json.0
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert_eq!(
+        said,
+        format!(
+            "tidewall: the stack of process {process} on {} has ended\n",
+            bed.interface
+        )
     );
 }

@@ -2,6 +2,7 @@
 //! Nothing outside `raw` (here and beside the demux tables) contains an unsafe
 //! block.
 
+pub(crate) mod ethtool;
 pub(crate) mod fork;
 pub(crate) mod mapping;
 pub(crate) mod ring;

@@ -150,6 +150,8 @@ pub struct Upcalls {
     pub input: Box<Input>,
     /// A channel got frames: wake whoever waits on it.
     pub ready: Box<dyn Fn(u16) + Send + Sync>,
+    /// Datagrams sent so far: whether somebody waits for answers.
+    pub sent: Box<dyn Fn() -> u64 + Send + Sync>,
     /// A datagram came through the kernel during start-up.
     pub stray: Box<Strayed>,
 }

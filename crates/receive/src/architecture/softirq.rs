@@ -34,6 +34,10 @@ pub(super) struct ReceiveSoftirq {
     pub(super) wake: Arc<WakeFd>,
 }
 
+/// Rounds of leftovers in a row after which the device's timer is put out of
+/// the way (see [`Patience::Long`]).
+const STREAK: u32 = 64;
+
 /// What a round did to the channels.
 #[derive(Default)]
 struct Sorted {
@@ -59,33 +63,41 @@ impl ReceiveSoftirq {
         let start = Instant::now();
         let mut behind = false;
         let mut interrupted = false;
+        let mut streak = 0;
+        let mut sent = 0;
         while !self.stop.load(Ordering::Acquire) {
             if behind {
                 // A round is not preempted, whoever runs it.
                 let _ = raw::set_fifo(SOFTIRQ_PRIORITY);
             }
-            let next = self.round(start, interrupted);
+            let before = std::mem::replace(&mut sent, (self.upcalls.sent)());
+            let activity = Activity {
+                interrupted,
+                sent: sent.wrapping_sub(before),
+            };
+            let next = self.round(start, activity, streak);
             interrupted = false;
             match next {
                 Next::Behind | Next::Stopped => {
+                    streak = (streak + 1).min(STREAK);
                     behind = raw::set_background().is_ok();
                     if matches!(next, Next::Stopped) {
                         self.wake.wait(&[], Some(STOPPED));
                     }
                 }
                 Next::Sleep(descriptors) => {
-                    behind = false;
+                    (behind, streak) = (false, 0);
                     self.wake.wait(&descriptors, None);
                     interrupted = true;
                 }
-                Next::Again => behind = false,
+                Next::Again => (behind, streak) = (false, 0),
             }
         }
     }
 
-    fn round(&self, start: Instant, interrupted: bool) -> Next {
+    fn round(&self, start: Instant, activity: Activity, streak: u32) -> Next {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        let (seen, waiting) = self.take(&mut poller, Interrupt::Masked, start, interrupted);
+        let (seen, waiting) = self.take(&mut poller, Interrupt::Masked, start, activity);
         // Before the descriptors are asked for: each lesson has its own.
         let mut payload = Vec::new();
         while let Some(stray) = poller.take_stray(&mut payload) {
@@ -93,19 +105,31 @@ impl ReceiveSoftirq {
         }
         match waiting {
             _ if poller.is_stopped() => Next::Stopped,
-            _ if seen.exhausted => Next::Behind,
+            _ if seen.exhausted => {
+                if streak >= STREAK {
+                    poller.set_patience(Patience::Long);
+                }
+                Next::Behind
+            }
             Waiting::Sleep(interval) if !interval.is_zero() => {
-                poller.set_patience(Patience::Sleep(interval));
-                Next::Sleep(poller.descriptors())
+                if poller.set_patience(Patience::Sleep(interval)) {
+                    // The timer that runs has another length.
+                    Next::Again
+                } else {
+                    Next::Sleep(poller.descriptors())
+                }
             }
             Waiting::Sleep(_) | Waiting::Poll => {
                 poller.set_patience(Patience::Sleep(Duration::ZERO));
                 // Only a poll that finds nothing has enabled the interrupt.
-                let (seen, _) = self.take(&mut poller, Interrupt::Armed, start, false);
-                if seen.frames == 0 {
-                    Next::Sleep(poller.descriptors())
-                } else {
+                let activity = Activity::default();
+                let (seen, _) = self.take(&mut poller, Interrupt::Armed, start, activity);
+                if seen.exhausted {
+                    Next::Behind
+                } else if seen.frames > 0 {
                     Next::Again
+                } else {
+                    Next::Sleep(poller.descriptors())
                 }
             }
         }
@@ -117,7 +141,7 @@ impl ReceiveSoftirq {
         poller: &mut Poller,
         interrupt: Interrupt,
         start: Instant,
-        interrupted: bool,
+        activity: Activity,
     ) -> (control::Round, Waiting) {
         let mut sorted = Sorted::default();
         let full = self.counters.channel_full.load(Ordering::Relaxed);
@@ -142,10 +166,6 @@ impl ReceiveSoftirq {
             exhausted: taken.exhausted,
             buffer_use,
             overflowed: u32::try_from(overflowed).unwrap_or(u32::MAX),
-        };
-        let activity = Activity {
-            interrupted,
-            sent: 0,
         };
         let waiting = poller
             .control(start.elapsed(), &seen, activity)

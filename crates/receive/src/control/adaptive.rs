@@ -2,9 +2,8 @@
 //! nobody waits for.
 //!
 //! RHIP reacts when a buffer is half full. Three things are known before that:
-//! - *how much room there is*: a budget of a quarter of the smallest channel
-//!   cannot overflow one that was empty, and beyond 128 frames a round a larger
-//!   budget gains nothing and costs cache misses (docs/results.md, rhip-budget);
+//! - *where more gains nothing*: beyond 128 frames a round a larger budget only
+//!   costs cache misses (docs/results.md, rhip-budget);
 //! - *how fast frames come*, so that the longest interval that cannot overflow
 //!   the device's ring is arithmetic, not a search;
 //! - *whether somebody waits*: a stack that sends answers requests, and each
@@ -16,6 +15,10 @@
 //! of adding, so that a step in load is over within a few intervals. That holds
 //! for a stack that answers, too: with an interrupt a frame no budget above one
 //! helps, since no round finds more (RHIP, proposition 7).
+//!
+//! Where the receiver polls for itself the cure is another. Nothing runs ahead
+//! of it, so a channel that fills got too much *at once*: what a round may bring
+//! is cut, and T with it, so that an interval brings no more.
 
 use std::time::Duration;
 
@@ -34,6 +37,11 @@ const CEILING: Duration = Duration::from_micros(200);
 const STEP: Duration = Duration::from_micros(8);
 /// Below this rate, frames a second, an interrupt each costs next to nothing.
 const COALESCE_FROM: f64 = 20_000.0;
+/// And below this one coalescing ends.
+const COALESCE_UNTIL: f64 = 10_000.0;
+/// Smallest lot where the receiver polls for itself: a poll costs as much as
+/// some frames, and the driver drops what a channel cannot hold.
+const LOT_MIN: u32 = 16;
 
 /// From this rate on, frames a second, a poller that owes answers does not
 /// sleep: falling asleep and waking take as long as several frames.
@@ -78,7 +86,10 @@ impl Adaptive {
     fn room(&self, rate: f64) -> Duration {
         // What comes in it must fit into the ring with room for a burst, and into
         // one poll.
-        let lot = f64::from(self.limits.ring) * 0.375;
+        let mut lot = f64::from(self.limits.ring) * 0.375;
+        if !self.limits.preempts {
+            lot = lot.min(f64::from(self.budget) * 0.75);
+        }
         Duration::try_from_secs_f64(lot / rate)
             .unwrap_or(CEILING)
             .min(CEILING)
@@ -87,7 +98,12 @@ impl Adaptive {
 
     /// The longest interval that nobody would notice either.
     fn wanted(&self, rate: f64, answers: bool) -> Duration {
-        if answers || rate < COALESCE_FROM {
+        let from = if self.interval.is_zero() {
+            COALESCE_FROM
+        } else {
+            COALESCE_UNTIL
+        };
+        if answers || rate < from {
             return Duration::ZERO;
         }
         self.longest
@@ -114,10 +130,14 @@ impl Policy for Adaptive {
     }
 
     fn round(&mut self, round: &Round) {
-        // Where the receiver polls for itself, a channel that overflows is
-        // another's, and the driver drops what it cannot hold.
-        if self.limits.preempts && round.met_buffer() && round.buffer_use > UPPER {
+        let over = round.met_buffer() && round.buffer_use > UPPER;
+        if over && self.limits.preempts {
             self.relieve();
+        } else if over {
+            self.budget = cut(self.budget).max(LOT_MIN.min(self.largest));
+        } else if round.frames > self.limits.ring / 4 * 3 {
+            // The ring nearly overflowed in this interval; it may in the next.
+            self.interval /= 2;
         }
     }
 
@@ -145,9 +165,9 @@ impl Policy for Adaptive {
         self.hurried = answers && rate >= HURRY_FROM;
         let wanted = self.wanted(rate, answers);
         // The knob is the device's, and costs a system call: moves of less than
-        // a quarter are not worth one, and an end of answers must last.
+        // a quarter are not worth one, and what lengthens it must last.
         let close = wanted.abs_diff(self.interval) * 4 <= self.interval.max(wanted);
-        if wanted.is_zero() && !self.interval.is_zero() {
+        if wanted < self.interval && !close {
             self.interval = wanted;
             self.agreed = 0;
         } else if close {

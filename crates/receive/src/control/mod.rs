@@ -72,6 +72,9 @@ pub const BUDGET_MIN: u32 = 2;
 pub const BUDGET_MAX: u32 = 3000;
 /// Longest interval that may be asked for.
 pub const INTERVAL_MAX: Duration = Duration::from_millis(1);
+/// Longest interval where nobody asks for another: a ring of 256 frames holds
+/// what comes in it at 1.28 million a second.
+pub const INTERVAL_USUAL: Duration = Duration::from_micros(200);
 /// How often a policy looks at sums. The paper samples every 100 ms; with
 /// steps of one budget an interval, recovery would take half a minute.
 pub const SAMPLING_INTERVAL: Duration = Duration::from_millis(10);
@@ -80,7 +83,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             budget: BUDGET_MAX,
-            interval: INTERVAL_MAX,
+            interval: INTERVAL_USUAL,
             ring: 256,
             preempts: false,
         }
@@ -202,6 +205,18 @@ impl PolicyKind {
             PolicyKind::QaPolling => "qapolling",
             PolicyKind::Rhip => "rhip",
             PolicyKind::Adaptive => "adaptive",
+        }
+    }
+
+    /// The limits it usually has. `napi` has no interval unless one is given:
+    /// its limits are its settings.
+    pub fn limits(self) -> Limits {
+        match self {
+            PolicyKind::Napi => Limits {
+                interval: Duration::ZERO,
+                ..Limits::default()
+            },
+            _ => Limits::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, QUEUES}
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{Interrupt, PATIENCE, POLL_MAX, Patience, Queue, Stray};
+use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
@@ -156,15 +156,12 @@ impl EmbeddedConfig {
                 "interval is {interval:?}; it must be at most {INTERVAL_MAX:?}"
             ));
         }
-        let usual = match self.policy {
-            PolicyKind::Napi => Duration::ZERO,
-            _ => PATIENCE,
-        };
+        let usual = self.policy.limits();
         Ok(Limits {
-            budget: self.budget.unwrap_or(BUDGET_MAX),
-            interval: self.interval.unwrap_or(usual),
+            budget: self.budget.unwrap_or(usual.budget),
+            interval: self.interval.unwrap_or(usual.interval),
             preempts: self.architecture.has_threads(),
-            ..Limits::default()
+            ..usual
         })
     }
 }
@@ -536,7 +533,7 @@ struct Parts {
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {
     let weak = || Arc::downgrade(core);
-    let (input, ready, stray) = (weak(), weak(), weak());
+    let (input, ready, sent, stray) = (weak(), weak(), weak(), weak());
     Upcalls {
         input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
             input
@@ -547,6 +544,12 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
             if let Some(core) = ready.upgrade() {
                 core.wake_channel(channel);
             }
+        }),
+        sent: Box::new(move || {
+            sent.upgrade().map_or(0, |core| {
+                let sent = core.queues.iter().map(|queue| &queue.sent);
+                sent.map(|sent| sent.load(Ordering::Relaxed)).sum()
+            })
         }),
         stray: Box::new(move |from, payload| {
             if let Some(core) = stray.upgrade() {

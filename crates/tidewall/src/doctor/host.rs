@@ -146,7 +146,7 @@ fn missing_capabilities(capabilities: u64) -> Finding {
     if !has(capabilities, SYS_NICE) {
         return Finding::warning(
             CHECK,
-            "all but CAP_SYS_NICE, which bsd, early-demux and soft-lrp need",
+            "all but CAP_SYS_NICE, which bsd, early-demux, softirq and soft-lrp need",
             "sudo tidewall doctor",
         );
     }

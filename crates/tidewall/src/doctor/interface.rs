@@ -5,7 +5,7 @@ use serde_json::Value;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use super::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
-use super::{Finding, queues, tool};
+use super::{Finding, control, queues, tool};
 
 /// Largest MTU at which a driver attaches a program that takes frames whole,
 /// as veth measured it (one page less headroom and tail).
@@ -128,6 +128,7 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
     findings.extend(peer(name, link, &all));
     findings.extend(queues::sysfs(name, link.ifindex, link.kind(), owner));
     findings.push(queues::napi(name, link.kind(), napis.as_deref()));
+    findings.extend(control::check(name, link.ifindex, link.kind()));
     findings
 }
 
@@ -139,7 +140,7 @@ fn same_namespace(process: u32) -> bool {
 }
 
 /// The value after `name:` in a listing of ethtool.
-fn value_of<'a>(listing: &'a str, name: &str) -> Option<&'a str> {
+pub fn value_of<'a>(listing: &'a str, name: &str) -> Option<&'a str> {
     listing
         .lines()
         .filter_map(|line| line.split_once(':'))

@@ -1,6 +1,7 @@
 //! `tidewall doctor`: what on this machine stands in Tidewall's way, and the
 //! exact command that mends it.
 
+mod control;
 mod firewall;
 mod host;
 mod interface;

@@ -46,7 +46,7 @@ pub const ENTRIES: &[Entry] = &[
         Driver,
         "raw",
         Way,
-        "Owned frames handed over without demultiplexing, as the bsd, early-demux and soft-lrp architectures want them.",
+        "Owned frames handed over without demultiplexing, as the bsd, early-demux, softirq and soft-lrp architectures want them.",
         "",
     ),
     entry(

@@ -1,44 +1,60 @@
 //! `tidewall stat`: what live stacks do, and where frames died.
 
 mod causes;
+pub mod control;
 pub mod explain;
+mod processor;
+mod screen;
 mod view;
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tidewall_socket::control;
+use tidewall_socket::control as sockets;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::units;
+use processor::Shares;
 
-/// Show what live Tidewall stacks do: queues, sockets, and drops by cause and place.
+/// Stacks that have ended that a terminal still shows.
+const GONE: usize = 3;
+
+/// Show what live Tidewall stacks do: receive control, queues, sockets, and drops by cause and place.
 ///
 /// Asks every stack of this host (or that of one process) twice, a second
 /// apart, and prints counts since the stack began and rates a second in
 /// between. Needs to be root, as the stacks are.
+///
+/// Receive control of a queue: its policy; Bp, most frames a round; T, least
+/// time between two interrupts; how frames came (idle, interrupt, mixed,
+/// polling); use of its fullest buffer. --watch shows them first, with the
+/// idle time of the processors that the stack's threads may run on.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall stat                 all live stacks, once\n  \
-    tidewall stat 4711 --watch    one process, every second until Ctrl-C\n  \
+    tidewall stat --watch         live, every second until Ctrl-C\n  \
+    tidewall stat 4711 --watch=0.5\n                                one process, twice a second\n  \
     tidewall stat --json          the same numbers for a program\n  \
     tidewall stat --explain       what each counter means and what to do about it\n  \
     tidewall stat --explain udp   the same for counters with `udp` in their names\n\n\
-    Counts are frames, except for sockets (datagrams). Exit code 1: no stack is live."
+    Counts are frames, except for sockets (datagrams). Exit code 1: no stack is live, or the \
+    watched one has ended; 2: wrong arguments, or not root."
 )]
 pub struct Arguments {
     /// Process whose stacks to show [default: all live stacks]
     #[arg(value_name = "PID")]
     process: Option<u32>,
-    /// Print JSON, one line a look: {"seconds": …, "stacks": [{"now": …, "before": …}]}
+    /// Print JSON, one line a look: {"seconds": …, "ended": […], "stacks": [{"now": …, "before": …,
+    /// "rates": [a queue's, a second], "processors": {"idle": 0 to 1, …}}]}
     #[arg(long)]
     json: bool,
-    /// Look again every SECONDS until interrupted; put PID before it
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = period)]
+    /// Look again every SECONDS, 0.1 to 60 [1 when left out], until interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+          default_missing_value = "1", value_parser = period)]
     watch: Option<Duration>,
     /// Explain the counters whose names contain WORD [default: all], and what to do about each
     #[arg(long, value_name = "WORD", num_args = 0..=1, default_missing_value = "",
@@ -48,10 +64,10 @@ pub struct Arguments {
 
 fn period(text: &str) -> Result<Duration, String> {
     let period = units::duration(text)?;
-    if (Duration::from_millis(100)..=Duration::from_secs(600)).contains(&period) {
+    if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&period) {
         Ok(period)
     } else {
-        Err("a period is 100ms to 600 s (a process id stands before --watch)".to_owned())
+        Err("a period is 0.1 to 60 seconds".to_owned())
     }
 }
 
@@ -65,6 +81,11 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Of a stack `now` and, unless it has just begun, `before`.
+    pub fn new(now: StackSnapshot, before: Option<StackSnapshot>) -> Self {
+        Pair { now, before }
+    }
+
     /// Seconds between the two by the stack's own clock.
     pub fn seconds(&self) -> f64 {
         let before = self.before.as_ref().map_or(0, |before| before.microseconds);
@@ -83,27 +104,36 @@ impl Pair {
     }
 }
 
+/// Process that a control socket belongs to.
+fn owner(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.split('.').next()?.parse().ok()
+}
+
+/// Control sockets of this host.
+fn all() -> Result<Vec<PathBuf>, Failure> {
+    sockets::live().map_err(|error| Failure::io(&format!("reading {}", sockets::DIRECTORY), &error))
+}
+
+fn of(process: Option<u32>, all: &[PathBuf]) -> Vec<PathBuf> {
+    all.iter()
+        .filter(|path| process.is_none_or(|process| owner(path) == Some(process)))
+        .cloned()
+        .collect()
+}
+
 /// Live stacks of one process, or of all.
 ///
 /// # Errors
 /// Exit code 1 when there are none.
 pub fn stacks(process: Option<u32>) -> Result<Vec<PathBuf>, Failure> {
-    let all = control::live()
-        .map_err(|error| Failure::io(&format!("reading {}", control::DIRECTORY), &error))?;
-    let of = |path: &Path| -> Option<u32> {
-        path.file_name()?.to_str()?.split('.').next()?.parse().ok()
-    };
-    let found: Vec<PathBuf> = all
-        .iter()
-        .filter(|path| process.is_none_or(|process| of(path) == Some(process)))
-        .cloned()
-        .collect();
+    let all = all()?;
+    let found = of(process, &all);
     match (found.is_empty(), process) {
         (false, _) => Ok(found),
         (true, Some(process)) if !all.is_empty() => {
             let mut others: Vec<String> = all
                 .iter()
-                .filter_map(|path| of(path))
+                .filter_map(|path| owner(path))
                 .map(|p| p.to_string())
                 .collect();
             others.dedup();
@@ -112,42 +142,138 @@ pub fn stacks(process: Option<u32>) -> Result<Vec<PathBuf>, Failure> {
                 others.join(", ")
             )))
         }
-        (true, _) => Err(Failure::answer(
-            "no Tidewall stack is live on this host; start one with: tidewall serve echo --interface IF",
-        )),
+        (true, _) => Err(none_live()),
+    }
+}
+
+fn none_live() -> Failure {
+    Failure::answer(
+        "no Tidewall stack is live on this host; start one with: tidewall serve echo --interface IF",
+    )
+}
+
+/// A snapshot of the stack behind a control socket; none when it has ended.
+fn ask(path: &Path) -> Result<Option<StackSnapshot>, Failure> {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+    let answer = match sockets::ask(path, "stat") {
+        Ok(answer) => answer,
+        Err(error)
+            if matches!(
+                error.kind(),
+                NotFound | ConnectionRefused | ConnectionReset | BrokenPipe
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(Failure::io(&format!("asking {}", path.display()), &error)),
+    };
+    match serde_json::from_str(&answer) {
+        Ok(snapshot) => Ok(Some(snapshot)),
+        // It ended in the middle of its answer.
+        Err(error) if error.is_eof() => Ok(None),
+        Err(error) => Err(Failure::answer(format!(
+            "{} answers in another form ({error}); use the tidewall command of the same version",
+            path.display()
+        ))),
     }
 }
 
 /// A snapshot of the stack behind a control socket.
 ///
 /// # Errors
-/// What asking reports, and an answer that is not a snapshot.
+/// What asking reports, a stack that has ended, and an answer that is not a
+/// snapshot.
 pub fn snapshot(path: &Path) -> Result<StackSnapshot, Failure> {
-    let answer = control::ask(path, "stat")
-        .map_err(|error| Failure::io(&format!("asking {}", path.display()), &error))?;
-    serde_json::from_str(&answer).map_err(|error| {
-        Failure::answer(format!(
-            "{} answers in another form ({error}); use the tidewall command of the same version",
-            path.display()
-        ))
-    })
+    ask(path)?.ok_or_else(|| Failure::answer(format!("the stack of {} has ended", path.display())))
 }
 
-/// One look at every stack; those that end meanwhile are left out.
-fn look(process: Option<u32>) -> Result<Vec<(PathBuf, StackSnapshot)>, Failure> {
-    let paths = stacks(process)?;
+/// One look at some stacks; those that have ended are left out.
+struct Look {
+    found: Vec<(PathBuf, StackSnapshot)>,
+    /// Those that do not answer, and why.
+    silent: Vec<(PathBuf, Failure)>,
+}
+
+/// Looks at these stacks.
+///
+/// # Errors
+/// Why one of them does not answer, when none does.
+fn look(paths: Vec<PathBuf>) -> Result<Look, Failure> {
     let mut found = Vec::new();
-    let mut failure = None;
+    let mut silent = Vec::new();
     for path in paths {
-        match snapshot(&path) {
-            Ok(snapshot) => found.push((path, snapshot)),
-            Err(error) => failure = Some(error),
+        match ask(&path) {
+            Ok(Some(snapshot)) => found.push((path, snapshot)),
+            Ok(None) => {}
+            Err(error) => silent.push((path, error)),
         }
     }
-    match failure {
-        Some(failure) if found.is_empty() => Err(failure),
-        _ => Ok(found),
+    match silent.pop() {
+        Some((_, failure)) if found.is_empty() => Err(failure),
+        last => {
+            silent.extend(last);
+            Ok(Look { found, silent })
+        }
     }
+}
+
+/// What `--json` prints at each look.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// Between two looks.
+    seconds: f64,
+    /// Stacks that have ended since the last one.
+    ended: &'a [String],
+    stacks: Vec<LineStack<'a>>,
+}
+
+#[derive(Serialize)]
+struct LineStack<'a> {
+    #[serde(flatten)]
+    pair: &'a Pair,
+    rates: Vec<control::Rates>,
+    processors: &'a Shares,
+}
+
+fn line<'a>(period: Duration, looks: &'a [(Pair, Shares)], ended: &'a [String]) -> Line<'a> {
+    Line {
+        seconds: period.as_secs_f64(),
+        ended,
+        stacks: looks
+            .iter()
+            .map(|(pair, shares)| LineStack {
+                pair,
+                rates: control::Rates::all(pair),
+                processors: shares,
+            })
+            .collect(),
+    }
+}
+
+/// Names of the stacks that were there before and have ended.
+fn ended(before: &[(PathBuf, StackSnapshot)], now: &Look) -> Vec<String> {
+    let found = now.found.iter().map(|(path, _)| path);
+    let known: Vec<&PathBuf> = found
+        .chain(now.silent.iter().map(|(path, _)| path))
+        .collect();
+    before
+        .iter()
+        .filter(|(path, _)| !known.contains(&path))
+        .map(|(_, stack)| view::name(stack))
+        .collect()
+}
+
+/// Why a look finds nothing more to look at.
+fn all_ended(names: &[String]) -> Failure {
+    let (plural, have) = if names.len() == 1 {
+        ("", "has")
+    } else {
+        ("s", "have")
+    };
+    Failure::answer(format!(
+        "the stack{plural} of {} {have} ended",
+        names.join(", ")
+    ))
 }
 
 /// Runs the subcommand.
@@ -163,47 +289,69 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let stop = stop_flag()?;
     let period = arguments.watch.unwrap_or(Duration::from_secs(1));
-    let screen = arguments.watch.is_some() && !arguments.json && std::io::stdout().is_terminal();
-    let mut before = look(arguments.process)?;
+    let screen = arguments.watch.is_some() && !arguments.json && io::stdout().is_terminal();
+    let mut processors = processor::Watch::default();
+    let mut before = look(stacks(arguments.process)?)?.found;
+    if before.is_empty() {
+        return Err(none_live());
+    }
+    processors.read(before.iter().map(|(_, stack)| stack.process));
+    // On a terminal what has ended stays to be read.
+    let mut gone: Vec<String> = Vec::new();
+    let mut first = true;
     loop {
         pause(period, &stop);
         if stop.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let now = look(arguments.process)?;
-        let pairs: Vec<Pair> = now
+        let now = look(of(arguments.process, &all()?))?;
+        let ended = ended(&before, &now);
+        if now.found.is_empty() {
+            return Err(all_ended(&ended));
+        }
+        processors.read(now.found.iter().map(|(_, stack)| stack.process));
+        let looks: Vec<(Pair, Shares)> = now
+            .found
             .iter()
-            .map(|(path, now)| Pair {
-                now: now.clone(),
-                before: before
-                    .iter()
-                    .find(|(earlier, _)| earlier == path)
-                    .map(|(_, before)| before.clone()),
+            .map(|(path, now)| {
+                let before = before.iter().find(|(earlier, _)| earlier == path);
+                let pair = Pair::new(now.clone(), before.map(|(_, before)| before.clone()));
+                (pair, processors.shares(now.process))
             })
             .collect();
+        let silent = now.silent.iter().map(|(_, failure)| failure.to_string());
         if arguments.json {
-            #[derive(Serialize)]
-            struct Look<'a> {
-                seconds: f64,
-                stacks: &'a [Pair],
-            }
-            say_json(&Look {
-                seconds: period.as_secs_f64(),
-                stacks: &pairs,
-            })?;
-        } else {
-            let text: String = pairs.iter().map(view::text).collect::<Vec<_>>().join("\n");
-            // Home and clear: the table stands still while its numbers change.
-            say(&if screen {
-                format!("\x1b[H\x1b[2J{text}")
+            say_json(&line(period, &looks, &ended))?;
+        } else if arguments.watch.is_some() {
+            gone.extend(
+                ended
+                    .iter()
+                    .map(|name| format!("the stack of {name} has ended")),
+            );
+            gone.drain(..gone.len().saturating_sub(GONE));
+            let notes: Vec<String> = gone.iter().cloned().chain(silent).collect();
+            let text = view::watch(&looks, &notes);
+            if screen {
+                let clear = if first { screen::CLEAR } else { "" };
+                say(&format!("{clear}{}", screen::over(&text)))?;
             } else {
-                text
-            })?;
+                say(&text)?;
+                gone.clear();
+            }
+        } else {
+            let texts: Vec<String> = looks
+                .iter()
+                .map(|(pair, shares)| view::text(pair, shares))
+                .collect();
+            say(&texts.join("\n"))?;
         }
         if arguments.watch.is_none() {
             return Ok(());
         }
-        before = now;
+        first = false;
+        // A stack that answers again later is compared with its last answer.
+        before.retain(|(path, _)| now.silent.iter().any(|(silent, _)| silent == path));
+        before.extend(now.found);
     }
 }
 
@@ -216,5 +364,91 @@ fn pause(time: Duration, stop: &AtomicBool) {
             return;
         }
         std::thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::control::tests::control;
+    use super::view::tests::stack;
+    use super::*;
+
+    #[test]
+    fn periods_are_checked() {
+        assert_eq!(period("1"), Ok(Duration::from_secs(1)));
+        assert_eq!(period("0.1"), Ok(Duration::from_millis(100)));
+        assert_eq!(period("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(period("60"), Ok(Duration::from_secs(60)));
+        for text in ["0", "0.09", "61", "4711", "-1", "soon"] {
+            assert!(period(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_look_is_one_line_of_json() {
+        let mut before = stack(1, 100, 0);
+        before.queues[0].control = control();
+        let mut now = stack(3, 300, 0);
+        now.queues[0].control = control();
+        now.queues[0].control.interrupts += 50;
+        let looks = [(Pair::new(now, Some(before)), Shares::default())];
+        let ended = ["process 9 on tw-z".to_owned()];
+        let text = serde_json::to_string(&line(Duration::from_secs(2), &looks, &ended)).unwrap();
+        assert!(!text.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["seconds"], 2.0);
+        assert_eq!(value["ended"][0], "process 9 on tw-z");
+        let stack = &value["stacks"][0];
+        assert_eq!(stack["rates"][0]["interrupts"], 25.0);
+        assert_eq!(stack["rates"][0]["frames"], 100.0);
+        assert!(stack["processors"]["idle"].is_null());
+        let control = &stack["now"]["queues"][0]["control"];
+        assert_eq!(control["policy"], "adaptive");
+        assert_eq!(control["interval"], 50_000);
+        assert_eq!(stack["before"]["queues"][0]["control"]["interrupts"], 1_000);
+    }
+
+    #[test]
+    fn stacks_that_have_ended_are_named() {
+        let one = (PathBuf::from("/run/1.0.sock"), stack(1, 0, 0));
+        let mut two = (PathBuf::from("/run/2.0.sock"), stack(1, 0, 0));
+        two.1.process = 2;
+        let before = [one.clone(), two];
+        let mut now = Look {
+            found: vec![one],
+            silent: Vec::new(),
+        };
+        assert_eq!(ended(&before, &now), ["process 2 on tw-x"]);
+        // One that does not answer has not ended.
+        let silent = (PathBuf::from("/run/2.0.sock"), Failure::answer("busy"));
+        now.silent.push(silent);
+        assert!(ended(&before, &now).is_empty());
+        now = look(Vec::new()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(
+            all_ended(&ended(&before[..1], &now)).to_string(),
+            "the stack of process 0 on tw-x has ended"
+        );
+        assert_eq!(
+            all_ended(&ended(&before, &now)).to_string(),
+            "the stacks of process 0 on tw-x, process 2 on tw-x have ended"
+        );
+    }
+
+    #[test]
+    fn a_stack_that_is_gone_is_no_error() {
+        let path = std::env::temp_dir().join(format!("tw-stat-{}.sock", std::process::id()));
+        assert!(ask(&path).is_ok_and(|found| found.is_none()));
+        // It accepts, and ends before it answers.
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let ending = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 5];
+            io::Read::read_exact(&mut stream, &mut request).unwrap();
+        });
+        assert!(ask(&path).is_ok_and(|found| found.is_none()));
+        ending.join().unwrap();
+        // Nobody listens any more.
+        assert!(snapshot(&path).is_err_and(|error| error.code() == 1));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -8,7 +8,9 @@ use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use super::Pair;
 use super::causes::ENTRIES;
+use super::control;
 use super::explain::{self, Counts, Place};
+use super::processor::Shares;
 use crate::table::{Align, Table, wrap};
 use crate::units::{age, count, per_second};
 
@@ -25,9 +27,39 @@ struct Loss {
 }
 
 /// Everything about one stack.
-pub fn text(pair: &Pair) -> String {
+pub fn text(pair: &Pair, shares: &Shares) -> String {
+    format!("{}{}\n{}", head(pair), shares.text(), details(pair))
+}
+
+/// What changes from look to look, of all stacks first; then the rest.
+pub fn watch(looks: &[(Pair, Shares)], notes: &[String]) -> String {
+    let mut text = String::new();
+    for note in notes {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{note}");
+    }
+    for (pair, shares) in looks {
+        let table = control::table(pair);
+        let _ = write!(text, "{}{}\n{table}\n", head(pair), shares.text());
+    }
+    for (pair, _) in looks {
+        if looks.len() > 1 {
+            let _ = writeln!(text, "{}", name(&pair.now));
+        }
+        text.push_str(details(pair).trim_start_matches('\n'));
+        text.push('\n');
+    }
+    text
+}
+
+/// How a stack is called in a sentence.
+pub fn name(stack: &StackSnapshot) -> String {
+    format!("process {} on {}", stack.process, stack.interface)
+}
+
+fn head(pair: &Pair) -> String {
     let now = &pair.now;
-    let mut text = format!(
+    format!(
         "{} on {}, process {}{}, up {}, rates over {:.1} s\n",
         now.architecture,
         now.interface,
@@ -37,8 +69,13 @@ pub fn text(pair: &Pair) -> String {
             .unwrap_or_default(),
         age(Duration::from_micros(now.microseconds)),
         pair.seconds(),
-    );
-    for queue in 0..now.queues.len() {
+    )
+}
+
+/// Every counter: queues, sockets, losses.
+fn details(pair: &Pair) -> String {
+    let mut text = String::new();
+    for queue in 0..pair.now.queues.len() {
         text.push_str(&queue_text(pair, queue));
     }
     text.push_str(&sockets(pair));
@@ -72,7 +109,10 @@ fn queue_text(pair: &Pair, number: usize) -> String {
     let rate = |find: fn(&QueueSnapshot) -> u64| {
         pair.rate(|stack| stack.queues.get(number).map_or(0, find))
     };
-    let mut text = format!("\nqueue {number}\n");
+    let mut text = format!(
+        "\nqueue {number}, receive control: {}\n",
+        control::line(&queue.control)
+    );
     let mut table = Table::new(
         2,
         &[
@@ -129,7 +169,7 @@ fn queue_text(pair: &Pair, number: usize) -> String {
         }
     }
     type Row = (&'static str, fn(&QueueSnapshot) -> u64, bool);
-    let rows: [Row; 6] = [
+    let rows: [Row; 9] = [
         ("delivered to channels", |queue| queue.delivered, false),
         ("lost in the ring", |queue| queue.lost_in_ring, true),
         ("for a channel closed meanwhile", |queue| queue.stale, true),
@@ -140,6 +180,17 @@ fn queue_text(pair: &Pair, number: usize) -> String {
             true,
         ),
         ("rounds", |queue| queue.rounds, false),
+        (
+            "rounds that used up Bp",
+            |queue| queue.control.exhausted_rounds,
+            false,
+        ),
+        ("interrupts", |queue| queue.control.interrupts, false),
+        (
+            "found their channel full",
+            |queue| queue.control.overflowed,
+            false,
+        ),
     ];
     for (name, find, lost) in rows {
         let frames = find(queue);
@@ -322,12 +373,14 @@ fn losses_text(pair: &Pair) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use tidewall_socket::snapshot::SocketSnapshot;
+pub mod tests {
+    use tidewall_socket::snapshot::{ControlSnapshot, SocketSnapshot};
 
+    use super::super::control::tests::control;
     use super::*;
 
-    fn stack(seconds: u64, frames: u64, full: u64) -> StackSnapshot {
+    /// A stack with one queue and one socket, which lost `full` of `frames`.
+    pub fn stack(seconds: u64, frames: u64, full: u64) -> StackSnapshot {
         let driver = [
             ("frames", frames),
             ("channel", frames - full),
@@ -351,7 +404,8 @@ mod tests {
                 empty_rounds: 5,
                 transmitted: 1,
                 no_transmit_frame: 0,
-                host: Default::default(),
+                host: BTreeMap::new(),
+                control: ControlSnapshot::default(),
             }],
             sockets: vec![SocketSnapshot {
                 channel: 2,
@@ -376,11 +430,8 @@ mod tests {
 
     #[test]
     fn rates_come_from_the_stack_s_own_clock() {
-        let pair = Pair {
-            now: stack(12, 3_000, 1_000),
-            before: Some(stack(10, 1_000, 0)),
-        };
-        let text = text(&pair);
+        let pair = Pair::new(stack(12, 3_000, 1_000), Some(stack(10, 1_000, 0)));
+        let text = text(&pair, &Shares::default());
         let line = |start: &str| -> Vec<String> {
             let line = text
                 .lines()
@@ -425,7 +476,7 @@ mod tests {
     fn only_losses_are_in_the_summary_and_each_is_explained_once() {
         let mut now = stack(12, 3_000, 1_000);
         now.queues.push(now.queues[0].clone());
-        let pair = Pair { now, before: None };
+        let pair = Pair::new(now, None);
         let found: Vec<(Place, Option<usize>, String, u64)> = losses(&pair)
             .into_iter()
             .map(|loss| (loss.place, loss.queue, loss.name, loss.lost))
@@ -450,11 +501,53 @@ mod tests {
         quiet.queues[0].kernel.clear();
         quiet.queues[0].driver.remove("channel-full");
         assert!(
-            text(&Pair {
-                now: quiet,
-                before: None
-            })
-            .ends_with("\nnothing was lost\n")
+            text(&Pair::new(quiet, None), &Shares::default()).ends_with("\nnothing was lost\n")
         );
+    }
+
+    #[test]
+    fn receive_control_is_a_line_of_its_queue() {
+        let mut now = stack(1, 5, 0);
+        now.queues[0].control = control();
+        let text = text(&Pair::new(now, None), &Shares::default());
+        assert!(
+            text.contains(
+                "\nqueue 0, receive control: adaptive, Bp 1,200, T 50 µs, mixed, fullest buffer 38 %\n"
+            ),
+            "{text}"
+        );
+        for row in [
+            "rounds that used up Bp",
+            "interrupts",
+            "found their channel full",
+        ] {
+            assert!(text.contains(&format!("\n  {row} ")), "no {row} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_changes_is_above_the_counters_of_all_stacks() {
+        let looks: Vec<(Pair, Shares)> = ["tw-x", "tw-y"]
+            .map(|interface| {
+                let mut now = stack(1, 5, 0);
+                now.interface = interface.to_owned();
+                (Pair::new(now, None), Shares::default())
+            })
+            .into();
+        let text = watch(
+            &looks,
+            &["the stack of process 9 on tw-z has ended".to_owned()],
+        );
+        let place = |word: &str| {
+            text.find(word)
+                .unwrap_or_else(|| panic!("no {word:?} in\n{text}"))
+        };
+        assert_eq!(place("the stack of process 9 on tw-z has ended\n"), 0);
+        assert!(place("ni-lrp on tw-x") < place("ni-lrp on tw-y"));
+        assert!(place("ni-lrp on tw-y") < place("\nprocess 0 on tw-x\nqueue 0"));
+        assert_eq!(text.matches("exhausted/s").count(), 2, "{text}");
+        assert_eq!(text.matches("driver: frames").count(), 2, "{text}");
+        // One stack needs no name above its counters.
+        assert!(!watch(&looks[..1], &[]).contains("process 0 on"));
     }
 }

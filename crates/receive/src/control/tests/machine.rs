@@ -250,7 +250,7 @@ impl Setup {
             budget: self.budget,
             ring: RING as u32,
             preempts: self.taker == Taker::Softirq,
-            ..Limits::default()
+            ..self.kind.limits()
         };
         let controller = Controller::new(self.kind, limits);
         Machine {

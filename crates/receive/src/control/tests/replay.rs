@@ -109,7 +109,7 @@ fn settings(kind: PolicyKind, preempts: bool, trace: &[(Duration, Round, Activit
         kind,
         Limits {
             preempts,
-            ..Limits::default()
+            ..kind.limits()
         },
     );
     let who = if preempts { "softirq" } else { "receiver" };

@@ -1,0 +1,389 @@
+//! Interrupt coalescing: T of receive control on a real card
+//! (`ethtool -C … rx-usecs`).
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use zerocopy::FromZeros;
+
+use super::layout::Coalesce;
+use super::{Device, Rescue, settle};
+use crate::raw::ethtool::{GET_COALESCE, SET_COALESCE};
+use crate::restore::{Guardian, Undo};
+
+const TIME: &str = "rx-usecs (interrupt coalescing, ethtool -C)";
+const FRAMES: &str = "rx-frames (interrupt coalescing, ethtool -C)";
+const INSTEAD: &str = "; T of a virtual device is its gro_flush_timeout in /sys/class/net";
+
+/// When a device interrupts for received frames: at the first of the two
+/// limits that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Moderation {
+    /// Longest wait after a frame arrived; zero: the count alone decides.
+    pub time: Duration,
+    /// Frames that are waited for; zero: the time alone decides.
+    pub frames: u32,
+    /// True while the driver adapts the time by itself.
+    pub adaptive: bool,
+}
+
+impl Moderation {
+    /// Asks the driver of `interface`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver has no coalescing (veth, the loopback
+    /// device); `NotFound` for no such interface; `InvalidInput` for what
+    /// cannot be an interface name.
+    pub fn read(interface: &str) -> io::Result<Moderation> {
+        Ok(Moderation::of(&Device::open(interface)?.coalesce()?))
+    }
+
+    fn of(values: &Coalesce) -> Moderation {
+        Moderation {
+            time: Duration::from_micros(u64::from(values.rx_usecs)),
+            frames: values.rx_frames,
+            adaptive: values.adaptive_rx != 0,
+        }
+    }
+}
+
+impl Device {
+    fn coalesce(&self) -> io::Result<Coalesce> {
+        let mut values = Coalesce::new_zeroed();
+        values.command = GET_COALESCE;
+        self.call(&mut values)
+            .map_err(|error| self.refused(TIME, INSTEAD, &error))?;
+        Ok(values)
+    }
+
+    /// Changes what `change` changes and leaves the rest as it is now. The
+    /// error is the kernel's own.
+    fn change_coalesce(&self, change: impl FnOnce(&mut Coalesce)) -> io::Result<()> {
+        let mut values = Coalesce::new_zeroed();
+        values.command = GET_COALESCE;
+        self.call(&mut values)?;
+        values.command = SET_COALESCE;
+        change(&mut values);
+        self.call(&mut values)
+    }
+}
+
+/// Control over a device's coalescing. The values found at the start come back
+/// when it is dropped or the process dies; only what was changed is put back.
+///
+/// Setting a value takes the kernel's lock on network configuration and has
+/// the driver talk to the device, from microseconds to milliseconds: for when
+/// a policy changes its mind, not for each round. Setting what is set already
+/// costs nothing.
+#[derive(Debug)]
+#[must_use = "dropping it puts the old values back at once"]
+pub struct Coalescing {
+    device: Device,
+    rescue: Rescue,
+    old: Moderation,
+    warnings: Vec<String>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The count that is meant to be set: found, or the caller's.
+    frames: u32,
+    /// Asked for last, and what the device made of it. Microseconds.
+    time: Option<(u32, u32)>,
+    /// Largest time worth asking for, in microseconds.
+    ceiling: u32,
+    changed_time: Change,
+    changed_frames: Change,
+    changed_adaptive: Change,
+}
+
+/// One of the device's values that is no longer the one found.
+#[derive(Debug, Default)]
+struct Change {
+    made: bool,
+    undo: Option<Undo>,
+}
+
+impl Change {
+    /// Registers `command` before the value is changed for the first time.
+    fn register(&mut self, rescue: &Rescue, command: &[&str]) -> io::Result<()> {
+        if !self.made {
+            self.undo = rescue.register(command)?;
+            self.made = true;
+        }
+        Ok(())
+    }
+}
+
+impl Coalescing {
+    /// Remembers the values of `interface` and switches the driver's own
+    /// adaptation off, which would overwrite what is set here. Time and count
+    /// stay as they are until set.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver has no coalescing (veth, the loopback
+    /// device) and `PermissionDenied` without CAP_NET_ADMIN, each naming knob
+    /// and interface; `NotFound`; `InvalidInput` for what cannot be an
+    /// interface name; what registering with the guardian reports. Nothing is
+    /// left changed.
+    pub fn take(guardian: &Guardian, interface: &str) -> io::Result<Coalescing> {
+        let device = Device::open(interface)?;
+        let found = device.coalesce()?;
+        let rescue = Rescue::new(guardian);
+        let warnings = rescue.warning(interface, "rx-usecs").into_iter().collect();
+        let old = Moderation::of(&found);
+        let mut state = State {
+            frames: found.rx_frames,
+            time: None,
+            ceiling: u32::MAX,
+            changed_time: Change::default(),
+            changed_frames: Change::default(),
+            changed_adaptive: Change::default(),
+        };
+        if old.adaptive {
+            let command = ["-C", interface, "adaptive-rx", "on"];
+            state.changed_adaptive.register(&rescue, &command)?;
+        }
+        let taken = Coalescing {
+            device,
+            rescue,
+            old,
+            warnings,
+            state: Mutex::new(state),
+        };
+        // Written even where nothing changes: a device that tells its values
+        // but takes none is to be known now.
+        taken
+            .device
+            .change_coalesce(|values| values.adaptive_rx = 0)
+            .map_err(|error| taken.device.refused(TIME, INSTEAD, &error))?;
+        Ok(taken)
+    }
+
+    /// Sets T: how long an interrupt may wait after a frame arrived. Rounded
+    /// up to whole microseconds, so that only zero is zero; at most what the
+    /// device takes, to within a factor of two, found by halving. Zero with no
+    /// count set means an interrupt a frame.
+    ///
+    /// Returns what the device then says it holds: drivers round too.
+    ///
+    /// # Errors
+    /// `Unsupported` naming knob and interface where the driver has coalescing
+    /// but no rx-usecs (tap); what registering with the guardian reports, and
+    /// then nothing is changed; what the driver reports.
+    pub fn set(&self, time: Duration) -> io::Result<Duration> {
+        let wanted = whole_microseconds(time);
+        let mut state = self.lock();
+        if let Some((asked, held)) = state.time
+            && asked == wanted
+        {
+            return Ok(Duration::from_micros(u64::from(held)));
+        }
+        let State {
+            frames,
+            ceiling,
+            changed_time,
+            changed_frames,
+            ..
+        } = &mut *state;
+        let found = self.old.time.as_micros().to_string();
+        let interface = &self.device.interface;
+        changed_time.register(&self.rescue, &["-C", interface, "rx-usecs", &found])?;
+        let write = |usecs, frames| {
+            self.device.change_coalesce(|values| {
+                values.rx_usecs = usecs;
+                values.rx_frames = frames;
+            })
+        };
+        let mut result = largest_accepted(wanted, ceiling, |usecs| write(usecs, *frames));
+        // linux/ethtool.h: "It is illegal to set both usecs and max_frames to
+        // zero"; few drivers mind. One frame says the same.
+        if wanted == 0 && *frames == 0 && result.as_ref().is_err_and(out_of_range) {
+            changed_frames.register(&self.rescue, &["-C", interface, "rx-frames", "0"])?;
+            result = write(0, 1).map(|()| 0);
+        }
+        result.map_err(|error| self.device.refused(TIME, INSTEAD, &error))?;
+        let held = self.device.coalesce()?.rx_usecs;
+        state.time = Some((wanted, held));
+        Ok(Duration::from_micros(u64::from(held)))
+    }
+
+    /// Sets after how many frames the interrupt comes although T is not over;
+    /// zero: T alone decides. Where a driver counts frames, T works only as
+    /// far as this count lets it.
+    /// Set T first when both are zero: some drivers refuse a moment with neither.
+    ///
+    /// # Errors
+    /// As [`Coalescing::set`], for rx-frames.
+    pub fn set_frames(&self, frames: u32) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.frames == frames {
+            return Ok(());
+        }
+        let found = self.old.frames.to_string();
+        let command = ["-C", &self.device.interface, "rx-frames", &found];
+        state.changed_frames.register(&self.rescue, &command)?;
+        self.device
+            .change_coalesce(|values| values.rx_frames = frames)
+            .map_err(|error| self.device.refused(FRAMES, "", &error))?;
+        state.frames = frames;
+        Ok(())
+    }
+
+    /// What the device did before.
+    pub fn old(&self) -> Moderation {
+        self.old
+    }
+
+    /// What the user should know although everything goes on, in words: that
+    /// a crash could not be undone.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Coalescing {
+    fn drop(&mut self) {
+        if !self.rescue.ours() {
+            return;
+        }
+        let old = self.old;
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let undone = if state.changed_time.made || state.changed_frames.made {
+            self.device.change_coalesce(|values| {
+                if state.changed_time.made {
+                    values.rx_usecs = u32::try_from(old.time.as_micros()).unwrap_or(u32::MAX);
+                }
+                if state.changed_frames.made {
+                    values.rx_frames = old.frames;
+                }
+            })
+        } else {
+            Ok(())
+        };
+        settle(state.changed_frames.undo.take(), &undone);
+        settle(state.changed_time.undo.take(), &undone);
+        // After the values: some drivers refuse them while they adapt.
+        if state.changed_adaptive.made {
+            let undone = self.device.change_coalesce(|values| values.adaptive_rx = 1);
+            settle(state.changed_adaptive.undo.take(), &undone);
+        }
+    }
+}
+
+/// Rounded up: a time that is not zero must not become "an interrupt a frame".
+fn whole_microseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// True for how drivers say that a value is too large.
+fn out_of_range(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::ERANGE | libc::EOVERFLOW)
+    )
+}
+
+/// Writes `wanted`, or the first of its halves that is accepted. Drivers do
+/// not tell their limit (1022 to 65535 µs are in use); `ceiling` remembers
+/// what was found out.
+fn largest_accepted(
+    wanted: u32,
+    ceiling: &mut u32,
+    mut write: impl FnMut(u32) -> io::Result<()>,
+) -> io::Result<u32> {
+    let mut value = wanted.min(*ceiling);
+    let first = value;
+    loop {
+        match write(value) {
+            Ok(()) => {
+                if value < first {
+                    *ceiling = value;
+                }
+                return Ok(value);
+            }
+            Err(error) if out_of_range(&error) && value > 1 => value /= 2,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_round_up_to_whole_microseconds_and_stop_at_the_field() {
+        let usecs = |nanos| whole_microseconds(Duration::from_nanos(nanos));
+        assert_eq!(usecs(0), 0);
+        assert_eq!(usecs(1), 1);
+        assert_eq!(usecs(1000), 1);
+        assert_eq!(usecs(1001), 2);
+        assert_eq!(usecs(200_000), 200);
+        assert_eq!(whole_microseconds(Duration::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn a_time_beyond_the_device_is_halved_once_and_remembered() {
+        let mut ceiling = u32::MAX;
+        let mut tried = Vec::new();
+        let mut device = |value: u32| {
+            tried.push(value);
+            if value > 1022 {
+                Err(io::Error::from_raw_os_error(libc::EINVAL))
+            } else {
+                Ok(())
+            }
+        };
+        let mut set = |wanted| largest_accepted(wanted, &mut ceiling, &mut device).unwrap();
+        assert_eq!(set(200), 200);
+        assert_eq!(set(5000), 625);
+        assert_eq!(set(5000), 625);
+        assert_eq!(set(100), 100);
+        assert_eq!(set(0), 0);
+        assert_eq!(tried, [200, 5000, 2500, 1250, 625, 625, 100, 0]);
+        assert_eq!(ceiling, 625);
+    }
+
+    #[test]
+    fn a_refusal_that_is_not_about_size_is_not_tried_again() {
+        let mut ceiling = u32::MAX;
+        let mut calls = 0;
+        let error = largest_accepted(5000, &mut ceiling, |_| {
+            calls += 1;
+            Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+        })
+        .unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!((calls, ceiling), (1, u32::MAX));
+        // And a device that takes nothing ends, with its own error.
+        let none = |_| Err(io::Error::from_raw_os_error(libc::ERANGE));
+        let error = largest_accepted(u32::MAX, &mut ceiling, none).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ERANGE));
+        assert_eq!(ceiling, u32::MAX);
+    }
+
+    #[test]
+    fn only_the_named_fields_differ_between_reading_and_writing() {
+        use zerocopy::IntoBytes;
+        let mut values = Coalesce::new_zeroed();
+        values.command = SET_COALESCE;
+        values.rx_usecs = 0x0102;
+        values.rx_frames = 0x0304;
+        values.adaptive_rx = 1;
+        let bytes = values.as_bytes();
+        let mut expected = [0u8; 92];
+        expected[..4].copy_from_slice(&0x0fu32.to_ne_bytes());
+        expected[4..8].copy_from_slice(&0x0102u32.to_ne_bytes());
+        expected[8..12].copy_from_slice(&0x0304u32.to_ne_bytes());
+        expected[40..44].copy_from_slice(&1u32.to_ne_bytes());
+        assert_eq!(bytes, expected);
+    }
+}

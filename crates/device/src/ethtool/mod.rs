@@ -1,0 +1,235 @@
+//! What a real network card lets its host decide: when it interrupts
+//! ([`Coalescing`]), which receive queue a flow lands on ([`Steering`], with
+//! [`Filters`] and [`Channels`]), and which transmit queue a CPU's frames
+//! leave on ([`xps`]).
+//!
+//! Everything set here is put back when its value is dropped, and by the
+//! [`Guardian`] when the process dies first. The guardian does the latter by
+//! running ethtool(8); where that program is not installed the change is made
+//! all the same and a warning says what a crash would leave behind. The
+//! guardian works in the network namespace in which it was started, so start
+//! it in the interface's.
+//!
+//! Virtual devices refuse most of this (veth, the loopback device). Every
+//! error names the interface and the knob, so that a caller can print it as a
+//! warning and go on with what it has; refusals have the kind `Unsupported`.
+//!
+//! Read first: ethtool(8) `-C`, `-N`, `-K`, `-l`; linux/ethtool.h;
+//! Documentation/networking/scaling.rst in the Linux tree.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::raw::ethtool::{self as raw, NAME_BYTES};
+use crate::raw::syscall;
+use crate::restore::{Guardian, Undo};
+
+mod channels;
+mod coalesce;
+mod layout;
+mod ntuple;
+mod rules;
+pub mod xps;
+
+pub use channels::Channels;
+pub use coalesce::{Coalescing, Moderation};
+pub use ntuple::{Filters, Flow, Steering};
+
+/// Where ethtool(8) is looked for.
+const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// An interface that requests are sent to. It stays with the network namespace
+/// it was opened in, wherever the thread goes later.
+#[derive(Debug)]
+struct Device {
+    socket: OwnedFd,
+    interface: String,
+    name: [u8; NAME_BYTES],
+}
+
+impl Device {
+    fn open(interface: &str) -> io::Result<Device> {
+        let name = name_bytes(interface)?;
+        // Any socket will do; a host without IPv4 has IPv6.
+        let socket = syscall::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
+            .or_else(|_| syscall::socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))?;
+        Ok(Device {
+            socket,
+            interface: interface.to_owned(),
+            name,
+        })
+    }
+
+    /// Sends a request and puts the answer in its place.
+    fn call<T: FromBytes + IntoBytes + Immutable>(&self, request: &mut T) -> io::Result<()> {
+        self.call_bytes(request.as_mut_bytes())
+    }
+
+    fn call_bytes(&self, request: &mut [u8]) -> io::Result<()> {
+        raw::call(self.socket.as_fd(), &self.name, request)
+    }
+
+    /// The error that a caller sees: interface, knob, reason, and for a device
+    /// that cannot do it what to do instead.
+    fn refused(&self, knob: &str, instead: &str, error: &io::Error) -> io::Error {
+        let interface = &self.interface;
+        let (kind, text) = match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => (
+                io::ErrorKind::Unsupported,
+                format!("{interface}: the device does not support {knob}{instead}"),
+            ),
+            Some(libc::EPERM) => (
+                io::ErrorKind::PermissionDenied,
+                format!("{interface}: {knob}: CAP_NET_ADMIN is needed"),
+            ),
+            Some(libc::ENODEV) => (
+                io::ErrorKind::NotFound,
+                format!("{interface}: {knob}: no such interface in this network namespace"),
+            ),
+            _ => (error.kind(), format!("{interface}: {knob}: {error}")),
+        };
+        io::Error::new(kind, text)
+    }
+}
+
+/// An interface name as the kernel takes it.
+fn name_bytes(interface: &str) -> io::Result<[u8; NAME_BYTES]> {
+    let bytes = interface.as_bytes();
+    // As dev_valid_name() in the kernel; names also become parts of paths.
+    let allowed = |&byte: &u8| byte != 0 && byte != b'/' && !byte.is_ascii_whitespace();
+    let fits = !bytes.is_empty() && bytes.len() < NAME_BYTES && bytes.iter().all(allowed);
+    if !fits || matches!(interface, "." | "..") {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{interface:?} is not an interface name"),
+        ));
+    }
+    let mut name = [0; NAME_BYTES];
+    for (to, from) in name.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    Ok(name)
+}
+
+/// Registers with the guardian how a device is put back.
+#[derive(Debug)]
+struct Rescue {
+    guardian: Guardian,
+    program: Option<String>,
+    /// Who made the changes. A forked copy must not undo them.
+    owner: u32,
+}
+
+impl Rescue {
+    fn new(guardian: &Guardian) -> Rescue {
+        Rescue {
+            guardian: guardian.clone(),
+            program: find_program(&PROGRAM_DIRECTORIES),
+            owner: std::process::id(),
+        }
+    }
+
+    /// `None` where ethtool(8) is not installed.
+    fn register(&self, arguments: &[&str]) -> io::Result<Option<Undo>> {
+        let Some(program) = &self.program else {
+            return Ok(None);
+        };
+        let mut command = vec![program.as_str()];
+        command.extend_from_slice(arguments);
+        self.guardian.on_exit_run(&command).map(Some)
+    }
+
+    /// What to tell the user where a crash would leave `what` behind.
+    fn warning(&self, interface: &str, what: &str) -> Option<String> {
+        let directories = PROGRAM_DIRECTORIES.join(", ");
+        self.program.is_none().then(|| {
+            format!(
+                "{interface}: no ethtool program in {directories}: {what} is put back at an \
+                 orderly end, not after a crash"
+            )
+        })
+    }
+
+    fn ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+}
+
+fn find_program(directories: &[&str]) -> Option<String> {
+    directories
+        .iter()
+        .map(|directory| format!("{directory}/ethtool"))
+        .find(|program| Path::new(program).is_file())
+}
+
+/// Ends a registered step once this process has tried to undo the change
+/// itself: forgotten when that worked or there is nothing left to undo, else
+/// carried out by command, and if that fails too kept by the guardian.
+fn settle(undo: Option<Undo>, undone: &io::Result<()>) {
+    let done = match undone {
+        Ok(()) => true,
+        Err(error) => error.raw_os_error() == Some(libc::ENODEV),
+    };
+    match undo {
+        // A guardian that is gone has nothing to forget.
+        Some(undo) if done => drop(undo.keep()),
+        undo => drop(undo),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_names_are_checked_before_they_go_anywhere() {
+        assert_eq!(
+            &name_bytes("eth0").unwrap(),
+            b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"
+        );
+        assert!(name_bytes("fifteen-letters").is_ok());
+        for name in ["", "sixteen-letters!", "a/b", "a b", "a\0", ".", ".."] {
+            let error = name_bytes(name).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_program_is_said_and_registers_nothing() {
+        assert_eq!(find_program(&["/proc/self", "/nonexistent"]), None);
+        let rescue = Rescue {
+            guardian: Guardian::start().unwrap(),
+            program: None,
+            owner: std::process::id(),
+        };
+        assert!(rescue.register(&["-C", "eth0"]).unwrap().is_none());
+        let warning = rescue.warning("eth0", "rx-usecs").unwrap();
+        assert!(warning.starts_with("eth0: no ethtool program in /usr/sbin, /sbin"));
+        assert!(warning.contains("rx-usecs is put back at an orderly end"));
+    }
+
+    #[test]
+    fn errors_name_interface_and_knob() {
+        let device = Device::open("eth9").unwrap();
+        let text = |code, kind| {
+            let error = device.refused("rx-usecs", "; try X", &io::Error::from_raw_os_error(code));
+            assert_eq!(error.kind(), kind);
+            error.to_string()
+        };
+        assert_eq!(
+            text(libc::EOPNOTSUPP, io::ErrorKind::Unsupported),
+            "eth9: the device does not support rx-usecs; try X"
+        );
+        assert_eq!(
+            text(libc::EPERM, io::ErrorKind::PermissionDenied),
+            "eth9: rx-usecs: CAP_NET_ADMIN is needed"
+        );
+        let absent = text(libc::ENODEV, io::ErrorKind::NotFound);
+        assert!(absent.starts_with("eth9: rx-usecs: no such interface"));
+        let other = text(libc::EINVAL, io::ErrorKind::InvalidInput);
+        assert!(other.starts_with("eth9: rx-usecs: Invalid argument"));
+    }
+}

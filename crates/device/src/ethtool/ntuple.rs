@@ -1,0 +1,281 @@
+//! Steering flows to receive queues (`ethtool -N`).
+
+use std::io;
+use std::net::IpAddr;
+
+use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
+use super::{Channels, Device, Rescue, rules, settle};
+use crate::demux::layout::Protocol;
+use crate::raw::ethtool::{GET_FLAGS, SET_FLAGS};
+use crate::restore::{Guardian, Undo};
+
+const KNOB: &str = "steering flows to receive queues (ntuple rules, ethtool -N)";
+/// What works where no rule can be inserted.
+const INSTEAD: &str = ": frames arrive on the queue that it, or on veth the sender, picks; on \
+     veth choose the peer's transmit queue, which is the receive queue here: \
+     echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus, or set the queue mapping of the \
+     sender's packets (tc skbedit queue_mapping N)";
+
+/// What to steer: packets to one port of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// Local address; `None`: all of both families; the unspecified address of
+    /// a family: all of that family.
+    pub address: Option<IpAddr>,
+    /// Destination port, 1 to 65535.
+    pub port: u16,
+}
+
+/// The device's switch for rules (`ethtool -K … ntuple`), on while this lives.
+/// Switching it off takes all rules away on most devices, so drop it after
+/// every [`Steering`] of the interface.
+#[derive(Debug)]
+#[must_use = "dropping it switches the feature back at once"]
+pub struct Filters {
+    device: Device,
+    rescue: Rescue,
+    undo: Option<Undo>,
+    /// True when it was off before.
+    changed: bool,
+    warnings: Vec<String>,
+}
+
+impl Filters {
+    /// Switches the feature on where it is off. It goes off again when this is
+    /// dropped or the process dies.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what to do instead, where the device has no such
+    /// feature (veth, the loopback device); `PermissionDenied` without
+    /// CAP_NET_ADMIN; `NotFound`; `InvalidInput` for what cannot be an
+    /// interface name; what registering with the guardian reports.
+    pub fn enable(guardian: &Guardian, interface: &str) -> io::Result<Filters> {
+        let device = Device::open(interface)?;
+        let rescue = Rescue::new(guardian);
+        let refused = |error| device.refused(KNOB, INSTEAD, &error);
+        let flags = device.flags().map_err(refused)?;
+        let mut changed = flags & FLAG_NTUPLE == 0;
+        let mut undo = None;
+        if changed {
+            undo = rescue.register(&["-K", interface, "ntuple", "off"])?;
+            let result = device.set_flags(flags | FLAG_NTUPLE);
+            if let Err(error) = result {
+                settle(undo, &Ok(()));
+                return Err(refused(error));
+            }
+            // A driver may refuse a feature without an error.
+            changed = device.flags().map_err(refused)? & FLAG_NTUPLE != 0;
+            if !changed {
+                settle(undo, &Ok(()));
+                return Err(refused(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+            }
+        }
+        let warnings = rescue.warning(interface, "ntuple").filter(|_| changed);
+        Ok(Filters {
+            device,
+            rescue,
+            undo,
+            changed,
+            warnings: warnings.into_iter().collect(),
+        })
+    }
+
+    /// As [`super::Coalescing::warnings`].
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl Drop for Filters {
+    fn drop(&mut self) {
+        if self.changed && self.rescue.ours() {
+            let flags = self.device.flags();
+            let undone = flags.and_then(|flags| self.device.set_flags(flags & !FLAG_NTUPLE));
+            settle(self.undo.take(), &undone);
+        }
+    }
+}
+
+impl Device {
+    fn flags(&self) -> io::Result<u32> {
+        let mut value = Value {
+            command: GET_FLAGS,
+            data: 0,
+        };
+        self.call(&mut value)?;
+        Ok(value.data)
+    }
+
+    fn set_flags(&self, data: u32) -> io::Result<()> {
+        let command = SET_FLAGS;
+        self.call(&mut Value { command, data })
+    }
+}
+
+/// A flow sent to one receive queue by the device, until this is dropped or
+/// the process dies.
+///
+/// A rule moves only its own flow. The others stay spread over all queues,
+/// this one too, by the device's hash; to keep them off a queue that a class
+/// is to have for itself, shrink the hash's share (`ethtool -X IF equal N`).
+/// Fragments after the first have no port and are spread with the others; so
+/// is the first on most devices.
+#[derive(Debug)]
+#[must_use = "dropping it removes the rules at once"]
+pub struct Steering {
+    device: Device,
+    rescue: Rescue,
+    /// In the order of insertion.
+    rules: Vec<Rule>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    location: u32,
+    undo: Option<Undo>,
+}
+
+impl Steering {
+    /// Steers `flow` to receive queue `queue` of `interface`. Have [`Filters`]
+    /// enabled first. Without an address it takes two rules; where the device
+    /// knows none for IPv6, the one for IPv4 is kept and
+    /// [`Steering::warnings`] says so.
+    ///
+    /// Where the driver chooses the place of a rule, it can be registered with
+    /// the guardian only once it is there: a crash in between leaves it.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what to do instead, where the device cannot steer
+    /// (veth, the loopback device); `InvalidInput` for port 0, a queue that is
+    /// not there, or what cannot be an interface name; `StorageFull` for a
+    /// full rule table; `PermissionDenied` without CAP_NET_ADMIN; `NotFound`;
+    /// what registering with the guardian reports. Nothing is left behind.
+    pub fn add(
+        guardian: &Guardian,
+        interface: &str,
+        flow: Flow,
+        queue: u32,
+    ) -> io::Result<Steering> {
+        let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if flow.port == 0 {
+            return invalid(format!("{interface}: port 0 cannot be steered"));
+        }
+        let device = Device::open(interface)?;
+        // A driver that does not tell will refuse the queue itself.
+        if let Ok(channels) = Channels::of(&device)
+            && queue >= channels.receive()
+        {
+            let present = channels.receive();
+            return invalid(format!(
+                "{interface}: no receive queue {queue}, it has {present} (ethtool -L changes that)"
+            ));
+        }
+        let rescue = Rescue::new(guardian);
+        let warnings = rescue.warning(interface, "a steering rule");
+        let mut steering = Steering {
+            device,
+            rescue,
+            rules: Vec::new(),
+            warnings: warnings.into_iter().collect(),
+        };
+        for address in rules::families(flow.address) {
+            match steering.insert(flow, address, queue) {
+                Ok(()) => {}
+                Err(error) if !steering.rules.is_empty() => steering
+                    .warnings
+                    .push(format!("{error}: IPv6 packets are not steered")),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(steering)
+    }
+
+    fn insert(&mut self, flow: Flow, address: IpAddr, queue: u32) -> io::Result<()> {
+        let Steering { device, rescue, .. } = self;
+        let spec = rules::encode(flow.protocol, address, flow.port, queue);
+        let mut call = |request: &mut [u8]| device.call_bytes(request);
+        let registered = |location: u32| {
+            let location = location.to_string();
+            rescue.register(&["-N", &device.interface, "delete", &location])
+        };
+        let wanted = rules::free_location(&mut call).map_err(|error| refused(device, &error))?;
+        let mut undo = None;
+        if wanted != LOCATION_ANY {
+            undo = registered(wanted)?;
+        }
+        let location = match rules::insert(&mut call, &spec, wanted) {
+            Ok(location) => location,
+            Err(error) => {
+                settle(undo, &Ok(()));
+                return Err(refused(device, &error));
+            }
+        };
+        if wanted == LOCATION_ANY {
+            undo = match registered(location) {
+                Ok(undo) => undo,
+                Err(error) => {
+                    // It must not stay where nobody would remove it.
+                    let _ = rules::delete(&mut call, location);
+                    return Err(error);
+                }
+            };
+        }
+        self.rules.push(Rule { location, undo });
+        Ok(())
+    }
+
+    /// Where the rules are in the device's table (`ethtool -n`).
+    pub fn locations(&self) -> impl Iterator<Item = u32> {
+        self.rules.iter().map(|rule| rule.location)
+    }
+
+    /// What the user should know although everything goes on, in words: that
+    /// IPv6 is not steered, that a crash could not be undone.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        if !self.rescue.ours() {
+            return;
+        }
+        let device = &self.device;
+        while let Some(rule) = self.rules.pop() {
+            let mut call = |request: &mut [u8]| device.call_bytes(request);
+            let undone = match rules::delete(&mut call, rule.location) {
+                // Somebody removed it already.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                undone => undone,
+            };
+            settle(rule.undo, &undone);
+        }
+    }
+}
+
+/// The error for a rule that the device did not take.
+fn refused(device: &Device, error: &io::Error) -> io::Error {
+    let refused = device.refused(KNOB, INSTEAD, error);
+    if error.raw_os_error() == Some(libc::ENODEV) {
+        return refused;
+    }
+    match device.flags() {
+        // Some drivers say "not supported" for "switched off"; the flag alone
+        // does not tell whether this one could be switched on.
+        Ok(flags) if flags & FLAG_NTUPLE == 0 => {
+            let interface = &device.interface;
+            io::Error::new(
+                refused.kind(),
+                format!(
+                    "{refused}; a driver that knows rules may want them switched on first: \
+                     ethtool -K {interface} ntuple on"
+                ),
+            )
+        }
+        _ => refused,
+    }
+}

@@ -1,0 +1,135 @@
+//! The SIOCETHTOOL call: a request in, the kernel's answer over it.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// linux/sockios.h; the same on every architecture.
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
+/// Bytes of an interface name, its closing zero included (IFNAMSIZ).
+pub(crate) const NAME_BYTES: usize = 16;
+
+/// ETHTOOL_GCOALESCE of linux/ethtool.h, as all that follow.
+pub(crate) const GET_COALESCE: u32 = 0x0e;
+/// ETHTOOL_SCOALESCE.
+pub(crate) const SET_COALESCE: u32 = 0x0f;
+/// ETHTOOL_GFLAGS.
+pub(crate) const GET_FLAGS: u32 = 0x25;
+/// ETHTOOL_SFLAGS.
+pub(crate) const SET_FLAGS: u32 = 0x26;
+/// ETHTOOL_GRXCLSRLCNT.
+pub(crate) const GET_RULE_COUNT: u32 = 0x2e;
+/// ETHTOOL_GRXCLSRLALL.
+pub(crate) const GET_ALL_RULES: u32 = 0x30;
+/// ETHTOOL_SRXCLSRLDEL.
+pub(crate) const DELETE_RULE: u32 = 0x31;
+/// ETHTOOL_SRXCLSRLINS.
+pub(crate) const INSERT_RULE: u32 = 0x32;
+/// ETHTOOL_GCHANNELS.
+pub(crate) const GET_CHANNELS: u32 = 0x3c;
+
+/// Bytes of `struct ethtool_coalesce`.
+pub(crate) const COALESCE_BYTES: usize = 92;
+/// Bytes of `struct ethtool_value`.
+pub(crate) const VALUE_BYTES: usize = 8;
+/// Bytes of `struct ethtool_channels`.
+pub(crate) const CHANNELS_BYTES: usize = 36;
+/// Bytes of `struct ethtool_rxnfc` without rule locations.
+pub(crate) const RULES_BYTES: usize = 192;
+/// Where `rule_cnt` is in `struct ethtool_rxnfc`.
+pub(crate) const RULE_COUNT_AT: usize = 184;
+/// Where `rule_locs` begins in `struct ethtool_rxnfc`.
+pub(crate) const LOCATIONS_AT: usize = 188;
+
+/// Bytes that the kernel may read and write for a request, `None` for a
+/// command that is not one of ours.
+fn needed(request: &[u8]) -> Option<usize> {
+    let command = u32::from_ne_bytes(*request.first_chunk::<4>()?);
+    Some(match command {
+        GET_COALESCE | SET_COALESCE => COALESCE_BYTES,
+        GET_FLAGS | SET_FLAGS => VALUE_BYTES,
+        GET_CHANNELS => CHANNELS_BYTES,
+        GET_RULE_COUNT | INSERT_RULE | DELETE_RULE => RULES_BYTES,
+        GET_ALL_RULES => {
+            let count = request.get(RULE_COUNT_AT..)?.first_chunk::<4>()?;
+            let locations = u32::from_ne_bytes(*count) as usize;
+            LOCATIONS_AT
+                .checked_add(locations.checked_mul(4)?)?
+                .max(RULES_BYTES)
+        }
+        _ => return None,
+    })
+}
+
+/// Carries out one request on the interface with this zero-padded name, in
+/// the network namespace that `fd` was opened in.
+///
+/// # Errors
+/// InvalidInput: a command that is not listed above, or a request shorter
+/// than its command needs. Otherwise what the kernel and the driver report.
+pub(crate) fn call(
+    fd: BorrowedFd<'_>,
+    name: &[u8; NAME_BYTES],
+    request: &mut [u8],
+) -> io::Result<()> {
+    if needed(request).is_none_or(|needed| request.len() < needed) || name[NAME_BYTES - 1] != 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: all-zero is a valid value of this plain C struct.
+    let mut interface: libc::ifreq = unsafe { mem::zeroed() };
+    for (to, from) in interface.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    interface.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
+    // SAFETY: `interface` is a valid ifreq; what it points to is valid for
+    // reads and writes of as many bytes as the kernel touches for this
+    // command, which `needed` says and was checked above.
+    let result = unsafe {
+        libc::ioctl(
+            fd.as_raw_fd(),
+            SIOCETHTOOL as _,
+            &mut interface as *mut libc::ifreq,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_request_shorter_than_the_kernel_touches_never_reaches_it() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut name = [0; NAME_BYTES];
+        name[..2].copy_from_slice(b"lo");
+        let kind = |command: u32, length: usize, rules: u32| {
+            let mut request = vec![0; length];
+            request[..4].copy_from_slice(&command.to_ne_bytes());
+            if length >= LOCATIONS_AT {
+                request[RULE_COUNT_AT..LOCATIONS_AT].copy_from_slice(&rules.to_ne_bytes());
+            }
+            call(socket.as_fd(), &name, &mut request)
+                .unwrap_err()
+                .kind()
+        };
+        let invalid = io::ErrorKind::InvalidInput;
+        assert_eq!(kind(GET_COALESCE, COALESCE_BYTES - 1, 0), invalid);
+        assert_eq!(kind(GET_CHANNELS, CHANNELS_BYTES - 1, 0), invalid);
+        assert_eq!(kind(SET_FLAGS, VALUE_BYTES - 1, 0), invalid);
+        assert_eq!(kind(INSERT_RULE, RULES_BYTES - 1, 0), invalid);
+        assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, 2), invalid);
+        assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, u32::MAX), invalid);
+        // ETHTOOL_GSET, whose struct is not described here.
+        assert_eq!(kind(1, 4096, 0), invalid);
+        // Long enough: the loopback device itself refuses.
+        assert_ne!(kind(GET_COALESCE, COALESCE_BYTES, 0), invalid);
+        assert_ne!(kind(GET_ALL_RULES, LOCATIONS_AT + 8, 2), invalid);
+    }
+}

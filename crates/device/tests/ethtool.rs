@@ -1,0 +1,362 @@
+//! What a card is asked for, against the kernel: a veth pair, which refuses
+//! coalescing and rules, and a tap, which takes rx-frames. In a namespace of
+//! its own; the parts that run inside it are ignored unless named.
+
+use std::fs;
+use std::io::{ErrorKind, Read, stdin};
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::ethtool::{Channels, Coalescing, Filters, Flow, Moderation, Steering, xps};
+use tidewall_device::restore::Guardian;
+
+/// Makes a veth pair `twa`/`twb` of two queues and, where it can, a tap `twt`.
+/// They end with the shell, as does its view of /sys.
+const DEVICES: &str = r#"
+mount -t sysfs tw-sys /sys || exit 1
+ip link add twa numrxqueues 2 numtxqueues 2 type veth \
+    peer name twb numrxqueues 2 numtxqueues 2 || exit 1
+ip tuntap add dev twt mode tap 2> /dev/null && ethtool -C twt rx-frames 3 || echo NO-TAP
+trap 'rm -f "$FIFO"' EXIT
+part() { "$SELF" --exact --ignored --nocapture "$1"; }
+"#;
+
+/// Runs `script` after [`DEVICES`] and returns what it said, or `None`, said
+/// aloud, where namespaces may not be made.
+fn in_namespace(name: &str, script: &str) -> Option<String> {
+    let output = Command::new("unshare")
+        .args(["--net", "--mount", "sh", "-c"])
+        .arg(format!("{DEVICES}{script}"))
+        .env("SELF", std::env::current_exe().unwrap())
+        .env(
+            "FIFO",
+            std::env::temp_dir().join(format!("tw-{name}-{}", std::process::id())),
+        )
+        .output()
+        .expect("unshare, of util-linux");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    if all.contains("unshare failed: Operation not permitted") {
+        println!("SKIPPED {name}: CAP_SYS_ADMIN");
+        return None;
+    }
+    if all.contains("NO-TAP") {
+        println!("SKIPPED the tap of {name}: /dev/net/tun and ethtool(8)");
+    }
+    Some(all)
+}
+
+/// The ends of lines: on one CPU the test's own name stands before them.
+fn assert_said(all: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(
+            all.lines().any(|said| said.trim_end().ends_with(line)),
+            "no {line} in:\n{all}"
+        );
+    }
+}
+
+#[test]
+fn devices_that_cannot_say_so_and_what_to_do() {
+    if let Some(all) = in_namespace("refusals", "part veth_refuses") {
+        assert_said(&all, &["REFUSED"]);
+    }
+}
+
+#[test]
+#[ignore = "a part of devices_that_cannot_say_so_and_what_to_do"]
+fn veth_refuses() {
+    let guardian = Guardian::start().unwrap();
+    for interface in ["twa", "lo"] {
+        let error = Coalescing::take(&guardian, interface).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{interface}: the device does not support rx-usecs (interrupt coalescing, \
+                 ethtool -C); T of a virtual device is its gro_flush_timeout in /sys/class/net"
+            )
+        );
+        let error = Moderation::read(interface).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+
+        let flow = Flow {
+            protocol: Protocol::Udp,
+            address: None,
+            port: 53,
+        };
+        let error = Filters::enable(&guardian, interface).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");
+        assert!(
+            text.contains("/sys/class/net/PEER/queues/tx-N/xps_cpus"),
+            "{text}"
+        );
+        let error = Steering::add(&guardian, interface, flow, 0).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");
+        assert!(
+            text.starts_with(&format!(
+                "{interface}: the device does not support steering flows to receive queues"
+            )),
+            "{text}"
+        );
+        assert!(
+            text.contains("/sys/class/net/PEER/queues/tx-N/xps_cpus"),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("ethtool -K {interface} ntuple on")),
+            "{text}"
+        );
+    }
+
+    let channels = Channels::read("twa").unwrap();
+    assert_eq!((channels.receive(), channels.transmit()), (2, 2));
+    let error = Channels::read("lo").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+
+    // A caller's mistakes, said before the device is asked.
+    let flow = |port| Flow {
+        protocol: Protocol::Tcp,
+        address: Some("192.0.2.1".parse().unwrap()),
+        port,
+    };
+    let wrong = |error: std::io::Error, kind, part: &str| {
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    let add = |interface, port, queue| {
+        Steering::add(&guardian, interface, flow(port), queue).unwrap_err()
+    };
+    wrong(
+        add("twa", 80, 2),
+        ErrorKind::InvalidInput,
+        "no receive queue 2, it has 2",
+    );
+    wrong(add("twa", 0, 0), ErrorKind::InvalidInput, "port 0");
+    wrong(add("tw-absent", 80, 0), ErrorKind::NotFound, "tw-absent");
+    wrong(
+        add("a/b", 80, 0),
+        ErrorKind::InvalidInput,
+        "not an interface name",
+    );
+    let error = Coalescing::take(&guardian, "tw-absent").unwrap_err();
+    wrong(error, ErrorKind::NotFound, "tw-absent: rx-usecs");
+    println!("REFUSED");
+}
+
+#[test]
+fn transmit_queues_come_back() {
+    let script = r#"
+part xps_is_set_and_restored
+mask() { cat /sys/class/net/twa/queues/tx-1/xps_cpus; }
+before=$(mask)
+mkfifo "$FIFO" || exit 1
+"$SELF" --exact --ignored --nocapture xps_until_killed < "$FIFO" & child=$!
+exec 3> "$FIFO"
+for i in $(seq 200); do [ "$(mask)" = "$before" ] || break; sleep 0.02; done
+[ "$(mask)" = "$before" ] || echo CHANGED
+kill -9 $child
+wait $child 2> /dev/null
+for i in $(seq 200); do [ "$(mask)" = "$before" ] && break; sleep 0.02; done
+[ "$(mask)" = "$before" ] && echo BACK
+"#;
+    if let Some(all) = in_namespace("xps", script) {
+        assert_said(&all, &["RESTORED", "CHANGED", "BACK"]);
+    }
+}
+
+/// The mask of `twa`'s second transmit queue without leading zeros and words.
+fn mask() -> String {
+    let text = fs::read_to_string("/sys/class/net/twa/queues/tx-1/xps_cpus").unwrap();
+    text.trim().trim_start_matches(['0', ',']).to_owned()
+}
+
+#[test]
+#[ignore = "a part of transmit_queues_come_back"]
+fn xps_is_set_and_restored() {
+    let guardian = Guardian::start().unwrap();
+    assert_eq!(mask(), "");
+    let knob = xps::set(&guardian, "twa", 1, &[0]).unwrap();
+    assert_eq!(mask(), "1");
+    drop(knob);
+    assert_eq!(mask(), "");
+
+    let error = xps::set(&guardian, "twa", 2, &[0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let text = error.to_string();
+    assert!(
+        text.starts_with("/sys/class/net/twa/queues/tx-2/xps_cpus: "),
+        "{text}"
+    );
+    // More than this kernel was built for, or than this machine can have.
+    let error = xps::set(&guardian, "twa", 1, &[8191]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("/sys/class/net/twa/queues/tx-1/xps_cpus: "),
+        "{text}"
+    );
+    assert_eq!(mask(), "");
+    println!("RESTORED");
+}
+
+#[test]
+#[ignore = "a part of transmit_queues_come_back"]
+fn xps_until_killed() {
+    let guardian = Guardian::start().unwrap();
+    let _knob = xps::set(&guardian, "twa", 1, &[0]).unwrap();
+    wait_to_be_killed();
+}
+
+/// The other end of this pipe stays open.
+fn wait_to_be_killed() {
+    let mut end = Vec::new();
+    assert_eq!(stdin().read_to_end(&mut end).unwrap(), 0);
+}
+
+#[test]
+fn the_peers_transmit_queue_decides_on_veth() {
+    let name = "the_peers_transmit_queue_decides_on_veth";
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        println!("SKIPPED {name}: two CPUs");
+        return;
+    }
+    // Counted by the poll, which veth uses for frames of a sender without TSO.
+    let script = r#"
+ip addr add 192.0.2.1/24 dev twb && ip link set twa up && ip link set twb up || exit 1
+ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev twb || exit 1
+ethtool -K twa gro on && ethtool -K twb tso off || echo NO-ETHTOOL
+taskset -c 0 "$SELF" --exact --ignored --nocapture xps_steers_veth
+"#;
+    if let Some(all) = in_namespace("steer", script) {
+        if all.contains("NO-ETHTOOL") {
+            println!("SKIPPED {name}: ethtool(8)");
+        } else {
+            assert_said(&all, &["STEERED"]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "a part of the_peers_transmit_queue_decides_on_veth"]
+fn xps_steers_veth() {
+    const FRAMES: u64 = 200;
+    let received = || {
+        let output = Command::new("ethtool")
+            .args(["-S", "twa"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        [0, 1].map(|queue| {
+            let name = format!("rx_queue_{queue}_xdp_packets: ");
+            let mut counts = text.lines().map(str::trim);
+            let count = counts.find_map(|line| line.strip_prefix(&name)).unwrap();
+            count.parse::<u64>().unwrap()
+        })
+    };
+    let guardian = Guardian::start().unwrap();
+    // We run on CPU 0: first it owns transmit queue 1, then 0.
+    for (ours, other) in [(1, 0), (0, 1)] {
+        let _ours = xps::set(&guardian, "twb", ours, &[0]).unwrap();
+        let _other = xps::set(&guardian, "twb", other, &[1]).unwrap();
+        let before = received();
+        // A socket remembers its queue, so a new one each time.
+        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+        for _ in 0..FRAMES {
+            socket.send_to(b"tidewall", "192.0.2.2:53").unwrap();
+        }
+        let count = |queue: u32| {
+            let queue = queue as usize;
+            received()[queue] - before[queue]
+        };
+        let end = Instant::now() + Duration::from_secs(5);
+        while count(ours) < FRAMES && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert!(count(ours) >= FRAMES, "{before:?} {:?}", received());
+        // The kernel's own few, such as neighbour solicitations.
+        assert!(count(other) < FRAMES / 2, "{before:?} {:?}", received());
+    }
+    println!("STEERED");
+}
+
+#[test]
+fn coalescing_comes_back() {
+    let script = r#"
+part coalescing_is_set_and_restored
+frames() { ethtool -c twt | sed -n 's/^rx-frames:[[:space:]]*//p'; }
+[ "$(frames)" = 3 ] && echo DROPPED
+mkfifo "$FIFO" || exit 1
+"$SELF" --exact --ignored --nocapture coalescing_until_killed < "$FIFO" & child=$!
+exec 3> "$FIFO"
+for i in $(seq 200); do [ "$(frames)" = 8 ] && break; sleep 0.02; done
+[ "$(frames)" = 8 ] && echo CHANGED
+kill -9 $child
+wait $child 2> /dev/null
+for i in $(seq 200); do [ "$(frames)" = 3 ] && break; sleep 0.02; done
+[ "$(frames)" = 3 ] && echo BACK
+"#;
+    if let Some(all) = in_namespace("coalescing", script)
+        && !all.contains("NO-TAP")
+    {
+        assert_said(&all, &["RESTORED", "DROPPED", "CHANGED", "BACK"]);
+    }
+}
+
+#[test]
+#[ignore = "a part of coalescing_comes_back"]
+fn coalescing_is_set_and_restored() {
+    let guardian = Guardian::start().unwrap();
+    let frames = || Moderation::read("twt").unwrap().frames;
+    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    assert!(coalescing.warnings().is_empty());
+    let old = coalescing.old();
+    assert_eq!(
+        (old.time, old.frames, old.adaptive),
+        (Duration::ZERO, 3, false)
+    );
+    coalescing.set_frames(16).unwrap();
+    assert_eq!(frames(), 16);
+    // The tap has no time; its zero can be set, and nothing else.
+    assert_eq!(coalescing.set(Duration::ZERO).unwrap(), Duration::ZERO);
+    let error = coalescing.set(Duration::from_micros(50)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(
+        text.starts_with("twt: the device does not support rx-usecs"),
+        "{text}"
+    );
+    // One knob refused leaves the other under control.
+    assert_eq!(frames(), 16);
+    coalescing.set_frames(5).unwrap();
+    assert_eq!(frames(), 5);
+    drop(coalescing);
+    assert_eq!(frames(), 3);
+
+    // Taken and left alone, nothing is written over what others set.
+    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    let set = |count: &str| {
+        let status = Command::new("ethtool")
+            .args(["-C", "twt", "rx-frames", count])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    };
+    set("9");
+    drop(coalescing);
+    assert_eq!(frames(), 9);
+    set("3");
+    println!("RESTORED");
+}
+
+#[test]
+#[ignore = "a part of coalescing_comes_back"]
+fn coalescing_until_killed() {
+    let guardian = Guardian::start().unwrap();
+    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    coalescing.set_frames(8).unwrap();
+    wait_to_be_killed();
+}

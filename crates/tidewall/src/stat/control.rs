@@ -1,0 +1,282 @@
+//! Receive control as people see it: what each queue's policy does now, and
+//! how often rounds, interrupts and overflows came.
+
+use serde::Serialize;
+use tidewall_socket::snapshot::{ControlSnapshot, QueueSnapshot};
+
+use super::Pair;
+use crate::table::{Align, Table};
+use crate::units::{count, per_second, trimmed};
+
+/// Characters of the bar that shows a buffer's use.
+const BAR: usize = 10;
+
+/// One queue's rates a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Rounds of receiving.
+    pub rounds: f64,
+    /// Rounds that used up their budget.
+    pub exhausted_rounds: f64,
+    /// Times the device woke the poller.
+    pub interrupts: f64,
+    /// Frames appended to channels.
+    pub frames: f64,
+    /// Frames that found their channel full.
+    pub overflowed: f64,
+}
+
+impl Rates {
+    /// Those of a queue between the two looks of a pair.
+    pub fn of(pair: &Pair, queue: usize) -> Self {
+        let rate = |find: fn(&QueueSnapshot) -> u64| {
+            pair.rate(|stack| stack.queues.get(queue).map_or(0, find))
+        };
+        Rates {
+            rounds: rate(|queue| queue.rounds),
+            exhausted_rounds: rate(|queue| queue.control.exhausted_rounds),
+            interrupts: rate(|queue| queue.control.interrupts),
+            frames: rate(|queue| queue.delivered),
+            overflowed: rate(|queue| queue.control.overflowed),
+        }
+    }
+
+    /// Those of every queue.
+    pub fn all(pair: &Pair) -> Vec<Self> {
+        (0..pair.now.queues.len())
+            .map(|queue| Rates::of(pair, queue))
+            .collect()
+    }
+}
+
+/// T for people: `0` where every frame may interrupt.
+pub fn interval(control: &ControlSnapshot) -> String {
+    trimmed(control.interval)
+}
+
+/// One line: `adaptive, Bp 300, T 50 µs, polling, fullest buffer 37 %`.
+pub fn line(control: &ControlSnapshot) -> String {
+    if control.policy.is_empty() {
+        return "none".to_owned();
+    }
+    format!(
+        "{}, Bp {}, T {}, {}, fullest buffer {}",
+        control.policy,
+        count(control.budget.into()),
+        interval(control),
+        control.mode,
+        percent(control.buffer_use),
+    )
+}
+
+/// `Bp 300, T 50 µs` for `serve`; with `/` between queues that differ.
+pub fn short<'a>(queues: impl Iterator<Item = &'a ControlSnapshot> + Clone) -> String {
+    let joined = |of: fn(&ControlSnapshot) -> String| {
+        let mut all: Vec<String> = queues.clone().map(of).collect();
+        if all.windows(2).all(|two| two.first() == two.last()) {
+            all.truncate(1);
+        }
+        all.join("/")
+    };
+    format!(
+        "Bp {}, T {}",
+        joined(|control| count(control.budget.into())),
+        joined(interval)
+    )
+}
+
+fn used(share: f64) -> f64 {
+    if share.is_finite() {
+        share.clamp(0.0, 1.0)
+    } else {
+        0.0
+    }
+}
+
+/// Never 100 % unless full, never 0 % unless empty.
+fn percent(share: f64) -> String {
+    match used(share) {
+        share if share > 0.0 && share < 0.01 => "<1 %".to_owned(),
+        share if share > 0.99 && share < 1.0 => ">99 %".to_owned(),
+        share => format!("{:.0} %", 100.0 * share),
+    }
+}
+
+/// `####......`; the last mark only of a full buffer.
+fn bar(share: f64) -> String {
+    let marks = (used(share) * BAR as f64) as usize;
+    format!("{}{}", "#".repeat(marks), ".".repeat(BAR - marks))
+}
+
+/// A line a queue, with its rates.
+pub fn table(pair: &Pair) -> String {
+    let mut table = Table::new(
+        2,
+        &[
+            ("queue", Align::Right),
+            ("policy", Align::Left),
+            ("Bp", Align::Right),
+            ("T", Align::Right),
+            ("mode", Align::Left),
+            ("buffer use", Align::Left),
+            ("", Align::Right),
+            ("rounds/s", Align::Right),
+            ("exhausted/s", Align::Right),
+            ("interrupts/s", Align::Right),
+            ("frames/s", Align::Right),
+            ("overflow/s", Align::Right),
+        ],
+    );
+    for (number, queue) in pair.now.queues.iter().enumerate() {
+        let control = &queue.control;
+        let rates = Rates::of(pair, number);
+        let known = |text: String| {
+            if control.policy.is_empty() {
+                "-".to_owned()
+            } else {
+                text
+            }
+        };
+        table.row([
+            number.to_string(),
+            known(control.policy.clone()),
+            known(count(control.budget.into())),
+            known(interval(control)),
+            known(control.mode.clone()),
+            known(bar(control.buffer_use)),
+            known(percent(control.buffer_use)),
+            per_second(rates.rounds),
+            per_second(rates.exhausted_rounds),
+            per_second(rates.interrupts),
+            per_second(rates.frames),
+            per_second(rates.overflowed),
+        ]);
+    }
+    table.text()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::super::view::tests::stack;
+    use super::*;
+
+    /// Receive control of a queue under load.
+    pub fn control() -> ControlSnapshot {
+        ControlSnapshot {
+            policy: "adaptive".to_owned(),
+            budget: 1200,
+            interval: 50_000,
+            mode: "mixed".to_owned(),
+            buffer_use: 0.375,
+            exhausted_rounds: 100,
+            interrupts: 1_000,
+            overflowed: 30,
+        }
+    }
+
+    fn pair() -> Pair {
+        let mut before = stack(10, 1_000, 0);
+        before.queues[0].control = control();
+        let mut now = stack(12, 3_000, 0);
+        now.queues[0].rounds += 400;
+        now.queues[0].control = ControlSnapshot {
+            exhausted_rounds: 300,
+            interrupts: 1_011,
+            ..control()
+        };
+        Pair::new(now, Some(before))
+    }
+
+    #[test]
+    fn rates_are_those_between_two_looks() {
+        assert_eq!(
+            Rates::all(&pair()),
+            [Rates {
+                rounds: 200.0,
+                exhausted_rounds: 100.0,
+                interrupts: 5.5,
+                frames: 1_000.0,
+                overflowed: 0.0,
+            }]
+        );
+    }
+
+    #[test]
+    fn a_queue_is_one_line_of_the_table() {
+        let text = table(&pair());
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert_eq!(
+            lines[1],
+            [
+                "0",
+                "adaptive",
+                "1,200",
+                "50",
+                "µs",
+                "mixed",
+                "###.......",
+                "38",
+                "%",
+                "200",
+                "100",
+                "5.5",
+                "1,000",
+                "-"
+            ]
+        );
+        // A stack that reports no receive control has its rates all the same.
+        let mut pair = pair();
+        pair.now.queues[0].control = ControlSnapshot::default();
+        let text = table(&pair);
+        let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(
+            cells,
+            [
+                "0", "-", "-", "-", "-", "-", "-", "200", "-", "-", "1,000", "-"
+            ]
+        );
+        assert_eq!(line(&ControlSnapshot::default()), "none");
+    }
+
+    #[test]
+    fn control_is_said_in_a_line() {
+        assert_eq!(
+            line(&control()),
+            "adaptive, Bp 1,200, T 50 µs, mixed, fullest buffer 38 %"
+        );
+        let other = ControlSnapshot {
+            interval: 0,
+            ..control()
+        };
+        assert_eq!(short([&control()].into_iter()), "Bp 1,200, T 50 µs");
+        assert_eq!(
+            short([&control(), &other].into_iter()),
+            "Bp 1,200, T 50 µs/0"
+        );
+    }
+
+    #[test]
+    fn only_a_full_buffer_is_shown_full() {
+        assert_eq!(
+            (bar(0.0), percent(0.0)),
+            (".".repeat(BAR), "0 %".to_owned())
+        );
+        assert_eq!(percent(0.001), "<1 %");
+        assert_eq!(
+            (bar(0.999).as_str(), percent(0.999).as_str()),
+            ("#########.", ">99 %")
+        );
+        assert_eq!(
+            (bar(1.0), percent(1.0)),
+            ("#".repeat(BAR), "100 %".to_owned())
+        );
+        assert_eq!(
+            (bar(f64::NAN), percent(7.0)),
+            (".".repeat(BAR), "100 %".to_owned())
+        );
+    }
+}

@@ -1,0 +1,61 @@
+//! Text that stands still on a terminal while its numbers change.
+//!
+//! Nothing of the terminal is switched (no other screen, no hidden cursor), so
+//! that there is nothing to switch back however the command ends.
+
+use crate::raw;
+
+/// Clears the screen, for the first block.
+pub const CLEAR: &str = "\x1b[2J";
+
+/// A block of text written over the last one, cut to the terminal's size.
+pub fn over(text: &str) -> String {
+    draw(text, raw::terminal_size())
+}
+
+/// Cut to `size`, columns and rows; the whole text where it is not known.
+fn draw(text: &str, size: Option<(usize, usize)>) -> String {
+    let (columns, rows) = size.unwrap_or((usize::MAX, usize::MAX));
+    let lines: Vec<&str> = text.lines().collect();
+    // The line below the last is where the cursor stands.
+    let room = rows.saturating_sub(1).max(1);
+    let (shown, left) = if lines.len() <= room {
+        (lines.as_slice(), 0)
+    } else {
+        let (shown, rest) = lines.split_at(room - 1);
+        (shown, rest.len())
+    };
+    let mut block = String::from("\x1b[H");
+    let mut add = |line: &str| {
+        block.extend(line.chars().take(columns));
+        // Clears what the last block had further right.
+        block.push_str("\x1b[K\n");
+    };
+    shown.iter().for_each(|line| add(line));
+    if left > 0 {
+        add(&format!(
+            "({left} more lines: a taller window or `tidewall stat` shows them)"
+        ));
+    }
+    block.push_str("\x1b[J");
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_fits_the_window() {
+        let text = "first\nsecond\nthird\n";
+        let whole = "\x1b[Hfirst\x1b[K\nsecond\x1b[K\nthird\x1b[K\n\x1b[J";
+        assert_eq!(draw(text, None), whole);
+        assert_eq!(draw(text, Some((80, 4))), whole);
+        assert_eq!(
+            draw(text, Some((5, 3))),
+            "\x1b[Hfirst\x1b[K\n(2 mo\x1b[K\n\x1b[J"
+        );
+        // A terminal that calls itself tiny gets a line all the same.
+        assert_eq!(draw(text, Some((5, 0))), "\x1b[H(3 mo\x1b[K\n\x1b[J");
+    }
+}
