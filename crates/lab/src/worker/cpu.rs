@@ -116,6 +116,15 @@ pub(crate) struct Spent {
     pub(crate) overflowed: f64,
 }
 
+/// Frames of a queue that reached a socket's queue. The softirq's own way does
+/// not pass where `delivered` is counted: what the driver let through and found
+/// room.
+fn reached(queue: &QueueSnapshot) -> u64 {
+    let frames = queue.driver.get("frames").copied().unwrap_or(0);
+    let full = queue.host.get("channel_full").copied().unwrap_or(0);
+    queue.delivered.max(frames.saturating_sub(full))
+}
+
 impl Spent {
     pub(crate) fn between(before: &Cpu, after: &Cpu) -> Self {
         let queues = |of: fn(&QueueSnapshot) -> u64| after.sum(of).saturating_sub(before.sum(of));
@@ -131,7 +140,7 @@ impl Spent {
             application: threads(|thread| thread.first),
             switches: switches(after).saturating_sub(switches(before)) as f64,
             frames: queues(|queue| queue.driver.get("frames").copied().unwrap_or(0)) as f64,
-            delivered: queues(|queue| queue.delivered) as f64,
+            delivered: queues(reached) as f64,
             rounds: queues(|queue| queue.rounds.saturating_sub(queue.empty_rounds)) as f64,
             interrupts: queues(|queue| queue.control.interrupts) as f64,
             overflowed: queues(|queue| queue.control.overflowed) as f64,
