@@ -67,6 +67,12 @@ pub trait Receive: Send {
         false
     }
 
+    /// True while every poll leaves the interrupt enabled, whatever it was asked
+    /// for: nobody waits, as the patience is zero.
+    fn interrupts_at_once(&self) -> bool {
+        false
+    }
+
     /// Datagrams that reached the kernel instead of the queue while the
     /// device's poll was being learned: moves one into `payload`. `None` when
     /// there are none, which is always so after start-up.
@@ -86,7 +92,7 @@ pub struct Stray {
 
 /// Most frames of one poll: twice the weight that drivers know.
 pub const POLL_MAX: u32 = 128;
-/// How long a device waits where nothing else was said: the 256 slots of a veth
+/// How long a device waits until something else is said: the 256 slots of a veth
 /// ring at 1.28 million frames/s.
 pub const PATIENCE: Duration = Duration::from_micros(200);
 /// Longest time that a sleeper may ask for.
@@ -96,8 +102,7 @@ pub const PATIENCE_MAX: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// The receiver may sleep: this long, and no longer than [`PATIENCE_MAX`].
-    /// Zero leaves the device's own time, which only matters until a poll with
-    /// [`Interrupt::Armed`] finds nothing: [`PATIENCE`].
+    /// Zero: the device interrupts with the next frame after any poll.
     Sleep(Duration),
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device
     /// masked starts a timer of this length. One that is longer than a

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidewall_load::{BlastSpec, LoadSpec, Phase, PingSpec, SenderKind, Wait, run, run_until};
+use tidewall_load::{
+    BlastSpec, LoadSpec, Phase, PingSpec, RateStep, SenderKind, Wait, run, run_until,
+    run_with_interval,
+};
 
 fn load(blast: Option<BlastSpec>, ping: Option<PingSpec>, milliseconds: u64) -> LoadSpec {
     LoadSpec {
@@ -60,6 +63,38 @@ fn a_port_that_nobody_owns_is_blasted_all_the_same() {
     let counts = report.blast.unwrap().whole;
     assert_eq!(counts.offered, 500);
     assert_eq!(counts.sent + counts.skipped, 500, "{counts:?}");
+}
+
+#[test]
+fn a_rate_steps_when_it_is_told_to() {
+    if Command::new("ip").arg("-V").output().is_err() {
+        println!("SKIPPED a_rate_steps_when_it_is_told_to: no program ip");
+        return;
+    }
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut blast = BlastSpec::new(SenderKind::Socket, socket.local_addr().unwrap());
+    blast.rate = Some(500);
+    blast.steps = vec![
+        RateStep {
+            after: Duration::from_millis(100),
+            rate: 5_000,
+        },
+        RateStep {
+            after: Duration::from_millis(200),
+            rate: 100,
+        },
+    ];
+    let mut looks = 0;
+    let never = AtomicBool::new(false);
+    let every = Duration::from_millis(10);
+    let report = run_with_interval(&load(Some(blast), None, 300), &never, every, |_| {
+        looks += 1;
+    });
+    let whole = report.unwrap().blast.unwrap().whole;
+    // 50, then 500, then 10; each part begins with its first packet.
+    assert!((555..=565).contains(&whole.offered), "{whole:?}");
+    assert_eq!(whole.sent + whole.ring_full + whole.skipped, whole.offered);
+    assert!((5..=30).contains(&looks), "{looks}");
 }
 
 #[test]

@@ -146,8 +146,20 @@ pub struct Poller {
     each: u32,
     controller: Option<Controller>,
     fullness: Fullness,
-    /// Of each channel, the tail when frames were last appended.
-    tails: Box<[u32]>,
+    /// Of each channel, what its receiver had taken when frames were last
+    /// appended.
+    taken: Box<[Taken]>,
+    /// Number of the round.
+    turn: u32,
+}
+
+/// How far a channel's receiver had come, at the first append of a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    tail: u32,
+    turn: u32,
+    /// It had taken frames since the round before.
+    moves: bool,
 }
 
 /// Use of channels seen in a round.
@@ -219,7 +231,8 @@ pub fn open(
         each: POLL_MAX,
         controller: None,
         fullness: Fullness::default(),
-        tails: vec![0; CHANNELS].into(),
+        taken: vec![Taken::default(); CHANNELS].into(),
+        turn: 0,
     };
     poller.refill();
     (poller, shared, transmit, for_transmit)
@@ -283,6 +296,7 @@ impl Shared {
                 let mut run = Run::default();
                 run.add(&self.slots, frame);
                 end.sender.append(&self.slots, run);
+                self.counters.delivered.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
             _ => Err(frame),
@@ -401,6 +415,11 @@ impl Poller {
         self.device.set_patience(patience)
     }
 
+    /// See [`Receive::interrupts_at_once`].
+    pub fn interrupts_at_once(&self) -> bool {
+        self.device.interrupts_at_once()
+    }
+
     /// A datagram that came through the kernel during start-up.
     pub fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
         self.device.take_stray(payload)
@@ -472,6 +491,7 @@ impl Poller {
         let (tables, queue) = (self.shared.tables.clone(), self.shared.queue);
         let full = tables.counter(queue, Counter::ChannelFull);
         self.fullness = Fullness::default();
+        self.turn = self.turn.wrapping_add(1);
         let mut failed = Ok(());
         for _ in 0..self.polls {
             match self.poll(interrupt, ready) {
@@ -550,6 +570,7 @@ impl Poller {
     /// way: the device's own poll took it.
     pub fn collect(&mut self, ready: &mut Vec<u16>) -> Round {
         self.fullness = Fullness::default();
+        self.turn = self.turn.wrapping_add(1);
         let mut round = Round::default();
         loop {
             self.refill();
@@ -634,9 +655,11 @@ impl Poller {
             written_off,
             in_device,
             fullness,
-            tails,
+            taken,
+            turn,
             ..
         } = self;
+        let turn = *turn;
         let frames = device.receive(batch, BATCH);
         *in_device -= frames.min(*in_device);
         if frames == 0 {
@@ -666,7 +689,7 @@ impl Poller {
                 }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(shared, open, run, latest, ready, (fullness, tails));
+                        append(shared, open, run, latest, ready, (fullness, taken, turn));
                     }
                     let open = shared
                         .ends
@@ -686,7 +709,7 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(shared, open, run, latest, ready, (fullness, tails));
+            append(shared, open, run, latest, ready, (fullness, taken, turn));
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
@@ -729,7 +752,7 @@ fn append(
     run: Run,
     latest: u32,
     ready: &mut Vec<u16>,
-    (fullness, tails): (&mut Fullness, &mut [u32]),
+    (fullness, taken, turn): (&mut Fullness, &mut [Taken], u32),
 ) {
     let number = id.index();
     if let Some(end) = shared.ends.get(number as usize) {
@@ -741,13 +764,17 @@ fn append(
         let (tables, queue) = (&shared.tables, shared.queue);
         let tail = tables.tail(queue, number);
         let waiting = latest.wrapping_sub(tail) as i32;
+        let Some(taken) = taken.get_mut(number as usize) else {
+            return;
+        };
+        if taken.turn != turn {
+            let moves = taken.tail != tail;
+            *taken = Taken { tail, turn, moves };
+        }
         // A channel that nobody empties says nothing about how fast frames
         // should come.
-        if tails.get(number as usize) != Some(&tail) {
+        if taken.moves {
             fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
-        }
-        if let Some(seen) = tails.get_mut(number as usize) {
-            *seen = tail;
         }
         ready.push(number);
     }

@@ -50,7 +50,7 @@ impl RealTime {
                 Ok(knob) => knobs.push(knob),
                 Err(error) => {
                     let text = format!(
-                        "bsd, early-demux and soft-lrp have a floor: {floor} ({path}: {error})"
+                        "bsd, early-demux, soft-lrp and softirq have a floor: {floor} ({path}: {error})"
                     );
                     if !shortcomings.contains(&text) {
                         shortcomings.push(text);

@@ -34,10 +34,6 @@ pub(super) struct ReceiveSoftirq {
     pub(super) wake: Arc<WakeFd>,
 }
 
-/// Rounds of leftovers in a row after which the device's timer is put out of
-/// the way (see [`Patience::Long`]).
-const STREAK: u32 = 64;
-
 /// What a round did to the channels.
 #[derive(Default)]
 struct Sorted {
@@ -63,7 +59,6 @@ impl ReceiveSoftirq {
         let start = Instant::now();
         let mut behind = false;
         let mut interrupted = false;
-        let mut streak = 0;
         let mut sent = 0;
         while !self.stop.load(Ordering::Acquire) {
             if behind {
@@ -75,27 +70,26 @@ impl ReceiveSoftirq {
                 interrupted,
                 sent: sent.wrapping_sub(before),
             };
-            let next = self.round(start, activity, streak);
+            let next = self.round(start, activity);
             interrupted = false;
             match next {
                 Next::Behind | Next::Stopped => {
-                    streak = (streak + 1).min(STREAK);
                     behind = raw::set_background().is_ok();
                     if matches!(next, Next::Stopped) {
                         self.wake.wait(&[], Some(STOPPED));
                     }
                 }
                 Next::Sleep(descriptors) => {
-                    (behind, streak) = (false, 0);
+                    behind = false;
                     self.wake.wait(&descriptors, None);
                     interrupted = true;
                 }
-                Next::Again => (behind, streak) = (false, 0),
+                Next::Again => behind = false,
             }
         }
     }
 
-    fn round(&self, start: Instant, activity: Activity, streak: u32) -> Next {
+    fn round(&self, start: Instant, activity: Activity) -> Next {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let (seen, waiting) = self.take(&mut poller, Interrupt::Masked, start, activity);
         // Before the descriptors are asked for: each lesson has its own.
@@ -106,9 +100,9 @@ impl ReceiveSoftirq {
         match waiting {
             _ if poller.is_stopped() => Next::Stopped,
             _ if seen.exhausted => {
-                if streak >= STREAK {
-                    poller.set_patience(Patience::Long);
-                }
+                // A timer that expired between two rounds would have the device
+                // polled in softirq, without a budget.
+                poller.set_patience(Patience::Long);
                 Next::Behind
             }
             Waiting::Sleep(interval) if !interval.is_zero() => {

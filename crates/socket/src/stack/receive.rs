@@ -89,14 +89,20 @@ impl Core {
             };
             // A poll that found work defers the interrupt again, whoever's the
             // work was.
-            let armed = interrupt == Interrupt::Armed && round.driven == 0;
+            let at_once = poller.interrupts_at_once();
+            queue.at_once.store(at_once, Ordering::Relaxed);
+            let armed = at_once || (interrupt == Interrupt::Armed && round.driven == 0);
             queue.masked.store(!armed, Ordering::Relaxed);
             progress.armed &= armed;
             queue.last_round.store(round.driven, Ordering::Relaxed);
             if round.exhausted {
                 self.timer_turns.store(0, Ordering::Relaxed);
             }
-            if self.polls_steadily() {
+            // Rounds that leave frames, or follow each other closely: a timer that
+            // expired between two of them would have the device polled in
+            // softirq, ahead of everybody and without a budget.
+            let full = round.exhausted || round.driven >= u64::from(POLL_MAX);
+            if self.polls_steadily() || full {
                 poller.set_patience(Patience::Long);
             }
             let stopped = self.control(queue, &mut poller, &round.seen(), false);
@@ -181,9 +187,26 @@ impl Core {
         self.streak.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
-            changed |= lock(&queue.poller).set_patience(Patience::Sleep(interval));
+            let mut poller = lock(&queue.poller);
+            changed |= poller.set_patience(Patience::Sleep(interval));
+            let at_once = poller.interrupts_at_once();
+            queue.at_once.store(at_once, Ordering::Relaxed);
         }
-        changed && !interval.is_zero()
+        changed
+    }
+
+    /// True while the next frame of any queue interrupts, so that there is
+    /// nothing to poll for before a sleep.
+    pub(super) fn is_interrupt_enabled(&self) -> bool {
+        let enabled = self.queues.iter().all(|queue| {
+            queue.at_once.load(Ordering::Relaxed) && !queue.masked.load(Ordering::Relaxed)
+        });
+        // Now and then we poll all the same: for credit that was lost.
+        enabled
+            && !self
+                .unpolled_sleeps
+                .fetch_add(1, Ordering::Relaxed)
+                .is_multiple_of(TIMER_TURNS)
     }
 
     /// True when the device's timer brings frames in lots that it can bear, so

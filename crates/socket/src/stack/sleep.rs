@@ -40,11 +40,11 @@ impl Core {
             return Ok(true);
         }
         if !self.spin.is_zero() {
-            // Armed, so that the device's own interrupt delivers, while we look
+            // Enabled, so that the device's own interrupt delivers, while we look
             // at memory only: a poll that keeps the device masked sets a timer
             // each time, which costs a virtual machine more than it saves here.
             let end = Instant::now() + self.spin;
-            let mut armed = false;
+            let mut armed = self.is_interrupt_enabled();
             while Instant::now() < end {
                 if armed {
                     self.collect();
@@ -87,7 +87,9 @@ impl Core {
         let mut fired = Vec::with_capacity(8);
         loop {
             let mut progress = Progress::default();
-            if *led && !self.device_polls() {
+            if *led && self.is_interrupt_enabled() {
+                self.collect();
+            } else if *led && !self.device_polls() {
                 progress = self.round(true)?;
             }
             if has_input() {
