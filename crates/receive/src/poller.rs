@@ -634,6 +634,27 @@ impl Poller {
         Ok(round)
     }
 
+    /// As [`Poller::take_round`], of what the device's own poll has delivered:
+    /// what a sleeper does first when the device's timer woke it.
+    pub fn take_delivered(&mut self, mut each: impl FnMut(&Shared, Received)) -> Round {
+        let shared = self.shared.clone();
+        let mut round = Round::default();
+        loop {
+            self.refill();
+            let frames = self.device.receive(&mut self.batch, BATCH);
+            self.in_device -= frames.min(self.in_device);
+            for received in self.batch.drain(..) {
+                each(&shared, received);
+            }
+            round.frames += frames;
+            if frames < BATCH {
+                break;
+            }
+        }
+        shared.counters.rounds.fetch_add(1, Ordering::Relaxed);
+        round
+    }
+
     fn refill(&mut self) {
         self.shared
             .free

@@ -62,23 +62,6 @@ pub(crate) fn set_fifo(priority: i32) -> io::Result<()> {
     }
 }
 
-/// Puts the calling thread behind every ordinary one: nice 19, SCHED_OTHER.
-pub(crate) fn set_background() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: no pointers in the first call; `parameters` outlives the second;
-    // 0 is the calling thread in both.
-    let result = unsafe {
-        // Linux applies it to the thread, not to the process.
-        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
-        libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters)
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
-}
-
 /// An eventfd that ends a wait.
 #[derive(Debug)]
 pub(crate) struct WakeFd(OwnedFd);
@@ -99,6 +82,13 @@ impl WakeFd {
         let one = 1u64;
         // SAFETY: eight valid bytes. A full counter is a signal already.
         unsafe { libc::write(self.0.as_raw_fd(), (&one as *const u64).cast(), 8) };
+    }
+
+    /// Takes signals back.
+    pub(crate) fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: room for eight bytes. An empty counter is no error here.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
     /// Sleeps until one of `descriptors` is readable, `signal` is called, or

@@ -31,6 +31,16 @@ fn client(port: u16) -> UdpSocket {
     socket
 }
 
+/// Sets it at the end, a panic's included: a server that is not told to stop
+/// keeps the test from failing.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `services` while `during` does.
 fn serving(name: &str, receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Reader)) {
     let path = page(name);
@@ -48,10 +58,11 @@ fn serving(name: &str, receive: Receive, services: &[ServiceSpec], during: impl 
                 ready.send(()).unwrap()
             })
         });
+        let stopping = StopAtEnd(&stop);
         is_ready.recv_timeout(Duration::from_secs(5)).unwrap();
         during(&reader);
         let asked = Instant::now();
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         server.join().unwrap().unwrap();
         assert!(
             asked.elapsed() < Duration::from_secs(2),

@@ -32,7 +32,7 @@ mod handlers;
 mod softirq;
 
 use handlers::{InterruptHandler, Softirq};
-use softirq::ReceiveSoftirq;
+use softirq::{Behind, ReceiveSoftirq};
 
 /// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
 /// `ifq_maxlen` is IFQ_MAXLEN, 50). Larger because one poll of the device
@@ -167,9 +167,16 @@ pub struct HostCounters {
     pub no_channel: AtomicU64,
     /// As [`Occupancy`] has it.
     heads: Arc<[AtomicU32]>,
+    /// The softirq waits behind the application.
+    behind: Behind,
 }
 
 impl HostCounters {
+    /// An application's thread is about to sleep: whoever waits behind it runs.
+    pub fn application_sleeps(&self) {
+        self.behind.run();
+    }
+
     /// Frames ever admitted to a channel, modulo 2^32: what the tables' head is
     /// where the driver counts.
     pub fn admitted(&self, channel: u16) -> u32 {

@@ -6,23 +6,65 @@
 //! that does not leaves the rest to ksoftirqd, which runs behind the
 //! application but whose rounds, once begun, are completed (modes 1 and 2).
 //!
-//! Both are one thread here: at SCHED_FIFO ahead of the application, and
-//! between the rounds of leftovers at the lowest ordinary priority behind it
-//! (nice 19, as ksoftirqd was in the paper's 2.6.18).
+//! Both are one thread here, at SCHED_FIFO ahead of the application. Behind it
+//! means: after a round of leftovers it waits until the application goes to
+//! sleep, having emptied its queue, or has had its quantum. (Tried: an ordinary
+//! thread of nice 19 between the rounds. Time at SCHED_FIFO is not charged to
+//! it, so the scheduler owes it time for ever and runs it first.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::queue::{Interrupt, Patience, Received};
+use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Received};
 
-use super::{HostCounters, Occupancy, SOFTIRQ_PRIORITY, Upcalls, find};
+use super::{HostCounters, Occupancy, Upcalls, find};
 use crate::control::{self, Activity, Waiting};
-use crate::poller::{Poller, Shared};
-use crate::raw::{self, WakeFd};
+use crate::poller::{self, Poller, Shared};
+use crate::raw::WakeFd;
 
+/// Longest time that leftovers wait behind an application that does not sleep: a
+/// time slice of the paper's kernel was a hundred milliseconds at nice 0; a
+/// service that answers within that is not what it starves here.
+const QUANTUM: Duration = Duration::from_millis(10);
+/// Frames that the device's timer may bring without a poll of ours: half of what
+/// its ring holds.
+const TIMER_LOT: usize = POLL_MAX as usize;
+/// One lot in so many is followed by a poll all the same: a device whose timer
+/// once found nothing is woken by the sender, and then runs on the sender's
+/// processor until it is polled here.
+const TIMER_TURNS: u32 = 16;
 /// How often a stopped softirq (a budget of zero) looks at the queues again.
 const STOPPED: Duration = Duration::from_micros(100);
+
+/// Where the softirq waits behind the application.
+#[derive(Debug, Default)]
+pub(super) struct Behind {
+    waits: AtomicBool,
+    wake: OnceLock<WakeFd>,
+}
+
+impl Behind {
+    /// Waits until [`Behind::run`], for `timeout` at most.
+    fn wait(&self, timeout: Duration) {
+        let Some(wake) = self.wake.get() else {
+            return;
+        };
+        self.waits.store(true, Ordering::SeqCst);
+        wake.wait(&[], Some(timeout));
+        self.waits.store(false, Ordering::SeqCst);
+        wake.clear();
+    }
+
+    /// Ends a wait, if there is one.
+    pub(super) fn run(&self) {
+        if self.waits.load(Ordering::SeqCst)
+            && let Some(wake) = self.wake.get()
+        {
+            wake.signal();
+        }
+    }
+}
 
 pub(super) struct ReceiveSoftirq {
     pub(super) poller: Arc<Mutex<Poller>>,
@@ -56,42 +98,62 @@ enum Next {
 
 impl ReceiveSoftirq {
     pub(super) fn run(self) {
+        let Ok(wake) = WakeFd::new() else {
+            return;
+        };
+        let behind = &self.counters.behind;
+        let _ = behind.wake.set(wake);
         let start = Instant::now();
-        let mut behind = false;
         let mut interrupted = false;
         let mut sent = 0;
+        let mut turns = 0u32;
         while !self.stop.load(Ordering::Acquire) {
-            if behind {
-                // A round is not preempted, whoever runs it.
-                let _ = raw::set_fifo(SOFTIRQ_PRIORITY);
-            }
             let before = std::mem::replace(&mut sent, (self.upcalls.sent)());
             let activity = Activity {
                 interrupted,
                 sent: sent.wrapping_sub(before),
             };
-            let next = self.round(start, activity);
             interrupted = false;
-            match next {
-                Next::Behind | Next::Stopped => {
-                    behind = raw::set_background().is_ok();
-                    if matches!(next, Next::Stopped) {
-                        self.wake.wait(&[], Some(STOPPED));
-                    }
-                }
+            turns = turns.wrapping_add(1);
+            let delivered = activity.interrupted && !turns.is_multiple_of(TIMER_TURNS);
+            let next = match delivered {
+                true => self.delivered(start, activity),
+                false => None,
+            };
+            match next.unwrap_or_else(|| self.round(start, activity)) {
+                Next::Behind => behind.wait(QUANTUM),
+                Next::Stopped => behind.wait(STOPPED),
                 Next::Sleep(descriptors) => {
-                    behind = false;
                     self.wake.wait(&descriptors, None);
                     interrupted = true;
                 }
-                Next::Again => behind = false,
+                Next::Again => {}
             }
         }
     }
 
+    /// What the device's timer brought, where receive control coalesces. `None`:
+    /// poll, since it does not, or there may be more.
+    fn delivered(&self, start: Instant, activity: Activity) -> Option<Next> {
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        if poller.interrupts_at_once() {
+            return None;
+        }
+        let taken = |poller: &mut Poller, sorted: &mut Sorted| {
+            poller.take_delivered(|_, received| self.frame(received, sorted))
+        };
+        let (seen, waiting) = self.take(&mut poller, taken, start, activity);
+        let coalesces = matches!(waiting, Waiting::Sleep(interval) if !interval.is_zero());
+        let few = (1..TIMER_LOT as u32).contains(&seen.frames);
+        (coalesces && few && !poller.is_stopped()).then(|| Next::Sleep(poller.descriptors()))
+    }
+
     fn round(&self, start: Instant, activity: Activity) -> Next {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        let (seen, waiting) = self.take(&mut poller, Interrupt::Masked, start, activity);
+        let masked = |poller: &mut Poller, sorted: &mut Sorted| {
+            self.polled(poller, Interrupt::Masked, sorted)
+        };
+        let (seen, waiting) = self.take(&mut poller, masked, start, activity);
         // Before the descriptors are asked for: each lesson has its own.
         let mut payload = Vec::new();
         while let Some(stray) = poller.take_stray(&mut payload) {
@@ -117,7 +179,10 @@ impl ReceiveSoftirq {
                 poller.set_patience(Patience::Sleep(Duration::ZERO));
                 // Only a poll that finds nothing has enabled the interrupt.
                 let activity = Activity::default();
-                let (seen, _) = self.take(&mut poller, Interrupt::Armed, start, activity);
+                let armed = |poller: &mut Poller, sorted: &mut Sorted| {
+                    self.polled(poller, Interrupt::Armed, sorted)
+                };
+                let (seen, _) = self.take(&mut poller, armed, start, activity);
                 if seen.exhausted {
                     Next::Behind
                 } else if seen.frames > 0 {
@@ -129,19 +194,29 @@ impl ReceiveSoftirq {
         }
     }
 
+    fn polled(
+        &self,
+        poller: &mut Poller,
+        interrupt: Interrupt,
+        sorted: &mut Sorted,
+    ) -> poller::Round {
+        // A device that went away delivers nothing.
+        poller
+            .take_round(interrupt, |_, received| self.frame(received, sorted))
+            .unwrap_or_default()
+    }
+
     /// One round, told to receive control.
     fn take(
         &self,
         poller: &mut Poller,
-        interrupt: Interrupt,
+        taken: impl FnOnce(&mut Poller, &mut Sorted) -> poller::Round,
         start: Instant,
         activity: Activity,
     ) -> (control::Round, Waiting) {
         let mut sorted = Sorted::default();
         let full = self.counters.channel_full.load(Ordering::Relaxed);
-        let taken = poller
-            .take_round(interrupt, |_, received| self.frame(received, &mut sorted))
-            .unwrap_or_default();
+        let taken = taken(poller, &mut sorted);
         let overflowed = self
             .counters
             .channel_full

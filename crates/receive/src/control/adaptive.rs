@@ -38,7 +38,7 @@ const STEP: Duration = Duration::from_micros(8);
 /// Below this rate, frames a second, an interrupt each costs next to nothing.
 const COALESCE_FROM: f64 = 20_000.0;
 /// And below this one coalescing ends.
-const COALESCE_UNTIL: f64 = 10_000.0;
+const COALESCE_UNTIL: f64 = 16_000.0;
 /// Smallest lot where the receiver polls for itself: a poll costs as much as
 /// some frames, and the driver drops what a channel cannot hold.
 const LOT_MIN: u32 = 16;

@@ -153,6 +153,9 @@ impl Core {
                     descriptors.extend(lock(&queue.poller).descriptors());
                 }
             }
+            for host in self.host.get().into_iter().flatten() {
+                host.application_sleeps();
+            }
             poll::readable(&descriptors, timeout, &mut fired)?;
             for &place in &fired {
                 if place == 0 {

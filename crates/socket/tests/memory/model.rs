@@ -107,7 +107,8 @@ impl World {
             Step::Open(n) if self.open[n].is_none() => {
                 // What is in the device's ring still was sent to nobody; the
                 // new socket may get it, as on any host.
-                for _ in 0..8 {
+                // Receive control may have cut a round to 16 frames.
+                for _ in 0..64 {
                     let _ = self.bed.far.wait(&[], Some(std::time::Duration::ZERO));
                 }
                 self.open[n] = Some(nonblocking(&self.bed.far, any_port(n)));
