@@ -41,12 +41,19 @@ const ALONE: f64 = 0.0;
 const CONTROL: f64 = 1.0;
 const BESIDE: f64 = 2.0;
 
-/// Two queues, each a class.
+/// Two queues, each a class, and a server that polls before it sleeps.
 const CLASSES: &str = "a class each queue";
+/// The same, asleep at once.
+const BLOCKING: &str = "a class each queue, blocking";
 /// Two queues, polled as equals.
 const EQUALS: &str = "two equal queues";
 /// The blast on the echo service's queue.
 const ONE_QUEUE: &str = "one queue for both";
+
+/// As long as Linux polls by its sockets. A server that sleeps at once is woken
+/// for each request of a client slowed by the control, and would seem to gain
+/// by the blast, which keeps it awake.
+const SPIN_MICROSECONDS: u32 = 50;
 
 const DISCARDED: &str = "discarded/s";
 
@@ -98,7 +105,7 @@ fn curves(config: Config) -> Vec<Curve> {
         system,
         setting: Some(setting),
         y: None,
-        spin: None,
+        spin: Some(SPIN_MICROSECONDS),
         control: None,
         classes: Vec::new(),
         watching: Watching::default(),
@@ -113,10 +120,16 @@ fn curves(config: Config) -> Vec<Curve> {
         ports: vec![port],
         budget: None,
     };
+    let classed = Curve {
+        classes: vec![class(ECHO_PORT), class(DISCARD_PORT)],
+        ..curve(System::NiLrp, CLASSES, DISCARD_QUEUE)
+    };
     vec![
+        classed.clone(),
         Curve {
-            classes: vec![class(ECHO_PORT), class(DISCARD_PORT)],
-            ..curve(System::NiLrp, CLASSES, DISCARD_QUEUE)
+            setting: Some(BLOCKING),
+            spin: None,
+            ..classed
         },
         curve(System::NiLrp, EQUALS, DISCARD_QUEUE),
         curve(System::NiLrp, ONE_QUEUE, ECHO_QUEUE),
