@@ -179,6 +179,8 @@ impl Testbed {
     fn bind_queue(&self, period: u64, bound: u64) -> anyhow::Result<()> {
         const LOOK: Duration = Duration::from_millis(30);
         // A third of what the period gives: an idle poll may be delayed.
+        // Timers as close as those of the timer mode share softirqs.
+        let bound = if period > TIMER_PERIOD { bound } else { 1 };
         let enough = LOOK.as_nanos() as u64 / period * bound / 3;
         let cpu = self.config.server_cpu;
         let pin = cpu.to_string();

@@ -37,6 +37,13 @@ fn refused(config: EmbeddedConfig) -> String {
     error.to_string()
 }
 
+/// Binds the calling thread to a processor, and so to a transmit queue.
+fn stay_on(cpu: usize) {
+    let thread = std::fs::read_link("/proc/thread-self").unwrap();
+    let thread = thread.file_name().unwrap().to_str().unwrap().to_owned();
+    shell(&format!("taskset -cp {cpu} {thread}"));
+}
+
 pub fn more_classes_than_queues_are_refused() {
     let text = refused(classed(&[SERVICE, BELOW, 7002]));
     assert!(text.contains("3 traffic classes"), "{text}");
@@ -63,16 +70,17 @@ pub fn a_veth_says_that_it_cannot_steer() {
 }
 
 pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        println!("SKIPPED: two transmit queues are chosen by two processors");
+        return;
+    }
     let stack = Stack::embedded(classed(&[SERVICE, BELOW])).unwrap();
-    // As the warning says: the peer's transmit queue is the receive queue, here
-    // by port.
+    // As the warning says: the peer's transmit queue, which its processor
+    // chooses, is the receive queue here.
     let peer = peer_namespace();
     shell(&format!(
-        "ip netns exec {peer} tc qdisc add dev {PEER} clsact
-         ip netns exec {peer} tc filter add dev {PEER} egress protocol ip u32 \
-            match ip dport {SERVICE} 0xffff action skbedit queue_mapping 0
-         ip netns exec {peer} tc filter add dev {PEER} egress protocol ip u32 \
-            match ip dport {BELOW} 0xffff action skbedit queue_mapping 1"
+        "ip netns exec {peer} sh -ec 'cd /sys/class/net/{PEER}/queues; \
+         echo 1 > tx-0/xps_cpus; echo 2 > tx-1/xps_cpus'"
     ));
     let below = UdpSocket::bind(&stack, at(Ipv4Addr::UNSPECIFIED, BELOW)).unwrap();
     below
@@ -94,6 +102,7 @@ pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
     let flood = {
         let socket = peer_socket(PEER4);
         std::thread::spawn(move || {
+            stay_on(1);
             let start = Instant::now();
             let mut due = start;
             let mut sent = 0u32;
@@ -107,6 +116,8 @@ pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
             sent
         })
     };
+    // After the services' threads, which may run anywhere.
+    stay_on(0);
     let mut asked = 0;
     while !flood.is_finished() {
         assert!(
@@ -126,5 +137,9 @@ pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
         .iter()
         .map(|q| q.delivered)
         .collect();
-    assert!(delivered[0] >= asked && delivered[1] > 0, "{delivered:?}");
+    // The first few of a stack teach it the device's poll, on a way of their own.
+    assert!(
+        delivered[0] + 8 >= asked && delivered[0] <= asked && delivered[1] > 0,
+        "{asked} asked on queue 0: {delivered:?}"
+    );
 }
