@@ -17,8 +17,8 @@ use crate::interrupt;
 use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, Config, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed};
 use crate::worker::{
-    Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times, Usage, Watch,
-    run_load, scratch,
+    Account, Child, ClassSpec, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times,
+    Usage, Watch, run_load, scratch,
 };
 
 /// Load before measuring begins.
@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     pub(crate) spin: Option<u32>,
     /// Receive control; `None`: the system's usual.
     pub(crate) control: Option<Control>,
+    /// Traffic classes, queue by queue; none: all queues are equal.
+    pub(crate) classes: Vec<ClassSpec>,
     pub(crate) services: Vec<ServiceSpec>,
 }
 
@@ -118,6 +120,7 @@ impl Bench {
                 setup.receive,
                 setup.spin,
                 setup.control,
+                &setup.classes,
                 config.queues,
                 config.server_cpu,
             ),

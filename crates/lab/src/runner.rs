@@ -206,6 +206,7 @@ mod tests {
             "rhip-workload",
             "rhip-ping",
             "rhip-model",
+            "rhip-classes",
         ] {
             assert!(list.contains(name));
         }

@@ -12,6 +12,7 @@ use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
 use crate::result::{Point, Series};
 use crate::system::{Control, System};
+use crate::worker::ClassSpec;
 
 /// One curve to be measured.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Curve {
     pub(crate) spin: Option<u32>,
     /// Receive control, whose policy then names the series.
     pub(crate) control: Option<Control>,
+    /// Traffic classes, queue by queue.
+    pub(crate) classes: Vec<ClassSpec>,
     /// How its loads are looked at.
     pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
@@ -224,6 +227,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             receive: self.variant,
             spin: self.curve.spin,
             control: self.curve.control,
+            classes: self.curve.classes.clone(),
             services: self.curve.services.clone(),
         };
         let mut session = self.bench.serve(&setup)?;
@@ -409,6 +413,7 @@ mod tests {
             y: None,
             spin: None,
             control: None,
+            classes: Vec::new(),
             watching: Watching::default(),
             services: Vec::new(),
             loads: vec![load(Config::default()); 2],

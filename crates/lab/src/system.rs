@@ -4,7 +4,7 @@ use tidewall_service::linux::{self, BusyPoll, Receive};
 use tidewall_socket::{Architecture, PolicyKind};
 
 use crate::testbed::Mode;
-use crate::worker::HostSpec;
+use crate::worker::{ClassSpec, HostSpec};
 
 /// Receive buffer of Linux sockets that do not poll, bytes: over a thousand
 /// small packets, as an expert would give a busy server. Tidewall's channels
@@ -121,12 +121,14 @@ impl System {
     }
 
     /// How a service worker is to set it up. `spin`: µs of busy waiting before
-    /// sleeping. Receive control is a stack's; Linux has it in its interface.
+    /// sleeping. Receive control and classes are a stack's; Linux has the one in
+    /// its interface and not the other.
     pub(crate) fn host(
         self,
         receive: Option<Receive>,
         spin: Option<u32>,
         control: Option<Control>,
+        classes: &[ClassSpec],
         queues: u32,
         receiver_cpu: usize,
     ) -> HostSpec {
@@ -140,6 +142,7 @@ impl System {
                 budget: control.and_then(|control| control.budget),
                 interval_us: control.and_then(|control| control.interval_us),
                 receive_limit: control.and_then(|control| control.receive_limit),
+                classes: classes.to_vec(),
             },
             None => HostSpec::Linux(linux::Options {
                 receive: receive.unwrap_or_default(),

@@ -445,6 +445,7 @@ impl Point {
             system: System::Softirq,
             receive: None,
             spin: None,
+            classes: Vec::new(),
             control: Some(Control {
                 policy: PolicyKind::Napi,
                 budget: Some(budget),

@@ -14,6 +14,7 @@ use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
+    TrafficClass,
 };
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
@@ -35,7 +36,8 @@ const LINE: Duration = Duration::from_secs(1);
     tidewall serve discard --interface eth1 --stats      discard on port 9, rates to a log\n  \
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
-    tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n\n\
+    tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
+    tidewall serve echo --interface eth1 --class 7 --class 9,5001:300\n                                                         queue 0 ahead of queue 1\n\n\
     Then, elsewhere: tidewall stat --watch; tidewall trace; nc -u HOST 7.\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
@@ -79,6 +81,11 @@ pub struct Arguments {
     /// Frames that may wait for the service on each queue, 1 to 65536 [default: the stack's]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     limit: Option<u32>,
+    /// A traffic class: its ports and largest Bp (repeat it); the nth comes on the nth queue and is
+    /// polled nth. The device is told by ntuple rules; on a veth, which takes none, the sender's
+    /// transmit queue decides: echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus (XPS)
+    #[arg(long = "class", value_name = "PORT[,PORT...][:BUDGET]", value_parser = class)]
+    classes: Vec<TrafficClass>,
     /// Pin the threads of bsd, early-demux, softirq and soft-lrp to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
@@ -139,6 +146,76 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// `7`, `7,53` or `9:300`.
+fn class(text: &str) -> Result<TrafficClass, String> {
+    let (ports, frames) = match text.split_once(':') {
+        Some((ports, frames)) => (ports, Some(budget(frames)?)),
+        None => (text, None),
+    };
+    let mut class = TrafficClass {
+        ports: Vec::new(),
+        budget: frames,
+    };
+    for port in ports.split(',') {
+        match port.trim().parse() {
+            Ok(port) if port > 0 && !class.ports.contains(&port) => class.ports.push(port),
+            Ok(port) if port > 0 => return Err(format!("port {port} is named twice")),
+            _ => {
+                return Err(
+                    "a class is ports 1 to 65535, and a budget if need be: 7, 7,53 or 9:300"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    Ok(class)
+}
+
+/// Refuses classes that contradict each other or the rest.
+fn check_classes(arguments: &Arguments) -> Outcome {
+    let classes = &arguments.classes;
+    if classes.is_empty() {
+        return Ok(());
+    }
+    let architecture = arguments.architecture.unwrap_or_default();
+    if architecture != Architecture::NiLrp {
+        return Err(Failure::usage(format!(
+            "--class is for ni-lrp, whose receiver polls the queues in order; {architecture} has \
+             threads that receive, a queue each: leave one of them out"
+        )));
+    }
+    if let Some(queues) = arguments.queues
+        && classes.len() > queues as usize
+    {
+        return Err(Failure::usage(format!(
+            "{} classes need as many queues; --queues says {queues}",
+            classes.len()
+        )));
+    }
+    for (number, class) in classes.iter().enumerate() {
+        let earlier = classes.iter().take(number).flat_map(|class| &class.ports);
+        if let Some(port) = earlier.into_iter().find(|port| class.ports.contains(port)) {
+            return Err(Failure::usage(format!(
+                "port {port} is in two classes: name it in one --class"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Which class serves the port, in words; nothing where there are none.
+fn class_of(classes: &[TrafficClass], port: u16) -> String {
+    match classes.iter().position(|class| class.ports.contains(&port)) {
+        Some(number) => format!(
+            ", in class {} of {} (queue {number})",
+            number + 1,
+            classes.len()
+        ),
+        None if classes.is_empty() => String::new(),
+        None => format!(", in none of {} classes (any queue)", classes.len()),
+    }
+}
+
 /// Refuses what only Tidewall has a use for, when it is to run on Linux sockets.
 fn check(arguments: &Arguments) -> Outcome {
     let given = [
@@ -146,6 +223,7 @@ fn check(arguments: &Arguments) -> Outcome {
         ("--policy", arguments.policy.is_some()),
         ("--budget", arguments.budget.is_some()),
         ("--interval", arguments.interval.is_some()),
+        ("--class", !arguments.classes.is_empty()),
     ];
     let names: Vec<&str> = given
         .into_iter()
@@ -175,6 +253,7 @@ fn spin(text: &str) -> Result<Duration, String> {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
     check(arguments)?;
+    check_classes(arguments)?;
     let stop = stop_flag()?;
     let (kind, usual) = match arguments.service {
         Service::Echo => (Kind::Echo, 7),
@@ -214,6 +293,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 policy: arguments.policy.unwrap_or_default(),
                 budget: arguments.budget,
                 interval: arguments.interval,
+                classes: arguments.classes.clone(),
                 receiver_cpu: arguments.cpu,
                 spin: arguments.spin,
                 ..EmbeddedConfig::default()
@@ -224,8 +304,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             }
             let queues = stack.snapshot().queues.len();
             let what = format!(
-                "Tidewall ({architecture}), interface {interface}, {queues} queue{}",
-                if queues == 1 { "" } else { "s" }
+                "Tidewall ({architecture}), interface {interface}, {queues} queue{}{}",
+                if queues == 1 { "" } else { "s" },
+                class_of(&arguments.classes, service.port)
             );
             begin(
                 arguments,
@@ -426,5 +507,34 @@ mod tests {
         );
         assert_eq!(spin("20"), Ok(Duration::from_micros(20)));
         assert!(spin("2s").is_err());
+    }
+    #[test]
+    fn classes_are_read_and_named() {
+        let of = |ports: &[u16], budget| {
+            Ok(TrafficClass {
+                ports: ports.to_vec(),
+                budget,
+            })
+        };
+        assert_eq!(class("7"), of(&[7], None));
+        assert_eq!(class("7,53"), of(&[7, 53], None));
+        assert_eq!(class("9,5001:300"), of(&[9, 5001], Some(300)));
+        for text in ["", "0", "7,", "7,0", ":64", "65536", "seven", "-7"] {
+            assert!(
+                class(text).is_err_and(|error| error.contains("1 to 65535")),
+                "{text}"
+            );
+        }
+        for text in ["7:", "7:1", "7:3001", "7:64:64"] {
+            assert!(
+                class(text).is_err_and(|error| error.contains("2 to 3000")),
+                "{text}"
+            );
+        }
+        assert!(class("7,7").is_err_and(|error| error.contains("twice")));
+        let classes = [class("7").unwrap(), class("9:64").unwrap()];
+        assert_eq!(class_of(&classes, 9), ", in class 2 of 2 (queue 1)");
+        assert_eq!(class_of(&classes, 5), ", in none of 2 classes (any queue)");
+        assert_eq!(class_of(&[], 7), "");
     }
 }

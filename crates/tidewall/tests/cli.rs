@@ -124,6 +124,12 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             ],
             "--architecture and --budget and --interval say how",
         ),
+        (&["serve", "echo", "--class", "0"], "1 to 65535"),
+        (&["serve", "echo", "--class", "7:1"], "2 to 3000"),
+        (
+            &["serve", "echo", "--on", "linux", "--class", "7"],
+            "--class says how Tidewall receives",
+        ),
         (&["blast", "--rate", "max"], "--to"),
         (&["blast", "--to", "10.0.0.1"], "IP:PORT"),
         (&["blast", "--to", "127.0.0.1:9", "--rate", "fast"], "300k"),
@@ -168,6 +174,28 @@ fn an_unknown_interface_is_named_with_the_command_that_lists_them() {
             error,
             "tidewall: no interface tw-none-such in this network namespace; see: ip link\n"
         );
+    }
+}
+
+#[test]
+fn classes_are_checked_before_the_interface_is_looked_for() {
+    for (options, help) in [
+        (
+            &["--class", "7", "--class", "9,7"][..],
+            "port 7 is in two classes",
+        ),
+        (
+            &["--queues", "1", "--class", "7", "--class", "9:64"],
+            "2 classes need as many queues; --queues says 1",
+        ),
+        (
+            &["--architecture", "softirq", "--class", "7"],
+            "--class is for ni-lrp",
+        ),
+    ] {
+        let arguments = [&["serve", "echo", "--interface", "tw-none-such"], options].concat();
+        let error = fails(&arguments, 2);
+        assert!(error.contains(help), "{arguments:?}:\n{error}");
     }
 }
 

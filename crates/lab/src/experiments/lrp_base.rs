@@ -74,6 +74,7 @@ fn curves(config: Config) -> Vec<Curve> {
         y: None,
         spin: None,
         control: None,
+        classes: Vec::new(),
         watching: Watching::default(),
         services: vec![ServiceSpec {
             kind,

@@ -79,6 +79,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 y: None,
                 spin: None,
                 control: None,
+                classes: Vec::new(),
                 watching: Watching::default(),
                 services: vec![
                     ServiceSpec {

@@ -89,6 +89,7 @@ pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Cu
         y: None,
         spin: None,
         control: None,
+        classes: Vec::new(),
         watching: Watching::default(),
         services: vec![ServiceSpec {
             kind: Kind::Discard,

@@ -5,6 +5,7 @@ pub mod lrp_latency;
 pub mod lrp_overload;
 mod rhip;
 pub mod rhip_budget;
+pub mod rhip_classes;
 pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
@@ -54,6 +55,8 @@ pub struct Experiment {
     pub paper: &'static str,
     /// What it measures, in a line.
     pub about: &'static str,
+    /// The test bed it needs.
+    config: fn() -> Config,
     run: fn(&mut Bench, Options, &mut dyn Progress) -> anyhow::Result<ResultFile>,
 }
 
@@ -64,60 +67,75 @@ impl Experiment {
     /// What building the test bed reports, and
     /// [`Interrupted`](crate::Interrupted).
     pub fn run(&self, options: Options, progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
-        let mut bench = Bench::new(Config::default(), options.spinners)?;
+        let mut bench = Bench::new((self.config)(), options.spinners)?;
         (self.run)(&mut bench, options, progress)
     }
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 8] = [
+pub static EXPERIMENTS: [Experiment; 9] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
         about: "idle round trip, blocking and with a bounded spin; UDP throughput",
+        config: Config::default,
         run: lrp_base::run,
     },
     Experiment {
         name: lrp_overload::NAME,
         paper: lrp_overload::PAPER,
         about: "delivered against offered, 14-byte UDP; maximum loss-free rate",
+        config: Config::default,
         run: lrp_overload::run,
     },
     Experiment {
         name: lrp_latency::NAME,
         paper: lrp_latency::PAPER,
         about: "an echo service beside a blast at another socket, and at a port nobody owns",
+        config: Config::default,
         run: lrp_latency::run,
     },
     Experiment {
         name: rhip_budget::NAME,
         paper: rhip_budget::PAPER,
         about: "goodput against a fixed number of frames a round",
+        config: Config::default,
         run: rhip_budget::run,
     },
     Experiment {
         name: rhip_size::NAME,
         paper: rhip_size::PAPER,
         about: "goodput and idle CPU against packet size under every policy; idle without traffic",
+        config: Config::default,
         run: rhip_size::run,
     },
     Experiment {
         name: rhip_workload::NAME,
         paper: rhip_workload::PAPER,
         about: "goodput against the application's weight; time to settle after a step in load",
+        config: Config::default,
         run: rhip_workload::run,
     },
     Experiment {
         name: rhip_ping::NAME,
         paper: rhip_ping::PAPER,
         about: "round trips over time beside a flood of full packets, and on an idle machine",
+        config: Config::default,
         run: rhip_ping::run,
     },
     Experiment {
         name: rhip_model::NAME,
         paper: rhip_model::PAPER,
         about: "the goodput that the paper's model predicts against the measured, in its three modes",
+        config: Config::default,
         run: rhip_model::run,
+    },
+    Experiment {
+        name: rhip_classes::NAME,
+        paper: rhip_classes::PAPER,
+        about: "an echo service on one queue beside a blast on another, by traffic class",
+        config: rhip_classes::config,
+        run: rhip_classes::run,
     },
 ];
 
@@ -148,6 +166,7 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         rhip_workload::NAME => Some(rhip_workload::claims(series)),
         rhip_ping::NAME => Some(rhip_ping::claims(series)),
         rhip_model::NAME => Some(rhip_model::claims(series)),
+        rhip_classes::NAME => Some(rhip_classes::claims(series)),
         _ => None,
     }
 }

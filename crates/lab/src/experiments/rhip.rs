@@ -165,6 +165,7 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
         y: None,
         spin: None,
         control: None,
+        classes: Vec::new(),
         // What falls into the measured window is known to 50 ms.
         watching: Watching {
             every_ms: 50,

@@ -212,6 +212,7 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
         receive: curve.system.variants().first().copied().flatten(),
         spin: curve.spin,
         control: curve.control,
+        classes: curve.classes.clone(),
         services: curve.services.clone(),
     };
     let load = curve

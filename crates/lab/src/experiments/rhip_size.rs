@@ -197,6 +197,7 @@ fn rest(
         receive: None,
         spin: None,
         control: curve.control,
+        classes: curve.classes.clone(),
         services: curve.services.clone(),
     };
     let mut runs = Vec::new();

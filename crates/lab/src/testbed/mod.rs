@@ -30,6 +30,7 @@ use crate::command::{absolute, run};
 use crate::environment::Environment;
 use crate::worker::scratch_directory;
 
+use mode::FOR_EVER;
 pub use mode::{BusyTimeout, Mode};
 pub(crate) use realtime::RealTime;
 
@@ -37,6 +38,10 @@ pub(crate) use realtime::RealTime;
 pub const CLIENT_INTERFACE: &str = "tw-a";
 /// Interface of the server.
 pub const SERVER_INTERFACE: &str = "tw-b";
+/// Interface of the client whose frames reach nobody: see [`Config::sink`].
+pub const SINK_INTERFACE: &str = "tw-c";
+/// Its other end.
+const SINK_PEER: &str = "tw-d";
 /// Addresses of the client.
 pub const CLIENT: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 77, 0, 1),
@@ -59,6 +64,13 @@ const NAMESPACES: &str = "/run/netns";
 pub struct Config {
     /// Queues of the veth pair in each direction, 1 to 8.
     pub queues: u32,
+    /// Transmit queue of the client's kernel sockets, which on a veth is the
+    /// server's receive queue; `None`: the last.
+    pub client_queue: Option<u32>,
+    /// A second veth pair in the client's namespace, [`SINK_INTERFACE`], whose
+    /// ring nobody empties: what is sent there costs the sender what a full ring
+    /// costs it, and the server nothing.
+    pub sink: bool,
     /// Processor of the client and the sender.
     pub client_cpu: usize,
     /// Processor of the server, and of all receiving for it.
@@ -69,6 +81,8 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             queues: 1,
+            client_queue: None,
+            sink: false,
             client_cpu: 0,
             server_cpu: 1,
         }
@@ -200,16 +214,65 @@ impl Testbed {
              echo 500000 > /sys/class/net/{CLIENT_INTERFACE}/gro_flush_timeout",
         ))?;
         if self.config.queues > 1 {
-            // The client's kernel sockets send on the last queue; a blast
-            // chooses its own, the first unless told otherwise.
-            let last = self.config.queues - 1;
+            // A blast chooses its own queue, the first unless told otherwise.
             self.in_client_shell(&format!(
-                "for q in /sys/class/net/{CLIENT_INTERFACE}/queues/tx-*; do echo 0 > $q/xps_cpus; done; \
-                 echo {} > /sys/class/net/{CLIENT_INTERFACE}/queues/tx-{last}/xps_cpus",
-                cpu_mask(self.config.client_cpu)
+                "for q in /sys/class/net/{CLIENT_INTERFACE}/queues/tx-*; do echo 0 > $q/xps_cpus; done",
             ))?;
+            self.send_on(self.config.client_cpu, self.client_queue())?;
+        }
+        if self.config.sink {
+            self.build_sink(ip)?;
         }
         Ok(())
+    }
+
+    /// A device that was polled once waits for its timer, which is hours away:
+    /// its ring fills up and stays full.
+    fn build_sink(&self, ip: &str) -> anyhow::Result<()> {
+        const HOURS: u64 = 6 * 3600 * 1_000_000_000;
+        let queues = self.config.queues.to_string();
+        let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
+        let mut add = vec!["-n", &self.client, "link", "add", SINK_INTERFACE];
+        add.extend(queues);
+        add.extend(["type", "veth", "peer", "name", SINK_PEER]);
+        add.extend(queues);
+        run(ip, &add)?;
+        for interface in [SINK_INTERFACE, SINK_PEER] {
+            run(
+                ip,
+                &[
+                    "-n",
+                    &self.client,
+                    "link",
+                    "set",
+                    interface,
+                    "addrgenmode",
+                    "none",
+                ],
+            )?;
+        }
+        self.in_client_shell(&format!(
+            "ethtool -K {SINK_PEER} gro on; cd /sys/class/net/{SINK_PEER}; \
+             echo {FOR_EVER} > napi_defer_hard_irqs; echo {HOURS} > gro_flush_timeout; \
+             ip link set {SINK_PEER} up; ip link set {SINK_INTERFACE} up"
+        ))
+    }
+
+    /// Transmit queue of the client's kernel sockets.
+    fn client_queue(&self) -> u32 {
+        let last = self.config.queues.saturating_sub(1);
+        self.config
+            .client_queue
+            .map_or(last, |queue| queue.min(last))
+    }
+
+    /// What the client's sockets send from a processor leaves on `queue` of
+    /// several (XPS).
+    fn send_on(&self, cpu: usize, queue: u32) -> anyhow::Result<()> {
+        self.in_client_shell(&format!(
+            "echo {} > /sys/class/net/{CLIENT_INTERFACE}/queues/tx-{queue}/xps_cpus",
+            cpu_mask(cpu)
+        ))
     }
 
     /// The configuration it was built with.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::{SERVER, SERVER_INTERFACE, Testbed, cpu_mask};
+use super::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed, cpu_mask};
 
 /// Interrupts of the timer mode are this far apart, ns.
 const TIMER_PERIOD: u64 = 20_000;
@@ -37,7 +37,7 @@ impl BusyTimeout {
 /// stays on the processor where it was bound. With the customary 100 it comes
 /// loose after a tenth of a second without traffic, and the next packet has it
 /// run on the *sender's* processor, which gives Linux a second one.
-const FOR_EVER: u32 = 100_000_000;
+pub(super) const FOR_EVER: u32 = 100_000_000;
 /// Port that nobody listens on, for packets that only have to arrive.
 const DISCARD_PORT: u16 = 9;
 
@@ -149,9 +149,39 @@ impl Testbed {
     /// Sends a packet from the server's processor, which binds the device's
     /// poll and its timer to it, and makes sure that it did.
     fn bind_timer(&self, period: u64) -> anyhow::Result<()> {
+        let queues = self.config.queues;
+        if queues < 2 {
+            return self.bind_queue(period, 1);
+        }
+        // One after the other: what is sent from that processor is steered to
+        // each queue in turn. The client's own entry stays.
+        for queue in 0..queues {
+            if queue != self.client_queue() {
+                self.send_on(self.config.server_cpu, queue)?;
+                self.bind_queue(period, u64::from(queue) + 1)?;
+                self.clear_queue(queue)?;
+            }
+        }
+        let own = self.client_queue();
+        self.send_on(self.config.server_cpu, own)?;
+        let bound = self.bind_queue(period, queues.into());
+        self.send_on(self.config.client_cpu, own)?;
+        bound
+    }
+
+    fn clear_queue(&self, queue: u32) -> anyhow::Result<()> {
+        self.in_client_shell(&format!(
+            "echo 0 > /sys/class/net/{CLIENT_INTERFACE}/queues/tx-{queue}/xps_cpus"
+        ))
+    }
+
+    /// Of `bound` queues, that being sent to included.
+    fn bind_queue(&self, period: u64, bound: u64) -> anyhow::Result<()> {
         const LOOK: Duration = Duration::from_millis(30);
         // A third of what the period gives: an idle poll may be delayed.
-        let enough = LOOK.as_nanos() as u64 / period / 3;
+        // Timers as close as those of the timer mode share softirqs.
+        let bound = if period > TIMER_PERIOD { bound } else { 1 };
+        let enough = LOOK.as_nanos() as u64 / period * bound / 3;
         let cpu = self.config.server_cpu;
         let pin = cpu.to_string();
         // What a socket sends from that processor takes that processor's queue.

@@ -85,9 +85,22 @@ pub enum HostSpec {
         /// Frames that a socket holds, a queue.
         #[serde(default)]
         receive_limit: Option<u32>,
+        /// Traffic classes, queue by queue; none: all queues are equal.
+        #[serde(default)]
+        classes: Vec<ClassSpec>,
     },
     /// Linux.
     Linux(linux::Options),
+}
+
+/// A traffic class of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClassSpec {
+    /// Local ports whose datagrams belong to it.
+    pub ports: Vec<u16>,
+    /// Largest Bp of its queue, frames a round; `None`: as the stack.
+    #[serde(default)]
+    pub budget: Option<u32>,
 }
 
 /// A load to run.
@@ -188,6 +201,10 @@ mod tests {
                     budget: Some(300),
                     interval_us: None,
                     receive_limit: Some(1024),
+                    classes: vec![ClassSpec {
+                        ports: vec![7],
+                        budget: Some(64),
+                    }],
                 },
                 services: vec![ServiceSpec {
                     kind: Kind::Echo,
@@ -222,6 +239,15 @@ mod tests {
             let json = serde_json::to_string(&job).unwrap();
             assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
         }
+    }
+
+    #[test]
+    fn a_stack_without_classes_may_leave_them_out() {
+        let json = r#"{"tidewall":{"architecture":"ni-lrp","queues":2,"receiver_cpu":1,"spin":0}}"#;
+        assert!(matches!(
+            serde_json::from_str(json).unwrap(),
+            HostSpec::Tidewall { classes, .. } if classes.is_empty()
+        ));
     }
 
     #[test]

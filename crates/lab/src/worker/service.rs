@@ -14,7 +14,7 @@ use tidewall_service::linux::Linux;
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{BATCH, Counters};
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
-use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack};
+use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
 
 use super::{Cpu, HostSpec, ServiceJob};
 use crate::raw_process;
@@ -63,6 +63,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             budget,
             interval_us,
             receive_limit,
+            classes,
         } => {
             let stack = Stack::embedded(EmbeddedConfig {
                 interface: SERVER_INTERFACE.to_owned(),
@@ -76,6 +77,13 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                 },
                 budget: *budget,
                 interval: interval_us.map(|us| Duration::from_micros(us.into())),
+                classes: classes
+                    .iter()
+                    .map(|class| TrafficClass {
+                        ports: class.ports.clone(),
+                        budget: class.budget,
+                    })
+                    .collect(),
                 control: false,
                 ..EmbeddedConfig::default()
             })

@@ -24,7 +24,7 @@ pub struct TrafficClass {
 }
 
 /// While a class is active, those below get one part in so many of the time.
-const SHARE: u64 = 8;
+const SHARE: u64 = 16;
 /// A class is active for so long after its last frame.
 const ACTIVE: u64 = 1_000_000;
 
@@ -98,7 +98,7 @@ mod tests {
             }
         }
         let share = used as f64 / 10_000_000.0;
-        assert!((0.11..=0.13).contains(&share), "{share}");
+        assert!((0.055..=0.07).contains(&share), "{share}");
     }
 
     #[test]

@@ -150,6 +150,13 @@ impl EmbeddedConfig {
         {
             return invalid("port 0 is nobody's traffic class".to_owned());
         }
+        if !self.classes.is_empty() && self.architecture.has_threads() {
+            return invalid(format!(
+                "traffic classes are for {}: under {} threads receive, a queue each",
+                Architecture::NiLrp,
+                self.architecture
+            ));
+        }
         if let Some(interval) = self.interval
             && interval > INTERVAL_MAX
         {

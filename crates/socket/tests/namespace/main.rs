@@ -8,6 +8,7 @@
 
 mod architectures;
 mod capture;
+mod classes;
 mod exchange;
 mod kernel;
 mod life;
@@ -59,6 +60,9 @@ system_tests! {
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
     architectures::all_architectures_exchange_datagrams on 1,
     architectures::all_architectures_on_two_queues on 2,
+    classes::more_classes_than_queues_are_refused on 2,
+    classes::a_veth_says_that_it_cannot_steer on 2,
+    classes::the_first_class_is_served_beside_a_flood_of_the_second on 2,
     capture::what_leaves_is_well_formed_to_tshark on 1,
 }
 
