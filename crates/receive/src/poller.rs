@@ -509,7 +509,8 @@ impl Poller {
                 }
             }
         }
-        round.exhausted = round.driven >= u64::from(self.budget);
+        let taken = round.driven.max(round.frames as u64);
+        round.exhausted = taken >= u64::from(self.budget);
         round.overflowed = tables
             .counter(queue, Counter::ChannelFull)
             .wrapping_sub(full);
@@ -613,19 +614,22 @@ impl Poller {
             let seen = driven();
             let polled = self.device.poll(interrupt);
             let taken = driven().wrapping_sub(seen);
-            let frames = self.device.receive(&mut self.batch, BATCH);
+            // What the device delivered by itself counts too.
+            let left = (self.budget as usize).saturating_sub(round.frames);
+            let frames = self.device.receive(&mut self.batch, left.min(BATCH));
             self.in_device -= frames.min(self.in_device);
             for received in self.batch.drain(..) {
                 each(&shared, received);
             }
             round.frames += frames;
             polled?;
-            if taken < u64::from(self.each) {
+            if taken.max(frames as u64) < u64::from(self.each) {
                 break;
             }
         }
         round.driven = driven().wrapping_sub(before);
-        round.exhausted = round.driven >= u64::from(self.budget);
+        let taken = round.driven.max(round.frames as u64);
+        round.exhausted = taken >= u64::from(self.budget);
         let counters = &shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);
         if round.frames == 0 {

@@ -39,16 +39,30 @@ const STEP: Duration = Duration::from_micros(8);
 const COALESCE_FROM: f64 = 20_000.0;
 /// And below this one coalescing ends.
 const COALESCE_UNTIL: f64 = 16_000.0;
-/// Smallest lot where the receiver polls for itself: a poll costs as much as
-/// some frames, and the driver drops what a channel cannot hold.
-const LOT_MIN: u32 = 16;
+/// Smallest lot where the receiver polls for itself: the driver drops what a
+/// channel cannot hold, and smaller rounds drain the device more slowly for
+/// everybody (with 16, an echo service beside 1.0 M/s lost questions to the
+/// device's ring).
+const LOT_MIN: u32 = 64;
 
 /// From this rate on, frames a second, a poller that owes answers does not
 /// sleep: falling asleep and waking take as long as several frames.
 const HURRY_FROM: f64 = 200_000.0;
 
+/// A receiver that polls for itself takes this part of its frames, or more, in
+/// rounds that use up their budget: it is nearly saturated and had better not
+/// leave the device to its own poll, which knows no budget.
+const SATURATED: u64 = 4;
+/// It is not any more when its rounds are as small as this: below two thirds of
+/// the processor, by what a poll and a frame cost.
+const SPARE: u64 = 8;
+
 /// When more than one frame in so many is answered, somebody waits.
 const ANSWERED: u64 = 64;
+/// Where fewer are, but so many a second, they wait no longer than this.
+const ANSWERS_FROM: f64 = 100.0;
+/// See [`ANSWERS_FROM`].
+const ANSWER_WITHIN: Duration = Duration::from_micros(50);
 
 /// Sets both by what is known: room, rate, and who waits.
 #[derive(Debug)]
@@ -65,6 +79,8 @@ pub(super) struct Adaptive {
     agreed: u32,
     /// Somebody waits for answers while frames come fast.
     hurried: bool,
+    /// Nearly all of the processor goes into receiving.
+    saturated: bool,
 }
 
 impl Adaptive {
@@ -79,6 +95,7 @@ impl Adaptive {
             longest: CEILING.min(limits.interval),
             agreed: 0,
             hurried: false,
+            saturated: false,
         }
     }
 
@@ -163,7 +180,17 @@ impl Policy for Adaptive {
         self.forced = self.forced.min(self.longest);
         let answers = interval.sent.saturating_mul(ANSWERED) > interval.frames;
         self.hurried = answers && rate >= HURRY_FROM;
-        let wanted = self.wanted(rate, answers);
+        if self.saturated {
+            self.saturated = interval.frames >= u64::from(interval.rounds) * SPARE;
+        } else {
+            let full = u64::from(interval.exhausted) * u64::from(self.budget);
+            self.saturated =
+                !self.limits.preempts && rate >= HURRY_FROM && full * SATURATED >= interval.frames;
+        }
+        let mut wanted = self.wanted(rate, answers);
+        if interval.sent as f64 / seconds.max(f64::MIN_POSITIVE) >= ANSWERS_FROM {
+            wanted = wanted.min(ANSWER_WITHIN);
+        }
         // The knob is the device's, and costs a system call: moves of less than
         // a quarter are not worth one, and what lengthens it must last.
         let close = wanted.abs_diff(self.interval) * 4 <= self.interval.max(wanted);
@@ -182,6 +209,6 @@ impl Policy for Adaptive {
     }
 
     fn may_sleep(&self) -> bool {
-        !self.hurried
+        !(self.hurried || self.saturated)
     }
 }

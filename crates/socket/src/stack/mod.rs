@@ -61,6 +61,8 @@ const FLOODED_FROM: f64 = 200_000.0;
 /// How long a sleeper leaves a busy device alone.
 const BUSY_NAP: Duration = Duration::from_micros(50);
 
+/// Frames in a round from which the receiver keeps the device to itself.
+const MANY: usize = POLL_MAX as usize / 2;
 /// Frames in a lot of the device's timer from which the receiver polls again by
 /// itself: the ring holds twice as many, and the timer's poll is a softirq.
 const TIMER_LOT: usize = POLL_MAX as usize;

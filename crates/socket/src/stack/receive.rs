@@ -101,7 +101,9 @@ impl Core {
             // Rounds that leave frames, or follow each other closely: a timer that
             // expired between two of them would have the device polled in
             // softirq, ahead of everybody and without a budget.
-            let full = round.exhausted || round.driven >= u64::from(POLL_MAX);
+            // Without a timer it would not even yield: the kernel lets go of a
+            // poll of its own, on whatever processor, only where one is set.
+            let full = round.exhausted || round.frames >= MANY;
             if self.polls_steadily() || full {
                 poller.set_patience(Patience::Long);
             }
@@ -233,6 +235,9 @@ impl Core {
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
                 self.control(queue, &mut poller, &round.seen(), true);
+                if round.frames >= POLL_MAX as usize {
+                    poller.set_patience(Patience::Long);
+                }
                 let coalesces =
                     matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero());
                 if coalesces && round.frames < TIMER_LOT {

@@ -107,7 +107,7 @@ impl World {
             Step::Open(n) if self.open[n].is_none() => {
                 // What is in the device's ring still was sent to nobody; the
                 // new socket may get it, as on any host.
-                // Receive control may have cut a round to 16 frames.
+                // Receive control may have cut a round to 64 frames.
                 for _ in 0..64 {
                     let _ = self.bed.far.wait(&[], Some(std::time::Duration::ZERO));
                 }

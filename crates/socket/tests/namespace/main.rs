@@ -12,6 +12,7 @@ mod classes;
 mod exchange;
 mod kernel;
 mod life;
+mod policies;
 mod raw_system;
 mod support;
 mod waiting;
@@ -63,6 +64,9 @@ system_tests! {
     classes::more_classes_than_queues_are_refused on 2,
     classes::a_veth_says_that_it_cannot_steer on 2,
     classes::the_first_class_is_served_beside_a_flood_of_the_second on 2,
+    policies::every_policy_serves_in_both_places on 1,
+    policies::a_fixed_interval_is_what_the_device_gets on 1,
+    policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
 }
 
