@@ -104,6 +104,7 @@ pub struct Shared {
     /// What receive control does, for those who watch: written on a change and
     /// at the end of an interval.
     control: Mutex<Option<control::State>>,
+    recorder: control::Recorder,
 }
 
 /// The appending side of one channel number.
@@ -208,6 +209,7 @@ pub fn open(
         counters: QueueCounters::default(),
         appending: Mutex::new(()),
         control: Mutex::new(None),
+        recorder: control::Recorder::default(),
     });
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
@@ -252,6 +254,11 @@ impl Shared {
     /// Counters since the start.
     pub fn counters(&self) -> &QueueCounters {
         &self.counters
+    }
+
+    /// Records what receive control is told.
+    pub fn recorder(&self) -> &control::Recorder {
+        &self.recorder
     }
 
     /// What receive control does here; `None` where nothing controls.
@@ -378,6 +385,7 @@ impl Poller {
                 .overflowed
                 .fetch_add(u64::from(round.overflowed), Ordering::Relaxed);
         }
+        self.shared.recorder.round(now, round, activity);
         let controller = self.controller.as_mut()?;
         let decided = controller.round(now, round, activity);
         let waiting = controller.waiting();

@@ -68,10 +68,14 @@ pub struct Arguments {
     /// Largest Bp that the policy may set, 2 to 3000 [default: 3000]; of napi the Bp itself
     #[arg(long, value_name = "FRAMES", value_parser = budget)]
     budget: Option<u32>,
-    /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 1ms]; of napi the
+    /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 200us]; of napi the
     /// T itself [default: 0]
     #[arg(long, value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
+    /// Write what receive control was told of the first 2000 rounds (of the first queue) to this
+    /// file at the end, as CSV: such files are replayed through every policy by the tests
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Poll for so long before sleeping, in µs (or as 20us, 1ms); costs processor time while idle
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = spin)]
     spin: Duration,
@@ -216,6 +220,9 @@ fn class_of(classes: &[TrafficClass], port: u16) -> String {
     }
 }
 
+/// Rounds that `--record` keeps.
+const RECORDED: usize = 2000;
+
 /// Refuses what only Tidewall has a use for, when it is to run on Linux sockets.
 fn check(arguments: &Arguments) -> Outcome {
     let given = [
@@ -224,6 +231,7 @@ fn check(arguments: &Arguments) -> Outcome {
         ("--budget", arguments.budget.is_some()),
         ("--interval", arguments.interval.is_some()),
         ("--class", !arguments.classes.is_empty()),
+        ("--record", arguments.record.is_some()),
     ];
     let names: Vec<&str> = given
         .into_iter()
@@ -308,14 +316,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 if queues == 1 { "" } else { "s" },
                 class_of(&arguments.classes, service.port)
             );
-            begin(
+            if arguments.record.is_some() {
+                stack.record_rounds(RECORDED);
+            }
+            let outcome = begin(
                 arguments,
                 &Tidewall::new(stack.clone(), arguments.limit),
                 &service,
                 &what,
-                Some(stack),
+                Some(stack.clone()),
                 &stop,
-            )
+            );
+            if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
+                std::fs::write(path, text)
+                    .map_err(|error| Failure::io(&format!("writing {}", path.display()), &error))?;
+            }
+            outcome
         }
     }
 }

@@ -31,11 +31,13 @@ pub mod model;
 mod napi;
 mod on_off;
 mod qapolling;
+mod recorder;
 mod rhip;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use controller::{Activity, Controller, Mode, State, Waiting};
+pub use recorder::{COLUMNS, Recorder};
 
 /// What a policy decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

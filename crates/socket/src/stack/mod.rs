@@ -539,6 +539,21 @@ impl Stack {
         &self.core().warnings
     }
 
+    /// Records what receive control is told of the next `rounds` rounds of each
+    /// queue, from the beginning.
+    pub fn record_rounds(&self, rounds: usize) {
+        for queue in &self.core().queues {
+            queue.shared.recorder().start(rounds);
+        }
+    }
+
+    /// What [`Stack::record_rounds`] recorded: of each queue a CSV text whose
+    /// first line names the columns.
+    pub fn recorded_rounds(&self) -> Vec<String> {
+        let queues = self.core().queues.iter();
+        queues.map(|queue| queue.shared.recorder().text()).collect()
+    }
+
     /// Counters of everything, by cause and place.
     pub fn snapshot(&self) -> StackSnapshot {
         StackSnapshot::take(self.core())

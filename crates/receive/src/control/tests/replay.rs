@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::machine::*;
-use crate::control::{Activity, Controller, Limits, PolicyKind, Round};
+use crate::control::{Activity, COLUMNS, Controller, Limits, PolicyKind, Round};
 
-const COLUMNS: &str = "time_us,frames,exhausted,buffer_use,overflowed,interrupted,sent";
 /// Files are in the repository: none may be longer, bytes.
 const LARGEST: usize = 100_000;
 
