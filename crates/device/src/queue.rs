@@ -67,12 +67,6 @@ pub trait Receive: Send {
         false
     }
 
-    /// True while every poll leaves the interrupt enabled, whatever it was asked
-    /// for: nobody waits, as the patience is zero.
-    fn interrupts_at_once(&self) -> bool {
-        false
-    }
-
     /// Datagrams that reached the kernel instead of the queue while the
     /// device's poll was being learned: moves one into `payload`. `None` when
     /// there are none, which is always so after start-up.
@@ -102,7 +96,9 @@ pub const PATIENCE_MAX: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// The receiver may sleep: this long, and no longer than [`PATIENCE_MAX`].
-    /// Zero: the device interrupts with the next frame after any poll.
+    /// Zero: a poll with [`Interrupt::Armed`] that finds nothing will enable the
+    /// interrupt; until then [`PATIENCE`], since a device without a timer does
+    /// not let go of a poll of its own.
     Sleep(Duration),
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device
     /// masked starts a timer of this length. One that is longer than a

@@ -3,16 +3,19 @@
 //!
 //! Lives here: [`channel`] (one bounded queue a socket), [`free`] (the way
 //! frames come back), [`credit`] (how the driver knows a channel is full),
-//! [`poller`] (one round of receiving), [`architecture`] (the four LRP
-//! arrangements of who does what). Does not live here: protocols, sockets,
+//! [`poller`] (one round of receiving), [`control`] (how many frames a round
+//! takes, and when the device may interrupt), [`architecture`] (who does what:
+//! LRP's four arrangements and RHIP's). Does not live here: protocols, sockets,
 //! system calls of a socket.
 //!
-//! Read first: LRP (Druschel & Banga, OSDI 1996) §3; docs/decisions.md on
-//! credits.
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN
+//! 2007) §II to IV; docs/decisions.md on credits and receive control.
 //!
 //! ```text
 //!  device queue ──poll──► frames + metadata ──► credit ──► channel ──► receiver
-//!        ▲                                                               │
+//!   ▲    ▲                                                               │
+//!   └─ control (Bp, T)                                                   │
+//!        │                                                               │
 //!        └────────── fill ring ◄──────────── free stack ◄────────────────┘
 //! ```
 #![deny(unsafe_code)]

@@ -263,13 +263,10 @@ impl FlushTimer {
         })
     }
 
-    fn is_zero(&self) -> bool {
-        self.value.load(Ordering::Relaxed) == 0
-    }
-
     fn set(&self, patience: Patience) -> bool {
         let value = match patience {
             Patience::Long => LONG,
+            Patience::Sleep(Duration::ZERO) => nanoseconds(PATIENCE),
             Patience::Sleep(time) => nanoseconds(time.min(PATIENCE_MAX)),
         };
         let changes = self.value.swap(value, Ordering::Relaxed) != value;

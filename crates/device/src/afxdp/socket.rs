@@ -282,10 +282,6 @@ impl Receive for ReceiveHalf {
         self.timer.as_ref().is_some_and(|timer| timer.set(patience))
     }
 
-    fn interrupts_at_once(&self) -> bool {
-        self.timer.as_ref().is_some_and(FlushTimer::is_zero)
-    }
-
     fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
         self.napi.take_stray(payload)
     }

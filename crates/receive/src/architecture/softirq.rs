@@ -90,8 +90,9 @@ enum Next {
     Behind,
     /// Nothing may be taken: behind it, and not at once.
     Stopped,
-    /// The device is empty: sleep until it interrupts.
-    Sleep(Vec<i32>),
+    /// The device is empty: sleep until it interrupts, with the next frame or,
+    /// if true, when its timer expires.
+    Sleep(Vec<i32>, bool),
     /// It was empty until the interrupt was enabled.
     Again,
 }
@@ -107,6 +108,7 @@ impl ReceiveSoftirq {
         let mut interrupted = false;
         let mut sent = 0;
         let mut turns = 0u32;
+        let mut coalesced = false;
         while !self.stop.load(Ordering::Acquire) {
             let before = std::mem::replace(&mut sent, (self.upcalls.sent)());
             let activity = Activity {
@@ -115,7 +117,7 @@ impl ReceiveSoftirq {
             };
             interrupted = false;
             turns = turns.wrapping_add(1);
-            let delivered = activity.interrupted && !turns.is_multiple_of(TIMER_TURNS);
+            let delivered = activity.interrupted && coalesced && !turns.is_multiple_of(TIMER_TURNS);
             let next = match delivered {
                 true => self.delivered(start, activity),
                 false => None,
@@ -123,7 +125,8 @@ impl ReceiveSoftirq {
             match next.unwrap_or_else(|| self.round(start, activity)) {
                 Next::Behind => behind.wait(QUANTUM),
                 Next::Stopped => behind.wait(STOPPED),
-                Next::Sleep(descriptors) => {
+                Next::Sleep(descriptors, timer) => {
+                    coalesced = timer;
                     self.wake.wait(&descriptors, None);
                     interrupted = true;
                 }
@@ -136,61 +139,56 @@ impl ReceiveSoftirq {
     /// poll, since it does not, or there may be more.
     fn delivered(&self, start: Instant, activity: Activity) -> Option<Next> {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        if poller.interrupts_at_once() {
-            return None;
-        }
         let taken = |poller: &mut Poller, sorted: &mut Sorted| {
             poller.take_delivered(|_, received| self.frame(received, sorted))
         };
         let (seen, waiting) = self.take(&mut poller, taken, start, activity);
         let coalesces = matches!(waiting, Waiting::Sleep(interval) if !interval.is_zero());
         let few = (1..TIMER_LOT as u32).contains(&seen.frames);
-        (coalesces && few && !poller.is_stopped()).then(|| Next::Sleep(poller.descriptors()))
+        (coalesces && few && !poller.is_stopped()).then(|| Next::Sleep(poller.descriptors(), true))
     }
 
     fn round(&self, start: Instant, activity: Activity) -> Next {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        let masked = |poller: &mut Poller, sorted: &mut Sorted| {
-            self.polled(poller, Interrupt::Masked, sorted)
+        // A timer that expired between two rounds would have the device polled in
+        // softirq, without a budget.
+        poller.set_patience(Patience::Long);
+        let poll = |interrupt| {
+            move |poller: &mut Poller, sorted: &mut Sorted| self.polled(poller, interrupt, sorted)
         };
-        let (seen, waiting) = self.take(&mut poller, masked, start, activity);
+        let (seen, waiting) = self.take(&mut poller, poll(Interrupt::Masked), start, activity);
         // Before the descriptors are asked for: each lesson has its own.
         let mut payload = Vec::new();
         while let Some(stray) = poller.take_stray(&mut payload) {
             (self.upcalls.stray)(stray, &payload);
         }
-        match waiting {
-            _ if poller.is_stopped() => Next::Stopped,
-            _ if seen.exhausted => {
-                // A timer that expired between two rounds would have the device
-                // polled in softirq, without a budget.
-                poller.set_patience(Patience::Long);
-                Next::Behind
-            }
-            Waiting::Sleep(interval) if !interval.is_zero() => {
-                if poller.set_patience(Patience::Sleep(interval)) {
-                    // The timer that runs has another length.
-                    Next::Again
-                } else {
-                    Next::Sleep(poller.descriptors())
-                }
-            }
-            Waiting::Sleep(_) | Waiting::Poll => {
-                poller.set_patience(Patience::Sleep(Duration::ZERO));
-                // Only a poll that finds nothing has enabled the interrupt.
-                let activity = Activity::default();
-                let armed = |poller: &mut Poller, sorted: &mut Sorted| {
-                    self.polled(poller, Interrupt::Armed, sorted)
-                };
-                let (seen, _) = self.take(&mut poller, armed, start, activity);
-                if seen.exhausted {
-                    Next::Behind
-                } else if seen.frames > 0 {
-                    Next::Again
-                } else {
-                    Next::Sleep(poller.descriptors())
-                }
-            }
+        if poller.is_stopped() {
+            return Next::Stopped;
+        }
+        if seen.exhausted {
+            return Next::Behind;
+        }
+        let interval = match waiting {
+            Waiting::Sleep(interval) => interval,
+            Waiting::Poll => Duration::ZERO,
+        };
+        poller.set_patience(Patience::Sleep(interval));
+        // A poll starts the timer, or, armed and finding nothing, enables the
+        // interrupt.
+        let interrupt = if interval.is_zero() {
+            Interrupt::Armed
+        } else {
+            Interrupt::Masked
+        };
+        let (seen, _) = self.take(&mut poller, poll(interrupt), start, Activity::default());
+        if poller.is_stopped() {
+            Next::Stopped
+        } else if seen.exhausted {
+            Next::Behind
+        } else if interval.is_zero() && seen.frames > 0 {
+            Next::Again
+        } else {
+            Next::Sleep(poller.descriptors(), !interval.is_zero())
         }
     }
 

@@ -154,7 +154,7 @@ impl Policy for Adaptive {
             self.budget = cut(self.budget).max(LOT_MIN.min(self.largest));
         } else if round.frames > self.limits.ring / 4 * 3 {
             // The ring nearly overflowed in this interval; it may in the next.
-            self.interval /= 2;
+            self.interval = self.interval.min(self.longest / 2);
         }
     }
 

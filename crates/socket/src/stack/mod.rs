@@ -212,8 +212,6 @@ pub(crate) struct QueueHandle {
     last_round: AtomicU64,
     /// True when the last round left the interrupt masked or deferred.
     masked: AtomicBool,
-    /// True while every poll leaves it enabled.
-    at_once: AtomicBool,
     /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
     waiting: AtomicU64,
     /// Datagrams sent, and how many of them receive control knows of.
@@ -257,8 +255,6 @@ pub(crate) struct Core {
     streak_start: AtomicU64,
     /// Lots of frames in a row that the device's timer brought.
     timer_turns: AtomicU32,
-    /// Sleeps that no poll preceded.
-    unpolled_sleeps: AtomicU32,
     next_channel: AtomicU16,
     generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
@@ -439,7 +435,6 @@ impl Stack {
                 transmitter: Mutex::new(transmitter),
                 last_round: AtomicU64::new(0),
                 masked: AtomicBool::new(false),
-                at_once: AtomicBool::new(false),
                 waiting: AtomicU64::new(0),
                 sent,
                 sent_told: AtomicU64::new(0),
@@ -472,7 +467,6 @@ impl Stack {
             streak: AtomicU32::new(0),
             streak_start: AtomicU64::new(0),
             timer_turns: AtomicU32::new(0),
-            unpolled_sleeps: AtomicU32::new(0),
             next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),

@@ -44,13 +44,27 @@ impl Core {
     /// that another thread is polling is left to it, unless the caller `leads`:
     /// who is about to sleep on the devices must be the last to poll them.
     pub(crate) fn round(&self, leads: bool) -> io::Result<Progress> {
+        self.rounds(leads, false)
+    }
+
+    /// As [`Core::round`], by a thread that will be back when it has dealt with
+    /// what comes, and sleeps first if it will not: the device's timer is put out
+    /// of the way *before* the poll that starts it. One that expired while these
+    /// frames are dealt with would have the device polled in softirq, ahead of
+    /// everybody and without a budget.
+    pub(crate) fn round_and_return(&self) -> io::Result<Progress> {
+        self.rounds(false, true)
+    }
+
+    fn rounds(&self, leads: bool, returns: bool) -> io::Result<Progress> {
         if self.architecture.has_threads() {
             return Ok(Progress::default());
         }
         // A leader that sleeps while we poll needs the interrupt too. Where
-        // receive control coalesces, the device's timer takes its place.
-        let coalesces = matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero());
-        let arm = !coalesces && (leads || self.leadership.is_taken());
+        // receive control coalesces, the device's timer takes its place, and who
+        // does not sleep needs neither: a full armed poll goes on in softirq.
+        let arm = self.waiting() == Waiting::Sleep(Duration::ZERO)
+            && (leads || self.leadership.is_taken());
         let mut progress = Progress::default();
         let mut failed = Ok(());
         let now = nanoseconds(self.age());
@@ -77,6 +91,9 @@ impl Core {
             } else {
                 Interrupt::Masked
             };
+            if returns {
+                poller.set_patience(Patience::Long);
+            }
             let mut ready = Ready::default();
             let round = match poller.round(interrupt, &mut ready.channels) {
                 Ok(round) => round,
@@ -89,23 +106,24 @@ impl Core {
             };
             // A poll that found work defers the interrupt again, whoever's the
             // work was.
-            let at_once = poller.interrupts_at_once();
-            queue.at_once.store(at_once, Ordering::Relaxed);
-            let armed = at_once || (interrupt == Interrupt::Armed && round.driven == 0);
+            let armed = interrupt == Interrupt::Armed && round.driven == 0;
             queue.masked.store(!armed, Ordering::Relaxed);
             progress.armed &= armed;
             queue.last_round.store(round.driven, Ordering::Relaxed);
             if round.exhausted {
                 self.timer_turns.store(0, Ordering::Relaxed);
             }
-            // Rounds that leave frames, or follow each other closely: a timer that
-            // expired between two of them would have the device polled in
-            // softirq, ahead of everybody and without a budget.
-            // Without a timer it would not even yield: the kernel lets go of a
-            // poll of its own, on whatever processor, only where one is set.
             let full = round.exhausted || round.frames >= MANY;
-            if self.polls_steadily() || full {
-                poller.set_patience(Patience::Long);
+            let steady = self.polls_steadily();
+            if (steady || full) && poller.set_patience(Patience::Long) && full {
+                // The timer that runs is the short one, and what has come takes
+                // longer than that: another poll starts it anew.
+                if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
+                    self.control(queue, &mut poller, &second.seen(), false);
+                    progress.frames += second.frames;
+                    queue.masked.store(true, Ordering::Relaxed);
+                    progress.armed = false;
+                }
             }
             let stopped = self.control(queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
@@ -189,26 +207,9 @@ impl Core {
         self.streak.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
-            let mut poller = lock(&queue.poller);
-            changed |= poller.set_patience(Patience::Sleep(interval));
-            let at_once = poller.interrupts_at_once();
-            queue.at_once.store(at_once, Ordering::Relaxed);
+            changed |= lock(&queue.poller).set_patience(Patience::Sleep(interval));
         }
-        changed
-    }
-
-    /// True while the next frame of any queue interrupts, so that there is
-    /// nothing to poll for before a sleep.
-    pub(super) fn is_interrupt_enabled(&self) -> bool {
-        let enabled = self.queues.iter().all(|queue| {
-            queue.at_once.load(Ordering::Relaxed) && !queue.masked.load(Ordering::Relaxed)
-        });
-        // Now and then we poll all the same: for credit that was lost.
-        enabled
-            && !self
-                .unpolled_sleeps
-                .fetch_add(1, Ordering::Relaxed)
-                .is_multiple_of(TIMER_TURNS)
+        changed && !interval.is_zero()
     }
 
     /// True when the device's timer brings frames in lots that it can bear, so

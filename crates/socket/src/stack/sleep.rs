@@ -44,7 +44,7 @@ impl Core {
             // at memory only: a poll that keeps the device masked sets a timer
             // each time, which costs a virtual machine more than it saves here.
             let end = Instant::now() + self.spin;
-            let mut armed = self.is_interrupt_enabled();
+            let mut armed = false;
             while Instant::now() < end {
                 if armed {
                     self.collect();
@@ -87,9 +87,7 @@ impl Core {
         let mut fired = Vec::with_capacity(8);
         loop {
             let mut progress = Progress::default();
-            if *led && self.is_interrupt_enabled() {
-                self.collect();
-            } else if *led && !self.device_polls() {
+            if *led && !self.device_polls() {
                 progress = self.round(true)?;
             }
             if has_input() {

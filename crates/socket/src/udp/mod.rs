@@ -340,7 +340,11 @@ impl UdpSocket {
             }
             if !polled && (nonblocking || (core.is_busy() && !core.device_polls())) {
                 polled = true;
-                core.round(false)?;
+                if nonblocking {
+                    core.round(false)?;
+                } else {
+                    core.round_and_return()?;
+                }
                 continue;
             }
             self.take_pending()?;

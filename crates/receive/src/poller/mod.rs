@@ -2,22 +2,26 @@
 //! channels, keep the credit accounts straight.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
-use tidewall_device::frame::{Frame, FrameMemory};
-use tidewall_device::queue::{
-    Interrupt, POLL_MAX, Patience, Queue, Receive, Received, Stray, Transmit,
-};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::{Interrupt, POLL_MAX, Queue, Receive, Received, Stray, Transmit};
 
-use crate::channel::{Receiver, Run, Sender};
-use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
+use crate::channel::{Run, Sender};
+use crate::control::{self as receive_control, Controller};
 use crate::credit::{Account, Adjust};
 use crate::free::{Chain, FreeStack};
 use crate::slots::Slots;
+
+mod control;
+mod shared;
+
+use control::{Fullness, Taken};
+use shared::ChannelEnd;
+pub use shared::{Channel, Done, QueueCounters, Shared};
 
 /// Most frames taken from the receive ring after one poll. What the device
 /// delivered by interrupt is there too, so this must exceed [`POLL_MAX`] or the
@@ -52,8 +56,8 @@ pub struct Round {
 
 impl Round {
     /// As receive control sees it.
-    pub fn seen(&self) -> control::Round {
-        control::Round {
+    pub fn seen(&self) -> receive_control::Round {
+        receive_control::Round {
             frames: self.frames as u32,
             exhausted: self.exhausted,
             buffer_use: self.buffer_use,
@@ -65,63 +69,6 @@ impl Round {
             },
         }
     }
-}
-
-/// Counters of one queue, each a way a frame can go after the driver.
-#[derive(Debug, Default)]
-pub struct QueueCounters {
-    /// Frames appended to a channel.
-    pub delivered: AtomicU64,
-    /// Dropped: the channel was closed while the frame was on its way.
-    pub stale: AtomicU64,
-    /// Admitted by the driver but never seen: no room in the receive ring or
-    /// no empty frame. Their credit was given back.
-    pub lost_in_ring: AtomicU64,
-    /// Rounds.
-    pub rounds: AtomicU64,
-    /// Rounds that found nothing.
-    pub empty_rounds: AtomicU64,
-    /// Rounds that used up their budget.
-    pub exhausted_rounds: AtomicU64,
-    /// Times that whoever polls was woken by the device.
-    pub interrupts: AtomicU64,
-    /// Frames that found their channel full.
-    pub overflowed: AtomicU64,
-}
-
-/// The part of a queue that every thread may use at once.
-#[derive(Debug)]
-pub struct Shared {
-    queue: u32,
-    slots: Slots,
-    free: FreeStack,
-    ends: Box<[ChannelEnd]>,
-    memory: FrameMemory,
-    tables: Arc<Tables>,
-    counters: QueueCounters,
-    /// Held while a host architecture appends, and while a channel closes.
-    appending: Mutex<()>,
-    /// What receive control does, for those who watch: written on a change and
-    /// at the end of an interval.
-    control: Mutex<Option<control::State>>,
-    recorder: control::Recorder,
-}
-
-/// The appending side of one channel number.
-#[derive(Debug)]
-struct ChannelEnd {
-    /// Id of the channel that is open under this number, 0 when none.
-    id: AtomicU32,
-    sender: Sender,
-}
-
-/// The removing side of one open channel on one queue; closing gives the
-/// number back.
-#[derive(Debug)]
-pub struct Channel {
-    shared: Arc<Shared>,
-    id: ChannelId,
-    receiver: Receiver,
 }
 
 /// The part of a queue that one thread at a time may use: the queue lock
@@ -152,29 +99,6 @@ pub struct Poller {
     taken: Box<[Taken]>,
     /// Number of the round.
     turn: u32,
-}
-
-/// How far a channel's receiver had come, at the first append of a round.
-#[derive(Clone, Copy, Debug, Default)]
-struct Taken {
-    tail: u32,
-    turn: u32,
-    /// It had taken frames since the round before.
-    moves: bool,
-}
-
-/// Use of channels seen in a round.
-#[derive(Clone, Copy, Debug, Default)]
-struct Fullness {
-    largest: f32,
-}
-
-impl Fullness {
-    fn see(&mut self, waiting: u32, limit: u32) {
-        if limit > 0 {
-            self.largest = self.largest.max((waiting as f32 / limit as f32).min(1.0));
-        }
-    }
 }
 
 /// Splits a device queue into its poller, its shared part and its transmitter.
@@ -209,7 +133,7 @@ pub fn open(
         counters: QueueCounters::default(),
         appending: Mutex::new(()),
         control: Mutex::new(None),
-        recorder: control::Recorder::default(),
+        recorder: receive_control::Recorder::default(),
     });
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
@@ -240,77 +164,6 @@ pub fn open(
     (poller, shared, transmit, for_transmit)
 }
 
-impl Shared {
-    /// Number of the device queue.
-    pub fn queue(&self) -> u32 {
-        self.queue
-    }
-
-    /// Frame memory of the queue.
-    pub fn memory(&self) -> &FrameMemory {
-        &self.memory
-    }
-
-    /// Counters since the start.
-    pub fn counters(&self) -> &QueueCounters {
-        &self.counters
-    }
-
-    /// Records what receive control is told.
-    pub fn recorder(&self) -> &control::Recorder {
-        &self.recorder
-    }
-
-    /// What receive control does here; `None` where nothing controls.
-    pub fn control(&self) -> Option<control::State> {
-        *self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The demux tables.
-    pub fn tables(&self) -> &Arc<Tables> {
-        &self.tables
-    }
-
-    /// Gives back frames removed from channel `id`, and their credit: the
-    /// driver admits as many again. Two atomic operations, however many.
-    pub fn give_back(&self, id: ChannelId, done: Done) {
-        if done.frames > 0 {
-            self.free.put_chain(&self.slots, done.chain);
-            self.give_credit(id, done.frames);
-        }
-    }
-
-    /// Gives back credit alone, of datagrams whose frames went back before
-    /// them because their bytes were copied out.
-    pub fn give_credit(&self, id: ChannelId, frames: u32) {
-        self.tables.tail_add(self.queue, id.index(), frames);
-    }
-
-    /// Gives one frame back, without credit.
-    pub fn free(&self, frame: Frame) {
-        self.free.put(&self.slots, frame);
-    }
-
-    /// Appends to a channel on behalf of a host architecture's threads, which
-    /// keep its bound themselves (the driver has counted nothing).
-    pub(crate) fn append(&self, id: ChannelId, frame: Frame) -> Result<(), Frame> {
-        let _appending = self
-            .appending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match self.ends.get(id.index() as usize) {
-            Some(end) if end.id.load(Ordering::Acquire) == id.value() => {
-                let mut run = Run::default();
-                run.add(&self.slots, frame);
-                end.sender.append(&self.slots, run);
-                self.counters.delivered.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-            _ => Err(frame),
-        }
-    }
-}
-
 impl Poller {
     /// The part every thread may use.
     pub fn shared(&self) -> &Arc<Shared> {
@@ -320,112 +173,6 @@ impl Poller {
     /// Descriptors to sleep on.
     pub fn descriptors(&self) -> Vec<i32> {
         self.device.descriptors()
-    }
-
-    /// Sets Bp: most frames that a round takes from the device, in as many
-    /// polls of one size as it needs. Zero: none, until it is set again.
-    ///
-    /// # Errors
-    /// EINVAL or EPERM from the device.
-    pub fn set_budget(&mut self, frames: u32) -> io::Result<()> {
-        if frames == self.budget {
-            return Ok(());
-        }
-        if frames > 0 {
-            let polls = frames.div_ceil(POLL_MAX);
-            let each = frames.div_ceil(polls);
-            self.device.set_budget(each)?;
-            (self.polls, self.each) = (polls, each);
-        }
-        self.budget = frames;
-        Ok(())
-    }
-
-    /// True while the budget is zero.
-    pub fn is_stopped(&self) -> bool {
-        self.budget == 0
-    }
-
-    /// Channels that are open.
-    pub(crate) fn open_channels(&self) -> impl Iterator<Item = ChannelId> {
-        let ends = &self.shared.ends;
-        self.open
-            .iter()
-            .filter_map(|&number| ends.get(number as usize))
-            .map(|end| ChannelId::from_value(end.id.load(Ordering::Relaxed)))
-    }
-
-    /// Puts `policy` in control of this queue.
-    pub fn set_policy(&mut self, policy: PolicyKind, limits: Limits) {
-        let controller = Controller::new(policy, limits);
-        let state = controller.state();
-        self.controller = Some(controller);
-        self.publish(state);
-        let _ = self.set_budget(state.setting.budget);
-    }
-
-    /// Tells receive control of a round that ended at `now` (time since any
-    /// fixed moment), and does what it says about the budget. Returns how the
-    /// caller is to wait, when somebody controls.
-    pub fn control(
-        &mut self,
-        now: Duration,
-        round: &control::Round,
-        activity: Activity,
-    ) -> Option<Waiting> {
-        let counters = &self.shared.counters;
-        if round.exhausted {
-            counters.exhausted_rounds.fetch_add(1, Ordering::Relaxed);
-        }
-        if activity.interrupted {
-            counters.interrupts.fetch_add(1, Ordering::Relaxed);
-        }
-        if round.overflowed > 0 {
-            counters
-                .overflowed
-                .fetch_add(u64::from(round.overflowed), Ordering::Relaxed);
-        }
-        self.shared.recorder.round(now, round, activity);
-        let controller = self.controller.as_mut()?;
-        let decided = controller.round(now, round, activity);
-        let waiting = controller.waiting();
-        if let Some(state) = decided {
-            // A device that refuses a budget keeps the one it has.
-            let _ = self.set_budget(state.setting.budget);
-            self.publish(state);
-        }
-        Some(waiting)
-    }
-
-    fn publish(&self, state: control::State) {
-        *self
-            .shared
-            .control
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(state);
-    }
-
-    /// Use of the fullest open channel now.
-    fn fullest(&self) -> f32 {
-        let (tables, queue) = (&self.shared.tables, self.shared.queue);
-        let mut fullness = Fullness::default();
-        for number in self.open.iter().map(|&number| number as u16) {
-            let waiting = tables
-                .head(queue, number)
-                .wrapping_sub(tables.tail(queue, number)) as i32;
-            fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
-        }
-        fullness.largest
-    }
-
-    /// Sets T; see [`Receive::set_patience`].
-    pub fn set_patience(&mut self, patience: Patience) -> bool {
-        self.device.set_patience(patience)
-    }
-
-    /// See [`Receive::interrupts_at_once`].
-    pub fn interrupts_at_once(&self) -> bool {
-        self.device.interrupts_at_once()
     }
 
     /// A datagram that came through the kernel during start-up.
@@ -826,48 +573,4 @@ fn settle(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u64) {
         .counters
         .lost_in_ring
         .fetch_add(total as u64, Ordering::Relaxed);
-}
-
-impl Channel {
-    /// The channel's id.
-    pub fn id(&self) -> ChannelId {
-        self.id
-    }
-
-    /// The queue it is on.
-    pub fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    fn end(&self) -> Option<&ChannelEnd> {
-        self.shared.ends.get(self.id.index() as usize)
-    }
-
-    /// True when there is surely nothing in it.
-    pub fn looks_empty(&self) -> bool {
-        self.end()
-            .is_none_or(|end| end.sender.looks_empty(&self.receiver))
-    }
-
-    /// Removes the oldest frame. It and its credit go back with
-    /// [`Shared::give_back`].
-    pub fn remove(&mut self) -> Option<Frame> {
-        let end = self.shared.ends.get(self.id.index() as usize)?;
-        end.sender.remove(&self.shared.slots, &mut self.receiver)
-    }
-}
-
-/// Frames of one channel that the receiver is done with.
-#[derive(Debug, Default)]
-pub struct Done {
-    chain: Chain,
-    frames: u32,
-}
-
-impl Done {
-    /// Adds a frame that was removed from the channel.
-    pub fn add(&mut self, shared: &Shared, frame: Frame) {
-        self.chain.add(&shared.slots, frame);
-        self.frames += 1;
-    }
 }

@@ -1,0 +1,138 @@
+//! Receive control of a queue: the budget, and what a round says about it.
+
+use std::io;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidewall_device::demux::ChannelId;
+use tidewall_device::queue::{POLL_MAX, Patience};
+
+use super::Poller;
+use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
+
+/// How far a channel's receiver had come, at the first append of a round.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub(super) tail: u32,
+    pub(super) turn: u32,
+    /// It had taken frames since the round before.
+    pub(super) moves: bool,
+}
+
+/// Use of channels seen in a round.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fullness {
+    pub(super) largest: f32,
+}
+
+impl Fullness {
+    pub(super) fn see(&mut self, waiting: u32, limit: u32) {
+        if limit > 0 {
+            self.largest = self.largest.max((waiting as f32 / limit as f32).min(1.0));
+        }
+    }
+}
+
+impl Poller {
+    /// Sets Bp: most frames that a round takes from the device, in as many
+    /// polls of one size as it needs. Zero: none, until it is set again.
+    ///
+    /// # Errors
+    /// EINVAL or EPERM from the device.
+    pub fn set_budget(&mut self, frames: u32) -> io::Result<()> {
+        if frames == self.budget {
+            return Ok(());
+        }
+        if frames > 0 {
+            let polls = frames.div_ceil(POLL_MAX);
+            let each = frames.div_ceil(polls);
+            self.device.set_budget(each)?;
+            (self.polls, self.each) = (polls, each);
+        }
+        self.budget = frames;
+        Ok(())
+    }
+
+    /// True while the budget is zero.
+    pub fn is_stopped(&self) -> bool {
+        self.budget == 0
+    }
+
+    /// Channels that are open.
+    pub(crate) fn open_channels(&self) -> impl Iterator<Item = ChannelId> {
+        let ends = &self.shared.ends;
+        self.open
+            .iter()
+            .filter_map(|&number| ends.get(number as usize))
+            .map(|end| ChannelId::from_value(end.id.load(Ordering::Relaxed)))
+    }
+
+    /// Puts `policy` in control of this queue.
+    pub fn set_policy(&mut self, policy: PolicyKind, limits: Limits) {
+        let controller = Controller::new(policy, limits);
+        let state = controller.state();
+        self.controller = Some(controller);
+        self.publish(state);
+        let _ = self.set_budget(state.setting.budget);
+    }
+
+    /// Tells receive control of a round that ended at `now` (time since any
+    /// fixed moment), and does what it says about the budget. Returns how the
+    /// caller is to wait, when somebody controls.
+    pub fn control(
+        &mut self,
+        now: Duration,
+        round: &control::Round,
+        activity: Activity,
+    ) -> Option<Waiting> {
+        let counters = &self.shared.counters;
+        if round.exhausted {
+            counters.exhausted_rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        if activity.interrupted {
+            counters.interrupts.fetch_add(1, Ordering::Relaxed);
+        }
+        if round.overflowed > 0 {
+            counters
+                .overflowed
+                .fetch_add(u64::from(round.overflowed), Ordering::Relaxed);
+        }
+        self.shared.recorder.round(now, round, activity);
+        let controller = self.controller.as_mut()?;
+        let decided = controller.round(now, round, activity);
+        let waiting = controller.waiting();
+        if let Some(state) = decided {
+            // A device that refuses a budget keeps the one it has.
+            let _ = self.set_budget(state.setting.budget);
+            self.publish(state);
+        }
+        Some(waiting)
+    }
+
+    fn publish(&self, state: control::State) {
+        *self
+            .shared
+            .control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(state);
+    }
+
+    /// Use of the fullest open channel now.
+    pub(super) fn fullest(&self) -> f32 {
+        let (tables, queue) = (&self.shared.tables, self.shared.queue);
+        let mut fullness = Fullness::default();
+        for number in self.open.iter().map(|&number| number as u16) {
+            let waiting = tables
+                .head(queue, number)
+                .wrapping_sub(tables.tail(queue, number)) as i32;
+            fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
+        }
+        fullness.largest
+    }
+
+    /// Sets T; see [`Receive::set_patience`].
+    pub fn set_patience(&mut self, patience: Patience) -> bool {
+        self.device.set_patience(patience)
+    }
+}
