@@ -115,7 +115,8 @@ impl Core {
             }
             let full = round.exhausted || round.frames >= MANY;
             let steady = self.polls_steadily();
-            if (steady || full) && poller.set_patience(Patience::Long) && full {
+            let restarts = (steady || full) && poller.set_patience(Patience::Long);
+            if restarts && full {
                 // The timer that runs is the short one, and what has come takes
                 // longer than that: another poll starts it anew.
                 if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
