@@ -131,7 +131,7 @@ impl Poller {
         fullness.largest
     }
 
-    /// Sets T; see [`Receive::set_patience`].
+    /// Sets T; see [`tidewall_device::queue::Receive::set_patience`].
     pub fn set_patience(&mut self, patience: Patience) -> bool {
         self.device.set_patience(patience)
     }
