@@ -295,6 +295,7 @@ impl HostThreads {
         });
         let occupancy = Arc::new(Occupancy { heads });
         if architecture == Architecture::Softirq {
+            counters.behind.prepare()?;
             let mut host = HostThreads {
                 stop: stop.clone(),
                 wake: wake.clone(),

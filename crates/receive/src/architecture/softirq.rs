@@ -12,6 +12,7 @@
 //! thread of nice 19 between the rounds. Time at SCHED_FIFO is not charged to
 //! it, so the scheduler owes it time for ever and runs it first.)
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +46,12 @@ pub(super) struct Behind {
 }
 
 impl Behind {
+    /// Makes what [`Behind::wait`] waits on.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        let _ = self.wake.set(WakeFd::new()?);
+        Ok(())
+    }
+
     /// Waits until [`Behind::run`], for `timeout` at most.
     fn wait(&self, timeout: Duration) {
         let Some(wake) = self.wake.get() else {
@@ -99,11 +106,7 @@ enum Next {
 
 impl ReceiveSoftirq {
     pub(super) fn run(self) {
-        let Ok(wake) = WakeFd::new() else {
-            return;
-        };
         let behind = &self.counters.behind;
-        let _ = behind.wake.set(wake);
         let start = Instant::now();
         let mut interrupted = false;
         let mut sent = 0;

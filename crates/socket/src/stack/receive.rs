@@ -219,10 +219,15 @@ impl Core {
         // Now and then we look ourselves: for credit that was lost, and because
         // a device whose timer once found nothing is woken by the sender, and
         // then runs its poll on the sender's processor until we poll.
-        !self
-            .timer_turns
-            .load(Ordering::Relaxed)
-            .is_multiple_of(TIMER_TURNS)
+        let turns = self.timer_turns.load(Ordering::Relaxed);
+        // Receive control may have changed its mind since the last lot: whoever
+        // waits without a timer, or without sleeping, must poll.
+        self.coalesces() && !turns.is_multiple_of(TIMER_TURNS)
+    }
+
+    /// True while the device may interrupt only when its timer expires.
+    fn coalesces(&self) -> bool {
+        matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero())
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
@@ -240,9 +245,7 @@ impl Core {
                 if round.frames >= POLL_MAX as usize {
                     poller.set_patience(Patience::Long);
                 }
-                let coalesces =
-                    matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero());
-                if coalesces && round.frames < TIMER_LOT {
+                if self.coalesces() && round.frames < TIMER_LOT {
                     self.timer_turns.fetch_add(1, Ordering::Relaxed);
                 } else {
                     self.timer_turns.store(0, Ordering::Relaxed);
