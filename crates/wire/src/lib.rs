@@ -1,4 +1,4 @@
-//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, ICMP and ICMPv6, parsed and emitted.
+//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ICMP and ICMPv6, parsed and emitted.
 //!
 //! What may not live here: state, sockets, clocks, allocation on the way of a
 //! packet, and any decision about what to do with a packet (that is
@@ -11,11 +11,12 @@
 //! into a buffer that is long enough.
 //!
 //! ```text
-//! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet
+//! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet
 //!                └─► ipv6::Packet ─► ipv6::Extensions ─► icmp::v4 / icmp::v6 ─► quoted datagram
 //! ```
 //!
 //! Read first: RFC 791 and 1122 (IPv4), RFC 8200 (IPv6), RFC 768 and 6935 (UDP),
+//! RFC 9293, 7323 and 2018 (TCP),
 //! RFC 792 and 4443 (ICMP), RFC 1071 and 1624 (checksum).
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod ethernet;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod tcp;
 pub mod udp;
 
 use core::fmt;
