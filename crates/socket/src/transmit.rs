@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
+use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::{Offload, Transmit};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
@@ -45,7 +45,8 @@ impl Transmitter {
         mac: MacAddress,
         mtu: usize,
     ) -> Self {
-        let mtu = mtu.min(FRAME_SIZE - HEADER_LEN - usize::from(device.headroom()));
+        let headroom = usize::from(device.headroom());
+        let mtu = mtu.min(memory.frame_size().saturating_sub(HEADER_LEN + headroom));
         Transmitter {
             device,
             memory,
@@ -90,7 +91,7 @@ impl Transmitter {
         };
         let offloaded = payload.len() > OFFLOAD_ABOVE && self.device.checksum_offload();
         let headroom = self.device.headroom();
-        frame.set_extent(headroom, FRAME_SIZE as u16);
+        frame.set_extent(headroom, u16::MAX);
         let output = Output {
             source_mac: self.mac,
             destination_mac: heading.neighbour,

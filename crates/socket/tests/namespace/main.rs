@@ -15,6 +15,7 @@ mod life;
 mod policies;
 mod raw_system;
 mod support;
+mod tap;
 mod waiting;
 
 macro_rules! system_tests {
@@ -68,6 +69,9 @@ system_tests! {
     policies::a_fixed_interval_is_what_the_device_gets on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
+    tap::a_tap_serves_the_kernel_at_its_other_end on 1,
+    tap::a_tap_is_a_host_that_is_routed_to on 1,
+    tap::a_tap_that_cannot_be_is_refused on 1,
 }
 
 /// The process that `life` kills.
