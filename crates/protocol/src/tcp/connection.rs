@@ -50,6 +50,8 @@ impl Pending {
     /// What Nagle, cork or silly-window avoidance hold back has waited long
     /// enough.
     pub(super) const OVERRIDE: u8 = 32;
+    /// All of them.
+    pub(super) const ALL: u8 = 63;
 
     pub(super) fn add(&mut self, what: u8) {
         self.0 |= what;

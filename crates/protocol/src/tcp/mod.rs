@@ -29,6 +29,7 @@ mod close;
 mod config;
 mod congestion;
 mod connection;
+mod freeze;
 mod info;
 mod options;
 mod receive;
@@ -46,6 +47,7 @@ use std::net::SocketAddr;
 
 pub use config::{Config, Keepalive};
 pub use connection::{Connection, MSS_MIN};
+pub use freeze::ThawError;
 pub use info::Info;
 pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
 pub use tidewall_wire::tcp::Timestamps;
@@ -133,6 +135,22 @@ pub enum State {
     LastAck = 8,
     /// Waiting until old segments have died.
     TimeWait = 9,
+}
+
+impl State {
+    /// Every state, in the order of its number.
+    pub const ALL: [Self; 10] = [
+        Self::Closed,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::Established,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::CloseWait,
+        Self::Closing,
+        Self::LastAck,
+        Self::TimeWait,
+    ];
 }
 
 /// Which half to close, as `shutdown(2)` has it.

@@ -364,7 +364,8 @@ impl Connection {
         let mss = u32::from(self.send.mss);
         self.send.first = acknowledgment;
         let data = self.send.buffer.acknowledge(bytes);
-        self.counters.bytes_acknowledged += u64::from(data);
+        let acknowledged = self.counters.bytes_acknowledged;
+        self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
         self.send.retries = 0;
         self.send.stalled = None;
         self.soft_error = None;
@@ -547,7 +548,8 @@ impl Connection {
         let filled = !self.receive.assembler.is_contiguous();
         match self.receive.assembler.insert(sequence, payload) {
             Inserted::InOrder(bytes) => {
-                self.counters.bytes_received += u64::from(bytes);
+                let received = self.counters.bytes_received;
+                self.counters.bytes_received = received.wrapping_add(bytes.into());
                 self.receive.data_at = milliseconds(now);
                 let length = length.min(self.config.mss.into()) as u16;
                 if length > self.receive.mss {
