@@ -16,6 +16,7 @@ mod policies;
 mod raw_system;
 mod support;
 mod tap;
+mod tap_engine;
 mod waiting;
 
 macro_rules! system_tests {
@@ -72,6 +73,8 @@ system_tests! {
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,
     tap::a_tap_that_cannot_be_is_refused on 1,
+    tap_engine::the_engine_sends_long_segments_to_the_kernel on 1,
+    tap_engine::the_engine_receives_long_segments_from_the_kernel on 1,
 }
 
 /// The process that `life` kills.

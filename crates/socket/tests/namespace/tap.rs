@@ -10,11 +10,11 @@ use tidewall_socket::{Stack, TapConfig, UdpSocket};
 
 use super::support::*;
 
-const NAME: &str = "tw-tap";
-const KERNEL4: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
-const TAP4: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
-const KERNEL6: Ipv6Addr = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, 1);
-const TAP6: Ipv6Addr = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, 2);
+pub const NAME: &str = "tw-tap";
+pub const KERNEL4: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
+pub const TAP4: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
+pub const KERNEL6: Ipv6Addr = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, 1);
+pub const TAP6: Ipv6Addr = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, 2);
 
 fn config() -> TapConfig {
     TapConfig {
