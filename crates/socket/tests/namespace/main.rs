@@ -75,6 +75,7 @@ system_tests! {
     tap::a_tap_that_cannot_be_is_refused on 1,
     tap_engine::the_engine_sends_long_segments_to_the_kernel on 1,
     tap_engine::the_engine_receives_long_segments_from_the_kernel on 1,
+    tap_engine::the_engine_and_the_kernel_mend_what_a_link_loses on 1,
 }
 
 /// The process that `life` kills.

@@ -30,6 +30,17 @@ struct Bed {
     start: Instant,
     longest_in: usize,
     longest_out: usize,
+    /// One frame in so many is lost, each way; 0: none.
+    loss: u64,
+    chance: u64,
+}
+
+/// xorshift64: which frames are lost.
+fn lost(chance: &mut u64, loss: u64) -> bool {
+    *chance ^= *chance << 13;
+    *chance ^= *chance >> 7;
+    *chance ^= *chance << 17;
+    loss > 0 && chance.is_multiple_of(loss)
 }
 
 impl Bed {
@@ -58,7 +69,6 @@ impl Bed {
         };
         let config = Config {
             mss: if to.is_ipv6() { 1440 } else { 1460 },
-            offload: tap.queue.transmit.segmentation(),
             ..*config
         };
         Bed {
@@ -67,6 +77,8 @@ impl Bed {
             start: Instant::now(),
             longest_in: 0,
             longest_out: 0,
+            loss: 0,
+            chance: 0x9e37_79b9_7f4a_7c15,
         }
     }
 
@@ -85,6 +97,8 @@ impl Bed {
             tap,
             connection,
             start,
+            chance,
+            loss,
             ..
         } = self;
         let now = start.elapsed();
@@ -93,6 +107,9 @@ impl Bed {
         let mut batch = Vec::new();
         let taken = queue.receive.receive(&mut batch, 256);
         for received in &batch {
+            if lost(chance, *loss) {
+                continue;
+            }
             let metadata = received.metadata;
             let bytes = &queue.memory.packet(&received.frame)
                 [usize::from(metadata.network)..usize::from(metadata.end)];
@@ -132,6 +149,10 @@ impl Bed {
             };
             let payload = outgoing.payload_len();
             longest = longest.max(payload);
+            if lost(chance, *loss) {
+                queue.frames.push(frame);
+                return true;
+            }
             let sent = if payload > usize::from(outgoing.segment_size) {
                 queue
                     .transmit
@@ -184,6 +205,13 @@ fn check(start: usize, bytes: &[u8]) {
 
 const TOTAL: usize = 24 << 20;
 
+fn config() -> Config {
+    Config {
+        offload: tap::SEGMENT_MAX,
+        ..Config::default()
+    }
+}
+
 pub fn the_engine_sends_long_segments_to_the_kernel() {
     for address in [IpAddr::from(KERNEL4), IpAddr::from(KERNEL6)] {
         let (to, peer) = listener(address, |mut stream| {
@@ -199,7 +227,7 @@ pub fn the_engine_sends_long_segments_to_the_kernel() {
             }
             assert_eq!(got, TOTAL);
         });
-        let mut bed = Bed::connect(to, &Config::default());
+        let mut bed = Bed::connect(to, &config());
         let mut written = 0;
         let mut chunk = vec![0; 256 << 10];
         let mut closed = false;
@@ -243,7 +271,7 @@ pub fn the_engine_receives_long_segments_from_the_kernel() {
                 sent += length;
             }
         });
-        let mut bed = Bed::connect(to, &Config::default());
+        let mut bed = Bed::connect(to, &config());
         let mut got = 0;
         let mut buffer = vec![0; 256 << 10];
         let begin = Instant::now();
@@ -272,5 +300,103 @@ pub fn the_engine_receives_long_segments_from_the_kernel() {
         peer.join().unwrap();
         assert!(bed.longest_in > 40_000, "cut to {}", bed.longest_in);
         assert_eq!(info.out_of_order, 0, "{info:?}");
+    }
+}
+
+/// Both ways at once through a link that loses one frame in `loss`, by a
+/// connection that is frozen and thawed now and then.
+fn exchange_with_loss(config: &Config, loss: u64, total: usize) {
+    let (to, peer) = listener(KERNEL4.into(), move |mut stream| {
+        let mut writer = stream.try_clone().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut got = 0;
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                let length = stream.read(&mut buffer).unwrap();
+                if length == 0 {
+                    return got;
+                }
+                check(got, &buffer[..length]);
+                got += length;
+            }
+        });
+        let mut chunk = vec![0; 64 << 10];
+        let mut sent = 0;
+        while sent < total {
+            let length = chunk.len().min(total - sent);
+            pattern(sent, &mut chunk[..length]);
+            writer.write_all(&chunk[..length]).unwrap();
+            sent += length;
+        }
+        writer.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(reader.join().unwrap(), total);
+    });
+    let mut bed = Bed::connect(to, config);
+    bed.loss = loss;
+    let (mut written, mut got, mut closed, mut ended) = (0, 0, false, false);
+    let mut rounds = 0u32;
+    let mut chunk = vec![0; 64 << 10];
+    while !matches!(bed.connection.state(), State::TimeWait | State::Closed) {
+        bed.round();
+        while written < total && bed.connection.writable() {
+            let length = chunk.len().min(total - written);
+            pattern(written, &mut chunk[..length]);
+            match bed.connection.write(&chunk[..length]) {
+                Ok(taken) => written += taken,
+                Err(Errno::AGAIN) => break,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        if written == total && !closed {
+            closed = true;
+            let now = bed.start.elapsed();
+            bed.connection.shutdown(Shutdown::Write, now).unwrap();
+        }
+        rounds += 1;
+        if rounds % 64 == 0 {
+            // As if another process took over.
+            let now = bed.start.elapsed();
+            let frozen = bed.connection.freeze(now);
+            bed.connection = Connection::thaw(&frozen, now).unwrap();
+        }
+        while !ended {
+            match bed.connection.read(&mut chunk) {
+                Ok(0) => ended = true,
+                Ok(length) => {
+                    check(got, &chunk[..length]);
+                    got += length;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(error) => panic!("{error:?} after {got}"),
+            }
+        }
+    }
+    // The last acknowledgment may be one of those lost.
+    while !peer.is_finished() {
+        bed.round();
+    }
+    peer.join().unwrap();
+    assert_eq!(got, total);
+    let info = bed.connection.info();
+    println!("loss 1/{loss} in {:?}: {info:?}", bed.start.elapsed());
+    assert!(info.retransmissions > 0, "nothing was lost");
+}
+
+pub fn the_engine_and_the_kernel_mend_what_a_link_loses() {
+    let long = config();
+    let short = Config { offload: 0, ..long };
+    let bare = Config {
+        sack: false,
+        timestamps: false,
+        window_scaling: false,
+        ..short
+    };
+    for (config, loss, total) in [
+        (long, 20, 2 << 20),
+        (short, 100, 4 << 20),
+        (short, 15, 1 << 20),
+        (bare, 100, 2 << 20),
+    ] {
+        exchange_with_loss(&config, loss, total);
     }
 }
