@@ -80,6 +80,8 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 spin: None,
                 control: None,
                 classes: Vec::new(),
+                tcp: None,
+                compute: None,
                 watching: Watching::default(),
                 services: vec![
                     ServiceSpec {
