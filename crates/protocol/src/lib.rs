@@ -20,6 +20,7 @@
 mod dropped;
 pub mod icmp;
 pub mod ip;
+pub mod timer;
 pub mod udp;
 
 pub use dropped::Drop;
