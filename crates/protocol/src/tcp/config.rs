@@ -118,4 +118,11 @@ impl Config {
         // 14 at most (RFC 7323 §2.3).
         bits.saturating_sub(16).min(14) as u8
     }
+
+    /// The window field of a SYN or SYN-ACK, which is never scaled (RFC 7323
+    /// §2.2). A connection from a passive handshake takes it for announced.
+    #[must_use]
+    pub fn syn_window(&self) -> u16 {
+        u16::try_from(self.receive_buffer.max(2048)).unwrap_or(u16::MAX)
+    }
 }

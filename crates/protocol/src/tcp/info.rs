@@ -2,7 +2,9 @@
 
 use core::time::Duration;
 
-use super::State;
+use super::congestion::Algorithm;
+use super::{Connection, State};
+use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
 /// them. Sizes in bytes.
@@ -69,4 +71,49 @@ pub struct Info {
     pub segments_refused: u32,
     /// `tcpi_rcv_ooopack`: segments that came beyond a hole.
     pub out_of_order: u32,
+}
+
+impl Connection {
+    /// Numbers of this connection.
+    #[must_use]
+    pub fn info(&self) -> Info {
+        let microseconds = |value: u32| Duration::from_micros(value.into());
+        let counters = &self.counters;
+        let expected = self.next_expected();
+        Info {
+            state: self.state,
+            timestamps: self.timestamps,
+            sack: self.sack,
+            send_window_scale: self.send.scale,
+            receive_window_scale: self.receive.scale,
+            retransmission_timeout: self.retransmission_timeout(),
+            round_trip: microseconds(self.round_trip.smoothed),
+            round_trip_variation: microseconds(self.round_trip.variation),
+            round_trip_min: microseconds(self.round_trip.min),
+            send_mss: self.send.mss.into(),
+            receive_mss: self.receive.mss.into(),
+            congestion_window: self.congestion.window(),
+            slow_start_threshold: self.congestion.threshold(),
+            send_window: self.send.window,
+            receive_window: if before(expected, self.receive.edge) {
+                self.receive.edge.wrapping_sub(expected)
+            } else {
+                0
+            },
+            receive_buffer: self.receive.limit,
+            send_buffer: self.send_limit(),
+            unacknowledged: self.send.next.wrapping_sub(self.send.first),
+            not_sent: self.unsent(),
+            unread: self.receive.assembler.unread(),
+            bytes_acknowledged: counters.bytes_acknowledged,
+            bytes_received: counters.bytes_received,
+            retransmissions: counters.retransmissions,
+            timeouts: counters.timeouts,
+            fast_recoveries: counters.fast_recoveries,
+            segments_received: counters.segments_received,
+            segments_sent: counters.segments_sent,
+            segments_refused: counters.segments_refused,
+            out_of_order: counters.out_of_order,
+        }
+    }
 }

@@ -24,17 +24,28 @@
 //! recovery), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
 //! (user timeout), 1122 §4.2.
 
+mod assembler;
+mod close;
 mod config;
+mod congestion;
 mod connection;
 mod info;
+mod options;
+mod receive;
+mod recovery;
+mod ring;
+mod round_trip;
 mod segment;
+mod send;
+mod send_buffer;
+mod timers;
 
 use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
 pub use config::{Config, Keepalive};
-pub use connection::{Connection, ThawError};
+pub use connection::{Connection, MSS_MIN};
 pub use info::Info;
 pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
 pub use tidewall_wire::tcp::Timestamps;
