@@ -32,6 +32,7 @@ use crate::snapshot::{Causes, StackSnapshot};
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::tcp::Tcp;
+use crate::tcp::frames::COMMONS_CHANNEL;
 use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
 use crate::wait::{Leadership, Waitable, thread_waiter};
@@ -484,13 +485,14 @@ impl Stack {
             streak: AtomicU32::new(0),
             streak_start: AtomicU64::new(0),
             timer_turns: AtomicU32::new(0),
-            next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
+            next_channel: AtomicU16::new(0),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
             clock,
             device: device.map(Mutex::new),
             warnings: parts.warnings,
         });
+        core.set_owner(COMMONS_CHANNEL, Owner::Commons);
         let mut threads = Vec::new();
         if architecture.has_threads() {
             for queue in &core.queues {
@@ -654,7 +656,7 @@ impl Core {
     pub(crate) fn allocate_channel(&self) -> io::Result<ChannelId> {
         let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
         let mut generations = lock(&self.generations);
-        let first = FRAGMENT_CHANNEL + 1;
+        let first = COMMONS_CHANNEL + 1;
         for _ in first..CHANNELS as u16 {
             let number = self.next_channel.fetch_add(1, Ordering::Relaxed);
             let number = first + number % (CHANNELS as u16 - first);

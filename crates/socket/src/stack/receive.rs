@@ -231,7 +231,7 @@ impl Core {
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
-    pub(super) fn collect(&self) {
+    pub(crate) fn collect(&self) {
         if self.architecture.has_threads() {
             // Their frames have not been demultiplexed.
             return;
@@ -290,7 +290,7 @@ impl Core {
             Owner::Udp(socket) => socket.has_frames(),
             Owner::Listener(listener) => listener.has_frames(self),
             Owner::Connection(connection) => connection.has_frames(self),
-            Owner::Commons => self.tcp_take_commons(),
+            Owner::Commons => self.tcp_commons_ready(),
             Owner::Spare => self.tcp_take_spare(channel),
         }
     }

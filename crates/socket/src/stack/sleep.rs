@@ -73,6 +73,8 @@ impl Core {
             socket.waiters().leave(&waiter);
         }
         self.leadership.wake(&waiter, led);
+        // From now on nobody may be here who sees to connections.
+        self.tcp.helper.needed();
         result
     }
 

@@ -453,9 +453,6 @@ impl ConnectionInner {
         }
         core.tcp.timers.remove(self.timer);
         core.tcp.counters.closed(state.orphan);
-        if state.orphan {
-            core.tcp.counters.orphan_gone();
-        }
     }
 
     /// The application is done with it: FIN, or RST when data was not read, and
@@ -609,7 +606,10 @@ impl Core {
         let entered = {
             let mut state = inner.lock();
             let entered = inner.take_channel(self, &mut state, true);
-            if !entered {
+            if entered {
+                // A SYN is to be sent.
+                inner.settle(self, &mut state, &mut After::default());
+            } else {
                 state.detached = true;
             }
             entered

@@ -11,7 +11,7 @@ use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment};
 use tidewall_protocol::{Drop as Cause, InputOptions};
 use tidewall_receive::poller::{Channel, Done, Shared};
-use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+use tidewall_wire::ethernet::MacAddress;
 
 use super::connection::flow_of;
 use crate::owner::Owner;

@@ -10,18 +10,19 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{
-    self, Config, Connection, Flow, Handshake, Keepalive, Listener, Reaction, Segment,
+    self, Config, Connection, Flow, Handshake, Keepalive, Segment,
 };
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
 use super::HOP_LIMIT;
+use super::interim::{Listener, Reaction};
 use super::connection::{ConnectionInner, flow_of};
 use super::frames::{After, ChannelSet, Content, sender};
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
-use super::selector::{Watched, retire};
+use super::selector::{Parts, Watched, retire};
 use super::stream::TcpStream;
 use super::timers::Timed;
 use super::watch::{Readiness, Source, Watch};
@@ -335,13 +336,12 @@ impl TcpListener {
 }
 
 impl Watched for TcpListener {
-    fn watched(&self) -> Option<(Source, &Watch, i32)> {
-        let kernel = self.inner.kernel.as_ref();
-        Some((
-            Source::Listener(Arc::downgrade(&self.inner)),
-            &self.inner.watch,
-            kernel.map_or(-1, |kernel| kernel.as_raw_fd()),
-        ))
+    fn watched(&self) -> Parts<'_> {
+        Parts {
+            source: Source::Listener(Arc::downgrade(&self.inner)),
+            watch: &self.inner.watch,
+            descriptor: self.inner.kernel_descriptor(),
+        }
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
@@ -763,6 +763,9 @@ impl Core {
             .find(|&port| !self.tcp.ports.is_used(port))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
+
+    /// Whether the driver answers SYNs by itself.
+    fn tcp_set_cookies(&self, _address: Option<IpAddr>, _port: u16, _on: bool) {}
 
     /// A listener's protocol.
     fn tcp_listener(&self, config: &Config, options: &ListenOptions) -> Listener {

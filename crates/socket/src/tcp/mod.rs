@@ -14,6 +14,7 @@
 pub(crate) mod connection;
 pub(crate) mod frames;
 mod helper;
+mod interim;
 mod kernel_stream;
 pub(crate) mod listener;
 mod ports;
@@ -33,18 +34,20 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::CHANNELS;
-use tidewall_protocol::tcp::{Config, Flow, TimeWaitTable};
+use tidewall_protocol::tcp::{Config, Flow};
 use tidewall_receive::poller::Channel;
 
 use crate::stack::{Core, QueueHandle, lock};
 use connection::ConnectionInner;
 use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
+use interim::{Secrets, TimeWaitTable};
 use listener::ListenerInner;
 use ports::Ports;
 use timers::{Timed, Timers};
 
-pub use kernel_stream::KernelStream;
+pub(crate) use selector::retire;
+
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
 pub use stream::TcpStream;
@@ -92,13 +95,6 @@ pub(crate) struct Tcp {
     pub(crate) counters: Counters,
     v4: Config,
     v6: Config,
-}
-
-/// Keys of this stack, drawn at its start.
-#[derive(Clone, Copy)]
-pub(crate) struct Secrets {
-    pub(crate) sequence: [u8; 16],
-    pub(crate) cookie: [u8; 16],
 }
 
 /// What happened since the stack started.

@@ -110,15 +110,22 @@ impl std::fmt::Debug for Registration {
 mod sealed {
     use super::{Source, Watch};
 
+    /// What a selector needs of a socket.
+    pub struct Parts<'a> {
+        pub(crate) source: Source,
+        /// Where its registration is kept.
+        pub(crate) watch: &'a Watch,
+        /// Its descriptor of the kernel; -1: none.
+        pub(crate) descriptor: i32,
+    }
+
     pub trait Watched {
-        /// What is watched, where its registration is kept, and its descriptor
-        /// of the kernel (-1: none).
-        fn watched(&self) -> Option<(Source, &Watch, i32)>;
+        fn watched(&self) -> Parts<'_>;
         /// True for a socket of this stack.
         fn is_of(&self, stack: &crate::Stack) -> bool;
     }
 }
-pub(crate) use sealed::Watched;
+pub(crate) use sealed::{Parts, Watched};
 
 /// A socket that a [`Selector`] can watch: [`TcpStream`], [`TcpListener`],
 /// [`UdpSocket`].
@@ -128,12 +135,12 @@ impl Selectable for TcpListener {}
 impl Selectable for UdpSocket {}
 
 impl Watched for UdpSocket {
-    fn watched(&self) -> Option<(Source, &Watch, i32)> {
-        Some((
-            Source::Udp(Arc::downgrade(&self.inner)),
-            &self.inner.watch,
-            self.inner.kernel_descriptor(),
-        ))
+    fn watched(&self) -> Parts<'_> {
+        Parts {
+            source: Source::Udp(Arc::downgrade(&self.inner)),
+            watch: &self.inner.watch,
+            descriptor: self.inner.kernel_descriptor(),
+        }
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
@@ -179,9 +186,11 @@ impl Selector {
         if !socket.is_of(&self.stack) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let Some((source, watch, descriptor)) = socket.watched() else {
-            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
-        };
+        let Parts {
+            source,
+            watch,
+            descriptor,
+        } = socket.watched();
         let has_frames = matches!(&source, Source::Connection(_) | Source::Listener(_));
         let registration = Arc::new(Registration {
             selector: self.inner.clone(),
@@ -246,16 +255,15 @@ impl Selector {
     /// ENOENT when this selector does not watch it.
     pub fn remove(&self, socket: &impl Selectable) -> io::Result<()> {
         self.registration(socket)?;
-        if let Some((_, watch, _)) = socket.watched() {
-            retire(watch);
-        }
+        retire(socket.watched().watch);
         Ok(())
     }
 
     fn registration(&self, socket: &impl Selectable) -> io::Result<Arc<Registration>> {
         socket
             .watched()
-            .and_then(|(_, watch, _)| watch.get())
+            .watch
+            .get()
             .filter(|registration| Arc::ptr_eq(&registration.selector, &self.inner))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }

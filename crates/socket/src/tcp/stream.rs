@@ -8,17 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{
-    self, Config, Connection, Flow, Info, Keepalive, State as Phase, isn,
+    self, Config, Connection, Flow, Info, Keepalive, State as Phase,
 };
 
 use super::HOP_LIMIT;
+use super::interim::isn;
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::listener::{as_bound, left};
-use super::selector::{Watched, retire};
-use super::watch::{Readiness, Source, Watch};
+use super::selector::{Parts, Watched, retire};
+use super::watch::{Readiness, Source};
 use crate::raw::options;
 use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
@@ -260,9 +261,8 @@ impl TcpStream {
                 if copied > 0 {
                     return Ok(copied);
                 }
-                // The end, an error or nothing: reading takes none of them away
-                // but the error.
-                state.connection.read(&mut [])
+                // The end, an error or nothing: there is no data that this takes.
+                state.connection.read(&mut [0])
             }),
         }
     }
@@ -812,15 +812,19 @@ impl Drop for TcpStream {
 }
 
 impl Watched for TcpStream {
-    fn watched(&self) -> Option<(Source, &Watch, i32)> {
-        Some(match &self.inner {
-            Inner::Own { connection, .. } => (
-                Source::Connection(Arc::downgrade(connection)),
-                &connection.watch,
-                -1,
-            ),
-            Inner::Kernel(kernel) => (Source::Kernel, &kernel.watch, kernel.descriptor()),
-        })
+    fn watched(&self) -> Parts<'_> {
+        match &self.inner {
+            Inner::Own { connection, .. } => Parts {
+                source: Source::Connection(Arc::downgrade(connection)),
+                watch: &connection.watch,
+                descriptor: -1,
+            },
+            Inner::Kernel(kernel) => Parts {
+                source: Source::Kernel,
+                watch: &kernel.watch,
+                descriptor: kernel.descriptor(),
+            },
+        }
     }
 
     fn is_of(&self, stack: &Stack) -> bool {

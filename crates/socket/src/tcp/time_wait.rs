@@ -1,8 +1,10 @@
 //! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry, TimeWaitReaction};
+use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry};
 use tidewall_wire::ethernet::MacAddress;
+
+use super::interim::TimeWaitReaction;
 
 use crate::stack::{Core, lock};
 

@@ -581,6 +581,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let core = self.stack.core();
+        crate::tcp::retire(&self.inner.watch);
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);
