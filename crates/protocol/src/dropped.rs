@@ -65,6 +65,12 @@ causes! {
     UdpChecksum = "udp-checksum",
     /// A UDP datagram over IPv6 without a checksum (RFC 8200 §8.1).
     UdpNoChecksum = "udp-no-checksum",
+    /// The TCP data offset is below five words or beyond the segment's end.
+    TcpDataOffset = "tcp-data-offset",
+    /// The TCP checksum is wrong.
+    TcpChecksum = "tcp-checksum",
+    /// A TCP segment whose source or destination port is zero.
+    TcpPort = "tcp-port",
     /// The ICMP checksum is wrong.
     IcmpChecksum = "icmp-checksum",
     /// An ICMP message that tells a socket nothing.
