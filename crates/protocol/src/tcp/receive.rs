@@ -331,6 +331,9 @@ impl Connection {
         let window = u32::from(header.window) << scale;
         let updates = window != self.send.window;
         let in_flight = self.send.next.wrapping_sub(first);
+        if acknowledgment != first {
+            self.acknowledge_new(header, in_flight, now);
+        }
         let news = self.sack
             && !header.options.sack.is_empty()
             && self.recovery.sack(
@@ -338,9 +341,6 @@ impl Connection {
                 acknowledgment,
                 self.send.next,
             );
-        if acknowledgment != first {
-            self.acknowledge_new(header, in_flight, now);
-        }
         let duplicate = acknowledgment == first && plain && !updates && !self.sack;
         if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
             self.acknowledge_duplicate(now);

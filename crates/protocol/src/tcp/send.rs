@@ -171,7 +171,11 @@ impl Connection {
             && self.unsent() > 0
             && matches!(
                 self.state,
-                State::Established | State::CloseWait | State::FinWait1 | State::LastAck
+                State::Established
+                    | State::CloseWait
+                    | State::FinWait1
+                    | State::Closing
+                    | State::LastAck
             )
             && !self.timers.is_running(Timer::Retransmit)
     }
