@@ -14,8 +14,8 @@ pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
-pub mod tcp_bulk;
 mod tcp;
+pub mod tcp_bulk;
 
 use std::time::Duration;
 

@@ -37,8 +37,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 const RECEIVES: &str = "server receives";
 const SENDS: &str = "server sends";
-const DIRECTIONS: [(&str, Direction); 2] =
-    [(RECEIVES, Direction::ToServer), (SENDS, Direction::ToClient)];
+const DIRECTIONS: [(&str, Direction); 2] = [
+    (RECEIVES, Direction::ToServer),
+    (SENDS, Direction::ToClient),
+];
 const SYSTEMS: [System; 4] = [
     System::NiLrp,
     System::LinuxPlain,
@@ -61,7 +63,10 @@ pub(super) fn run(
                 interrupt::check()?;
                 let outcome = transfer(bench, *system, *direction)?;
                 let gigabits = outcome.gigabits();
-                progress.step(&format!("{} {setting}: {gigabits:.1} Gbit/s", system.name()));
+                progress.step(&format!(
+                    "{} {setting}: {gigabits:.1} Gbit/s",
+                    system.name()
+                ));
                 results.entry((place, way)).or_default().push(gigabits);
             }
         }
@@ -113,7 +118,11 @@ fn point(mut measured: Vec<f64>) -> Option<Point> {
     })
 }
 
-fn transfer(bench: &mut Bench, system: System, direction: Direction) -> anyhow::Result<BulkOutcome> {
+fn transfer(
+    bench: &mut Bench,
+    system: System,
+    direction: Direction,
+) -> anyhow::Result<BulkOutcome> {
     let testbed = &mut bench.testbed;
     testbed.set_mode(system.mode())?;
     let config = testbed.config();
@@ -122,7 +131,15 @@ fn transfer(bench: &mut Bench, system: System, direction: Direction) -> anyhow::
         // has it; a tap has it too.
         testbed.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "tx", "on", "tso", "on"])?;
         testbed.in_server(&[
-            "ethtool", "-K", SERVER_INTERFACE, "tx", "on", "tso", "on", "gro", "on",
+            "ethtool",
+            "-K",
+            SERVER_INTERFACE,
+            "tx",
+            "on",
+            "tso",
+            "on",
+            "gro",
+            "on",
         ])?;
         let address = SocketAddr::from((SERVER.0, PORT));
         (BulkJob::LinuxServer { address }, address, testbed.server())
@@ -211,7 +228,10 @@ mod tests {
     #[test]
     fn a_point_is_the_median_and_its_range() {
         let point = point(vec![3.0, 1.0, 2.0]).unwrap();
-        assert_eq!((point.y, point.low, point.high, point.runs), (2.0, 1.0, 3.0, 3));
+        assert_eq!(
+            (point.y, point.low, point.high, point.runs),
+            (2.0, 1.0, 3.0, 3)
+        );
         assert!(super::point(Vec::new()).is_none());
     }
 }

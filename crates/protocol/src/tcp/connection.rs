@@ -84,6 +84,11 @@ pub(super) struct Send {
     /// The end of the last segment sent that was not full (Minshall's variant of
     /// Nagle, as Linux has it).
     pub(super) small: u32,
+    /// The most that was in flight since `flight_end` was the next sequence
+    /// number: how much of the congestion window is used. What is in flight when
+    /// an acknowledgment comes would tell less, for several may come at once.
+    pub(super) flight: u32,
+    pub(super) flight_end: u32,
     /// Payload of a full segment.
     pub(super) mss: u16,
     /// The peer's maximum segment size.
@@ -281,6 +286,8 @@ impl Connection {
                 window_sequence: 0,
                 window_acknowledgment: 0,
                 small: isn,
+                flight: 0,
+                flight_end: isn,
                 mss,
                 peer_mss: MSS_DEFAULT,
                 path_mss: u16::MAX,
@@ -369,6 +376,7 @@ impl Connection {
         self.congestion = NewReno::new(segments, self.send.mss.into());
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
+        self.send.flight_end = self.send.first;
         self.send.retries = 0;
         self.send.stalled = None;
         self.round_trip.backoff = 0;
@@ -556,6 +564,12 @@ impl Connection {
     /// What ended the connection, if it was not told yet (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
+    }
+
+    /// True while [`Connection::take_error`] has something to take.
+    #[must_use]
+    pub fn has_error(&self) -> bool {
+        self.error.is_some()
     }
 
     /// True once the peer's FIN is in order: nothing more will be received.

@@ -376,6 +376,8 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         window_sequence: codec.u32(send.window_sequence),
         window_acknowledgment: codec.u32(send.window_acknowledgment),
         small: codec.u32(send.small),
+        flight: codec.u32(send.flight),
+        flight_end: codec.u32(send.flight_end),
         mss: codec.u16(send.mss),
         peer_mss: codec.u16(send.peer_mss),
         path_mss: codec.u16(send.path_mss),

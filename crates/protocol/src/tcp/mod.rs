@@ -17,7 +17,8 @@
 //! sees), `receive` (RFC 9293 §3.10.7), `send` (what may be sent and when),
 //! `assembler` and `send_buffer` (the two rings), `recovery` (what is lost),
 //! `congestion` (how much may be in flight), `round_trip` (RFC 6298), `timers`,
-//! `close`, `freeze` (to bytes and back), `info`.
+//! `close`, `freeze` (to bytes and back), `info`. Before a connection is
+//! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
 //! (SACK), 6298 (retransmission timer), 5681 and 6582 (congestion control, fast
@@ -29,8 +30,13 @@ mod close;
 mod config;
 mod congestion;
 mod connection;
+pub mod cookie;
 mod freeze;
+mod half_open;
 mod info;
+pub mod isn;
+mod keyed;
+mod listen;
 mod options;
 mod receive;
 mod recovery;
@@ -39,6 +45,7 @@ mod round_trip;
 mod segment;
 mod send;
 mod send_buffer;
+mod time_wait;
 mod timers;
 
 use core::fmt;
@@ -47,11 +54,14 @@ use std::net::SocketAddr;
 
 pub use config::{Config, Keepalive};
 pub use connection::{Connection, MSS_MIN};
+pub use cookie::Cookies;
 pub use freeze::ThawError;
 pub use info::Info;
+pub use listen::{Listener, Reaction, Secrets};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
 pub use tidewall_wire::tcp::Timestamps;
 pub use tidewall_wire::udp::Checksum;
+pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};
 
 /// Time since any fixed moment; it may never go backwards.
 pub type Time = Duration;

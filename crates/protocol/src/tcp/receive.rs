@@ -331,6 +331,9 @@ impl Connection {
         let window = u32::from(header.window) << scale;
         let updates = window != self.send.window;
         let in_flight = self.send.next.wrapping_sub(first);
+        if acknowledgment != first {
+            self.acknowledge_new(header, now);
+        }
         let news = self.sack
             && !header.options.sack.is_empty()
             && self.recovery.sack(
@@ -338,9 +341,6 @@ impl Connection {
                 acknowledgment,
                 self.send.next,
             );
-        if acknowledgment != first {
-            self.acknowledge_new(header, in_flight, now);
-        }
         let duplicate = acknowledgment == first && plain && !updates && !self.sack;
         if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
             self.acknowledge_duplicate(now);
@@ -358,7 +358,7 @@ impl Connection {
 
     /// New data is acknowledged.
     #[inline]
-    fn acknowledge_new(&mut self, header: &Header, in_flight: u32, now: Time) {
+    fn acknowledge_new(&mut self, header: &Header, now: Time) {
         let acknowledgment = header.acknowledgment;
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         let mss = u32::from(self.send.mss);
@@ -396,7 +396,7 @@ impl Connection {
             use super::congestion::{Acknowledged, Algorithm};
             self.congestion.on_acknowledged(&Acknowledged {
                 bytes,
-                in_flight,
+                in_flight: self.send.flight,
                 round_trip,
                 now,
                 mss,

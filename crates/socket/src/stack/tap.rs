@@ -90,6 +90,7 @@ impl Stack {
             },
             classes: Vec::new(),
             has_kernel: false,
+            helper: true,
             name: config.name,
             warnings: Vec::new(),
             device: None,

@@ -17,6 +17,7 @@ mod raw_system;
 mod support;
 mod tap;
 mod tap_engine;
+mod tcp;
 mod tcp_attacks;
 mod tcp_bulk;
 mod tcp_capture;
@@ -72,6 +73,7 @@ system_tests! {
     policies::every_policy_serves_in_both_places on 1,
     policies::a_fixed_interval_is_what_the_device_gets on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
+    tcp::kernel_clients_are_served_by_a_selector on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,

@@ -149,7 +149,10 @@ fn last_acknowledgment(bed: &Bed) -> (u32, u32) {
     let answers = bed.forger.answers();
     let last = answers.last().expect("an echo was seen");
     let length = b"where are we?".len() as u32;
-    let data = answers.iter().rev().find(|header| header.flags.contains(Flags::PSH));
+    let data = answers
+        .iter()
+        .rev()
+        .find(|header| header.flags.contains(Flags::PSH));
     let sent = data.map_or(last.sequence, |header| header.sequence.wrapping_add(length));
     (last.acknowledgment, sent)
 }
@@ -275,9 +278,8 @@ pub fn spoofed_established_segments_die_in_the_driver() {
     }
     exchange(&bed.client, b"after");
     let after = driver(&bed.stack);
-    let grown = |name: &str| {
-        after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0)
-    };
+    let grown =
+        |name: &str| after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
     assert!(grown("no-connection") > 3000, "{before:?} {after:?}");
     // A new client is served.
     let to = at(HERE4, SERVICE);

@@ -48,7 +48,10 @@ where
             break;
         }
         fill(got, &mut expected[..length]);
-        assert!(chunk[..length] == expected[..length], "wrong bytes after {got}");
+        assert!(
+            chunk[..length] == expected[..length],
+            "wrong bytes after {got}"
+        );
         got += length;
     }
     assert_eq!(got, total);
@@ -94,7 +97,11 @@ pub fn a_tap_listener_moves_bulk_data_both_ways() {
             (info.segments_sent as usize) < before + long,
             "left cut: {info:?}"
         );
-        assert_eq!((info.retransmissions, info.out_of_order), (0, 0), "{info:?}");
+        assert_eq!(
+            (info.retransmissions, info.out_of_order),
+            (0, 0),
+            "{info:?}"
+        );
     }
 }
 
