@@ -39,6 +39,7 @@ struct Capture {
 
 impl Capture {
     fn start(packets: Packets) -> Capture {
+        let packets = packets.hold(64 << 20).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -71,6 +72,8 @@ fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
         .arg("-r")
         .arg(&file)
         .args(["-o", &check("tcp"), "-o", &check("ip")])
+        // What else is known to use our port is not meant.
+        .args(["-d", &format!("tcp.port=={SERVICE},data")])
         .args(["-Y", "tcp", "-T", "fields", "-E", "separator=;"])
         .args(FIELDS.iter().flat_map(|field| ["-e", field]))
         .output();
