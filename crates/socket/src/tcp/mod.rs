@@ -412,6 +412,11 @@ impl Core {
             connection.attend();
             connection.process(self);
         }
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
+        for listener in self.tcp.all_listeners() {
+            listener.process(self);
+        }
     }
 
     /// Frame memory is short: what waits in connections' channels moves to

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream as KernelStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{self, Checksum, Flow, Link, Outgoing, State};
 use tidewall_socket::{Stack, TcpListener, TcpStream};
@@ -70,7 +70,17 @@ impl Forger {
         };
         let mut frame = vec![0; 2048];
         let length = tcp::output(&mut frame, &self.link, &self.flow, &outgoing).unwrap();
-        self.packets.send(&frame[..length]).unwrap();
+        self.transmit(&frame[..length]);
+    }
+
+    /// Sends a frame, when the link has room for it.
+    fn transmit(&self, frame: &[u8]) {
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = self.packets.send(frame) {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOBUFS), "{error}");
+            assert!(Instant::now() < end, "the link takes nothing any more");
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// Headers of our connection's segments that the stack sent since the last
@@ -271,10 +281,7 @@ pub fn spoofed_established_segments_die_in_the_driver() {
         };
         let mut frame = vec![0; 2048];
         let length = tcp::output(&mut frame, &link, &flow, &outgoing).unwrap();
-        bed.forger.packets.send(&frame[..length]).unwrap();
-        if n % 100 == 0 {
-            std::thread::sleep(Duration::from_micros(500));
-        }
+        bed.forger.transmit(&frame[..length]);
     }
     exchange(&bed.client, b"after");
     let after = driver(&bed.stack);
