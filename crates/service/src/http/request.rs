@@ -101,19 +101,17 @@ pub fn parse<'h, 'b>(
         .take_while(|&&byte| matches!(byte, b'\r' | b'\n'))
         .count();
     let rest = bytes.get(start..).unwrap_or_default();
-    let Some(end) = end_of_head(rest, scanned.saturating_sub(start)) else {
+    // What the limits say does not depend on how the bytes were cut.
+    if too_long(rest, limits) {
+        return Parsed::Refused(Status::URI_TOO_LONG);
+    }
+    let end = end_of_head(rest, scanned.saturating_sub(start));
+    if start.max(end.unwrap_or(rest.len())) > limits.head_bytes {
+        return Parsed::Refused(Status::HEADER_FIELDS_TOO_LARGE);
+    }
+    if end.is_none() {
         *scanned = bytes.len();
-        return match too_long(rest, limits) {
-            Some(status) => Parsed::Refused(status),
-            None if bytes.len() > limits.head_bytes => {
-                Parsed::Refused(Status::HEADER_FIELDS_TOO_LARGE)
-            }
-            None => Parsed::Partial,
-        };
-    };
-    if end > limits.head_bytes {
-        let status = too_long(rest, limits).unwrap_or(Status::HEADER_FIELDS_TOO_LARGE);
-        return Parsed::Refused(status);
+        return Parsed::Partial;
     }
     let mut request = httparse::Request::new(&mut []);
     match request.parse_with_uninit_headers(rest, room) {
@@ -153,12 +151,13 @@ fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
     }
 }
 
-/// 414 for a first line that is too long already.
-fn too_long(bytes: &[u8], limits: &Limits) -> Option<Status> {
+/// Whether the first line is too long, even if it is not whole.
+fn too_long(bytes: &[u8], limits: &Limits) -> bool {
     // Method, spaces and version.
-    let allowed = limits.target_bytes + 32;
-    let line = bytes.get(..allowed.saturating_add(1))?;
-    (!line.contains(&b'\n')).then_some(Status::URI_TOO_LONG)
+    let allowed = limits.target_bytes.saturating_add(32);
+    bytes
+        .get(..allowed.saturating_add(1))
+        .is_some_and(|line| !line.contains(&b'\n'))
 }
 
 fn head<'h, 'b>(

@@ -344,7 +344,8 @@ impl<H: StreamHost> Server<'_, H> {
         let mut accepted = 0;
         for _ in 0..ACCEPT_BATCH {
             let full = self.clients.len() >= self.site.limits.connections;
-            if full && !self.evict() {
+            let idle = if full { self.find_idle() } else { None };
+            if full && idle.is_none() {
                 return self.pause().map(|()| accepted);
             }
             let Some(listener) = &self.listener else {
@@ -353,6 +354,9 @@ impl<H: StreamHost> Server<'_, H> {
             match self.host.accept(listener) {
                 Ok(Some((stream, peer))) => {
                     accepted += 1;
+                    if let Some(idle) = idle {
+                        self.close(idle);
+                    }
                     let open = self.clients.len() as u64 + 1;
                     self.tally.counters.accepted(self.tally.number, open);
                     self.welcome(stream, peer);
@@ -361,8 +365,9 @@ impl<H: StreamHost> Server<'_, H> {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         self.tally.counters.error(self.tally.number);
-                        if !self.evict() {
-                            return self.pause().map(|()| accepted);
+                        match self.find_idle() {
+                            Some(idle) => self.close(idle),
+                            None => return self.pause().map(|()| accepted),
                         }
                     }
                     // The peer has gone again, or the network had something to
@@ -421,9 +426,9 @@ impl<H: StreamHost> Server<'_, H> {
         self.turn(key);
     }
 
-    /// Closes a connection that has been idle for a while, if one is found;
-    /// each search goes on where the last one ended.
-    fn evict(&mut self) -> bool {
+    /// Looks for a connection that has been idle for a while, which can make
+    /// room; each search goes on where the last one ended.
+    fn find_idle(&mut self) -> Option<usize> {
         let now = self.site.clock.now();
         let places = self.clients.capacity().max(1);
         for _ in 0..EVICT_LOOKS.min(places) {
@@ -433,11 +438,10 @@ impl<H: StreamHost> Server<'_, H> {
                     && now.saturating_sub(client.connection.moved()) >= EVICT_AFTER
             });
             if idle {
-                self.close(self.hand);
-                return true;
+                return Some(self.hand);
             }
         }
-        false
+        None
     }
 
     /// Does for a connection what can be done now.
