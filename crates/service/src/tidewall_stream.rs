@@ -10,8 +10,8 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use tidewall_socket::tcp::{self, ListenOptions, Selector, TcpListener, TcpStream};
 use tidewall_socket::Stack;
+use tidewall_socket::tcp::{self, ListenOptions, Selector, TcpListener, TcpStream};
 
 use crate::stream::{Event, Interest, Stream, StreamHost};
 
