@@ -33,7 +33,7 @@ mod udp;
 mod wait;
 
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TrafficClass};
+pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
-pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
 pub use udp::{BindOptions, Received, UdpSocket};

@@ -29,10 +29,10 @@ use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
 use crate::snapshot::{Causes, StackSnapshot};
-use crate::trace::TraceLog;
-use crate::transmit::Transmitter;
 use crate::tcp::Tcp;
 use crate::tcp::frames::COMMONS_CHANNEL;
+use crate::trace::TraceLog;
+use crate::transmit::Transmitter;
 use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
 use crate::wait::{Leadership, Waitable, thread_waiter};
@@ -493,6 +493,7 @@ impl Stack {
             warnings: parts.warnings,
         });
         core.set_owner(COMMONS_CHANNEL, Owner::Commons);
+        core.tcp_set_cookie_parameters();
         let mut threads = Vec::new();
         if architecture.has_threads() {
             for queue in &core.queues {

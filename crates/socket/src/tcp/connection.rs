@@ -127,12 +127,7 @@ impl ConnectionInner {
     }
 
     /// Gives the channel's frames to the engine. Returns how many.
-    pub(crate) fn take_frames(
-        &self,
-        core: &Core,
-        state: &mut State,
-        after: &mut After,
-    ) -> usize {
+    pub(crate) fn take_frames(&self, core: &Core, state: &mut State, after: &mut After) -> usize {
         let State {
             connection,
             channel: Some(set),
@@ -237,7 +232,11 @@ impl ConnectionInner {
             // An acknowledgment that waits in the channel may make the timer
             // void.
             self.take_frames(core, &mut state, &mut after);
-            if state.connection.next_timeout().is_some_and(|due| due <= now) {
+            if state
+                .connection
+                .next_timeout()
+                .is_some_and(|due| due <= now)
+            {
                 state.connection.timeout(now);
             }
             state.held_up = false;
@@ -396,13 +395,7 @@ impl ConnectionInner {
 
     /// Gives its channel back; its frames come through the commons from now on,
     /// or (`lingers` false) are nobody's.
-    fn give_channel_back(
-        &self,
-        core: &Core,
-        state: &mut State,
-        lingers: bool,
-        after: &mut After,
-    ) {
+    fn give_channel_back(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
         let flow = *state.connection.flow();
         let set = state.channel.take();
         if !lingers {
@@ -495,9 +488,7 @@ impl State {
 
     /// True when frames wait in its channel.
     pub(crate) fn has_frames(&self) -> bool {
-        self.channel
-            .as_ref()
-            .is_some_and(|set| !set.looks_empty())
+        self.channel.as_ref().is_some_and(|set| !set.looks_empty())
     }
 
     /// True when it has a channel of its own.
@@ -515,8 +506,7 @@ impl State {
             return self.neighbour;
         }
         let Flow { local, remote } = *self.connection.flow();
-        let answer =
-            lock(&core.routes).neighbour(remote.ip(), Some(local.ip()), Instant::now());
+        let answer = lock(&core.routes).neighbour(remote.ip(), Some(local.ip()), Instant::now());
         let lifetime = match answer {
             Neighbour::Known { neighbour, .. } => {
                 self.neighbour = Some(neighbour);

@@ -8,7 +8,7 @@ use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
-use tidewall_protocol::tcp::{self, Segment};
+use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
 use tidewall_protocol::{Drop as Cause, InputOptions};
 use tidewall_receive::poller::{Channel, Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
@@ -201,11 +201,13 @@ impl Core {
             connection.input(self, segment, queue);
             return;
         }
-        if self.tcp_take_time_wait(segment, neighbour, queue) {
-            return;
-        }
+        let reused = match self.tcp_take_time_wait(segment, neighbour, queue) {
+            TimeWaitReaction::Handled => return,
+            TimeWaitReaction::Reuse(sequence) => Some(sequence),
+            TimeWaitReaction::Unknown => None,
+        };
         if let Some(listener) = self.tcp.listener(segment.flow.local) {
-            listener.take_segment(self, segment, neighbour, queue);
+            listener.take_segment(self, segment, reused, neighbour, queue);
             return;
         }
         if let Some(reset) = tcp::reset_for(segment) {
@@ -231,13 +233,9 @@ impl Core {
         let Some(place) = self.queues.get(queue).or_else(|| self.queues.first()) else {
             return;
         };
-        let _ = lock(&place.transmitter).queue_segment(
-            neighbour,
-            super::HOP_LIMIT,
-            flow,
-            outgoing,
-        );
-        self.tcp.kick(queue.min(self.queues.len().saturating_sub(1)));
+        let _ = lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
+        self.tcp
+            .kick(queue.min(self.queues.len().saturating_sub(1)));
     }
 
     /// Runs the protocol on what waits in the commons.

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
 use tidewall_protocol::tcp::{
-    self, Config, Connection, Flow, Handshake, Keepalive, Segment,
+    self, Config, Connection, Flow, Handshake, Keepalive, Listener, Reaction, Segment,
 };
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
 use super::HOP_LIMIT;
-use super::interim::{Listener, Reaction};
 use super::connection::{ConnectionInner, flow_of};
 use super::frames::{After, ChannelSet, Content, sender};
 use super::helper::Helper;
@@ -129,8 +129,8 @@ struct State {
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
     armed: Duration,
-    /// The driver answers SYNs with cookies.
-    cookies: bool,
+    /// What the driver does about cookies.
+    cookies: CookieMode,
     /// Who sent the last segment on the link: where SYN-ACKs go that are sent
     /// again.
     neighbour: MacAddress,
@@ -177,7 +177,9 @@ impl TcpListener {
         for queue in &core.queues {
             channels.push(lock(&queue.poller).open_channel(id, limit)?);
         }
-        let protocol = core.tcp_listener(&options.apply(core.tcp.config(local.is_ipv4())), &options);
+        // IPv6 peers are told 20 bytes less.
+        let config = options.apply(core.tcp.config(true));
+        let protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         let mut made = None;
         core.tcp.timers.add(|timer| {
             let inner = Arc::new(ListenerInner {
@@ -192,7 +194,7 @@ impl TcpListener {
                         channels: channels.into(),
                     }),
                     armed: Duration::MAX,
-                    cookies: false,
+                    cookies: CookieMode::Off,
                     neighbour: MacAddress::default(),
                     queue: 0,
                 }),
@@ -221,8 +223,17 @@ impl TcpListener {
         core.tcp
             .ports
             .enter(&core.tables, listener.inner.key(), local.port(), None)?;
-        core.tables
-            .listen(Protocol::Tcp, listener.inner.key(), local.port(), id)?;
+        core.tables.listen_tcp(
+            listener.inner.key(),
+            local.port(),
+            id,
+            &CookieOffer {
+                window: config.syn_window(),
+                window_scale: config.window_scaling.then(|| config.window_scale()),
+                timestamps: config.timestamps,
+                sack: config.sack,
+            },
+        )?;
         Ok(listener)
     }
 
@@ -354,10 +365,10 @@ impl Drop for TcpListener {
         let core = self.stack.core();
         retire(&self.inner.watch);
         core.tables
-            .unlisten(Protocol::Tcp, self.inner.key(), self.inner.local.port());
+            .unlisten_tcp(self.inner.key(), self.inner.local.port());
         core.tcp.remove_listener(&self.inner);
         core.tcp.timers.remove(self.inner.timer);
-        let (set, half_open) = self.inner.close(core);
+        let (set, half_open) = self.inner.close();
         for flow in half_open {
             core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
@@ -424,8 +435,8 @@ impl ListenerInner {
         let state = lock(&self.state);
         (
             self.waiting.load(Ordering::Relaxed),
-            state.protocol.half_open(),
-            state.cookies,
+            state.protocol.half_open_len(),
+            state.cookies == CookieMode::Answer,
         )
     }
 
@@ -508,7 +519,7 @@ impl ListenerInner {
                     Content::Segment(segment) => {
                         state.neighbour = sender(shared.memory().packet(&frame));
                         state.queue = queue;
-                        self.segment(core, state, set.id, &segment, after);
+                        self.segment(core, state, set.id, &segment, None, after);
                     }
                     Content::Error(error) => {
                         // About a flow that is established, or one that is half
@@ -532,6 +543,7 @@ impl ListenerInner {
         self: &Arc<Self>,
         core: &Core,
         segment: &Segment<'_>,
+        reused: Option<u32>,
         neighbour: MacAddress,
         queue: usize,
     ) {
@@ -546,7 +558,7 @@ impl ListenerInner {
             };
             state.neighbour = neighbour;
             state.queue = queue;
-            self.segment(core, &mut state, id, segment, &mut after);
+            self.segment(core, &mut state, id, segment, reused, &mut after);
             self.settle(core, &mut state);
         }
         core.tcp_after(after);
@@ -556,14 +568,15 @@ impl ListenerInner {
         self: &Arc<Self>,
         core: &Core,
         state: &mut State,
-        id: tidewall_device::demux::ChannelId,
+        id: ChannelId,
         segment: &Segment<'_>,
+        reused: Option<u32>,
         after: &mut After,
     ) {
         // Data right behind the handshake's last segment came before the
         // driver knew where it belongs.
-        let begins = segment.header.flags.contains(Flags::SYN)
-            && !segment.header.flags.contains(Flags::ACK);
+        let begins =
+            segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
         if !begins && let Some(connection) = core.tcp.find(&segment.flow) {
             connection.input_with(core, segment, state.queue, after);
             return;
@@ -576,9 +589,13 @@ impl ListenerInner {
             ..
         } = state;
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
-        let reaction = protocol.input(segment, now, &mut |flow, outgoing| {
+        let mut send = |flow: &Flow, outgoing: &tcp::Outgoing<'_>| {
             core.tcp_send_one(flow, outgoing, *neighbour, *queue);
-        });
+        };
+        let reaction = match reused {
+            Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
+            None => protocol.input(segment, now, &mut send),
+        };
         match reaction {
             Reaction::Nothing => {}
             Reaction::HalfOpen(flow) => {
@@ -590,6 +607,10 @@ impl ListenerInner {
             }
             Reaction::Established(handshake) => {
                 self.establish(core, state, &handshake, segment, after);
+            }
+            Reaction::Forgotten(flow) => {
+                core.tables
+                    .disconnect(Protocol::Tcp, flow.local, flow.remote);
             }
             Reaction::Dropped(cause) => core.causes.protocol(cause),
         }
@@ -626,10 +647,17 @@ impl ListenerInner {
             self.waiters.wake_all();
             self.watch.notify(Readiness::READABLE);
         }
-        let attacked = state.protocol.attacked();
-        if attacked != state.cookies {
-            state.cookies = attacked;
-            core.tcp_set_cookies(self.key(), self.local.port(), attacked);
+        let cookies = if state.protocol.attacked() {
+            CookieMode::Answer
+        } else if state.protocol.takes_cookies() {
+            CookieMode::Take
+        } else {
+            CookieMode::Off
+        };
+        if cookies != state.cookies {
+            state.cookies = cookies;
+            // The port is one that listens, and there is a key.
+            let _ = core.tables.set_cookies(self.local.port(), cookies);
         }
         if let Some(due) = state.protocol.next_timeout()
             && due < state.armed
@@ -673,14 +701,12 @@ impl ListenerInner {
     }
 
     /// Closes it: its channel, and the flows that were half open.
-    fn close(&self, core: &Core) -> (Option<ChannelSet>, Vec<Flow>) {
+    fn close(&self) -> (Option<ChannelSet>, Vec<Flow>) {
         let mut state = lock(&self.state);
-        if state.cookies {
-            state.cookies = false;
-            core.tcp_set_cookies(self.key(), self.local.port(), false);
-        }
         let mut half_open = Vec::new();
-        state.protocol.close(&mut |flow: &Flow| half_open.push(*flow));
+        state
+            .protocol
+            .close(&mut |flow: &Flow| half_open.push(*flow));
         (state.channel.take(), half_open)
     }
 }
@@ -738,14 +764,14 @@ impl Core {
         let taken = |port: u16| {
             let listeners = lock(&self.tcp.listeners);
             listeners.get(&port).is_some_and(|of_port| {
-                of_port.iter().any(|other| {
-                    match (specified(other.local), specified(address)) {
+                of_port
+                    .iter()
+                    .any(|other| match (specified(other.local), specified(address)) {
                         (Some(theirs), Some(ours)) => theirs == ours,
                         (Some(theirs), None) => address.is_ipv6() || theirs.is_ipv4(),
                         (None, Some(ours)) => other.takes(ours),
                         (None, None) => other.both || other.local.is_ipv4() == address.is_ipv4(),
-                    }
-                })
+                    })
             })
         };
         match address.port() {
@@ -762,14 +788,6 @@ impl Core {
         (32_768..=60_999)
             .find(|&port| !self.tcp.ports.is_used(port))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
-    }
-
-    /// Whether the driver answers SYNs by itself.
-    fn tcp_set_cookies(&self, _address: Option<IpAddr>, _port: u16, _on: bool) {}
-
-    /// A listener's protocol.
-    fn tcp_listener(&self, config: &Config, options: &ListenOptions) -> Listener {
-        Listener::new(config, options.backlog, self.tcp.secrets)
     }
 }
 

@@ -14,7 +14,6 @@
 pub(crate) mod connection;
 pub(crate) mod frames;
 mod helper;
-mod interim;
 mod kernel_stream;
 pub(crate) mod listener;
 mod ports;
@@ -32,16 +31,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::CHANNELS;
-use tidewall_protocol::tcp::{Config, Flow};
+use tidewall_device::demux::{ChannelId, CookieParameters};
+use tidewall_protocol::tcp::{Config, Flow, Secrets, TimeWaitTable};
 use tidewall_receive::poller::Channel;
 
+use crate::raw::poll;
 use crate::stack::{Core, QueueHandle, lock};
 use connection::ConnectionInner;
 use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
-use interim::{Secrets, TimeWaitTable};
 use listener::ListenerInner;
 use ports::Ports;
 use timers::{Timed, Timers};
@@ -64,6 +63,9 @@ const LINGER_AT_END: Duration = Duration::from_secs(1);
 /// Silence after which an idle connection gives its channel to one that needs
 /// it.
 const QUIET: Duration = Duration::from_secs(2);
+/// Connections in TIME-WAIT at most; the oldest goes first (Linux's
+/// `tcp_max_tw_buckets` is as large on a machine of this kind).
+const TIME_WAIT_MAX: usize = 131_072;
 /// Connections that are asked for their channel at a time.
 const ASKED: usize = 64;
 
@@ -199,7 +201,7 @@ impl Tcp {
             commons_waiting: AtomicBool::new(false),
             spares: Mutex::default(),
             channels: AtomicUsize::new(0),
-            time_wait: Mutex::default(),
+            time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, key(sequence))),
             time_wait_timer,
             secrets: Secrets {
                 sequence: key(sequence),
@@ -304,6 +306,22 @@ impl Tcp {
 }
 
 impl Core {
+    /// Tells the driver what its SYN cookies are made of.
+    pub(crate) fn tcp_set_cookie_parameters(&self) {
+        let epoch = if self.has_kernel {
+            poll::monotonic().saturating_sub(self.age())
+        } else {
+            // Link and stack have one clock.
+            Duration::ZERO
+        };
+        self.tables.set_cookie_parameters(&CookieParameters {
+            key: self.tcp.secrets.cookie,
+            epoch,
+            mss: [self.tcp.v4.mss, self.tcp.v6.mss],
+            hop_limit: HOP_LIMIT,
+        });
+    }
+
     /// Before a thread sleeps: everything that is due, so that nothing waits
     /// for it.
     pub(crate) fn tcp_before_sleep(&self) {
@@ -330,11 +348,7 @@ impl Core {
     /// Sees to timers that have expired.
     pub(crate) fn tcp_run_timers(&self) {
         let now = self.age();
-        if self
-            .tcp
-            .next_timer(now)
-            .is_none_or(|left| !left.is_zero())
-        {
+        if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
         let mut due = Vec::new();

@@ -282,11 +282,7 @@ impl Selector {
         result
     }
 
-    fn wait_inside(
-        &self,
-        events: &mut Vec<Event>,
-        timeout: Option<Duration>,
-    ) -> io::Result<usize> {
+    fn wait_inside(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         let core = self.stack.core();
         let inner = &*self.inner;
         core.tcp.helper.application_is_here();

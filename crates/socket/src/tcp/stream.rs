@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{
-    self, Config, Connection, Flow, Info, Keepalive, State as Phase,
+    self, Config, Connection, Flow, Info, Keepalive, State as Phase, isn,
 };
 
 use super::HOP_LIMIT;
-use super::interim::isn;
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
 use super::helper::Helper;
@@ -219,8 +218,8 @@ impl TcpStream {
         let stream = match wait {
             Some(None) => KernelTcp::connect(remote)?,
             Some(Some(deadline)) => {
-                let left = left(deadline)
-                    .ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
+                let left =
+                    left(deadline).ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
                 KernelTcp::connect_timeout(&remote, left)?
             }
             None => {
@@ -274,10 +273,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::read_vectored`]; `Unsupported` for a connection of the
     /// kernel's, which has no memory to lend.
-    pub fn receive_with(
-        &self,
-        mut each: impl FnMut([&[u8]; 2]) -> usize,
-    ) -> io::Result<usize> {
+    pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
             Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
@@ -668,9 +664,7 @@ impl TcpStream {
                 let time = i32::try_from(time).unwrap_or(i32::MAX);
                 kernel.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, time)
             }
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_user_timeout(timeout))
-            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_user_timeout(timeout)),
         }
     }
 
@@ -709,9 +703,7 @@ impl TcpStream {
                 let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
                 kernel.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
             }
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_receive_buffer(bytes))
-            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_receive_buffer(bytes)),
         }
     }
 
@@ -953,7 +945,7 @@ impl Core {
         Connection::connect(
             flow,
             isn::initial(key, &flow, now),
-            isn::timestamp_offset(key, &flow),
+            isn::timestamp_offset(&self.tcp.secrets.cookie, &flow),
             config,
             now,
         )

@@ -1,10 +1,8 @@
 //! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry};
+use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry, TimeWaitReaction};
 use tidewall_wire::ethernet::MacAddress;
-
-use super::interim::TimeWaitReaction;
 
 use crate::stack::{Core, lock};
 
@@ -12,38 +10,34 @@ impl Core {
     /// Enters a connection, whose port keeps a user.
     pub(crate) fn tcp_enter_time_wait(&self, entry: TimeWaitEntry) {
         let now = self.age();
-        let mut forgotten = Vec::new();
-        let next = {
+        let (forgotten, next) = {
             let mut table = lock(&self.tcp.time_wait);
-            table.insert(entry, now, &mut |flow: &Flow| forgotten.push(*flow));
-            table.next_timeout()
+            let forgotten = table.insert(&entry, now);
+            (forgotten, table.next_timeout(now))
         };
-        self.tcp_forget(&forgotten);
+        self.tcp_forget(forgotten.as_slice());
         if let Some(next) = next {
             self.tcp.timers.arm(self.tcp.time_wait_timer, next);
         }
     }
 
-    /// Takes a segment of a flow in TIME-WAIT; false when there is none, or
-    /// when it begins a new connection (RFC 6191).
+    /// Takes a segment of a flow in TIME-WAIT. One that begins a new connection
+    /// (RFC 6191) is the listener's, and so is what
+    /// [`TimeWaitReaction::Reuse`] says.
     pub(crate) fn tcp_take_time_wait(
         &self,
         segment: &Segment<'_>,
         neighbour: MacAddress,
         queue: usize,
-    ) -> bool {
+    ) -> TimeWaitReaction {
         let now = self.age();
         let reaction = lock(&self.tcp.time_wait).input(segment, now, &mut |flow, outgoing| {
             self.tcp_send_one(flow, outgoing, neighbour, queue);
         });
-        match reaction {
-            TimeWaitReaction::Handled => true,
-            TimeWaitReaction::Reuse(_) => {
-                self.tcp_forget(&[segment.flow]);
-                false
-            }
-            TimeWaitReaction::Unknown => false,
+        if matches!(reaction, TimeWaitReaction::Reuse(_)) {
+            self.tcp_forget(&[segment.flow]);
         }
+        reaction
     }
 
     pub(crate) fn tcp_expire_time_wait(&self) {
@@ -52,7 +46,7 @@ impl Core {
         let next = {
             let mut table = lock(&self.tcp.time_wait);
             table.expire(now, &mut |flow: &Flow| forgotten.push(*flow));
-            table.next_timeout()
+            table.next_timeout(now)
         };
         self.tcp_forget(&forgotten);
         if let Some(next) = next {
