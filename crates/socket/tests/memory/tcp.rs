@@ -1,7 +1,7 @@
 //! Streams between two stacks that run in real time, helper threads and all.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
 use tidewall_device::memory::{LinkConfig, pair_on_clock};
