@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
-use tidewall_protocol::tcp::{
-    self, Connection, Flow, Handshake, Listener, Reaction, Segment,
-};
+use tidewall_protocol::tcp::{self, Connection, Flow, Handshake, Listener, Reaction, Segment};
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;

@@ -274,6 +274,8 @@ impl Tcp {
         let mut dirty = lock(&self.dirty);
         dirty.push(connection);
         self.dirty_count.store(dirty.len(), Ordering::SeqCst);
+        drop(dirty);
+        self.helper.needed();
     }
 
     /// Connections that want to send.
@@ -290,6 +292,11 @@ impl Tcp {
     pub(crate) fn unattended(&self, connection: Arc<ConnectionInner>) {
         lock(&self.unattended).push(connection);
         self.helper.needed();
+    }
+
+    /// True when connections have frames that no selector watches.
+    pub(crate) fn has_unattended(&self) -> bool {
+        !lock(&self.unattended).is_empty()
     }
 
     /// Connections that the application has closed.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{
-    self, Config, Connection, Flow, Info, State as Phase, isn,
-};
+use tidewall_protocol::tcp::{self, Config, Connection, Flow, Info, State as Phase, isn};
 
 use super::HOP_LIMIT;
 use super::connection::{ConnectionInner, State, Waiting, error};

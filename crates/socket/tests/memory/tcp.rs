@@ -163,7 +163,11 @@ fn what_was_written_before_a_drop_arrives() {
         states.get("time-wait") == Some(&1) && states.len() == 1
     }));
     let snapshot = far.snapshot().tcp;
-    assert_eq!((snapshot.with_channel, snapshot.orphans), (0, 0), "{snapshot:?}");
+    assert_eq!(
+        (snapshot.with_channel, snapshot.orphans),
+        (0, 0),
+        "{snapshot:?}"
+    );
     assert!(wait_until(|| near.snapshot().tcp.states.is_empty()));
 }
 
@@ -261,7 +265,10 @@ fn a_selector_waits_for_all_kinds_of_sockets() {
     assert_eq!(again.raw_os_error(), Some(libc::EEXIST));
     let of_near = UdpSocket::bind(&near, at(NEAR4, 0)).unwrap();
     assert_eq!(
-        selector.add(&of_near, 3, Interest::READABLE).unwrap_err().kind(),
+        selector
+            .add(&of_near, 3, Interest::READABLE)
+            .unwrap_err()
+            .kind(),
         ErrorKind::InvalidInput
     );
     let mut events: Vec<Event> = Vec::new();
@@ -275,8 +282,7 @@ fn a_selector_waits_for_all_kinds_of_sockets() {
     assert_eq!(wait(&selector), [2]);
     datagrams.set_nonblocking(true).unwrap();
     datagrams.recv_from(&mut [0; 8]).unwrap();
-    let connecting =
-        std::thread::spawn(move || TcpStream::connect(&near, at(FAR4, PORT)).unwrap());
+    let connecting = std::thread::spawn(move || TcpStream::connect(&near, at(FAR4, PORT)).unwrap());
     assert_eq!(wait(&selector), [1]);
     let (server, _) = listener.accept().unwrap();
     let mut client = connecting.join().unwrap();
