@@ -74,6 +74,14 @@ system_tests! {
     policies::a_fixed_interval_is_what_the_device_gets on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     tcp::kernel_clients_are_served_by_a_selector on 1,
+    tcp::streams_reach_services_of_the_kernel on 1,
+    tcp::ten_megabytes_each_way_arrive_intact on 2,
+    tcp::localhost_and_the_network_meet_in_one_listener on 1,
+    tcp::a_tcp_port_has_one_owner_on_the_host on 1,
+    tcp::resets_are_heard_both_ways on 1,
+    tcp::a_nonblocking_connect_ends_in_the_selector on 1,
+    tcp::idle_connections_wake_nobody on 1,
+    tcp::a_killed_server_leaves_nothing_behind on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,
@@ -95,4 +103,11 @@ system_tests! {
 #[ignore = "started by another test"]
 fn owner() {
     life::own_until_killed();
+}
+
+/// The process that `tcp` kills.
+#[test]
+#[ignore = "started by another test"]
+fn server() {
+    tcp::serve_until_killed();
 }
