@@ -19,6 +19,9 @@
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 #define OUTLINE static __attribute__((noinline))
+/* Verified once, by itself, for any arguments: what follows a call does not
+ * multiply by the ways through it. */
+#define GLOBAL __attribute__((noinline))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
@@ -41,15 +44,17 @@ SIZE(tw_metadata, 24); AT(tw_metadata, kind, 12); AT(tw_metadata, network, 16); 
 SIZE(tw_class_bucket, 48); AT(tw_class_bucket, passed, 32);
 SIZE(tw_control, 1088); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
 AT(tw_control, teach_port, 32); AT(tw_control, taught_port, 48); AT(tw_control, locals, 64);
-SIZE(tw_queue, 384); AT(tw_queue, classes, 192);
-SIZE(tw_device, 528448); AT(tw_device, queues, 1088); AT(tw_device, ports, 4160);
+SIZE(tw_queue, 432); AT(tw_queue, classes, 192);
+SIZE(tw_device, 528832); AT(tw_device, queues, 1088); AT(tw_device, ports, 4544);
 SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
 SIZE(tw_channel_driver, 16); AT(tw_channel_driver, dropped, 8);
-AT(tw_application, flows, 1572864); AT(tw_application, channels, 1966080);
-AT(tw_application, heads, 2228224); AT(tw_application, fragment_channel, 2752512);
-SIZE(tw_application, 2752520);
+SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28);
+AT(tw_application, tags, 1572864); AT(tw_application, flows, 1835008);
+AT(tw_application, channels, 14417920); AT(tw_application, heads, 14680064);
+AT(tw_application, cookies, 15204352); AT(tw_application, fragment_channel, 15204384);
+SIZE(tw_application, 15204392);
 SIZE(tw_owner_key, 20);
 SIZE(tw_fragment_key, 40);
 SIZE(tw_trace, 296); AT(tw_trace, captured, 32); AT(tw_trace, bytes, 36);
@@ -64,6 +69,9 @@ static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void 
 static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)BPF_FUNC_xdp_get_buff_len;
 static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 offset, void *to, __u32 length) =
 	(void *)BPF_FUNC_xdp_load_bytes;
+static long (*const bpf_xdp_store_bytes)(struct xdp_md *ctx, __u32 offset, void *from, __u32 length) =
+	(void *)BPF_FUNC_xdp_store_bytes;
+static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_tail;
 static void *(*const bpf_ringbuf_reserve)(const void *map, __u64 size, __u64 flags) = (void *)BPF_FUNC_ringbuf_reserve;
 static void (*const bpf_ringbuf_submit)(void *record, __u64 flags) = (void *)BPF_FUNC_ringbuf_submit;
 
@@ -131,7 +139,9 @@ struct {
 
 enum { ICMP = 1, IGMP = 2, TCP = 6, UDP = 17, ICMPV6 = 58 };
 enum { HOP_BY_HOP = 0, ROUTING = 43, FRAGMENT = 44, AUTHENTICATION = 51, DESTINATION = 60 };
-enum { TCP_SYN = 0x02, TCP_ACK = 0x10 };
+enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_ACK = 0x10 };
+#define TCP_HEADER 20
+#define TCP_OPTIONS 40 /* the most */
 
 /* Two ends of a flow, seen from here. */
 struct ends {
@@ -242,7 +252,7 @@ OUTLINE __u32 group_class(struct xdp_md *ctx, __u32 ethertype)
 /* Walks IPv6 extension headers from `offset`. An atomic fragment (RFC 6946) is
  * a whole datagram. A header past `end`, more than EXTENSION_HEADERS or a
  * second fragment header: 0. */
-OUTLINE __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 next)
+GLOBAL __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 next)
 {
 	__u64 flags = WALK_OK;
 	__u32 fragment = 0;
@@ -439,42 +449,62 @@ INLINE __u64 flow_hash(const struct tw_control *control, const struct ends *ends
 	return v0 ^ v1 ^ v2 ^ v3;
 }
 
+/* The byte of a flow's hash that neither of its buckets' numbers has; never 0. */
+INLINE __u8 flow_tag(__u64 hash)
+{
+	__u8 tag = hash >> 24;
+	return tag ? tag : 1;
+}
+
+#define EACH_BYTE 0x0101010101010101ULL
+_Static_assert(TW_FLOW_WAYS == 8, "the tags of a bucket are compared as one word");
+
+/* Channel of an entry if it is this flow's, or 0. */
+INLINE __u32 same_flow(const struct tw_flow *flow, const struct ends *ends)
+{
+	/* The application writes the channel last and clears it first, so the key
+	 * belongs to it if it is the same before and after. */
+	__u32 channel = READ_ONCE(flow->channel);
+	const __u64 *local = (const __u64 *)flow->local, *remote = (const __u64 *)flow->remote;
+	if (READ_ONCE(local[0]) == ends->local[0] && READ_ONCE(local[1]) == ends->local[1] &&
+	    READ_ONCE(remote[0]) == ends->remote[0] && READ_ONCE(remote[1]) == ends->remote[1] &&
+	    READ_ONCE(flow->local_port) == ends->local_port &&
+	    READ_ONCE(flow->remote_port) == ends->remote_port &&
+	    READ_ONCE(flow->protocol) == ends->protocol && READ_ONCE(flow->channel) == channel)
+		return channel;
+	return 0;
+}
+
 /* Channel of an exact entry, or 0. */
 OUTLINE __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
 	__u64 hash = flow_hash(control, ends);
-	for (int slot = 0; slot < 2 * TW_FLOW_WAYS; slot++) {
-		/* Two buckets to choose from: the table fills to a half before a
-		 * flow finds no place, where one would overflow at a tenth. */
-		__u64 bucket = (slot < TW_FLOW_WAYS ? hash : hash >> 32) & (TW_FLOW_BUCKETS - 1);
-		struct tw_flow *flow = &application->flows[bucket][slot & (TW_FLOW_WAYS - 1)];
-		/* The application writes the channel last and clears it first, so
-		 * the key belongs to it if it is the same before and after. */
-		__u32 channel = READ_ONCE(flow->channel);
-		if (!channel)
+	__u64 tag = flow_tag(hash);
+	for (int choice = 0; choice < 2; choice++) {
+		/* Two buckets to choose from: the table fills to seven tenths before
+		 * a flow finds no place, where one would overflow at a tenth. */
+		__u64 bucket = (choice ? hash >> 32 : hash) & (TW_FLOW_BUCKETS - 1);
+		/* The lowest set bit marks the first tag that is the same; those
+		 * above may be false, as any tag may: the flow itself decides. */
+		__u64 differs = READ_ONCE(*(const __u64 *)application->tags[bucket]) ^ tag * EACH_BYTE;
+		if (!((differs - EACH_BYTE) & ~differs & EACH_BYTE << 7))
 			continue;
-		const __u64 *local = (const __u64 *)flow->local, *remote = (const __u64 *)flow->remote;
-		if (READ_ONCE(local[0]) == ends->local[0] && READ_ONCE(local[1]) == ends->local[1] &&
-		    READ_ONCE(remote[0]) == ends->remote[0] && READ_ONCE(remote[1]) == ends->remote[1] &&
-		    READ_ONCE(flow->local_port) == ends->local_port &&
-		    READ_ONCE(flow->remote_port) == ends->remote_port &&
-		    READ_ONCE(flow->protocol) == ends->protocol && READ_ONCE(flow->channel) == channel)
-			return channel;
+		for (int way = 0; way < TW_FLOW_WAYS; way++) {
+			if (READ_ONCE(application->tags[bucket][way]) != tag)
+				continue;
+			__u32 channel = same_flow(&application->flows[bucket][way], ends);
+			if (channel)
+				return channel;
+		}
 	}
 	return 0;
 }
 
-/* Channel of a flow: exact, then by local address, then any address; 0: none. */
-OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control *control, struct ends *ends)
+/* Channel of whoever listens: by local address, then any address; 0: none. */
+OUTLINE __u32 find_listener(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
 	struct tw_listener *listener = &application->listeners[port_index(ends->protocol, ends->local_port)];
-	__u32 flags = READ_ONCE(listener->flags);
-	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, control, ends);
-		if (channel)
-			return channel;
-	}
-	if (flags & TW_LISTEN_LOCAL) {
+	if (READ_ONCE(listener->flags) & TW_LISTEN_LOCAL) {
 		struct ends listening = *ends;
 		listening.remote[0] = 0;
 		listening.remote[1] = 0;
@@ -484,6 +514,370 @@ OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control
 			return channel;
 	}
 	return ends->v4 ? READ_ONCE(listener->channel[0]) : READ_ONCE(listener->channel[1]);
+}
+
+/* Channel of a flow: exact, then whoever listens, but for a strict port; 0: none. */
+OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control *control, struct ends *ends)
+{
+	struct tw_listener *listener = &application->listeners[port_index(ends->protocol, ends->local_port)];
+	__u32 flags = READ_ONCE(listener->flags);
+	if (flags & TW_LISTEN_CONNECTED) {
+		__u32 channel = find_flow(application, control, ends);
+		if (channel)
+			return channel;
+	}
+	return flags & TW_LISTEN_TCP_STRICT ? 0 : find_listener(application, control, ends);
+}
+
+/* ---- SYN cookies (RFC 4987 section 3.6) ------------------------------------
+ *
+ * The 32 bits of a cookie, our initial sequence number:
+ *   31..4  MAC of the flow, the peer's initial sequence number and the rest
+ *   3      lowest bit of the count of COOKIE_PERIODs
+ *   2..0   which of cookie_mss the peer's MSS is, rounded down
+ * The peer's other options go into the lowest bits of our timestamp, which its
+ * ACK echoes, as Linux does:
+ *   4      it takes SACK
+ *   3..0   its window scale, 15 for none
+ * crates/protocol/src/tcp/cookie.rs makes and checks the same. */
+#define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is good for one to two */
+#define COOKIE_OPTIONS 63
+#define NO_SCALE 15
+
+static const __u16 cookie_mss[8] = { 536, 1220, 1300, 1400, 1440, 1460, 4036, 8940 };
+
+#define ABSORB_TWICE(word)                                                     \
+	do {                                                                       \
+		__u64 w = (word);                                                      \
+		v3 ^= w;                                                               \
+		ROUND;                                                                 \
+		ROUND;                                                                 \
+		v0 ^= w;                                                               \
+	} while (0)
+
+/* SipHash-2-4 of a flow and of `word`, left out when 0: of the flow alone it
+ * is the offset of its timestamps (RFC 7323 section 5.4). */
+GLOBAL __u64 cookie_hash(const struct tw_cookies *cookies, const struct ends *ends, __u64 word)
+{
+	if (!cookies || !ends)
+		return 0;
+	__u64 k0 = READ_ONCE(cookies->key[0]), k1 = READ_ONCE(cookies->key[1]);
+	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
+	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
+	__u64 length;
+	if (ends->v4) {
+		const __u32 *local = (const __u32 *)ends->local, *remote = (const __u32 *)ends->remote;
+		ABSORB_TWICE((__u64)local[3] << 32 | remote[3]);
+		length = 16;
+	} else {
+		ABSORB_TWICE(ends->local[0]);
+		ABSORB_TWICE(ends->local[1]);
+		ABSORB_TWICE(ends->remote[0]);
+		ABSORB_TWICE(ends->remote[1]);
+		length = 40;
+	}
+	ABSORB_TWICE((__u64)ends->local_port << 32 | (__u64)ends->remote_port << 16 | ends->protocol);
+	if (word) {
+		ABSORB_TWICE(word);
+		length += 8;
+	}
+	ABSORB_TWICE(length << 56);
+	v2 ^= 0xff;
+	ROUND;
+	ROUND;
+	ROUND;
+	ROUND;
+	return v0 ^ v1 ^ v2 ^ v3;
+}
+
+/* The application's clock, ns. */
+INLINE __u64 cookie_clock(const struct tw_cookies *cookies)
+{
+	__u64 now = bpf_ktime_get_ns(), epoch = READ_ONCE(cookies->epoch);
+	return now > epoch ? now - epoch : 0;
+}
+
+INLINE __u32 make_cookie(const struct tw_cookies *cookies, const struct ends *ends, __u32 remote, __u32 count,
+			 __u32 mss)
+{
+	/* Never 0: bit 31 tells it from a hash of the flow alone. */
+	__u64 word = (__u64)remote << 32 | 1u << 31 | (count << 3 & 0x7fffffff) | mss;
+	return ((__u32)cookie_hash(cookies, ends, word) & ~15u) | (count & 1) << 3 | mss;
+}
+
+/* True for an ACK of a cookie of ours that is not too old. */
+OUTLINE int cookie_is_valid(const struct tw_cookies *cookies, const struct ends *ends, __u32 sequence,
+			    __u32 acknowledgment)
+{
+	__u32 cookie = acknowledgment - 1, count = cookie_clock(cookies) / COOKIE_PERIOD;
+	count -= (count ^ cookie >> 3) & 1;
+	return make_cookie(cookies, ends, sequence - 1, count, cookie & 7) == cookie;
+}
+
+struct syn_options {
+	__u32 mss;        /* 0: none */
+	__u32 timestamp;  /* host order */
+	__u8 has_timestamp;
+	__u8 sack;
+	__u8 scale;       /* NO_SCALE: none */
+	__u8 pad;
+};
+
+/* Reads `length` bytes of options, at most TCP_OPTIONS. As Linux: one of a
+ * wrong length is skipped, one that leads beyond the end ends the reading. */
+GLOBAL int read_options(struct xdp_md *ctx, struct syn_options *found, __u32 offset, __u32 length)
+{
+	__u8 bytes[64] = {};
+	__u32 at = 0;
+	if (!found || length < 1 || length > TCP_OPTIONS || bpf_xdp_load_bytes(ctx, offset, bytes, length))
+		return 0;
+	for (int i = 0; i < TCP_OPTIONS; i++) {
+		at &= 63;
+		if (at >= length || at >= TCP_OPTIONS)
+			break;
+		__u8 kind = bytes[at];
+		if (kind == 0)
+			break;
+		if (kind == 1) {
+			at++;
+			continue;
+		}
+		/* Within `bytes`, which ends in zeros: a length of 0 ends it too. */
+		__u32 size = bytes[at + 1];
+		if (size < 2 || at + size > length)
+			break;
+		const __u8 *body = bytes + at + 2;
+		if (kind == 2 && size == 4) {
+			found->mss = (__u32)body[0] << 8 | body[1];
+		} else if (kind == 3 && size == 3) {
+			found->scale = body[0] > 14 ? 14 : body[0];
+		} else if (kind == 4 && size == 2) {
+			found->sack = 1;
+		} else if (kind == 8 && size == 10) {
+			found->timestamp = (__u32)body[0] << 24 | (__u32)body[1] << 16 | (__u32)body[2] << 8 | body[3];
+			found->has_timestamp = 1;
+		}
+		at += size;
+	}
+	return 0;
+}
+
+struct v4_header {
+	__u8 version_length, service;
+	__u16 length, identification, fragment;
+	__u8 hop_limit, protocol;
+	__u16 checksum;
+	__u32 source, destination;
+};
+
+struct v6_header {
+	__u32 version_class_label;
+	__u16 length;
+	__u8 protocol, hop_limit;
+	__u64 source[2], destination[2];
+};
+
+struct tcp_header {
+	__u16 source, destination;
+	__u32 sequence, acknowledgment;
+	__u8 offset, flags;
+	__u16 window, checksum, urgent;
+	__u32 options[5];
+};
+
+#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
+
+/* For adding up headers, whatever their fields are. */
+typedef __u32 __attribute__((may_alias)) word;
+
+/* The Internet checksum of what was added up in words of 16 bits. */
+INLINE __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* Where a segment lies, in one argument: offsets and whether it is whole. */
+#define PLACE(transport, end, whole) ((__u64)(whole) << 32 | (__u64)(end) << 16 | (transport))
+#define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
+#define PLACE_END(place) ((__u32)((place) >> 16) & 0xffff)
+#define PLACE_WHOLE(place) ((__u32)((place) >> 32) & 1)
+
+/* Makes the SYN at `place` into its answer. False, and the frame is as it was,
+ * for one that no cookie can answer: its listener is to see it. The SYN's
+ * checksum is not looked at: one damaged costs an answer to nobody.
+ *
+ * The answer leaves by XDP_TX. On veth it comes out of the peer only if that
+ * has GRO on or an XDP program of its own (ethtool -K PEER gro on); else the
+ * kernel drops it there and says nothing. */
+OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
+			       __u64 place, __u32 flags)
+{
+	struct tw_cookies *cookies = &application->cookies;
+	struct tcp_header tcp = {};
+	struct syn_options options = { .scale = NO_SCALE };
+	__u32 transport = PLACE_TRANSPORT(place), end = PLACE_END(place);
+	__u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	const __u8 *header = data + (transport & 0x3fff);
+	if (header + TCP_HEADER > data_end || !PLACE_WHOLE(place))
+		return 0;
+	__u32 length = (header[12] >> 4) * 4;
+	if (length < TCP_HEADER || transport + length > end)
+		return 0;
+	__u32 remote = htonl(*(__u32 *)(header + 4));
+	if (length > TCP_HEADER)
+		read_options(ctx, &options, transport + TCP_HEADER, length - TCP_HEADER);
+
+	/* RFC 9293 section 3.7.1 and RFC 8200 section 5 where it names none. */
+	__u32 mss = options.mss ? options.mss : ends->v4 ? 536 : 1220;
+	if (mss < cookie_mss[0])
+		return 0;
+	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::, ::1 or ff00::/8. */
+	const __u8 *source = (const __u8 *)ends->remote;
+	if (ends->v4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
+		       source[0] == 0xff || (!ends->remote[0] && !*(__u32 *)(source + 8)))
+		return 0;
+
+	__u32 number = 0;
+	for (__u32 i = 1; i < 8; i++)
+		if (mss >= cookie_mss[i])
+			number = i;
+	__u64 now = cookie_clock(cookies);
+	__u32 size = TCP_HEADER + 4;
+	tcp.source = ends->local_port;
+	tcp.destination = ends->remote_port;
+	tcp.sequence = make_cookie(cookies, ends, remote, now / COOKIE_PERIOD, number);
+	tcp.sequence = htonl(tcp.sequence);
+	tcp.acknowledgment = htonl(remote + 1);
+	tcp.flags = TCP_SYN | TCP_ACK;
+	tcp.window = htons(flags >> TW_LISTEN_WINDOW_SHIFT);
+	__u16 announced = ends->v4 ? READ_ONCE(cookies->mss[0]) : READ_ONCE(cookies->mss[1]);
+	tcp.options[0] = htonl(0x02040000u | announced);
+	/* Options that no timestamp can remember are as good as not offered. */
+	if (options.has_timestamp && flags & TW_LISTEN_TIMESTAMPS) {
+		__u32 scale = flags >> TW_LISTEN_SCALE_SHIFT & 15;
+		__u32 sack = options.sack && flags & TW_LISTEN_SACK;
+		__u32 peer = options.scale;
+		if (scale == NO_SCALE)
+			peer = NO_SCALE;
+		__u32 clock = (__u32)(now / 1000000) + (__u32)cookie_hash(cookies, ends, 0);
+		__u32 timestamp = (clock & ~(__u32)COOKIE_OPTIONS) | sack << 4 | peer;
+		/* Never ahead of the clock: later segments must not be older. */
+		if ((__s32)(timestamp - clock) > 0)
+			timestamp -= COOKIE_OPTIONS + 1;
+		tcp.options[1] = sack ? htonl(0x0402080au) : htonl(0x0101080au);
+		tcp.options[2] = htonl(timestamp);
+		tcp.options[3] = htonl(options.timestamp);
+		size += 12;
+		if (peer != NO_SCALE) {
+			tcp.options[4] = htonl(0x01030300u | scale);
+			size += 4;
+		}
+	}
+	tcp.offset = size / 4 << 4;
+
+	__u32 network = ends->v4 ? V4_HEADER : V6_HEADER;
+	__u32 total = NETWORK + network + size;
+	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)(data_end - data)))
+		return 0;
+
+	/* Words that are 0 do not count: the options left out are. */
+	const word *words = (const word *)&tcp;
+	__u64 sum = (__u64)htons(size) + htons(TCP);
+	for (int i = 0; i < 10; i++)
+		sum += words[i];
+	if (ends->v4) {
+		struct v4_header ip = {};
+		ip.version_length = 0x45;
+		ip.length = htons(V4_HEADER + size);
+		ip.fragment = htons(0x4000);
+		ip.hop_limit = READ_ONCE(cookies->hop_limit);
+		ip.protocol = TCP;
+		ip.source = ((const __u32 *)ends->local)[3];
+		ip.destination = ((const __u32 *)ends->remote)[3];
+		sum += (__u64)ip.source + ip.destination;
+		words = (const word *)&ip;
+		__u64 header_sum = 0;
+		for (int i = 0; i < 5; i++)
+			header_sum += words[i];
+		ip.checksum = fold(header_sum);
+		tcp.checksum = fold(sum);
+		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
+	} else {
+		struct v6_header ip = {};
+		ip.version_class_label = htonl(0x60000000u);
+		ip.length = htons(size);
+		ip.protocol = TCP;
+		ip.hop_limit = READ_ONCE(cookies->hop_limit);
+		for (int i = 0; i < 2; i++) {
+			ip.source[i] = ends->local[i];
+			ip.destination[i] = ends->remote[i];
+		}
+		words = (const word *)ip.source;
+		for (int i = 0; i < 8; i++)
+			sum += words[i];
+		tcp.checksum = fold(sum);
+		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
+	}
+	bpf_xdp_store_bytes(ctx, NETWORK + network, &tcp, size);
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+	if (data + NETWORK > data_end)
+		return 0;
+	__u16 *address = (__u16 *)data;
+	for (int i = 0; i < 3; i++) {
+		__u16 word = address[i];
+		address[i] = address[3 + i];
+		address[3 + i] = word;
+	}
+	return 1;
+}
+
+/* What strict_channel() says besides a channel, whose index is then 0. */
+#define ANSWERED (1ULL << 32)       /* the frame is now the answer */
+#define REFUSED (1ULL << 33)        /* of no connection: the kernel's listening socket resets it */
+#define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
+#define COOKIE_VALID (1ULL << 35)
+#define COOKIE_FAILED (1ULL << 36)
+
+/* Channel of a TCP segment at a strict port; 0 when nobody listens. */
+OUTLINE __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			     struct ends *ends, __u64 place)
+{
+	struct tw_listener *listener = &application->listeners[port_index(TCP, ends->local_port)];
+	__u32 flags = READ_ONCE(listener->flags), transport = PLACE_TRANSPORT(place);
+	if (flags & TW_LISTEN_CONNECTED) {
+		__u32 channel = find_flow(application, control, ends);
+		if (channel)
+			return channel;
+	}
+	const __u8 *header = (const __u8 *)(long)ctx->data + (transport & 0x3fff);
+	if (header + TCP_HEADER > (const __u8 *)(long)ctx->data_end)
+		return IGNORED;
+	__u8 control_bits = header[13] & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+	if (control_bits == TCP_SYN) {
+		__u32 channel = find_listener(application, control, ends);
+		if (channel && flags & TW_LISTEN_COOKIES && answer_with_cookie(ctx, application, ends, place, flags))
+			return ANSWERED;
+		return channel;
+	}
+	/* To anything else a listening socket says nothing (RFC 9293 section 3.10.7.2). */
+	if ((control_bits & (TCP_RST | TCP_ACK)) != TCP_ACK)
+		return IGNORED;
+	if (!(flags & TW_LISTEN_COOKIES_VALID) || control_bits & TCP_SYN)
+		return REFUSED;
+	__u32 sequence = htonl(*(__u32 *)(header + 4)), acknowledgment = htonl(*(__u32 *)(header + 8));
+	__u32 payload = transport + (header[12] >> 4) * 4 < PLACE_END(place);
+	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment)) {
+		__u32 channel = find_listener(application, control, ends);
+		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
+	}
+	/* Data may overtake the application, which has yet to enter the flow of
+	 * the cookie before it: its sender will repeat it. */
+	return COOKIE_FAILED | (payload || control_bits & TCP_FIN ? IGNORED : REFUSED);
 }
 
 /* ---- Tracing ------------------------------------------------------------- */
@@ -762,7 +1156,26 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 				ends.remote_port = ports[0];
 				ends.protocol = protocol;
 				ends.v4 = version == 4;
-				channel = find_channel(application, control, &ends);
+				if (READ_ONCE(entry->flags) & TW_LISTEN_TCP_STRICT) {
+					__u64 found = strict_channel(ctx, application, control, &ends,
+								     PLACE(transport, end, !first));
+					if (found & COOKIE_VALID)
+						count(queue, TW_COUNT_COOKIE_VALID);
+					if (found & COOKIE_FAILED)
+						count(queue, TW_COUNT_COOKIE_FAILED);
+					if (found & ANSWERED) {
+						count(queue, TW_COUNT_COOKIE_SENT);
+						*cause = TW_COUNT_COOKIE_SENT;
+						return XDP_TX;
+					}
+					if (found & IGNORED)
+						DROP(TW_COUNT_NO_CONNECTION);
+					if (found & REFUSED)
+						KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION);
+					channel = found;
+				} else {
+					channel = find_channel(application, control, &ends);
+				}
 			}
 		}
 		if (!channel && kind != TW_KIND_FRAGMENT)

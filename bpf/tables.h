@@ -15,8 +15,8 @@
 #define TW_QUEUES 8             /* receive queues of one device */
 #define TW_APPLICATIONS 16      /* trust domains on one device */
 #define TW_CHANNELS 4096        /* channels of one application; index 0 is "none" */
-#define TW_FLOW_BUCKETS 2048    /* a power of two */
-#define TW_FLOW_WAYS 4          /* a power of two; a flow is in one of two buckets */
+#define TW_FLOW_BUCKETS 32768   /* a power of two */
+#define TW_FLOW_WAYS 8          /* tags of a bucket are one word; a flow is in one of two buckets */
 #define TW_LOCALS 64            /* local addresses; a power of two */
 #define TW_LOCAL_PROBES 8
 
@@ -53,7 +53,8 @@ enum tw_class {
 	TW_CLASS_ICMP = 1,        /* other ICMP and ICMPv6, MLD, IGMP */
 	TW_CLASS_ESTABLISHED = 2, /* TCP segments with ACK set and SYN clear */
 	TW_CLASS_OTHER = 3,       /* everything else: UDP, SYNs, multicast, tagged, unknown */
-	TW_CLASSES = 4,
+	TW_CLASS_NO_CONNECTION = 4, /* TCP segments to a strict listener's port that belong to nothing */
+	TW_CLASSES = 5,
 };
 
 struct tw_class_bucket {
@@ -84,6 +85,10 @@ enum tw_counter {
 	TW_COUNT_UNOWNED,              /* local unicast with no owner, kernel-bound */
 	TW_COUNT_FRAGMENT_ORPHAN,      /* later fragment whose first was not seen */
 	TW_COUNT_TAUGHT,               /* passed to a helper socket to teach it the NAPI id */
+	TW_COUNT_COOKIE_SENT,          /* SYN answered with a cookie (XDP_TX); Linux: SyncookiesSent */
+	TW_COUNT_COOKIE_VALID,         /* ACK with a valid cookie, beside where it went; SyncookiesRecv */
+	TW_COUNT_COOKIE_FAILED,        /* ACK without one, beside where it went; SyncookiesFailed */
+	TW_COUNT_NO_CONNECTION,        /* TCP of no flow at a strict port: kernel-bound, at a bounded rate */
 	TW_COUNTERS = 24,
 };
 
@@ -129,9 +134,28 @@ struct tw_device {
 /* Application level, one per application, memory-mapped by it. */
 #define TW_LISTEN_LOCAL 1u          /* flows hold entries for (local address, port, no remote) */
 #define TW_LISTEN_CONNECTED 2u      /* flows hold entries with a remote end */
+/* A TCP port of which every connection is in `flows`: a channel gets only SYNs,
+ * valid cookies and its own flows' segments. */
+#define TW_LISTEN_TCP_STRICT 4u
+#define TW_LISTEN_COOKIES 8u        /* SYNs are answered here, with cookies */
+#define TW_LISTEN_COOKIES_VALID 16u /* cookies are taken: some were sent lately */
+#define TW_LISTEN_TIMESTAMPS 32u    /* cookie answers may have timestamps */
+#define TW_LISTEN_SACK 64u          /* and, with those, SACK */
+#define TW_LISTEN_SCALE_SHIFT 8     /* 4 bits: our window scale in cookie answers, 15 none */
+#define TW_LISTEN_WINDOW_SHIFT 16   /* 16 bits: our window in cookie answers */
 struct tw_listener {
 	__u32 channel[2];              /* channel id for any address of IPv4, of IPv6; 0 none */
 	__u32 flags;
+};
+
+/* What SYN cookies are made of (RFC 4987 section 3.6); crates/protocol/src/tcp/cookie.rs
+ * has the same bits. Writer: application. */
+struct tw_cookies {
+	__u64 key[2];                  /* SipHash key */
+	__u64 epoch;                   /* ns, CLOCK_MONOTONIC: when the application's clock was 0 */
+	__u16 mss[2];                  /* announced to IPv4, to IPv6 peers; host order */
+	__u8 hop_limit;
+	__u8 pad[3];
 };
 
 struct tw_flow {                   /* 48 bytes */
@@ -158,9 +182,13 @@ struct tw_channel_driver {         /* writer: driver program on that queue */
 
 struct tw_application {
 	struct tw_listener listeners[2 * 65536];  /* UDP, then TCP. Writer: application */
+	/* A byte of each flow's hash, 0 = free: a look-up that finds nothing, as
+	 * for each SYN of a flood, touches these and no flow. */
+	__u8 tags[TW_FLOW_BUCKETS][TW_FLOW_WAYS];
 	struct tw_flow flows[TW_FLOW_BUCKETS][TW_FLOW_WAYS];
 	struct tw_channel_application channels[TW_QUEUES][TW_CHANNELS];
 	struct tw_channel_driver heads[TW_QUEUES][TW_CHANNELS];
+	struct tw_cookies cookies;
 	__u32 fragment_channel;        /* channel id that gets later fragments */
 	__u32 pad;
 };

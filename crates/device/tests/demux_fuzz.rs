@@ -9,7 +9,7 @@ use tidewall_device::demux::layout::{Counter, Kind, Metadata};
 use tidewall_device::demux::{Tables, Verdict, classify_host, drive};
 
 /// Counters of which every frame moves exactly one, but for ARP to this host.
-const ENDS: [Counter; 13] = [
+const ENDS: [Counter; 15] = [
     Counter::Channel,
     Counter::Raw,
     Counter::Truncated,
@@ -23,6 +23,8 @@ const ENDS: [Counter; 13] = [
     Counter::Unowned,
     Counter::Taught,
     Counter::NoSocket,
+    Counter::CookieSent,
+    Counter::NoConnection,
 ];
 
 fn counted(tables: &Tables) -> u64 {

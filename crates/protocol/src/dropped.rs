@@ -65,6 +65,22 @@ causes! {
     UdpChecksum = "udp-checksum",
     /// A UDP datagram over IPv6 without a checksum (RFC 8200 §8.1).
     UdpNoChecksum = "udp-no-checksum",
+    /// The TCP data offset is below five words or beyond the segment's end.
+    TcpDataOffset = "tcp-data-offset",
+    /// The TCP checksum is wrong.
+    TcpChecksum = "tcp-checksum",
+    /// A TCP segment whose source or destination port is zero.
+    TcpPort = "tcp-port",
+    /// A TCP segment that belongs to no connection.
+    TcpNoConnection = "tcp-no-connection",
+    /// A segment that a half-open TCP connection cannot take.
+    TcpHalfOpen = "tcp-half-open",
+    /// A SYN that found no place among the half-open connections and that no SYN
+    /// cookie could answer.
+    TcpSynQueueFull = "tcp-syn-queue-full",
+    /// The application does not accept TCP connections as fast as they come
+    /// (Linux: ListenOverflows).
+    TcpListenOverflow = "tcp-listen-overflow",
     /// The ICMP checksum is wrong.
     IcmpChecksum = "icmp-checksum",
     /// An ICMP message that tells a socket nothing.

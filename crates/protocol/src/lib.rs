@@ -10,16 +10,21 @@
 //! whole datagrams ─────────────────────────────┴─► udp::input ─► source, payload
 //! ICMP errors ──────────────────────────────────► icmp::error ─► flow, errno, MTU
 //! payload, addresses ───────────────────────────► udp::output ─► an Ethernet frame
+//! TCP segments ─► tcp::input ─► tcp::Connection ─► tcp::output ─► Ethernet frames
 //! ```
 //!
 //! Whatever dies here dies by a name of [`Drop`]. Read first: RFC 1122 §3 and
 //! §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
-//! dangerous), RFC 768, RFC 5927 (attacks by ICMP).
+//! dangerous), RFC 768, RFC 5927 (attacks by ICMP), RFC 9293 (`tcp` names more).
 #![forbid(unsafe_code)]
 
 mod dropped;
 pub mod icmp;
 pub mod ip;
+pub mod timer;
+mod options;
+pub mod tcp;
 pub mod udp;
 
 pub use dropped::Drop;
+pub use options::InputOptions;

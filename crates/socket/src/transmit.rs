@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
 use tidewall_device::queue::{Offload, Transmit};
+use tidewall_protocol::tcp::{self, Flow, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+use tidewall_wire::tcp::CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET;
+use tidewall_wire::{ipv4, ipv6};
 
 /// Payloads longer than this have their checksum computed by the device where
 /// it can: below, asking costs more than computing.
@@ -122,6 +125,67 @@ impl Transmitter {
             checksum_start: (headers - tidewall_wire::udp::HEADER_LEN) as u16,
             checksum_offset: UDP_CHECKSUM_OFFSET,
         });
+        self.send(frame, offload)
+    }
+
+    /// Queues one segment.
+    ///
+    /// # Errors
+    /// As [`Transmitter::queue`].
+    pub(crate) fn queue_segment(
+        &mut self,
+        neighbour: MacAddress,
+        hop_limit: u8,
+        flow: &Flow,
+        outgoing: &Outgoing<'_>,
+    ) -> io::Result<()> {
+        let Some(mut frame) = self.frame()? else {
+            self.no_frame += 1;
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        };
+        let offloaded = outgoing.payload_len() > OFFLOAD_ABOVE && self.device.checksum_offload();
+        let headroom = self.device.headroom();
+        frame.set_extent(headroom, FRAME_SIZE as u16);
+        let link = Link {
+            source_mac: self.mac,
+            destination_mac: neighbour,
+            hop_limit,
+            checksum: if offloaded {
+                Checksum::Offload
+            } else {
+                Checksum::Software
+            },
+        };
+        let length = match tcp::output(self.memory.packet_mut(&mut frame), &link, flow, outgoing) {
+            Ok(length) => length,
+            Err(error) => {
+                self.free.push(frame);
+                let errno = match error {
+                    tcp::OutputError::AddressFamily => libc::EAFNOSUPPORT,
+                    _ => libc::EMSGSIZE,
+                };
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+        };
+        frame.set_extent(headroom, length as u16);
+        let network = if flow.remote.is_ipv4() {
+            ipv4::HEADER_LEN
+        } else {
+            ipv6::HEADER_LEN
+        };
+        let offload = offloaded.then_some(Offload {
+            checksum_start: (HEADER_LEN + network) as u16,
+            checksum_offset: TCP_CHECKSUM_OFFSET,
+        });
+        self.send(frame, offload)
+    }
+
+    /// Bytes of an IP datagram in one frame.
+    pub(crate) fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    fn send(&mut self, frame: Frame, offload: Option<Offload>) -> io::Result<()> {
         if let Err(frame) = self.device.transmit(frame, offload) {
             // A full completion ring stops the device too.
             self.device.reclaim(&mut self.free);

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, RingBuf, XskMap};
 use aya::programs::links::FdLink;
@@ -39,7 +40,7 @@ pub struct Program {
 /// What `BPF_PROG_TEST_RUN` made of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestResult {
-    /// `enum xdp_action`: 1 drop, 2 pass, 4 redirect.
+    /// `enum xdp_action`: 1 drop, 2 pass, 3 transmit, 4 redirect.
     pub action: u32,
     /// The frame afterwards, without metadata.
     pub frame: Vec<u8>,
@@ -233,7 +234,7 @@ impl Program {
         let context: [u32; 6] = [0, length, 0, 0, 0, 0];
         let context: [u8; 24] = zerocopy::transmute!(context);
         let mut context_out = [0u8; 24];
-        let mut data_out = vec![0; frame.len() + METADATA_LENGTH];
+        let mut data_out = vec![0; (frame.len() + METADATA_LENGTH).max(ANSWER_LONGEST)];
         let xdp = xdp(&mut self.loaded)?;
         let result = xdp
             .test_run(TestRunOptions {
@@ -256,7 +257,29 @@ impl Program {
             metadata: (!metadata.is_empty()).then(|| Metadata::from_bytes(metadata)),
         })
     }
+
+    /// Runs the program `repeat` times on a frame of queue 0, as
+    /// [`Program::test_run`] does once, and returns the mean time of a run as
+    /// the kernel measured it, in whole nanoseconds. The program meets what it
+    /// made of the frame the time before: meant for frames that it leaves alone.
+    ///
+    /// # Errors
+    /// As [`Program::test_run`].
+    pub fn test_time(&mut self, frame: &[u8], repeat: u32) -> io::Result<Duration> {
+        let xdp = xdp(&mut self.loaded)?;
+        let result = xdp
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                repeat,
+                ..TestRunOptions::new()
+            })
+            .map_err(|error| describe("time the driver program on a test frame", error))?;
+        Ok(result.duration)
+    }
 }
+
+/// The program answers a SYN with no longer frame than this.
+const ANSWER_LONGEST: usize = 128;
 
 fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
     let program = loaded.program_mut("demux").ok_or(io::ErrorKind::NotFound)?;

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::drive::find_channel;
+use super::drive::{find_channel, find_listener};
 use super::headers::{Datagram, ICMP, ICMPV6, NETWORK, Part, TCP, UDP, parse_v4, parse_v6, read};
 use super::layout::{Kind, Metadata};
 use super::{ChannelId, Tables};
@@ -51,7 +51,15 @@ pub fn classify_host(
             } else {
                 Kind::Datagram
             };
-            (kind, find_channel(tables, &ends))
+            let channel = find_channel(tables, &ends);
+            // Nothing is checked twice: of a strict port the listener's owner
+            // gets what belongs to no flow, too, and looks for cookies in it.
+            let channel = if channel.is_none() {
+                find_listener(tables, &ends)
+            } else {
+                channel
+            };
+            (kind, channel)
         }
         (Part::Whole, ICMP, 4) | (Part::Whole, ICMPV6, 6) => (
             Kind::IcmpError,

@@ -5,13 +5,15 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use super::cookie::{Answer, Strict, strict};
 use super::headers::{
     Datagram, Ends, ICMP, ICMPV6, NETWORK, Part, Refused, TCP, UDP, group_class, local_slot,
     parse_v4, parse_v6, read, read_u16,
 };
 use super::layout::{
-    Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS,
-    Metadata, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Queue,
+    Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LISTEN_TCP_STRICT,
+    LOCAL_PROBES, LOCALS, Metadata, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey,
+    Queue,
 };
 use super::{ChannelId, Tables};
 
@@ -41,6 +43,8 @@ pub enum Verdict {
     Raw(Metadata),
     /// To the kernel's helper socket, with the destination port rewritten.
     Taught,
+    /// Back to where it came from: a SYN cookie.
+    Answered(Answer),
 }
 
 /// Decides where a frame goes, as the driver program would at the time `now_ns`
@@ -166,7 +170,12 @@ impl Driver<'_> {
         }
         let channel = match ends {
             Some(ends) => {
-                let channel = find_channel(tables, &ends);
+                let strict = kind != Kind::IcmpError && is_strict(tables, &ends);
+                let channel = if strict {
+                    self.strict(frame, &datagram, &ends)?
+                } else {
+                    find_channel(tables, &ends)
+                };
                 if channel.is_none() {
                     return Err(self.kernel(Counter::Unowned, datagram.class(frame)));
                 }
@@ -183,6 +192,33 @@ impl Driver<'_> {
             kind,
             ..metadata
         }))
+    }
+
+    /// Channel of a segment at a strict port.
+    fn strict(&self, frame: &[u8], datagram: &Datagram, ends: &Ends) -> Result<ChannelId, Verdict> {
+        let (reset, checked) = match strict(self.tables, frame, datagram, ends, self.now_ns) {
+            Strict::Channel(channel) => return Ok(channel),
+            Strict::Cookie(channel) => {
+                self.count(Counter::CookieValid);
+                if !channel.is_none() {
+                    return Ok(channel);
+                }
+                (true, false)
+            }
+            Strict::Answered(answer) => {
+                self.count(Counter::CookieSent);
+                return Err(Verdict::Answered(answer));
+            }
+            Strict::NoConnection { reset, checked } => (reset, checked),
+        };
+        if checked {
+            self.count(Counter::CookieFailed);
+        }
+        Err(if reset {
+            self.kernel(Counter::NoConnection, Class::NoConnection)
+        } else {
+            self.drop(Counter::NoConnection)
+        })
     }
 
     /// Up to the transport header of a unicast datagram whose lengths hold.
@@ -377,7 +413,7 @@ fn is_local(tables: &Tables, address: [u64; 2]) -> bool {
 }
 
 /// Index in the tables that hold UDP, then TCP.
-fn port_index(ends: &Ends) -> usize {
+pub(super) fn port_index(ends: &Ends) -> usize {
     (if ends.protocol == TCP { 65536 } else { 0 }) + usize::from(ends.local_port)
 }
 
@@ -398,7 +434,12 @@ fn find_owner(tables: &Tables, ends: &Ends) -> Option<u32> {
     (entry & OWNER_ANY != 0).then_some((entry & OWNER_APPLICATION).wrapping_sub(1))
 }
 
-/// Channel of a flow: exact, then by local address, then any address.
+fn is_strict(tables: &Tables, ends: &Ends) -> bool {
+    let listener = tables.application().listeners.get(port_index(ends));
+    listener.is_some_and(|listener| listener.flags.load(Acquire) & LISTEN_TCP_STRICT != 0)
+}
+
+/// Channel of a flow: exact, then, but for a strict port, whoever listens.
 pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
     let Some(listener) = tables.application().listeners.get(port_index(ends)) else {
         return ChannelId::NONE;
@@ -410,7 +451,18 @@ pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
             return channel;
         }
     }
-    if flags & LISTEN_LOCAL != 0 {
+    if flags & LISTEN_TCP_STRICT != 0 {
+        return ChannelId::NONE;
+    }
+    find_listener(tables, ends)
+}
+
+/// Channel of whoever listens: by local address, then any address.
+pub(super) fn find_listener(tables: &Tables, ends: &Ends) -> ChannelId {
+    let Some(listener) = tables.application().listeners.get(port_index(ends)) else {
+        return ChannelId::NONE;
+    };
+    if listener.flags.load(Acquire) & LISTEN_LOCAL != 0 {
         let listening = Ends {
             remote: [0; 2],
             remote_port: 0,

@@ -112,41 +112,67 @@ impl Ends {
 /// SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
 /// know the key cannot fill one bucket.
 pub(super) fn flow_hash(key: [u64; 2], ends: &Ends) -> u64 {
+    siphash::<1, 3>(key, ends, None)
+}
+
+/// The byte of a flow's hash that neither of its buckets' numbers has; never 0.
+pub(super) fn flow_tag(hash: u64) -> u8 {
+    ((hash >> 24) as u8).max(1)
+}
+
+/// SipHash-2-4 of a flow and perhaps one word more, for SYN cookies.
+pub(super) fn cookie_hash(key: [u64; 2], ends: &Ends, word: Option<u64>) -> u64 {
+    siphash::<2, 4>(key, ends, word)
+}
+
+fn siphash<const ABSORB: usize, const FINISH: usize>(
+    key: [u64; 2],
+    ends: &Ends,
+    word: Option<u64>,
+) -> u64 {
     let mut v = [
         key[0] ^ 0x736f_6d65_7073_6575,
         key[1] ^ 0x646f_7261_6e64_6f6d,
         key[0] ^ 0x6c79_6765_6e65_7261,
         key[1] ^ 0x7465_6462_7974_6573,
     ];
-    let ports = u64::from(ends.local_port.to_be()) << 32
-        | u64::from(ends.remote_port.to_be()) << 16
-        | u64::from(ends.protocol);
+    let mut length = 0;
+    let mut absorb = |word: u64| {
+        v[3] ^= word;
+        for _ in 0..ABSORB {
+            round(&mut v);
+        }
+        v[0] ^= word;
+    };
+    let mut absorb_counted = |word: u64| {
+        absorb(word);
+        length += 8;
+    };
     let last = |word: u64| {
         let [.., a, b, c, d] = word.to_ne_bytes();
         u64::from(u32::from_ne_bytes([a, b, c, d]))
     };
     if ends.is_v4() {
-        absorb(&mut v, last(ends.local[1]) << 32 | last(ends.remote[1]));
-        absorb(&mut v, ports);
-        absorb(&mut v, 16 << 56);
+        absorb_counted(last(ends.local[1]) << 32 | last(ends.remote[1]));
     } else {
         for word in ends.local.into_iter().chain(ends.remote) {
-            absorb(&mut v, word);
+            absorb_counted(word);
         }
-        absorb(&mut v, ports);
-        absorb(&mut v, 40 << 56);
     }
+    absorb_counted(
+        u64::from(ends.local_port.to_be()) << 32
+            | u64::from(ends.remote_port.to_be()) << 16
+            | u64::from(ends.protocol),
+    );
+    if let Some(word) = word {
+        absorb_counted(word);
+    }
+    absorb(length << 56);
     v[2] ^= 0xff;
-    for _ in 0..3 {
+    for _ in 0..FINISH {
         round(&mut v);
     }
     v[0] ^ v[1] ^ v[2] ^ v[3]
-}
-
-fn absorb(v: &mut [u64; 4], word: u64) {
-    v[3] ^= word;
-    round(v);
-    v[0] ^= word;
 }
 
 fn round(v: &mut [u64; 4]) {

@@ -17,9 +17,9 @@ pub const APPLICATIONS: usize = 16;
 /// Channels of one application; index 0 names none.
 pub const CHANNELS: usize = 4096;
 /// Buckets of an application's flow table; a power of two.
-pub const FLOW_BUCKETS: usize = 2048;
+pub const FLOW_BUCKETS: usize = 32768;
 /// Flows in one bucket; a flow is in one of two buckets.
-pub const FLOW_WAYS: usize = 4;
+pub const FLOW_WAYS: usize = 8;
 /// Places in the set of local addresses; a power of two.
 pub const LOCALS: usize = 64;
 /// Places in which one local address may stand.
@@ -43,6 +43,21 @@ pub const OWNER_APPLICATION: u32 = 0xffff;
 pub const LISTEN_LOCAL: u32 = 1;
 /// Flows hold entries with a remote end.
 pub const LISTEN_CONNECTED: u32 = 2;
+/// A TCP port of which every connection is in `flows`: a channel gets only SYNs,
+/// valid cookies and its own flows' segments.
+pub const LISTEN_TCP_STRICT: u32 = 4;
+/// SYNs are answered by the driver, with cookies.
+pub const LISTEN_COOKIES: u32 = 8;
+/// Cookies are taken: some were sent lately.
+pub const LISTEN_COOKIES_VALID: u32 = 16;
+/// Cookie answers may have timestamps.
+pub const LISTEN_TIMESTAMPS: u32 = 32;
+/// Cookie answers that have timestamps may permit SACK.
+pub const LISTEN_SACK: u32 = 64;
+/// Where the four bits of our window scale in cookie answers begin; 15 is none.
+pub const LISTEN_SCALE_SHIFT: u32 = 8;
+/// Where the sixteen bits of our window in cookie answers begin.
+pub const LISTEN_WINDOW_SHIFT: u32 = 16;
 
 /// Transport protocols that can be owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,10 +160,12 @@ pub enum Class {
     Established = 2,
     /// Everything else: UDP, SYNs, multicast, tagged, unknown.
     Other = 3,
+    /// TCP segments to a strict listener's port that belong to no connection.
+    NoConnection = 4,
 }
 
 /// Number of classes.
-pub const CLASSES: usize = 4;
+pub const CLASSES: usize = 5;
 
 impl Class {
     /// All, in table order.
@@ -157,6 +174,7 @@ impl Class {
         Class::Icmp,
         Class::Established,
         Class::Other,
+        Class::NoConnection,
     ];
 
     /// Name for people: lower case, one word.
@@ -166,6 +184,7 @@ impl Class {
             Class::Icmp => "icmp",
             Class::Established => "established",
             Class::Other => "other",
+            Class::NoConnection => "no-connection",
         }
     }
 }
@@ -206,10 +225,20 @@ pub enum Counter {
     FragmentOrphan = 14,
     /// Passed to a helper socket to teach it the NAPI id.
     Taught = 15,
+    /// SYN answered with a cookie (Linux: SyncookiesSent).
+    CookieSent = 16,
+    /// ACK with a valid cookie, counted beside where it went (SyncookiesRecv).
+    CookieValid = 17,
+    /// ACK without one while cookies were taken, counted beside where it went
+    /// (SyncookiesFailed).
+    CookieFailed = 18,
+    /// TCP of no flow at a strict port: ACKs are kernel-bound within the rate
+    /// of [`Class::NoConnection`], so that they are reset; the rest is dropped.
+    NoConnection = 19,
 }
 
 /// Number of counters that are in use.
-pub const COUNTER_NUMBER: usize = 16;
+pub const COUNTER_NUMBER: usize = 20;
 /// Places for counters in the table.
 pub const COUNTERS: usize = 24;
 
@@ -231,6 +260,10 @@ pub const COUNTER_NAMES: [&str; COUNTER_NUMBER] = [
     "unowned",
     "fragment-orphan",
     "taught",
+    "cookie-sent",
+    "cookie-valid",
+    "cookie-failed",
+    "no-connection",
 ];
 
 impl Counter {
@@ -252,6 +285,10 @@ impl Counter {
         Counter::Unowned,
         Counter::FragmentOrphan,
         Counter::Taught,
+        Counter::CookieSent,
+        Counter::CookieValid,
+        Counter::CookieFailed,
+        Counter::NoConnection,
     ];
 
     /// The counter at a place in the table.
@@ -333,8 +370,24 @@ pub struct Device {
 pub struct Listener {
     /// Channel id for any address of IPv4, and of IPv6; 0 none.
     pub channel: [AtomicU32; 2],
-    /// [`LISTEN_LOCAL`], [`LISTEN_CONNECTED`].
+    /// `LISTEN_…`.
     pub flags: AtomicU32,
+}
+
+/// What SYN cookies are made of. Writer: application.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Cookies {
+    /// SipHash key.
+    pub key: [AtomicU64; 2],
+    /// CLOCK_MONOTONIC in ns when the application's clock was 0.
+    pub epoch: AtomicU64,
+    /// Maximum segment size announced to IPv4, to IPv6 peers; host order.
+    pub mss: [AtomicU16; 2],
+    /// Hop limit (time to live) of answers.
+    pub hop_limit: AtomicU8,
+    /// Zero.
+    pub pad: [u8; 3],
 }
 
 /// One exact flow, or a listener on one address. Writer: application.
@@ -387,12 +440,16 @@ pub struct ChannelDriver {
 pub struct Application {
     /// By port: UDP, then TCP.
     pub listeners: [Listener; 2 * 65536],
+    /// A byte of each flow's hash; 0 = free.
+    pub tags: [[AtomicU8; FLOW_WAYS]; FLOW_BUCKETS],
     /// Hash table of exact flows.
     pub flows: [[Flow; FLOW_WAYS]; FLOW_BUCKETS],
     /// By queue and channel.
     pub channels: [[ChannelApplication; CHANNELS]; QUEUES],
     /// By queue and channel.
     pub heads: [[ChannelDriver; CHANNELS]; QUEUES],
+    /// What SYN cookies are made of.
+    pub cookies: Cookies,
     /// Channel id that gets later fragments.
     pub fragment_channel: AtomicU32,
     /// Zero.
@@ -453,11 +510,11 @@ mod tests {
         assert_eq!(offset_of!(Control, teach_port), 32);
         assert_eq!(offset_of!(Control, taught_port), 48);
         assert_eq!(offset_of!(Control, locals), 64);
-        assert_eq!(size_of::<Queue>(), 384);
+        assert_eq!(size_of::<Queue>(), 432);
         assert_eq!(offset_of!(Queue, classes), 192);
-        assert_eq!(size_of::<Device>(), 528_448);
+        assert_eq!(size_of::<Device>(), 528_832);
         assert_eq!(offset_of!(Device, queues), 1088);
-        assert_eq!(offset_of!(Device, ports), 4160);
+        assert_eq!(offset_of!(Device, ports), 4544);
         assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);
@@ -467,11 +524,17 @@ mod tests {
         assert_eq!(offset_of!(ChannelApplication, limit), 4);
         assert_eq!(size_of::<ChannelDriver>(), 16);
         assert_eq!(offset_of!(ChannelDriver, dropped), 8);
-        assert_eq!(offset_of!(Application, flows), 1_572_864);
-        assert_eq!(offset_of!(Application, channels), 1_966_080);
-        assert_eq!(offset_of!(Application, heads), 2_228_224);
-        assert_eq!(offset_of!(Application, fragment_channel), 2_752_512);
-        assert_eq!(size_of::<Application>(), 2_752_520);
+        assert_eq!(size_of::<Cookies>(), 32);
+        assert_eq!(offset_of!(Cookies, epoch), 16);
+        assert_eq!(offset_of!(Cookies, mss), 24);
+        assert_eq!(offset_of!(Cookies, hop_limit), 28);
+        assert_eq!(offset_of!(Application, tags), 1_572_864);
+        assert_eq!(offset_of!(Application, flows), 1_835_008);
+        assert_eq!(offset_of!(Application, channels), 14_417_920);
+        assert_eq!(offset_of!(Application, heads), 14_680_064);
+        assert_eq!(offset_of!(Application, cookies), 15_204_352);
+        assert_eq!(offset_of!(Application, fragment_channel), 15_204_384);
+        assert_eq!(size_of::<Application>(), 15_204_392);
         assert_eq!(size_of::<OwnerKey>(), 20);
         assert_eq!(size_of::<FragmentKey>(), 40);
         assert_eq!(size_of::<TraceRecord>(), 296);

@@ -17,9 +17,11 @@
 //! Not here: rings, sockets, protocol processing, what a channel does.
 
 mod classify;
+mod cookie;
 mod drive;
 mod headers;
 pub mod layout;
+mod listen;
 mod maps;
 #[allow(unsafe_code)]
 mod raw_tables;
@@ -28,7 +30,9 @@ mod tables;
 mod tests;
 
 pub use classify::classify_host;
+pub use cookie::Answer;
 pub use drive::{Verdict, drive};
+pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use tables::{ClassCounts, Tables};
 
 pub(crate) use maps::KernelMaps;

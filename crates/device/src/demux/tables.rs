@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::ChannelId;
-use super::headers::{Ends, address_bytes, address_words, flow_hash, local_slot};
+use super::headers::{Ends, address_bytes, address_words, flow_hash, flow_tag, local_slot};
 use super::layout::{
     APPLICATIONS, Application, CHANNELS, Class, ClassBucket, Counter, Device, FLOW_BUCKETS,
     FLOW_WAYS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
@@ -19,6 +19,11 @@ use super::raw_tables::Memory;
 /// Most frames a second that a class may be given: keeps the bucket's
 /// arithmetic below 2^64.
 const MAXIMUM_RATE: u64 = (1 << 31) - 1;
+
+/// Segments of no connection that a queue lets through to the kernel's
+/// listening socket, a second, unless [`Tables::set_class`] says otherwise:
+/// each costs the kernel a reset (RFC 9293 §3.5.2), which none needs fast.
+const RESETS: u64 = 1_000;
 
 /// Tables of a device and of the application that lives on it; shared by
 /// threads in an `Arc`. They lie in the driver program's maps or, for a device
@@ -45,7 +50,7 @@ pub struct ClassCounts {
     pub dropped: u64,
 }
 
-fn invalid(what: &str) -> io::Error {
+pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
 }
 
@@ -63,7 +68,7 @@ fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
 }
 
 /// An address to bind to, `None` for any.
-fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
+pub(super) fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
     address.filter(|address| !address.to_canonical().is_unspecified())
 }
 
@@ -95,6 +100,12 @@ impl Tables {
         for (place, key) in memory.device().control.hash_key.iter().zip(hash_key) {
             place.store(key, Release);
         }
+        for queue in &memory.device().queues {
+            if let Some(bucket) = queue.classes.get(Class::NoConnection as usize) {
+                bucket.burst.store(RESETS, Relaxed);
+                bucket.rate.store(RESETS, Release);
+            }
+        }
         Tables {
             memory,
             hash_key,
@@ -102,7 +113,7 @@ impl Tables {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // The state stays true at every point where a panic could strike.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -275,7 +286,7 @@ impl Tables {
 
     // ---- Application level ------------------------------------------------
 
-    fn listener(&self, protocol: Protocol, port: u16) -> io::Result<&Listener> {
+    pub(super) fn listener(&self, protocol: Protocol, port: u16) -> io::Result<&Listener> {
         let listener = self.application().listeners.get(port_index(protocol, port));
         listener
             .filter(|_| port != 0)
@@ -337,7 +348,7 @@ impl Tables {
     ///
     /// # Errors
     /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
-    /// both of the flow's buckets are full (from about half full, 4000 flows, on).
+    /// both of the flow's buckets are full (from about 190,000 flows on).
     pub fn connect(
         &self,
         protocol: Protocol,
@@ -367,47 +378,55 @@ impl Tables {
         );
     }
 
-    /// The two buckets that a flow may be in, by either half of its hash.
-    fn flow_buckets(&self, ends: &Ends) -> [&[Flow]; 2] {
-        let hash = flow_hash(self.hash_key, ends);
+    /// The places that a flow may have: those of two buckets, one by either
+    /// half of its hash, each with its tag.
+    fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[Flow]); 2] {
+        let application = self.application();
         [hash, hash >> 32].map(|half| {
-            let bucket = self.application().flows.get(half as usize % FLOW_BUCKETS);
-            bucket
-                .map(<[Flow; FLOW_WAYS]>::as_slice)
-                .unwrap_or_default()
+            let bucket = half as usize % FLOW_BUCKETS;
+            let tags = application.tags.get(bucket).map(<[_; FLOW_WAYS]>::as_slice);
+            let flows = application.flows.get(bucket);
+            let flows = flows.map(<[_; FLOW_WAYS]>::as_slice);
+            (tags.unwrap_or_default(), flows.unwrap_or_default())
         })
     }
 
-    fn held_flow(&self, ends: &Ends) -> Option<&Flow> {
-        self.flow_buckets(ends)
+    fn held_flow(&self, hash: u64, ends: &Ends) -> Option<(&AtomicU8, &Flow)> {
+        let tag = flow_tag(hash);
+        self.flow_places(hash)
             .into_iter()
-            .flatten()
-            .find(|flow| holds(flow, ends))
+            .flat_map(|(tags, flows)| tags.iter().zip(flows))
+            .find(|(place, flow)| place.load(Acquire) == tag && holds(flow, ends))
     }
 
     /// A free place in the emptier of a flow's buckets.
-    fn free_flow(&self, ends: &Ends) -> Option<&Flow> {
-        let is_free = |flow: &&Flow| flow.channel.load(Relaxed) == 0;
-        let buckets = self.flow_buckets(ends);
-        let emptier = buckets
-            .iter()
-            .max_by_key(|bucket| bucket.iter().filter(is_free).count())?;
-        emptier.iter().find(is_free)
+    fn free_flow(&self, hash: u64) -> Option<(&AtomicU8, &Flow)> {
+        let is_free = |tag: &AtomicU8| tag.load(Relaxed) == 0;
+        let [first, second] = self.flow_places(hash);
+        let free = |(tags, _): (&[AtomicU8], _)| tags.iter().filter(|tag| is_free(tag)).count();
+        let (tags, flows) = if free(first) >= free(second) {
+            first
+        } else {
+            second
+        };
+        tags.iter().zip(flows).find(|(tag, _)| is_free(tag))
     }
 
     fn insert_flow(&self, ends: &Ends, channel: ChannelId, flag: u32) -> io::Result<()> {
-        let mut state = self.state();
         let protocol = if ends.protocol == 6 {
             Protocol::Tcp
         } else {
             Protocol::Udp
         };
         let listener = self.listener(protocol, ends.local_port)?;
-        if let Some(flow) = self.held_flow(ends) {
+        // Before the lock: the key never changes.
+        let hash = flow_hash(self.hash_key, ends);
+        let mut state = self.state();
+        if let Some((_, flow)) = self.held_flow(hash, ends) {
             flow.channel.store(channel.value(), Release);
             return Ok(());
         }
-        let Some(flow) = self.free_flow(ends) else {
+        let Some((tag, flow)) = self.free_flow(hash) else {
             return Err(no_room());
         };
         for (place, word) in flow.local.iter().zip(ends.local) {
@@ -420,26 +439,32 @@ impl Tables {
         flow.remote_port.store(ends.remote_port.to_be(), Release);
         flow.protocol.store(ends.protocol, Release);
         flow.channel.store(channel.value(), Release);
+        tag.store(flow_tag(hash), Release);
         let counts = state
             .flows
             .entry(port_index(protocol, ends.local_port))
             .or_default();
-        counts[usize::from(flag == LISTEN_CONNECTED)] += 1;
-        listener.flags.fetch_or(flag, Release);
+        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
+        *count += 1;
+        if *count == 1 {
+            listener.flags.fetch_or(flag, Release);
+        }
         Ok(())
     }
 
     fn remove_flow(&self, ends: &Ends, flag: u32) {
-        let mut state = self.state();
         let protocol = if ends.protocol == 6 {
             Protocol::Tcp
         } else {
             Protocol::Udp
         };
-        let Some(flow) = self.held_flow(ends) else {
+        let hash = flow_hash(self.hash_key, ends);
+        let mut state = self.state();
+        let Some((tag, flow)) = self.held_flow(hash, ends) else {
             return;
         };
         flow.channel.store(0, Release);
+        tag.store(0, Release);
         let index = port_index(protocol, ends.local_port);
         let counts = state.flows.entry(index).or_default();
         let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
@@ -456,11 +481,18 @@ impl Tables {
 
     /// Channel of an exact entry of the flow table.
     pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
-        for flow in self.flow_buckets(ends).into_iter().flatten() {
-            let channel = flow.channel.load(Acquire);
-            // The same before and after the key was read: the key is its own.
-            if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
-                return ChannelId::from_value(channel);
+        let hash = flow_hash(self.hash_key, ends);
+        let tag = flow_tag(hash);
+        for (tags, flows) in self.flow_places(hash) {
+            for (place, flow) in tags.iter().zip(flows) {
+                if place.load(Acquire) != tag {
+                    continue;
+                }
+                let channel = flow.channel.load(Acquire);
+                // The same before and after the key was read: the key is its own.
+                if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
+                    return ChannelId::from_value(channel);
+                }
             }
         }
         ChannelId::NONE

@@ -217,6 +217,8 @@ pub(super) struct EndState {
     kernel_limit: usize,
     pub down: bool,
     pub counters: EndCounters,
+    /// What the driver sends back (XDP_TX), to be put on the wire.
+    answers: Vec<Vec<u8>>,
 }
 
 impl EndState {
@@ -228,7 +230,13 @@ impl EndState {
             kernel_limit,
             down: false,
             counters: EndCounters::default(),
+            answers: Vec::new(),
         }
+    }
+
+    /// Takes what the driver sends back.
+    pub(super) fn take_answers(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.answers)
     }
 
     pub(super) fn queue_mut(&mut self, queue: u32) -> io::Result<&mut QueueState> {
@@ -310,6 +318,7 @@ impl EndState {
             kernel,
             kernel_limit,
             counters,
+            answers,
             down: _,
         } = self;
         let Some(queue) = queues.get_mut(index as usize) else {
@@ -330,6 +339,10 @@ impl EndState {
                 Verdict::Kernel { class } => Some(class),
                 // Where the helper socket is: in the kernel.
                 Verdict::Taught => None,
+                Verdict::Answered(answer) => {
+                    answers.push(answer.as_bytes().to_vec());
+                    continue;
+                }
             };
             if kernel.len() >= *kernel_limit {
                 counters.kernel_full += 1;

@@ -146,9 +146,17 @@ impl State {
                         return;
                     };
                     self.ends.of_mut(flight.to).arrive(flight.bytes, time);
+                    self.answer(flight.to, time);
                 }
                 _ => return,
             }
+        }
+    }
+
+    /// Sends what an end's driver answered.
+    fn answer(&mut self, from: Side, now: Duration) {
+        for bytes in self.ends.of_mut(from).take_answers() {
+            self.send(now, from, bytes);
         }
     }
 
@@ -187,6 +195,8 @@ impl State {
         self.settle(now);
         self.capture(now, to.peer(), false, &bytes);
         self.ends.of_mut(to).arrive(bytes, now);
+        self.answer(to, now);
+        self.settle(now);
     }
 
     pub(super) fn kernel_send(&mut self, from: Side, bytes: Vec<u8>) {
@@ -237,7 +247,10 @@ impl State {
     pub(super) fn poll(&mut self, side: Side, queue: u32, armed: bool) -> io::Result<()> {
         let now = self.now();
         self.settle(now);
-        self.ends.of_mut(side).poll(queue, armed, now)
+        let result = self.ends.of_mut(side).poll(queue, armed, now);
+        self.answer(side, now);
+        self.settle(now);
+        result
     }
 
     /// A queue, for what concerns only its rings.

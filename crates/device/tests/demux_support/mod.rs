@@ -3,14 +3,24 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::net::IpAddr;
+use std::time::Duration;
 
+use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
-use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer, CookieParameters, Tables};
 
+pub mod raw_clock;
 pub mod raw_socket;
 
 /// Key of the flow table in these tests.
 pub const HASH_KEY: [u64; 2] = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
+/// What the cookies of these tests are made of.
+pub const COOKIES: CookieParameters = CookieParameters {
+    key: *b"0123456789abcdef",
+    epoch: Duration::from_nanos(123_456_789),
+    mss: [1460, 1440],
+    hop_limit: 64,
+};
 /// Channels that the set-up uses are below.
 pub const CHANNELS_USED: u16 = 16;
 /// Limit of the channel that soon is full.
@@ -98,8 +108,47 @@ pub fn set_up(tables: &Tables) {
         .listen(Tcp, Some(ip("192.0.2.1")), 81, channel(9))
         .unwrap();
 
+    // Strict ports. 90: one flow of each family; 91: cookies; 92: cookies on one
+    // address; 93: cookies without options.
+    let offer = CookieOffer {
+        window: 65_535,
+        window_scale: Some(7),
+        timestamps: true,
+        sack: true,
+    };
+    let plain = CookieOffer {
+        window: 4096,
+        window_scale: None,
+        timestamps: false,
+        sack: false,
+    };
+    for (port, address, offer, index) in [
+        (90, None, offer, 11),
+        (91, None, offer, 12),
+        (92, Some(ip("192.0.2.1")), offer, 13),
+        (93, None, plain, 14),
+    ] {
+        tables.own_port(Tcp, None, port, 0).unwrap();
+        tables
+            .listen_tcp(address, port, channel(index), &offer)
+            .unwrap();
+    }
+    for (local, remote) in [
+        ("192.0.2.1:90", "198.51.100.1:1111"),
+        ("[2001:db8::1]:90", "[2001:db8:1::9]:1111"),
+    ] {
+        let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+        tables.connect(Tcp, local, remote, channel(15)).unwrap();
+    }
+    tables.set_cookie_parameters(&COOKIES);
+    for port in [91, 92, 93] {
+        tables.set_cookies(port, CookieMode::Answer).unwrap();
+    }
+    // The driver's clock runs on, the twin's as it is told: unbounded here.
+    tables.set_class(0, Class::NoConnection, 0, 1);
+
     tables.set_fragment_channel(channel(10));
-    for index in [1, 2, 3, 4, 5, 6, 9, 10] {
+    for index in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15] {
         tables.set_limit(0, index, u32::MAX);
     }
     tables.set_limit(0, 8, SMALL_LIMIT);

@@ -79,6 +79,9 @@ pub struct FlowError {
     pub kind: u8,
     /// The ICMP or ICMPv6 code (`ee_code`).
     pub code: u8,
+    /// The quoted segment's sequence number, for TCP: an error about one that
+    /// is not in flight is forged, or too old to matter (RFC 5927 §4.1).
+    pub sequence: Option<u32>,
 }
 
 impl FlowError {
@@ -88,6 +91,13 @@ impl FlowError {
     pub const fn is_reported(&self, connected: bool, receive_errors: bool) -> bool {
         receive_errors || (connected && self.hard)
     }
+}
+
+/// What a quoted packet says of its flow.
+struct Quoted {
+    local: SocketAddr,
+    remote: SocketAddr,
+    sequence: Option<u32>,
 }
 
 /// What an error means, before its flow is known.
@@ -104,8 +114,20 @@ struct Meaning<'a> {
 /// itself; `transport_offset` is where the frame's metadata has the ICMP header.
 ///
 /// Only errors that quote a UDP datagram sent from the address they were sent
-/// to are read; whether such a flow exists is for the caller to know.
+/// to are read ([`tcp_error`] is for TCP); whether such a flow exists is for the
+/// caller to know.
 pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
+    read(bytes, transport_offset, Protocol::UDP)
+}
+
+/// As [`error`], for errors that quote a TCP segment; their
+/// [`FlowError::sequence`] is never nothing.
+pub fn tcp_error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
+    read(bytes, transport_offset, Protocol::TCP)
+}
+
+/// Reads an error that quotes a packet of `transport`.
+fn read(bytes: &[u8], transport_offset: usize, transport: Protocol) -> Result<FlowError, Drop> {
     let protocols = [Protocol::ICMP, Protocol::ICMPV6];
     let received = ip::input(bytes, transport_offset, protocols)?;
     let (offender, addressed, meaning, flow) = match received.addresses {
@@ -115,7 +137,7 @@ pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
                 return Err(Drop::IcmpChecksum);
             }
             let meaning = meaning_v4(&packet)?;
-            let flow = quoted_v4(meaning.quoted)?;
+            let flow = quoted_v4(meaning.quoted, transport)?;
             (source.into(), IpAddr::from(destination), meaning, flow)
         }
         Addresses::V6(source, destination) => {
@@ -124,11 +146,15 @@ pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
                 return Err(Drop::IcmpChecksum);
             }
             let meaning = meaning_v6(&packet)?;
-            let flow = quoted_v6(meaning.quoted)?;
+            let flow = quoted_v6(meaning.quoted, transport)?;
             (source.into(), IpAddr::from(destination), meaning, flow)
         }
     };
-    let (local, remote): (SocketAddr, SocketAddr) = flow;
+    let Quoted {
+        local,
+        remote,
+        sequence,
+    } = flow;
     if local.ip() != addressed {
         return Err(Drop::IcmpQuotedSource);
     }
@@ -149,6 +175,7 @@ pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
         offender,
         kind,
         code,
+        sequence,
     })
 }
 
@@ -239,20 +266,21 @@ fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, Drop> {
     })
 }
 
-fn quoted_v4(quoted: &[u8]) -> Result<(SocketAddr, SocketAddr), Drop> {
+fn quoted_v4(quoted: &[u8], wanted: Protocol) -> Result<Quoted, Drop> {
     // The quote's own checksum is not asked: routers have changed its TTL.
     let packet = ipv4::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
     if packet.fragment_offset() != ipv4::FragmentOffset::ZERO {
         return Err(Drop::IcmpQuotedFragment);
     }
-    let (source, destination) = ports(packet.protocol(), packet.payload())?;
-    Ok((
-        SocketAddrV4::new(packet.source(), source).into(),
-        SocketAddrV4::new(packet.destination(), destination).into(),
-    ))
+    let (source, destination, sequence) = ports(packet.protocol(), wanted, packet.payload())?;
+    Ok(Quoted {
+        local: SocketAddrV4::new(packet.source(), source).into(),
+        remote: SocketAddrV4::new(packet.destination(), destination).into(),
+        sequence,
+    })
 }
 
-fn quoted_v6(quoted: &[u8]) -> Result<(SocketAddr, SocketAddr), Drop> {
+fn quoted_v6(quoted: &[u8], wanted: Protocol) -> Result<Quoted, Drop> {
     let packet = ipv6::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
     let found = packet.extensions().map_err(|_| Drop::IcmpQuote)?;
     if found
@@ -262,21 +290,32 @@ fn quoted_v6(quoted: &[u8]) -> Result<(SocketAddr, SocketAddr), Drop> {
         return Err(Drop::IcmpQuotedFragment);
     }
     let transport = quoted.get(found.transport..).ok_or(Drop::IcmpQuote)?;
-    let (source, destination) = ports(found.protocol, transport)?;
-    Ok((
-        SocketAddrV6::new(packet.source(), source, 0, 0).into(),
-        SocketAddrV6::new(packet.destination(), destination, 0, 0).into(),
-    ))
+    let (source, destination, sequence) = ports(found.protocol, wanted, transport)?;
+    Ok(Quoted {
+        local: SocketAddrV6::new(packet.source(), source, 0, 0).into(),
+        remote: SocketAddrV6::new(packet.destination(), destination, 0, 0).into(),
+        sequence,
+    })
 }
 
-fn ports(protocol: Protocol, transport: &[u8]) -> Result<(u16, u16), Drop> {
-    if protocol != Protocol::UDP {
+/// The ports, and the sequence number where the transport is TCP.
+fn ports(
+    protocol: Protocol,
+    wanted: Protocol,
+    transport: &[u8],
+) -> Result<(u16, u16, Option<u32>), Drop> {
+    if protocol != wanted {
         return Err(Drop::IcmpQuotedProtocol);
     }
-    let [a, b, c, d, ..] = *transport
+    let [a, b, c, d, e, f, g, h] = *transport
         .first_chunk::<QUOTED_TRANSPORT>()
         .ok_or(Drop::IcmpQuote)?;
-    Ok((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+    let sequence = (wanted == Protocol::TCP).then(|| u32::from_be_bytes([e, f, g, h]));
+    Ok((
+        u16::from_be_bytes([a, b]),
+        u16::from_be_bytes([c, d]),
+        sequence,
+    ))
 }
 
 #[cfg(test)]

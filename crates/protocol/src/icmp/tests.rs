@@ -106,6 +106,7 @@ fn a_closed_port_refuses_the_flow_that_was_quoted() {
             offender: ROUTER4.into(),
             kind: 3,
             code: 3,
+            sequence: None,
         }
     );
     let got = unreachable6(4).unwrap();
@@ -296,6 +297,26 @@ fn damaged_and_forged_errors_are_refused() {
     let mut tcp = quoted.clone();
     tcp[9] = 6;
     assert_eq!(about(&tcp), Err(Drop::IcmpQuotedProtocol));
+    let message = v4::Message::DestinationUnreachable {
+        code: 4,
+        mtu: 0,
+        quoted: &tcp[..28],
+    };
+    let found = tcp_error(&from_router4(&message), 20).unwrap();
+    assert_eq!(
+        found.sequence,
+        Some(u32::from_be_bytes(tcp[24..28].try_into().unwrap()))
+    );
+    assert_eq!((found.errno, found.mtu), (errno::EMSGSIZE, None));
+    let message = v4::Message::DestinationUnreachable {
+        code: 3,
+        mtu: 0,
+        quoted: &quoted,
+    };
+    assert_eq!(
+        tcp_error(&from_router4(&message), 20),
+        Err(Drop::IcmpQuotedProtocol)
+    );
     let mut fragment = quoted.clone();
     fragment[7] = 8;
     assert_eq!(about(&fragment), Err(Drop::IcmpQuotedFragment));

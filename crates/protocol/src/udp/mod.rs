@@ -14,24 +14,10 @@ use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use tidewall_wire::Protocol;
 use tidewall_wire::udp::{Addresses, ChecksumState, HEADER_LEN, Packet};
 
-pub use crate::Drop;
 use crate::ip;
+pub use crate::{Drop, InputOptions};
 pub use output::{HEADERS_V4, HEADERS_V6, Output, OutputError, output, output_around};
 pub use tidewall_wire::udp::Checksum;
-
-/// What the caller knows about the link a datagram came over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InputOptions {
-    /// The sender may be on this host with no wire in between (veth, tap,
-    /// memory), so that a checksum left to offload is no damage. Must be false
-    /// for a device with a wire: there anyone could send the pseudo-header's
-    /// sum and have a damaged payload accepted.
-    pub checksum_offload_possible: bool,
-    /// The same datagram was accepted before (by the softirq of an eager
-    /// architecture): only its fields are wanted, its checksum is not looked at
-    /// again.
-    pub verified: bool,
-}
 
 /// A datagram that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]

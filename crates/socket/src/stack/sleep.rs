@@ -2,6 +2,7 @@
 
 use super::receive::Progress;
 use super::*;
+use crate::wait::Waitable;
 
 /// How busy the device is, which decides how a thread with nothing to do waits.
 ///
@@ -32,7 +33,7 @@ impl Core {
     /// has.
     pub(crate) fn sleep(
         &self,
-        sockets: &[&SocketInner],
+        sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
     ) -> io::Result<bool> {
         let has_input = || sockets.iter().any(|socket| socket.has_input());
@@ -60,7 +61,7 @@ impl Core {
         waiter.clear_if_signalled();
         let mut led = self.leadership.sleep(&waiter);
         for socket in sockets {
-            socket.waiters.enter(&waiter);
+            socket.waiters().enter(&waiter);
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
         if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
@@ -69,15 +70,17 @@ impl Core {
         }
         let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
         for socket in sockets {
-            socket.waiters.leave(&waiter);
+            socket.waiters().leave(&waiter);
         }
         self.leadership.wake(&waiter, led);
+        // From now on nobody may be here who sees to connections.
+        self.tcp.helper.needed();
         result
     }
 
     fn sleep_entered(
         &self,
-        sockets: &[&SocketInner],
+        sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         waiter: &Arc<crate::wait::Waiter>,
         led: &mut bool,
@@ -90,6 +93,8 @@ impl Core {
             if *led && !self.device_polls() {
                 progress = self.round(true)?;
             }
+            // Acknowledgments and data of the application's last turn.
+            self.tcp_before_sleep();
             if has_input() {
                 return Ok(true);
             }
@@ -137,6 +142,12 @@ impl Core {
             }
             if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
+            }
+            if let Some(next) = self.tcp.next_timer(self.age()).filter(|_| *led) {
+                if next.is_zero() {
+                    continue;
+                }
+                timeout = Some(timeout.map_or(next, |t| t.min(next)));
             }
             if *led && pace == Pace::Quiet && self.stops_polling(interval) {
                 self.timer_turns.store(0, Ordering::Relaxed);

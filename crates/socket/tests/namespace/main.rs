@@ -15,6 +15,7 @@ mod life;
 mod policies;
 mod raw_system;
 mod support;
+mod tcp;
 mod waiting;
 
 macro_rules! system_tests {
@@ -67,6 +68,7 @@ system_tests! {
     policies::every_policy_serves_in_both_places on 1,
     policies::a_fixed_interval_is_what_the_device_gets on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
+    tcp::kernel_clients_are_served_by_a_selector on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
 }
 

@@ -141,6 +141,34 @@ pub const ENTRIES: &[Entry] = &[
         "",
     ),
     entry(
+        Driver,
+        "cookie-sent",
+        Way,
+        "TCP SYNs that the driver answered with a SYN cookie, because a listener's queue was under attack.",
+        "A SYN flood, or a listener whose backlog is too short for its clients.",
+    ),
+    entry(
+        Driver,
+        "cookie-valid",
+        Way,
+        "TCP ACKs with a valid SYN cookie: clients that got in through the flood. Counted beside where they went.",
+        "",
+    ),
+    entry(
+        Driver,
+        "cookie-failed",
+        Way,
+        "TCP ACKs that belong to no connection and carry no valid SYN cookie, while cookies were taken. Counted beside where they went.",
+        "Late answers of clients, or an ACK flood; bounded either way.",
+    ),
+    entry(
+        Driver,
+        "no-connection",
+        Way,
+        "TCP segments to a listener's port that belong to no connection: dropped, or left to the kernel at a bounded rate so that it resets their senders.",
+        "A few are peers that outlived their connection. Many are a flood; it is bounded.",
+    ),
+    entry(
         Kernel,
         "neighbour",
         Loss,
@@ -167,6 +195,13 @@ pub const ENTRIES: &[Entry] = &[
         Loss,
         "Everything else bound for the kernel (UDP at unowned ports, SYNs, multicast, tagged) beyond 10,000 a second and queue.",
         "Usually a flood at a port nobody owns, and the bound is what protects you. If it is traffic that you want, serve it by Tidewall or take it to another interface.",
+    ),
+    entry(
+        Kernel,
+        "no-connection",
+        Loss,
+        "TCP segments of no connection to a listener's port, beyond 1,000 a second and queue.",
+        "An ACK flood, and the bound is what protects you.",
     ),
     entry(
         Ring,

@@ -1,0 +1,218 @@
+//! The receive buffer: a ring in which segments are put where they belong, and
+//! the list of what lies beyond a hole.
+//!
+//! Memory is bounded twice: the ring by the window that was announced (a segment
+//! beyond it never gets here), the list by [`RANGES_MAX`]. So neither a segment
+//! at the far end of the window nor a thousand one-byte islands costs more.
+
+use super::ring::{KEEP_ABOVE, Ring};
+use tidewall_wire::tcp::{SackBlocks, before};
+
+/// Islands beyond holes that are kept; a segment that would make another is
+/// dropped, as RFC 2018 §8 allows, and sent again later.
+pub(super) const RANGES_MAX: usize = 32;
+
+/// What a segment did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Inserted {
+    /// So many bytes more are in order.
+    InOrder(u32),
+    /// It lies beyond a hole and is kept.
+    Beyond,
+    /// Nothing of it was new.
+    Duplicate,
+    /// It lies beyond a hole and could not be kept.
+    Refused,
+}
+
+/// The receive buffer.
+#[derive(Default)]
+pub(super) struct Assembler {
+    ring: Ring,
+    /// Bytes in order that nobody has read.
+    unread: u32,
+    /// The sequence number after them.
+    next: u32,
+    /// Islands, the most recently touched first (RFC 2018 §4), disjoint and not
+    /// adjacent. Empty and without memory in the ordinary case.
+    beyond: Vec<(u32, u32)>,
+}
+
+impl Assembler {
+    /// An empty one that expects `next`.
+    pub(super) fn new(next: u32) -> Self {
+        Self {
+            next,
+            ..Self::default()
+        }
+    }
+
+    /// The next sequence number expected, FIN aside.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Bytes in order that nobody has read.
+    pub(super) fn unread(&self) -> u32 {
+        self.unread
+    }
+
+    /// True when nothing waits beyond a hole.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.beyond.is_empty()
+    }
+
+    /// The end of what lies furthest beyond a hole, if anything does.
+    pub(super) fn furthest(&self) -> Option<u32> {
+        let ends = self.beyond.iter().map(|range| range.1);
+        ends.max_by_key(|end| end.wrapping_sub(self.next))
+    }
+
+    /// Takes bytes at `sequence`. The caller has cut off what lies outside the
+    /// window; what was received before is cut off here.
+    #[inline]
+    pub(super) fn insert(&mut self, mut sequence: u32, mut bytes: &[u8]) -> Inserted {
+        if before(sequence, self.next) {
+            let old = self.next.wrapping_sub(sequence) as usize;
+            bytes = bytes.get(old..).unwrap_or_default();
+            sequence = self.next;
+        }
+        if bytes.is_empty() {
+            return Inserted::Duplicate;
+        }
+        if sequence != self.next {
+            return self.insert_beyond(sequence, bytes);
+        }
+        self.ring.write(self.unread as usize, bytes);
+        let mut advanced = bytes.len() as u32;
+        if !self.beyond.is_empty() {
+            advanced = self.close_holes(advanced);
+        }
+        self.unread += advanced;
+        self.next = self.next.wrapping_add(advanced);
+        Inserted::InOrder(advanced)
+    }
+
+    /// How far order reaches when `advanced` bytes have come in order.
+    #[cold]
+    fn close_holes(&mut self, mut advanced: u32) -> u32 {
+        let origin = self.next;
+        loop {
+            let mut more = false;
+            self.beyond.retain(|&(first, end)| {
+                if first.wrapping_sub(origin) > advanced {
+                    return true;
+                }
+                advanced = advanced.max(end.wrapping_sub(origin));
+                more = true;
+                false
+            });
+            if !more || self.beyond.is_empty() {
+                break;
+            }
+        }
+        if self.beyond.is_empty() {
+            self.beyond = Vec::new();
+        }
+        advanced
+    }
+
+    #[cold]
+    fn insert_beyond(&mut self, sequence: u32, bytes: &[u8]) -> Inserted {
+        let origin = self.next;
+        let from = sequence.wrapping_sub(origin);
+        let mut first = from;
+        let mut end = from + bytes.len() as u32;
+        let mut known = false;
+        let mut touched = 0;
+        for range in &self.beyond {
+            let range = (range.0.wrapping_sub(origin), range.1.wrapping_sub(origin));
+            if range.0 <= end && first <= range.1 {
+                known |= range.0 <= from && from + bytes.len() as u32 <= range.1;
+                touched += 1;
+            }
+        }
+        if touched == 0 && self.beyond.len() >= RANGES_MAX {
+            return Inserted::Refused;
+        }
+        self.beyond.retain(|range| {
+            let range = (range.0.wrapping_sub(origin), range.1.wrapping_sub(origin));
+            let apart = range.0 > end || first > range.1;
+            if !apart {
+                first = first.min(range.0);
+                end = end.max(range.1);
+            }
+            apart
+        });
+        if self.beyond.capacity() == 0 {
+            self.beyond.reserve_exact(RANGES_MAX);
+        }
+        self.beyond
+            .insert(0, (origin.wrapping_add(first), origin.wrapping_add(end)));
+        if known {
+            return Inserted::Duplicate;
+        }
+        self.ring.write(self.unread as usize + from as usize, bytes);
+        Inserted::Beyond
+    }
+
+    /// The blocks of a SACK option.
+    pub(super) fn sack(&self) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        for &(first, end) in &self.beyond {
+            if !blocks.push(first, end) {
+                break;
+            }
+        }
+        blocks
+    }
+
+    /// What is in order and not read.
+    pub(super) fn unread_slices(&self) -> [&[u8]; 2] {
+        self.ring.slices(0, self.unread as usize)
+    }
+
+    /// Forgets up to `bytes` that were read; returns how many.
+    pub(super) fn consume(&mut self, bytes: usize) -> u32 {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.unread);
+        self.unread -= bytes;
+        self.ring.advance(bytes as usize);
+        if self.unread == 0 && self.ring.capacity() <= KEEP_ABOVE {
+            self.release_if_empty();
+        }
+        bytes
+    }
+
+    /// Gives the memory back when it holds nothing.
+    pub(super) fn release_if_empty(&mut self) {
+        if self.unread == 0 && self.beyond.is_empty() {
+            self.ring.release();
+        }
+    }
+
+    /// Drops everything that is held.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.next);
+    }
+
+    /// Bytes allocated for data.
+    pub(super) fn capacity(&self) -> usize {
+        self.ring.capacity()
+    }
+
+    /// What lies beyond holes, for [`freeze`](super::freeze).
+    pub(super) fn islands(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
+        self.beyond.iter().rev().map(|&(first, end)| {
+            let offset = self.unread as usize + first.wrapping_sub(self.next) as usize;
+            let length = end.wrapping_sub(first) as usize;
+            (first, self.ring.slices(offset, length))
+        })
+    }
+
+    /// Fills an empty one, for [`freeze`](super::freeze): data that ends at
+    /// [`Assembler::next`].
+    pub(super) fn restore_unread(&mut self, bytes: &[u8]) {
+        self.ring.write(0, bytes);
+        self.unread = bytes.len() as u32;
+    }
+}

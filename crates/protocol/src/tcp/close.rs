@@ -1,0 +1,376 @@
+//! The ends of a connection: shutdown, close, reset, failure, and what timers
+//! and ICMP errors do to it.
+
+use core::time::Duration;
+
+use super::congestion::Algorithm;
+use super::connection::{Connection, MSS_MIN, Pending};
+use super::timers::{Timer, Timers};
+use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
+use crate::icmp::{FlowError, errno};
+use tidewall_wire::tcp::before;
+
+/// The least path MTU, less headers, that an ICMP error can bring about over
+/// IPv4 (RFC 9293 §3.7.1: every host takes 576 bytes).
+const PATH_MSS_MIN_V4: u16 = 536;
+
+/// The same over IPv6, whose links carry 1280 bytes.
+const PATH_MSS_MIN_V6: u16 = 1220;
+
+impl Connection {
+    /// Closes one half or both, as `shutdown(2)`. Unread data stays readable;
+    /// what was written is sent.
+    ///
+    /// # Errors
+    /// [`Errno::NOTCONN`] when there is no connection (yet).
+    pub fn shutdown(&mut self, how: Shutdown, _now: Time) -> Result<(), Errno> {
+        if matches!(self.state, State::Closed | State::SynSent) {
+            return Err(Errno::NOTCONN);
+        }
+        if how != Shutdown::Write {
+            self.receive.closed = true;
+        }
+        if how != Shutdown::Read {
+            self.finish_writing();
+        }
+        Ok(())
+    }
+
+    /// A FIN follows what was written.
+    fn finish_writing(&mut self) {
+        if self.send.closed {
+            return;
+        }
+        self.send.closed = true;
+        self.state = match self.state {
+            State::Established => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            other => other,
+        };
+    }
+
+    /// The application is done with the connection. What was written is still
+    /// sent, unless something unread shows that the peer's data was lost (RFC
+    /// 2525 §2.17) or `linger` is zero: then the peer gets an RST. Any other
+    /// `linger` is for the caller: how long it waits for [`Connection::state`].
+    ///
+    /// The caller keeps the connection, without its application, until it is in
+    /// [`State::Closed`] with nothing to send, or [`Connection::time_wait`].
+    pub fn close(&mut self, linger: Option<Duration>, now: Time) {
+        if self.orphan {
+            return;
+        }
+        self.orphan = true;
+        self.receive.closed = true;
+        self.error = None;
+        match self.state {
+            State::Closed => return,
+            State::SynSent => return self.finish(),
+            State::TimeWait => {
+                self.receive.assembler.clear();
+                return;
+            }
+            _ => {}
+        }
+        if self.receive.assembler.unread() > 0 || linger.is_some_and(|linger| linger.is_zero()) {
+            self.abort();
+            return;
+        }
+        self.receive.assembler.clear();
+        self.finish_writing();
+        if self.state == State::FinWait2 {
+            self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+        }
+    }
+
+    /// Ends the connection at once; the peer gets an RST.
+    pub fn abort(&mut self) {
+        let synchronized = !matches!(self.state, State::Closed | State::SynSent | State::TimeWait);
+        self.finish();
+        if synchronized {
+            self.pending.add(Pending::RESET);
+        }
+    }
+
+    /// As [`Connection::abort`], and the application is told why.
+    pub(super) fn reset_peer(&mut self, error: Errno) {
+        self.abort();
+        self.set_error(error);
+    }
+
+    /// The peer has sent an acceptable RST (RFC 9293 §3.10.7.4, second).
+    pub(super) fn reset_by_peer(&mut self) {
+        let error = match self.state {
+            State::SynReceived => Some(Errno::CONNREFUSED),
+            // As Linux: the peer had closed already.
+            State::CloseWait => Some(Errno::PIPE),
+            State::TimeWait => None,
+            _ => Some(Errno::CONNRESET),
+        };
+        self.finish();
+        if let Some(error) = error {
+            self.set_error(error);
+        }
+    }
+
+    /// Ends the connection for a reason that the application is told.
+    pub(super) fn fail(&mut self, error: Errno) {
+        self.finish();
+        self.set_error(error);
+    }
+
+    fn set_error(&mut self, error: Errno) {
+        if !self.orphan {
+            self.error = Some(error);
+        }
+    }
+
+    /// To CLOSED; what was received stays readable.
+    pub(super) fn finish(&mut self) {
+        self.state = State::Closed;
+        self.pending = Pending(0);
+        self.receive.duplicates = 0;
+        self.send.buffer.clear();
+        self.send.written = self.send.next;
+        self.timers = Timers::new();
+        if self.orphan || self.receive.assembler.unread() == 0 {
+            self.receive.assembler.clear();
+        }
+    }
+
+    /// What is left to be remembered, once the connection is in TIME-WAIT, its
+    /// last acknowledgment was sent and nobody reads any more: the caller may
+    /// move it into a table and drop the connection. A connection that is kept
+    /// does what is needed itself.
+    #[must_use]
+    pub fn time_wait(&self) -> Option<TimeWaitEntry> {
+        let over = self.state == State::TimeWait && self.orphan && self.pending == Pending(0);
+        over.then(|| TimeWaitEntry {
+            flow: self.flow,
+            send_next: self.send.next,
+            receive_next: self.next_expected(),
+            window: self.receive.window_field,
+            timestamp_recent: self.timestamps.then_some(self.receive.timestamp),
+            timestamp_offset: self.timestamp_offset,
+        })
+    }
+
+    /// Does what is due at `now`; [`Connection::output`] is to be called after.
+    pub fn timeout(&mut self, now: Time) {
+        if self.timers.expired(Timer::Wait, now) {
+            // FIN-WAIT-2 or TIME-WAIT have lasted long enough.
+            self.finish();
+            return;
+        }
+        if self.timers.expired(Timer::Acknowledge, now) {
+            self.pending.add(Pending::ACKNOWLEDGE);
+            // The data that the acknowledgment waited for has not come.
+            self.receive.interactive = false;
+        }
+        if self.timers.expired(Timer::Retransmit, now) {
+            self.retransmission_timer(now);
+        }
+        if self.state != State::Closed && self.timers.expired(Timer::Keepalive, now) {
+            self.keepalive_timer(now);
+        }
+        if self.timers.expired(Timer::Release, now) {
+            self.release_timer(now);
+        }
+    }
+
+    fn release_timer(&mut self, now: Time) {
+        let last = self.receive.last.max(self.send.last);
+        if now.saturating_sub(last) < super::receive::RELEASE_AFTER {
+            self.timers
+                .set(Timer::Release, last, super::receive::RELEASE_AFTER);
+            return;
+        }
+        self.receive.assembler.release_if_empty();
+        self.send.buffer.release_if_empty();
+    }
+
+    fn retransmission_timer(&mut self, now: Time) {
+        match self.state {
+            State::SynSent | State::SynReceived => {
+                if self.send.retries >= self.config.syn_retries || self.user_timed_out(now) {
+                    self.time_out();
+                    return;
+                }
+                self.again(now);
+                self.round_trip.timed = None;
+                self.pending.add(Pending::SYNCHRONIZE);
+            }
+            State::Closed | State::TimeWait | State::FinWait2 => {}
+            _ if self.send.first == self.send.next => self.persist(now),
+            _ => self.retransmit(now),
+        }
+    }
+
+    /// Once more without an answer.
+    fn again(&mut self, now: Time) {
+        if self.send.stalled.is_none() {
+            self.send.stalled = Some(now.saturating_sub(self.retransmission_timeout()));
+        }
+        self.send.retries = self.send.retries.saturating_add(1);
+        self.round_trip.backoff = self.round_trip.backoff.saturating_add(1);
+    }
+
+    fn user_timed_out(&self, now: Time) -> bool {
+        match (self.config.user_timeout, self.send.stalled) {
+            (Some(limit), Some(since)) => now.saturating_sub(since) >= limit,
+            _ => false,
+        }
+    }
+
+    /// The retransmission timer has expired with data in flight (RFC 6298 §5.4).
+    fn retransmit(&mut self, now: Time) {
+        let retries = if self.orphan {
+            self.config.orphan_retries
+        } else {
+            self.config.retries
+        };
+        if self.send.retries >= retries || self.user_timed_out(now) {
+            self.time_out();
+            return;
+        }
+        let repeated = self.send.retries > 0;
+        let mss = u32::from(self.send.mss);
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        if self.send.window > 0 {
+            self.congestion.on_timeout(in_flight, mss, !repeated);
+        }
+        self.recovery
+            .timeout(self.send.first, self.send.next, repeated);
+        self.round_trip.timed = None;
+        self.again(now);
+        self.counters.timeouts = self.counters.timeouts.wrapping_add(1);
+        let timeout = self.retransmission_timeout();
+        self.timers.set(Timer::Retransmit, now, timeout);
+    }
+
+    /// Nothing is in flight but something waits: the window is closed, or it was
+    /// held back to make a larger segment.
+    fn persist(&mut self, now: Time) {
+        if self.unsent() == 0 {
+            return;
+        }
+        if self.send.window > 0 {
+            self.pending.add(Pending::OVERRIDE);
+            return;
+        }
+        // A closed window is no reason to give up (RFC 9293 §3.8.6.1) unless the
+        // probes stay without answer, or the application is gone: a peer could
+        // hold our memory for ever ("sockstress", RFC 6429).
+        let (count, limit) = if self.orphan {
+            (self.round_trip.backoff, self.config.orphan_retries)
+        } else {
+            (self.send.retries, self.config.retries)
+        };
+        if count >= limit || self.user_timed_out(now) {
+            let orphan = self.orphan;
+            self.time_out();
+            if orphan {
+                self.pending.add(Pending::RESET);
+            }
+            return;
+        }
+        self.again(now);
+        self.pending.add(Pending::PROBE);
+        let timeout = self.retransmission_timeout();
+        self.timers.set(Timer::Retransmit, now, timeout);
+    }
+
+    fn time_out(&mut self) {
+        let error = self.soft_error.take().unwrap_or(Errno::TIMEDOUT);
+        self.fail(error);
+    }
+
+    fn keepalive_timer(&mut self, now: Time) {
+        let Some(keepalive) = self.config.keepalive else {
+            return;
+        };
+        let silence = now.saturating_sub(self.receive.last);
+        if self.send.first != self.send.next || self.unsent() > 0 {
+            // Retransmission finds out whether the peer is there.
+            self.timers.set(Timer::Keepalive, now, keepalive.idle);
+            return;
+        }
+        if silence < keepalive.idle {
+            self.timers
+                .set(Timer::Keepalive, self.receive.last, keepalive.idle);
+            return;
+        }
+        let given_up = match self.config.user_timeout {
+            Some(limit) => self.keepalive_probes > 0 && silence >= limit,
+            None => self.keepalive_probes >= keepalive.count,
+        };
+        if given_up {
+            self.time_out();
+            self.pending.add(Pending::RESET);
+            return;
+        }
+        self.keepalive_probes = self.keepalive_probes.saturating_add(1);
+        self.pending.add(Pending::PROBE);
+        let interval = keepalive.interval.max(Duration::from_millis(1));
+        self.timers.set(Timer::Keepalive, now, interval);
+    }
+
+    /// Takes an ICMP error about this flow. Anyone can send one (RFC 5927): it
+    /// counts only if it quotes something in flight, lowers the path MTU only to
+    /// what every path carries, and ends nothing but an attempt to connect.
+    pub fn icmp_error(&mut self, error: &FlowError, now: Time) {
+        let Some(sequence) = error.sequence else {
+            return;
+        };
+        if before(sequence, self.send.first) || !before(sequence, self.send.next) {
+            return;
+        }
+        if error.errno == errno::EMSGSIZE {
+            if let Some(mtu) = error.mtu {
+                self.lower_path_mtu(mtu, now);
+            }
+            return;
+        }
+        match self.state {
+            State::Closed | State::TimeWait => {}
+            State::SynSent | State::SynReceived => self.fail(Errno(error.errno)),
+            _ => self.soft_error = Some(Errno(error.errno)),
+        }
+    }
+
+    fn lower_path_mtu(&mut self, mtu: u32, now: Time) {
+        let (headers, least) = if self.flow.remote.is_ipv4() {
+            (40, PATH_MSS_MIN_V4)
+        } else {
+            (60, PATH_MSS_MIN_V6)
+        };
+        let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
+        let old = self.send.mss;
+        if mss.max(least) >= self.send.path_mss {
+            return;
+        }
+        self.send.path_mss = mss.max(least);
+        self.update_mss();
+        if self.send.mss < old && self.state != State::SynSent && self.state != State::SynReceived {
+            // What was too large is lost, but not to congestion (RFC 1191 §6.2).
+            self.recovery.lose_all(self.send.first, self.send.next);
+            self.round_trip.timed = None;
+            let timeout = self.retransmission_timeout();
+            self.timers.set(Timer::Retransmit, now, timeout);
+        }
+    }
+
+    /// The maximum segment size, at most (`TCP_MAXSEG`); before the handshake
+    /// also what is announced.
+    pub fn set_maximum_segment(&mut self, bytes: u16) {
+        self.config.mss = bytes.clamp(MSS_MIN, self.config.mss.max(MSS_MIN));
+        self.update_mss();
+    }
+
+    /// Payload of a full segment, as [`Connection::set_maximum_segment`] and the
+    /// peer have it.
+    #[must_use]
+    pub fn maximum_segment(&self) -> u16 {
+        self.send.mss
+    }
+}

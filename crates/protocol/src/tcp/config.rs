@@ -1,0 +1,128 @@
+//! What a connection is told at its start, and may be told later.
+
+use core::time::Duration;
+
+/// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keepalive {
+    /// Silence before the first probe (`TCP_KEEPIDLE`).
+    pub idle: Duration,
+    /// From probe to probe (`TCP_KEEPINTVL`).
+    pub interval: Duration,
+    /// Probes without an answer after which the connection is given up
+    /// (`TCP_KEEPCNT`).
+    pub count: u8,
+}
+
+impl Default for Keepalive {
+    /// Linux's: two hours, 75 seconds, nine probes.
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(7200),
+            interval: Duration::from_secs(75),
+            count: 9,
+        }
+    }
+}
+
+/// What a connection is told at its start. The default is Linux's; the maximum
+/// segment size is that of Ethernet over IPv4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The maximum segment size we announce and never exceed, in bytes of
+    /// payload and TCP options: the link's MTU less 40 (IPv4) or 60 (IPv6).
+    pub mss: u16,
+    /// Bytes of the receive buffer at first, and so the window.
+    pub receive_buffer: u32,
+    /// What the receive buffer may grow to while the application keeps up; also
+    /// decides the window scale. Not above 1 GiB.
+    pub receive_buffer_max: u32,
+    /// Bytes of the send buffer at first.
+    pub send_buffer: u32,
+    /// What the send buffer may grow to with the congestion window.
+    pub send_buffer_max: u32,
+    /// The most payload of one [`Outgoing`](super::Outgoing), which the device
+    /// then cuts into segments; 0: one segment.
+    pub offload: u32,
+    /// Offer timestamps (RFC 7323).
+    pub timestamps: bool,
+    /// Offer SACK (RFC 2018).
+    pub sack: bool,
+    /// Offer window scaling (RFC 7323).
+    pub window_scaling: bool,
+    /// Send small segments at once (`TCP_NODELAY`).
+    pub nodelay: bool,
+    /// Probe silent peers (`SO_KEEPALIVE`).
+    pub keepalive: Option<Keepalive>,
+    /// Give up when data is not acknowledged for so long (`TCP_USER_TIMEOUT`,
+    /// RFC 5482). Without one, [`Config::retries`] decides.
+    pub user_timeout: Option<Duration>,
+    /// SYNs sent again before `connect` fails (`tcp_syn_retries`).
+    pub syn_retries: u8,
+    /// Retransmissions of the same data before giving up (`tcp_retries2`).
+    pub retries: u8,
+    /// The same for connections that the application has closed
+    /// (`tcp_orphan_retries`; Linux takes 8 for its 0).
+    pub orphan_retries: u8,
+    /// The initial congestion window in segments (RFC 6928).
+    pub initial_window: u8,
+    /// How long an acknowledgment may wait (RFC 9293 §3.8.6.3; `TCP_DELACK_MIN`).
+    /// Below a minute.
+    pub delayed_ack: Duration,
+    /// The shortest retransmission timeout (`TCP_RTO_MIN`).
+    pub timeout_min: Duration,
+    /// The longest (`TCP_RTO_MAX`).
+    pub timeout_max: Duration,
+    /// How long FIN-WAIT-2 lasts once the application has closed
+    /// (`tcp_fin_timeout`).
+    pub fin_timeout: Duration,
+    /// The traffic class or type of service of every segment.
+    pub traffic_class: u8,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mss: 1460,
+            receive_buffer: 131_072,
+            receive_buffer_max: 6 << 20,
+            send_buffer: 87_040,
+            send_buffer_max: 4 << 20,
+            offload: 0,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            nodelay: false,
+            keepalive: None,
+            user_timeout: None,
+            syn_retries: 6,
+            retries: 15,
+            orphan_retries: 8,
+            initial_window: 10,
+            delayed_ack: Duration::from_millis(40),
+            timeout_min: Duration::from_millis(200),
+            timeout_max: Duration::from_secs(120),
+            fin_timeout: Duration::from_secs(60),
+            traffic_class: 0,
+        }
+    }
+}
+
+impl Config {
+    /// The window scale that a SYN or SYN-ACK is to announce: the smallest with
+    /// which the window field can say the largest receive buffer.
+    #[must_use]
+    pub fn window_scale(&self) -> u8 {
+        let space = self.receive_buffer.max(self.receive_buffer_max);
+        let bits = u32::BITS - space.leading_zeros();
+        // 14 at most (RFC 7323 §2.3).
+        bits.saturating_sub(16).min(14) as u8
+    }
+
+    /// The window field of a SYN or SYN-ACK, which is never scaled (RFC 7323
+    /// §2.2). A connection from a passive handshake takes it for announced.
+    #[must_use]
+    pub fn syn_window(&self) -> u16 {
+        u16::try_from(self.receive_buffer.max(2048)).unwrap_or(u16::MAX)
+    }
+}

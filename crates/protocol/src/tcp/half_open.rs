@@ -1,0 +1,233 @@
+//! Half-open connections of a listener: a bounded store with one queue for each
+//! number of answers sent.
+//!
+//! All that have been answered equally often wait equally long, so each queue is
+//! in order of deadlines and no heap is needed.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use slab::Slab;
+
+use super::keyed::Keyed;
+use super::{Flow, Time};
+
+/// Answers to a SYN beyond the first (`tcp_synack_retries`).
+pub(super) const RETRIES: u8 = 5;
+/// How long the first answer waits for its acknowledgment (RFC 6298 §2);
+/// doubled each time.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
+const QUEUES: usize = RETRIES as usize + 1;
+
+/// A connection in SYN-RECEIVED.
+#[derive(Clone, Debug)]
+pub(super) struct HalfOpen {
+    pub flow: Flow,
+    pub local_isn: u32,
+    pub remote_isn: u32,
+    pub mss: u16,
+    /// What the SYN offered and we take.
+    pub window_scale: Option<u8>,
+    pub sack: bool,
+    /// The peer's timestamp as last seen.
+    pub timestamp: Option<u32>,
+    pub timestamp_offset: u32,
+    /// When the first answer was sent, and the last.
+    pub begun: Time,
+    pub answered: Time,
+    /// Answers beyond the first.
+    pub retries: u8,
+    /// When it came to its queue.
+    pub queued: Time,
+    pub previous: Option<u32>,
+    pub next: Option<u32>,
+}
+
+impl HalfOpen {
+    pub(super) fn new(flow: Flow, local_isn: u32, remote_isn: u32, now: Time) -> Self {
+        Self {
+            flow,
+            local_isn,
+            remote_isn,
+            mss: 0,
+            window_scale: None,
+            sack: false,
+            timestamp: None,
+            timestamp_offset: 0,
+            begun: now,
+            answered: now,
+            retries: 0,
+            queued: now,
+            previous: None,
+            next: None,
+        }
+    }
+
+    /// When it is to be answered again, or forgotten.
+    pub(super) fn deadline(&self) -> Time {
+        self.queued + FIRST_TIMEOUT * (1 << self.retries.min(RETRIES))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Queue {
+    first: Option<u32>,
+    last: Option<u32>,
+}
+
+/// The addresses that share a part of the queue: a /24 or a /64.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Prefix(u64);
+
+impl Prefix {
+    pub(super) fn of(address: IpAddr) -> Self {
+        Self(match address {
+            IpAddr::V4(address) => u64::from(address.to_bits() >> 8),
+            // Global and local prefixes all have one of the upper 40 bits set,
+            // so that none is taken for an IPv4 one.
+            IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    entries: Slab<HalfOpen>,
+    by_flow: HashMap<Flow, u32, Keyed>,
+    by_prefix: HashMap<Prefix, u32, Keyed>,
+    /// By [`HalfOpen::retries`].
+    queues: [Queue; QUEUES],
+}
+
+impl Store {
+    pub(super) fn new(key: [u8; 16]) -> Self {
+        Self {
+            entries: Slab::new(),
+            by_flow: HashMap::with_hasher(Keyed(key)),
+            by_prefix: HashMap::with_hasher(Keyed(key)),
+            queues: [Queue::default(); QUEUES],
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Entries from a prefix.
+    pub(super) fn of_prefix(&self, prefix: Prefix) -> usize {
+        self.by_prefix
+            .get(&prefix)
+            .map_or(0, |count| *count as usize)
+    }
+
+    pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
+        self.by_flow.get(flow).copied()
+    }
+
+    pub(super) fn get(&self, key: u32) -> Option<&HalfOpen> {
+        self.entries.get(key as usize)
+    }
+
+    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut HalfOpen> {
+        self.entries.get_mut(key as usize)
+    }
+
+    /// Adds an entry; its flow must not be there yet.
+    pub(super) fn insert(&mut self, entry: HalfOpen) {
+        let flow = entry.flow;
+        let key = self.entries.insert(entry) as u32;
+        self.by_flow.insert(flow, key);
+        *self
+            .by_prefix
+            .entry(Prefix::of(flow.remote.ip()))
+            .or_default() += 1;
+        self.append(key);
+    }
+
+    /// Takes an entry out.
+    pub(super) fn remove(&mut self, key: u32) -> Option<HalfOpen> {
+        self.unlink(key);
+        let entry = self.entries.try_remove(key as usize)?;
+        self.by_flow.remove(&entry.flow);
+        let prefix = Prefix::of(entry.flow.remote.ip());
+        if let Some(count) = self.by_prefix.get_mut(&prefix) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_prefix.remove(&prefix);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Notes that its time was up and it was answered once more.
+    pub(super) fn retried(&mut self, key: u32, now: Time) {
+        self.unlink(key);
+        if let Some(entry) = self.get_mut(key) {
+            entry.retries = (entry.retries + 1).min(RETRIES);
+            entry.answered = now;
+            entry.queued = now;
+        }
+        self.append(key);
+    }
+
+    /// The entry whose deadline is next, and that.
+    pub(super) fn next(&self) -> Option<(Time, u32)> {
+        let firsts = self.queues.iter().filter_map(|queue| queue.first);
+        firsts
+            .filter_map(|key| Some((self.get(key)?.deadline(), key)))
+            .min()
+    }
+
+    fn queue_mut(&mut self, key: u32) -> Option<&mut Queue> {
+        let retries = self.get(key)?.retries;
+        self.queues.get_mut(usize::from(retries))
+    }
+
+    fn append(&mut self, key: u32) {
+        let Some(queue) = self.queue_mut(key) else {
+            return;
+        };
+        let last = queue.last.replace(key);
+        if last.is_none() {
+            queue.first = Some(key);
+        }
+        if let Some(last) = last.and_then(|last| self.get_mut(last)) {
+            last.next = Some(key);
+        }
+        if let Some(entry) = self.get_mut(key) {
+            entry.previous = last;
+            entry.next = None;
+        }
+    }
+
+    fn unlink(&mut self, key: u32) {
+        let Some((previous, next)) = self.get(key).map(|entry| (entry.previous, entry.next)) else {
+            return;
+        };
+        match previous {
+            Some(previous) => {
+                if let Some(previous) = self.get_mut(previous) {
+                    previous.next = next;
+                }
+            }
+            None => {
+                if let Some(queue) = self.queue_mut(key) {
+                    queue.first = next;
+                }
+            }
+        }
+        match next {
+            Some(next) => {
+                if let Some(next) = self.get_mut(next) {
+                    next.previous = previous;
+                }
+            }
+            None => {
+                if let Some(queue) = self.queue_mut(key) {
+                    queue.last = previous;
+                }
+            }
+        }
+    }
+}

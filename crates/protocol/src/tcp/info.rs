@@ -1,0 +1,119 @@
+//! What `getsockopt(TCP_INFO)` tells.
+
+use core::time::Duration;
+
+use super::congestion::Algorithm;
+use super::{Connection, State};
+use tidewall_wire::tcp::before;
+
+/// Numbers of a connection, named after Linux's `struct tcp_info` where it has
+/// them. Sizes in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Info {
+    /// `tcpi_state`, by RFC 9293's name.
+    pub state: State,
+    /// Timestamps are in use (`TCPI_OPT_TIMESTAMPS`).
+    pub timestamps: bool,
+    /// SACK is in use (`TCPI_OPT_SACK`).
+    pub sack: bool,
+    /// `tcpi_snd_wscale`: the peer's shift count.
+    pub send_window_scale: u8,
+    /// `tcpi_rcv_wscale`: ours.
+    pub receive_window_scale: u8,
+    /// `tcpi_rto`: the retransmission timeout, backed off.
+    pub retransmission_timeout: Duration,
+    /// `tcpi_rtt`: smoothed; zero before the first measurement.
+    pub round_trip: Duration,
+    /// `tcpi_rttvar`: mean deviation.
+    pub round_trip_variation: Duration,
+    /// `tcpi_min_rtt`: the smallest measured; zero before the first.
+    pub round_trip_min: Duration,
+    /// `tcpi_snd_mss`: payload of a full segment.
+    pub send_mss: u32,
+    /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
+    pub receive_mss: u32,
+    /// `tcpi_snd_cwnd`, in bytes.
+    pub congestion_window: u32,
+    /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
+    pub slow_start_threshold: u32,
+    /// What the peer's window allows beyond what it has acknowledged
+    /// (`tcpi_snd_wnd`).
+    pub send_window: u32,
+    /// What we have promised to take (`tcpi_rcv_wnd`).
+    pub receive_window: u32,
+    /// `tcpi_rcv_space`: the receive buffer.
+    pub receive_buffer: u32,
+    /// The send buffer.
+    pub send_buffer: u32,
+    /// Sent and not acknowledged.
+    pub unacknowledged: u32,
+    /// `tcpi_notsent_bytes`: written and not sent.
+    pub not_sent: u32,
+    /// In order and not read.
+    pub unread: u32,
+    /// `tcpi_bytes_acked`.
+    pub bytes_acknowledged: u64,
+    /// `tcpi_bytes_received`: in order.
+    pub bytes_received: u64,
+    /// `tcpi_total_retrans`: segments sent again.
+    pub retransmissions: u32,
+    /// Retransmission timeouts since the connection began.
+    pub timeouts: u32,
+    /// Times that fast recovery was entered.
+    pub fast_recoveries: u32,
+    /// `tcpi_segs_in`.
+    pub segments_received: u32,
+    /// `tcpi_segs_out`.
+    pub segments_sent: u32,
+    /// Segments that were refused: sequence numbers outside the window, old
+    /// timestamps, acknowledgments of what was never sent.
+    pub segments_refused: u32,
+    /// `tcpi_rcv_ooopack`: segments that came beyond a hole.
+    pub out_of_order: u32,
+}
+
+impl Connection {
+    /// Numbers of this connection.
+    #[must_use]
+    pub fn info(&self) -> Info {
+        let microseconds = |value: u32| Duration::from_micros(value.into());
+        let counters = &self.counters;
+        let expected = self.next_expected();
+        Info {
+            state: self.state,
+            timestamps: self.timestamps,
+            sack: self.sack,
+            send_window_scale: self.send.scale,
+            receive_window_scale: self.receive.scale,
+            retransmission_timeout: self.retransmission_timeout(),
+            round_trip: microseconds(self.round_trip.smoothed),
+            round_trip_variation: microseconds(self.round_trip.variation),
+            round_trip_min: microseconds(self.round_trip.min),
+            send_mss: self.send.mss.into(),
+            receive_mss: self.receive.mss.into(),
+            congestion_window: self.congestion.window(),
+            slow_start_threshold: self.congestion.threshold(),
+            send_window: self.send.window,
+            receive_window: if before(expected, self.receive.edge) {
+                self.receive.edge.wrapping_sub(expected)
+            } else {
+                0
+            },
+            receive_buffer: self.receive.limit,
+            send_buffer: self.send_limit(),
+            unacknowledged: self.send.next.wrapping_sub(self.send.first),
+            not_sent: self.unsent(),
+            unread: self.receive.assembler.unread(),
+            bytes_acknowledged: counters.bytes_acknowledged,
+            bytes_received: counters.bytes_received,
+            retransmissions: counters.retransmissions,
+            timeouts: counters.timeouts,
+            fast_recoveries: counters.fast_recoveries,
+            segments_received: counters.segments_received,
+            segments_sent: counters.segments_sent,
+            segments_refused: counters.segments_refused,
+            out_of_order: counters.out_of_order,
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! Listening: from a SYN to a completed handshake (RFC 9293 §3.10.7.2 to
+//! §3.10.7.4 for LISTEN and SYN-RECEIVED), under attack too (RFC 4987).
+//!
+//! A bounded number of half-open connections is remembered, of which no /24 or
+//! /64 gets more than a share; the others are answered with cookies, which cost
+//! no memory. When that happens often, [`Listener::attacked`] asks the driver to
+//! answer by itself.
+
+use core::time::Duration;
+
+use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
+
+use super::cookie::{self, Cookies, peer_mss, syn_ack};
+use super::half_open::{HalfOpen, Prefix, RETRIES, Store};
+use super::segment::{Outgoing, Segment, reset_for};
+use super::{Config, Flow, Handshake, Time, isn, timestamp};
+use crate::Drop;
+
+/// A part of the half-open connections that one prefix may have: an eighth.
+const SHARE: usize = 8;
+/// A share is not less than this.
+const SHARE_MIN: usize = 4;
+/// Fewer half-open connections than this no listener takes.
+const LIMIT_MIN: usize = 16;
+/// More than this neither (`tcp_max_syn_backlog` at its usual largest).
+const LIMIT_MAX: usize = 65_536;
+/// Between two answers to the same half-open connection
+/// (`tcp_invalid_ratelimit`).
+const ANSWER_INTERVAL: Duration = Duration::from_millis(500);
+/// How long the driver goes on answering after the last sign of an attack.
+const CALM: Duration = Duration::from_secs(10);
+/// SYNs over their share in a second that make an attack.
+const EXCESS: u32 = 128;
+/// Answers beyond the first while more than half of the places are taken: those
+/// that come back do so within seconds.
+const RETRIES_ATTACKED: u8 = 2;
+
+/// Secret keys, drawn at random by the caller once a stack.
+#[derive(Clone, Copy)]
+pub struct Secrets {
+    /// Of initial sequence numbers (RFC 6528) and of hash tables.
+    pub sequence: [u8; 16],
+    /// Of SYN cookies and timestamp offsets; the driver has it too.
+    pub cookie: [u8; 16],
+}
+
+impl core::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Secrets(..)")
+    }
+}
+
+/// What a listener made of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reaction {
+    /// Dealt with; nothing for the caller.
+    Nothing,
+    /// A half-open connection began: the caller enters the flow into the
+    /// driver's table, to the listener's channel.
+    HalfOpen(Flow),
+    /// A handshake is complete. The caller makes a connection of it
+    /// ([`Connection::accept`](super::Connection::accept)), enters or changes its
+    /// flow in the driver's table, and gives the connection the same segment.
+    Established(Handshake),
+    /// A half-open connection ended: the caller takes the flow out of the
+    /// driver's table.
+    Forgotten(Flow),
+    /// The segment was dropped.
+    Dropped(Drop),
+}
+
+/// The half-open connections of one listening port.
+#[derive(Debug)]
+pub struct Listener {
+    config: Config,
+    secrets: Secrets,
+    cookies: Cookies,
+    half_open: Store,
+    /// Half-open connections at most.
+    limit: usize,
+    backlog: usize,
+    /// Connections that wait to be accepted.
+    waiting: usize,
+    attacked_until: Option<Time>,
+    cookies_until: Option<Time>,
+    /// SYNs over their share in the second that began at `excess_since`.
+    excess: u32,
+    excess_since: Time,
+}
+
+impl Listener {
+    /// A listener whose caller keeps up to `backlog` connections for `accept`,
+    /// at least one. As many half-open ones are remembered, 16 at least.
+    ///
+    /// [`Config::mss`] is to be the MTU less 40: to IPv6 peers 20 less is
+    /// announced. The caller's times must be those of the clock whose zero the
+    /// driver was told, for cookies carry the time.
+    #[must_use]
+    pub fn new(config: &Config, backlog: u32, secrets: Secrets) -> Self {
+        let backlog = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
+        Self {
+            config: *config,
+            secrets,
+            cookies: Cookies::new(config, secrets.cookie),
+            half_open: Store::new(secrets.sequence),
+            limit: backlog.clamp(LIMIT_MIN, LIMIT_MAX),
+            backlog,
+            waiting: 0,
+            attacked_until: None,
+            cookies_until: None,
+            excess: 0,
+            excess_since: Time::ZERO,
+        }
+    }
+
+    /// A segment of the listener's channel that belongs to no connection (the
+    /// caller has looked: segments of a connection that was established a moment
+    /// ago may still be in this channel).
+    pub fn input(
+        &mut self,
+        segment: &Segment<'_>,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        self.process(segment, None, now, send)
+    }
+
+    /// A SYN that [`TimeWaitReaction::Reuse`](super::TimeWaitReaction::Reuse) was
+    /// said of: our initial sequence number will be at least `sequence`.
+    pub fn input_reusing(
+        &mut self,
+        segment: &Segment<'_>,
+        sequence: u32,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        self.process(segment, Some(sequence), now, send)
+    }
+
+    fn process(
+        &mut self,
+        segment: &Segment<'_>,
+        reused: Option<u32>,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        self.calm_down(now);
+        let flags = segment.header.flags;
+        // To itself: a LAND attack.
+        if segment.flow.local == segment.flow.remote {
+            return Reaction::Dropped(Drop::MartianSource);
+        }
+        if let Some(key) = self.half_open.find(&segment.flow) {
+            return self.half_open(key, segment, now, send);
+        }
+        if flags.contains(Flags::RST) {
+            return Reaction::Dropped(Drop::TcpNoConnection);
+        }
+        if flags.contains(Flags::ACK) {
+            return self.acknowledged(segment, now, send);
+        }
+        if !flags.contains(Flags::SYN) || flags.contains(Flags::FIN) {
+            return Reaction::Dropped(Drop::TcpNoConnection);
+        }
+        self.begin(segment, reused, now, send)
+    }
+
+    /// A SYN of no half-open connection.
+    fn begin(
+        &mut self,
+        syn: &Segment<'_>,
+        reused: Option<u32>,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        if self.is_full() {
+            return Reaction::Dropped(Drop::TcpListenOverflow);
+        }
+        let prefix = Prefix::of(syn.flow.remote.ip());
+        let full = self.half_open.len() >= self.limit;
+        let share = (self.limit / SHARE).max(SHARE_MIN);
+        if full || self.half_open.of_prefix(prefix) >= share {
+            self.exceed(full, now);
+            let Some(answer) = self.cookies.answer(syn, now) else {
+                return Reaction::Dropped(Drop::TcpSynQueueFull);
+            };
+            self.cookies_until = Some(now + cookie::LIFETIME);
+            send(&syn.flow, &answer);
+            return Reaction::Nothing;
+        }
+        let (flow, config) = (syn.flow, &self.config);
+        let mut local_isn = isn::initial(&self.secrets.sequence, &flow, now);
+        if let Some(least) = reused
+            && before(local_isn, least)
+        {
+            local_isn = least;
+        }
+        let offered = &syn.header.options;
+        let scale = offered.window_scale.filter(|_| config.window_scaling);
+        let timestamps = offered.timestamps.filter(|_| config.timestamps);
+        let entry = HalfOpen {
+            mss: peer_mss(&flow, offered),
+            window_scale: scale.map(|scale| scale.min(14)),
+            sack: offered.sack_permitted && config.sack,
+            timestamp: timestamps.map(|timestamps| timestamps.value),
+            timestamp_offset: isn::timestamp_offset(&self.secrets.cookie, &flow),
+            ..HalfOpen::new(flow, local_isn, syn.header.sequence, now)
+        };
+        answer(&entry, config, now, send);
+        self.half_open.insert(entry);
+        Reaction::HalfOpen(flow)
+    }
+
+    /// Notes that a SYN found no place.
+    fn exceed(&mut self, full: bool, now: Time) {
+        if now.saturating_sub(self.excess_since) >= Duration::from_secs(1) {
+            self.excess = 0;
+            self.excess_since = now;
+        }
+        self.excess = self.excess.saturating_add(1);
+        if full || self.excess > EXCESS {
+            self.attacked_until = Some(now + CALM);
+            self.cookies_until = Some(now + CALM + cookie::LIFETIME);
+        }
+    }
+
+    /// An ACK of no half-open connection: of a cookie, or of nothing.
+    fn acknowledged(
+        &mut self,
+        segment: &Segment<'_>,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        if self.takes_cookies()
+            && let Some(handshake) = self.cookies.check(segment, now)
+        {
+            if self.is_full() {
+                // Its data comes again, with the cookie in it.
+                return Reaction::Dropped(Drop::TcpListenOverflow);
+            }
+            return Reaction::Established(handshake);
+        }
+        if let Some(reset) = reset_for(segment) {
+            send(&segment.flow, &reset);
+        }
+        Reaction::Dropped(Drop::TcpNoConnection)
+    }
+
+    /// A segment of a half-open connection (RFC 9293 §3.10.7.4).
+    fn half_open(
+        &mut self,
+        key: u32,
+        segment: &Segment<'_>,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        let Some(entry) = self.half_open.get(key) else {
+            return Reaction::Nothing;
+        };
+        let header = &segment.header;
+        let has = |flags| header.flags.contains(flags);
+        let expected = entry.remote_isn.wrapping_add(1);
+        let offset = header.sequence.wrapping_sub(expected);
+        let in_window = offset < u32::from(self.config.syn_window());
+        if has(Flags::RST) {
+            // RFC 5961 §3.2: an exact hit ends it, a near one is asked back.
+            return if offset == 0 {
+                self.forget(key)
+            } else if in_window {
+                self.challenge(key, now, send)
+            } else {
+                Reaction::Dropped(Drop::TcpHalfOpen)
+            };
+        }
+        if has(Flags::SYN) {
+            let same = header.sequence == entry.remote_isn && !has(Flags::ACK);
+            return if same {
+                self.repeat(key, now, send)
+            } else {
+                self.challenge(key, now, send)
+            };
+        }
+        if !has(Flags::ACK) {
+            return Reaction::Dropped(Drop::TcpHalfOpen);
+        }
+        if header.acknowledgment != entry.local_isn.wrapping_add(1) {
+            if let Some(reset) = reset_for(segment) {
+                send(&segment.flow, &reset);
+            }
+            return Reaction::Dropped(Drop::TcpHalfOpen);
+        }
+        let theirs = header.options.timestamps.map(|timestamps| timestamps.value);
+        // RFC 7323 §5.3: an old duplicate.
+        let old = entry.timestamp.zip(theirs);
+        if !in_window || old.is_some_and(|(recent, theirs)| before(theirs, recent)) {
+            return self.challenge(key, now, send);
+        }
+        if self.is_full() {
+            // Our answer, repeated, will be acknowledged again.
+            return Reaction::Dropped(Drop::TcpListenOverflow);
+        }
+        let Some(entry) = self.half_open.remove(key) else {
+            return Reaction::Nothing;
+        };
+        let once = entry.retries == 0 && entry.answered == entry.begun;
+        Reaction::Established(Handshake {
+            flow: entry.flow,
+            local_isn: entry.local_isn,
+            remote_isn: entry.remote_isn,
+            mss: entry.mss,
+            window_scale: entry.window_scale,
+            local_window_scale: self.config.window_scale(),
+            sack: entry.sack,
+            timestamps: entry.timestamp.map(|recent| Timestamps {
+                value: theirs.unwrap_or(recent),
+                echo: header.options.timestamps.map_or(0, |theirs| theirs.echo),
+            }),
+            timestamp_offset: entry.timestamp_offset,
+            window: header.window,
+            round_trip: once.then(|| now.saturating_sub(entry.begun)),
+        })
+    }
+
+    /// The SYN came again: so does its answer, but not for each of many.
+    fn repeat(
+        &mut self,
+        key: u32,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        if let Some(entry) = self.half_open.get_mut(key)
+            && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
+        {
+            answer(entry, &self.config, now, send);
+            entry.answered = now;
+        }
+        Reaction::Nothing
+    }
+
+    /// Sends a challenge ACK (RFC 5961 §4.2), not too often.
+    fn challenge(
+        &mut self,
+        key: u32,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    ) -> Reaction {
+        if let Some(entry) = self.half_open.get_mut(key)
+            && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
+        {
+            let mut challenge = segment_of(entry, &self.config, now);
+            let header = &mut challenge.header;
+            header.flags = Flags::ACK;
+            header.sequence = entry.local_isn.wrapping_add(1);
+            header.options = Options {
+                timestamps: header.options.timestamps,
+                ..Options::default()
+            };
+            send(&entry.flow, &challenge);
+            entry.answered = now;
+        }
+        Reaction::Dropped(Drop::TcpHalfOpen)
+    }
+
+    fn forget(&mut self, key: u32) -> Reaction {
+        match self.half_open.remove(key) {
+            Some(entry) => Reaction::Forgotten(entry.flow),
+            None => Reaction::Nothing,
+        }
+    }
+
+    /// When [`Listener::timeout`] has something to do.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Time> {
+        let next = self.half_open.next().map(|(deadline, _)| deadline);
+        let ends = [next, self.attacked_until, self.cookies_until];
+        ends.into_iter().flatten().min()
+    }
+
+    /// Answers again whoever did not hear the last answer, and forgets whoever
+    /// has not for long: `forgotten` hears of each flow, which the caller takes
+    /// out of the driver's table.
+    pub fn timeout(
+        &mut self,
+        now: Time,
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        forgotten: &mut dyn FnMut(&Flow),
+    ) {
+        self.calm_down(now);
+        while let Some((deadline, key)) = self.half_open.next() {
+            if deadline > now {
+                return;
+            }
+            let crowded = self.half_open.len() > self.limit / 2;
+            let retries = if crowded { RETRIES_ATTACKED } else { RETRIES };
+            match self.half_open.get(key) {
+                Some(entry) if entry.retries < retries => {
+                    answer(entry, &self.config, now, send);
+                    self.half_open.retried(key, now);
+                }
+                _ => {
+                    if let Some(entry) = self.half_open.remove(key) {
+                        forgotten(&entry.flow);
+                    }
+                }
+            }
+        }
+    }
+
+    fn calm_down(&mut self, now: Time) {
+        self.attacked_until = self.attacked_until.filter(|&until| now < until);
+        self.cookies_until = self.cookies_until.filter(|&until| now < until);
+    }
+
+    /// Says how many connections wait to be accepted.
+    pub fn set_accept_queue(&mut self, waiting: usize) {
+        self.waiting = waiting;
+    }
+
+    /// True when no more connections may wait to be accepted: the caller stops
+    /// draining the listener's channel, and SYNs die in the driver.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.waiting >= self.backlog
+    }
+
+    /// True when the driver is to answer SYNs with cookies.
+    #[must_use]
+    pub fn attacked(&self) -> bool {
+        self.attacked_until.is_some()
+    }
+
+    /// True when cookies may be on their way, so that the driver is to let valid
+    /// ones through.
+    #[must_use]
+    pub fn takes_cookies(&self) -> bool {
+        self.cookies_until.is_some()
+    }
+
+    /// Half-open connections.
+    #[must_use]
+    pub fn half_open_len(&self) -> usize {
+        self.half_open.len()
+    }
+
+    /// Ends every half-open connection, because the listener closes: `forgotten`
+    /// hears of each flow. Their peers are reset when they next send.
+    pub fn close(&mut self, forgotten: &mut dyn FnMut(&Flow)) {
+        while let Some((_, key)) = self.half_open.next() {
+            if let Some(entry) = self.half_open.remove(key) {
+                forgotten(&entry.flow);
+            }
+        }
+    }
+}
+
+/// The SYN-ACK of a half-open connection.
+fn segment_of(entry: &HalfOpen, config: &Config, now: Time) -> Outgoing<'static> {
+    let options = Options {
+        window_scale: entry.window_scale.map(|_| config.window_scale()),
+        sack_permitted: entry.sack,
+        timestamps: entry.timestamp.map(|echo| Timestamps {
+            value: timestamp(now, entry.timestamp_offset),
+            echo,
+        }),
+        ..Options::default()
+    };
+    syn_ack(
+        &entry.flow,
+        config,
+        entry.local_isn,
+        entry.remote_isn,
+        options,
+    )
+}
+
+fn answer(
+    entry: &HalfOpen,
+    config: &Config,
+    now: Time,
+    send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+) {
+    send(&entry.flow, &segment_of(entry, config, now));
+}

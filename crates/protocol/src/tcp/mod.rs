@@ -1,0 +1,227 @@
+//! TCP: segments and a time go in, segments and bytes come out.
+//!
+//! What lives here: the engine of one connection ([`Connection`]), without
+//! clock, socket, thread or randomness, and the bytes of its segments
+//! ([`input`], [`output`]). What may not: channels, devices, ports, waiting. An
+//! established connection allocates nothing for a segment; its buffers are
+//! allocated when data comes and given back when they are empty.
+//!
+//! ```text
+//! bytes ─► input ─► Segment ─► Connection::input ─► received(), read()
+//!                                   │ marks what is to be sent
+//! write() ─► Connection::output ────┴─► Outgoing ─► output ─► bytes
+//!            next_timeout(), timeout()
+//! ```
+//!
+//! One concern a file: `segment` (bytes), `connection` (what an application
+//! sees), `receive` (RFC 9293 §3.10.7), `send` (what may be sent and when),
+//! `assembler` and `send_buffer` (the two rings), `recovery` (what is lost),
+//! `congestion` (how much may be in flight), `round_trip` (RFC 6298), `timers`,
+//! `close`, `freeze` (to bytes and back), `info`. Before a connection is
+//! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
+//!
+//! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
+//! (SACK), 6298 (retransmission timer), 5681 and 6582 (congestion control, fast
+//! recovery), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
+//! (user timeout), 1122 §4.2.
+
+mod assembler;
+mod close;
+mod config;
+mod congestion;
+mod connection;
+pub mod cookie;
+mod half_open;
+mod freeze;
+mod info;
+pub mod isn;
+mod keyed;
+mod listen;
+mod options;
+mod receive;
+mod recovery;
+mod ring;
+mod round_trip;
+mod segment;
+mod send;
+mod send_buffer;
+mod time_wait;
+mod timers;
+
+use core::fmt;
+use core::time::Duration;
+use std::net::SocketAddr;
+
+pub use config::{Config, Keepalive};
+pub use connection::{Connection, MSS_MIN};
+pub use cookie::Cookies;
+pub use freeze::ThawError;
+pub use info::Info;
+pub use listen::{Listener, Reaction, Secrets};
+pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
+pub use tidewall_wire::tcp::Timestamps;
+pub use tidewall_wire::udp::Checksum;
+pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};
+
+/// Time since any fixed moment; it may never go backwards.
+pub type Time = Duration;
+
+/// Two ends of a connection, seen from here. Addresses are canonical: an
+/// IPv4-mapped IPv6 address never occurs, scope ids and flow labels are zero.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Flow {
+    /// This end.
+    pub local: SocketAddr,
+    /// The peer.
+    pub remote: SocketAddr,
+}
+
+/// A Linux error number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// Nothing to be had now, or no room: try again.
+    pub const AGAIN: Self = Self(11);
+    /// Invalid argument.
+    pub const INVAL: Self = Self(22);
+    /// The connection cannot take data any more.
+    pub const PIPE: Self = Self(32);
+    /// Message too long (a path MTU below what is possible).
+    pub const MSGSIZE: Self = Self(90);
+    /// The connection was aborted here.
+    pub const CONNABORTED: Self = Self(103);
+    /// The peer has reset the connection.
+    pub const CONNRESET: Self = Self(104);
+    /// Not connected.
+    pub const NOTCONN: Self = Self(107);
+    /// The peer did not answer.
+    pub const TIMEDOUT: Self = Self(110);
+    /// The peer refuses the connection.
+    pub const CONNREFUSED: Self = Self(111);
+    /// Every errno that a connection can report, for checks.
+    pub(crate) const LAST: i32 = 133;
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match *self {
+            Self::AGAIN => "EAGAIN",
+            Self::INVAL => "EINVAL",
+            Self::PIPE => "EPIPE",
+            Self::MSGSIZE => "EMSGSIZE",
+            Self::CONNABORTED => "ECONNABORTED",
+            Self::CONNRESET => "ECONNRESET",
+            Self::NOTCONN => "ENOTCONN",
+            Self::TIMEDOUT => "ETIMEDOUT",
+            Self::CONNREFUSED => "ECONNREFUSED",
+            Self(number) => return write!(f, "errno {number}"),
+        };
+        f.write_str(name)
+    }
+}
+
+/// The states of RFC 9293 §3.3.2. LISTEN is a listener's, not a connection's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Over. Once [`Connection::wants_output`] is false it may be dropped.
+    Closed = 0,
+    /// A SYN was sent.
+    SynSent = 1,
+    /// SYNs have crossed (simultaneous open); ours is not acknowledged.
+    SynReceived = 2,
+    /// Data flow.
+    Established = 3,
+    /// Closed here; our FIN is not acknowledged.
+    FinWait1 = 4,
+    /// Closed here and acknowledged; the peer may send.
+    FinWait2 = 5,
+    /// Closed by the peer.
+    CloseWait = 6,
+    /// Both have closed at once; our FIN is not acknowledged.
+    Closing = 7,
+    /// Closed by the peer, then here; our FIN is not acknowledged.
+    LastAck = 8,
+    /// Waiting until old segments have died.
+    TimeWait = 9,
+}
+
+impl State {
+    /// Every state, in the order of its number.
+    pub const ALL: [Self; 10] = [
+        Self::Closed,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::Established,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::CloseWait,
+        Self::Closing,
+        Self::LastAck,
+        Self::TimeWait,
+    ];
+}
+
+/// Which half to close, as `shutdown(2)` has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shutdown {
+    /// No more reading (`SHUT_RD`). As on Linux, the peer is not told.
+    Read,
+    /// No more writing (`SHUT_WR`): a FIN follows what was written.
+    Write,
+    /// Both (`SHUT_RDWR`).
+    Both,
+}
+
+/// What a passive handshake agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handshake {
+    /// The two ends.
+    pub flow: Flow,
+    /// Our initial sequence number, that of our SYN-ACK.
+    pub local_isn: u32,
+    /// The peer's, that of its SYN.
+    pub remote_isn: u32,
+    /// The peer's maximum segment size; 536 or 1220 if it named none (RFC 9293
+    /// §3.7.1).
+    pub mss: u16,
+    /// The peer's window scale, if both sent one.
+    pub window_scale: Option<u8>,
+    /// Ours, used if the peer sent one too.
+    pub local_window_scale: u8,
+    /// Both take SACK options.
+    pub sack: bool,
+    /// If both use timestamps: the last of the peer, as it sent it.
+    pub timestamps: Option<Timestamps>,
+    /// What our timestamps are ahead of the caller's clock in milliseconds.
+    pub timestamp_offset: u32,
+    /// The peer's window as in the ACK that completed the handshake, unscaled.
+    pub window: u16,
+    /// From our SYN-ACK to its ACK, unless it was sent more than once.
+    pub round_trip: Option<Duration>,
+}
+
+/// What must be remembered of a connection in TIME-WAIT.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TimeWaitEntry {
+    /// The two ends.
+    pub flow: Flow,
+    /// SND.NXT, one after our FIN.
+    pub send_next: u32,
+    /// RCV.NXT, one after the peer's FIN.
+    pub receive_next: u32,
+    /// The window field of our last acknowledgment, as sent.
+    pub window: u16,
+    /// TS.Recent, if timestamps are in use.
+    pub timestamp_recent: Option<u32>,
+    /// What our timestamps are ahead of the caller's clock in milliseconds.
+    pub timestamp_offset: u32,
+}
+
+/// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the
+/// flow's secret offset (RFC 7323 §5.4).
+#[must_use]
+pub const fn timestamp(now: Time, offset: u32) -> u32 {
+    (now.as_millis() as u32).wrapping_add(offset)
+}

@@ -1,0 +1,108 @@
+//! The options that servers set, after the connection has begun.
+
+use core::time::Duration;
+
+use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection};
+use super::timers::Timer;
+use super::{Keepalive, State, Time};
+
+impl Connection {
+    /// Sends small segments at once (`TCP_NODELAY`).
+    pub fn set_nodelay(&mut self, on: bool) {
+        self.config.nodelay = on;
+    }
+
+    /// See [`Connection::set_nodelay`].
+    #[must_use]
+    pub fn nodelay(&self) -> bool {
+        self.config.nodelay
+    }
+
+    /// Sends full segments only, or after 200 ms (`TCP_CORK`).
+    pub fn set_cork(&mut self, on: bool) {
+        self.cork = on;
+    }
+
+    /// See [`Connection::set_cork`].
+    #[must_use]
+    pub fn cork(&self) -> bool {
+        self.cork
+    }
+
+    /// Probes a silent peer, or does not (`SO_KEEPALIVE`, `TCP_KEEPIDLE`,
+    /// `TCP_KEEPINTVL`, `TCP_KEEPCNT`).
+    pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>, now: Time) {
+        self.config.keepalive = keepalive;
+        self.keepalive_probes = 0;
+        let open = !matches!(
+            self.state,
+            State::Closed | State::SynSent | State::SynReceived | State::TimeWait
+        );
+        match keepalive {
+            Some(keepalive) if open => self.timers.set(
+                Timer::Keepalive,
+                self.receive.last.max(now.saturating_sub(keepalive.idle)),
+                keepalive.idle,
+            ),
+            _ => self.timers.stop(Timer::Keepalive),
+        }
+    }
+
+    /// See [`Connection::set_keepalive`].
+    #[must_use]
+    pub fn keepalive(&self) -> Option<Keepalive> {
+        self.config.keepalive
+    }
+
+    /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`).
+    pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.config.user_timeout = timeout;
+    }
+
+    /// See [`Connection::set_user_timeout`].
+    #[must_use]
+    pub fn user_timeout(&self) -> Option<Duration> {
+        self.config.user_timeout
+    }
+
+    /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was
+    /// announced to the peer stays valid.
+    pub fn set_receive_buffer(&mut self, bytes: u32) {
+        let bytes = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
+        self.receive.limit = bytes;
+        self.config.receive_buffer_max = bytes;
+        if self.state == State::SynSent {
+            // The SYN names the first window; its scale stays.
+            self.config.receive_buffer = bytes;
+        }
+    }
+
+    /// Bytes of the receive buffer.
+    #[must_use]
+    pub fn receive_buffer(&self) -> u32 {
+        self.receive.limit
+    }
+
+    /// Fixes the send buffer's size (`SO_SNDBUF`); it grows no more.
+    pub fn set_send_buffer(&mut self, bytes: u32) {
+        self.send.limit = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
+    }
+
+    /// Bytes of the send buffer.
+    #[must_use]
+    pub fn send_buffer(&self) -> u32 {
+        self.send_limit()
+    }
+
+    /// The traffic class or type of service of what is sent from now on
+    /// (`IP_TOS`, `IPV6_TCLASS`). The two ECN bits are not the caller's.
+    pub fn set_traffic_class(&mut self, class: u8) {
+        self.config.traffic_class = class & !3;
+    }
+
+    /// See [`Connection::set_traffic_class`].
+    #[must_use]
+    pub fn traffic_class(&self) -> u8 {
+        self.config.traffic_class
+    }
+}

@@ -1,0 +1,678 @@
+//! What a segment does to a connection (RFC 9293 §3.10.7).
+//!
+//! Nothing is sent from here: what is to be sent is marked, so that a batch of
+//! segments is answered once.
+
+use core::time::Duration;
+
+use super::connection::{Connection, MSS_DEFAULT, Pending, QUICK_ACKS};
+use super::send::milliseconds;
+use super::timers::Timer;
+use super::{Errno, Segment, State, Time, timestamp};
+use crate::tcp::assembler::Inserted;
+use crate::tcp::ring::KEEP_ABOVE;
+use tidewall_wire::tcp::{Flags, Header, before};
+
+/// Between two answers to segments that are not acceptable and carry nothing,
+/// and between two challenge ACKs (Linux `tcp_invalid_ratelimit`). It ends ACK
+/// storms between two ends that do not agree, and bounds what a blind attacker
+/// can make us send (RFC 5961 §7, §10).
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long TS.Recent counts (RFC 7323 §5.5): 24 days, in seconds.
+const TIMESTAMP_LIFE: u32 = 24 * 24 * 3600;
+
+/// How long buffers stay when they have become empty.
+pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(1);
+
+/// The most duplicate acknowledgments that one call of output sends to a peer
+/// without SACK; three begin its fast retransmission, each further lets it send a
+/// segment.
+const DUPLICATES_MAX: u8 = 16;
+
+/// TIME-WAIT: twice the maximum segment lifetime, as Linux counts it
+/// (`TCP_TIMEWAIT_LEN`).
+pub(super) const TIME_WAIT: Duration = Duration::from_secs(60);
+
+/// The least window for which the receive buffer grows when it is read fast:
+/// Linux counts segments, too.
+const TUNING_SLACK: u32 = 16;
+
+impl Connection {
+    /// Takes a segment of this connection's flow. What is to be answered is
+    /// marked for [`Connection::output`]; several segments may be given before.
+    pub fn input(&mut self, segment: &Segment<'_>, now: Time) {
+        self.counters.segments_received = self.counters.segments_received.wrapping_add(1);
+        match self.state {
+            State::Closed => {}
+            State::SynSent => self.input_syn_sent(segment, now),
+            _ if self.is_predicted(&segment.header) => self.input_predicted(segment, now),
+            _ => self.input_synchronized(segment, now),
+        }
+    }
+
+    /// Whether a segment is the one expected in an established connection: next
+    /// in order, within the window, nothing but ACK and PSH, timestamps as
+    /// agreed and not older (Van Jacobson's header prediction).
+    #[inline]
+    fn is_predicted(&self, header: &Header) -> bool {
+        let usual = Flags(header.flags.0 & !Flags::PSH.0) == Flags::ACK;
+        let timestamps = match header.options.timestamps {
+            Some(timestamps) => {
+                self.timestamps && !before(timestamps.value, self.receive.timestamp)
+            }
+            None => !self.timestamps,
+        };
+        usual
+            && self.state == State::Established
+            && header.sequence == self.next_expected()
+            && timestamps
+            && self.receive.fin.is_none()
+            && !before(header.acknowledgment, self.send.first)
+            && !before(self.send.next, header.acknowledgment)
+    }
+
+    #[inline]
+    fn input_predicted(&mut self, segment: &Segment<'_>, now: Time) {
+        let header = &segment.header;
+        self.heard(now);
+        if let Some(timestamps) = header.options.timestamps {
+            self.receive.timestamp = timestamps.value;
+            self.receive.timestamp_at = now.as_secs() as u32;
+        }
+        self.acknowledge(header, segment.payload.is_empty(), now);
+        if !segment.payload.is_empty() {
+            self.take_payload(header.sequence, segment.payload, now);
+        }
+    }
+
+    /// The peer is there.
+    #[inline]
+    fn heard(&mut self, now: Time) {
+        self.receive.last = now;
+        self.keepalive_probes = 0;
+    }
+
+    /// Asks for an answer to something that is not acceptable, unless one was
+    /// sent a short while ago.
+    fn challenge(&mut self, now: Time) {
+        self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+        if self
+            .receive
+            .challenged
+            .is_none_or(|last| now.saturating_sub(last) >= CHALLENGE_INTERVAL)
+        {
+            self.receive.challenged = Some(now);
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+    }
+
+    /// RFC 9293 §3.10.7.3.
+    fn input_syn_sent(&mut self, segment: &Segment<'_>, now: Time) {
+        let header = &segment.header;
+        let flags = header.flags;
+        let acknowledges = flags.contains(Flags::ACK);
+        // Before our SYN has left, nothing can acknowledge it.
+        let acceptable = acknowledges
+            && self.send.next != self.send.first
+            && header.acknowledgment == self.send.next;
+        if acknowledges && !acceptable {
+            if !flags.contains(Flags::RST) {
+                self.send.reset_sequence = header.acknowledgment;
+                self.pending.add(Pending::RESET_ANSWER);
+            }
+            return;
+        }
+        if flags.contains(Flags::RST) {
+            if acceptable {
+                self.fail(Errno::CONNREFUSED);
+            }
+            return;
+        }
+        if !flags.contains(Flags::SYN) {
+            return;
+        }
+        let options = &header.options;
+        let scale = options.window_scale.filter(|_| self.scaling);
+        let timestamps = options.timestamps.filter(|_| self.timestamps);
+        let announced = u32::from(self.config.syn_window());
+        self.sack &= options.sack_permitted;
+        self.synchronized(
+            header.sequence,
+            options.maximum_segment_size.unwrap_or(MSS_DEFAULT),
+            scale,
+            timestamps.map(|timestamps| timestamps.value),
+            now,
+        );
+        self.receive.edge = self.next_expected().wrapping_add(announced);
+        let lost = self.send.retries > 0;
+        if !acceptable {
+            // Simultaneous open: both SYNs have crossed.
+            self.state = State::SynReceived;
+            self.send.retries = 0;
+            self.pending.add(Pending::SYNCHRONIZE);
+            return;
+        }
+        self.send.first = header.acknowledgment;
+        if let Some(round_trip) = self.round_trip.acknowledged(self.send.first, now)
+            && !lost
+        {
+            self.round_trip.sample(round_trip);
+        }
+        self.round_trip.timed = None;
+        self.pending.clear(Pending::SYNCHRONIZE);
+        self.pending.add(Pending::ACKNOWLEDGE);
+        self.take_window(header.sequence, self.send.first, header.window.into());
+        self.establish(now, lost);
+        if !segment.payload.is_empty() || flags.contains(Flags::FIN) {
+            self.take_text(header.sequence.wrapping_add(1), segment, now);
+        }
+    }
+
+    /// All states but CLOSED and SYN-SENT (RFC 9293 §3.10.7.4).
+    fn input_synchronized(&mut self, segment: &Segment<'_>, now: Time) {
+        let header = &segment.header;
+        let flags = header.flags;
+        let reset = flags.contains(Flags::RST);
+        let mut sequence = header.sequence;
+        let mut syn = flags.contains(Flags::SYN);
+        if self.state == State::SynReceived
+            && syn
+            && flags.contains(Flags::ACK)
+            && !reset
+            && sequence.wrapping_add(1) == self.next_expected()
+            && header.acknowledgment == self.send.next
+        {
+            // The peer's SYN-ACK of a simultaneous open: its SYN is known, and
+            // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
+            sequence = sequence.wrapping_add(1);
+            syn = false;
+        }
+        if !self.passes_paws(segment, now) {
+            return;
+        }
+        let length =
+            segment.payload.len() as u32 + u32::from(syn) + u32::from(flags.contains(Flags::FIN));
+        if !self.is_acceptable(sequence, length) {
+            if reset {
+                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            } else if segment.payload.is_empty() {
+                self.challenge(now);
+            } else {
+                // Data again: our acknowledgment was lost.
+                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+                self.pending.add(Pending::ACKNOWLEDGE);
+            }
+            return;
+        }
+        if reset {
+            // RFC 5961 §3.2: only the exact sequence number resets; Linux also
+            // takes that after the furthest data we hold.
+            if sequence == self.next_expected()
+                || self.receive.assembler.furthest() == Some(sequence)
+            {
+                self.reset_by_peer();
+            } else {
+                self.challenge(now);
+            }
+            return;
+        }
+        if syn {
+            // RFC 5961 §4.2.
+            self.challenge(now);
+            return;
+        }
+        if !flags.contains(Flags::ACK) {
+            return;
+        }
+        if self.state == State::SynReceived {
+            if header.acknowledgment != self.send.next {
+                self.send.reset_sequence = header.acknowledgment;
+                self.pending.add(Pending::RESET_ANSWER);
+                return;
+            }
+            self.complete_simultaneous_open(header, now);
+        }
+        self.heard(now);
+        if let Some(timestamps) = header.options.timestamps
+            && self.timestamps
+            && !before(self.receive.acknowledged, sequence)
+            && !before(timestamps.value, self.receive.timestamp)
+        {
+            self.receive.timestamp = timestamps.value;
+            self.receive.timestamp_at = now.as_secs() as u32;
+        }
+        let plain = segment.payload.is_empty() && !flags.contains(Flags::FIN);
+        if !self.acknowledge(header, plain, now) {
+            return;
+        }
+        self.after_acknowledgment(now);
+        if !plain {
+            self.take_text(sequence, segment, now);
+        }
+    }
+
+    fn complete_simultaneous_open(&mut self, header: &Header, now: Time) {
+        let lost = self.send.retries > 0;
+        self.send.first = self.send.next;
+        self.round_trip.timed = None;
+        self.pending.clear(Pending::SYNCHRONIZE);
+        let scale = if header.flags.contains(Flags::SYN) {
+            0
+        } else {
+            self.send.scale
+        };
+        let window = u32::from(header.window) << scale;
+        self.take_window(header.sequence, header.acknowledgment, window);
+        self.establish(now, lost);
+        if self.send.closed {
+            // Closed before the handshake was complete.
+            self.state = State::FinWait1;
+        }
+    }
+
+    /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
+    fn passes_paws(&mut self, segment: &Segment<'_>, now: Time) -> bool {
+        let header = &segment.header;
+        if !self.timestamps || header.flags.contains(Flags::RST) {
+            return true;
+        }
+        let Some(timestamps) = header.options.timestamps else {
+            // Agreed on, so every segment must have one (RFC 7323 §3.2).
+            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            return false;
+        };
+        let age = (now.as_secs() as u32).wrapping_sub(self.receive.timestamp_at);
+        if !before(timestamps.value, self.receive.timestamp) || age > TIMESTAMP_LIFE {
+            return true;
+        }
+        if segment.payload.is_empty() {
+            self.challenge(now);
+        } else {
+            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+        false
+    }
+
+    /// Sequence number acceptability (RFC 9293 §3.4), as lenient as Linux
+    /// (`tcp_sequence`): what ends at or after our last acknowledgment, so that
+    /// acknowledgments that data has overtaken still count, and begins no later
+    /// than the window ends, so that a closed window keeps nothing out but data.
+    fn is_acceptable(&self, sequence: u32, length: u32) -> bool {
+        let end = sequence.wrapping_add(length);
+        !before(end, self.receive.acknowledged) && !before(self.receive.edge, sequence)
+    }
+
+    /// The ACK field (RFC 9293 §3.10.7.4, fifth). `plain` without payload and
+    /// FIN. False when the segment is to be dropped.
+    #[inline]
+    fn acknowledge(&mut self, header: &Header, plain: bool, now: Time) -> bool {
+        let acknowledgment = header.acknowledgment;
+        if before(self.send.next, acknowledgment) {
+            // Of what was never sent.
+            self.challenge(now);
+            return false;
+        }
+        let first = self.send.first;
+        if before(acknowledgment, first) {
+            // RFC 5961 §5.2: one that is older than any window is an attack.
+            if first.wrapping_sub(acknowledgment) > self.send.window_max {
+                self.challenge(now);
+                return false;
+            }
+            return true;
+        }
+        let scale = if header.flags.contains(Flags::SYN) {
+            0
+        } else {
+            self.send.scale
+        };
+        let window = u32::from(header.window) << scale;
+        let updates = window != self.send.window;
+        let in_flight = self.send.next.wrapping_sub(first);
+        if acknowledgment != first {
+            self.acknowledge_new(header, now);
+        }
+        let news = self.sack
+            && !header.options.sack.is_empty()
+            && self.recovery.sack(
+                header.options.sack.as_slice(),
+                acknowledgment,
+                self.send.next,
+            );
+        let duplicate = acknowledgment == first && plain && !updates && !self.sack;
+        if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
+            self.acknowledge_duplicate(now);
+        }
+        if updates || acknowledgment != first || before(self.send.window_sequence, header.sequence)
+        {
+            self.update_window(header, window);
+        }
+        if self.send.window == 0 {
+            // The peer is there: what is sent to a closed window is no loss.
+            self.send.retries = 0;
+        }
+        true
+    }
+
+    /// New data is acknowledged.
+    #[inline]
+    fn acknowledge_new(&mut self, header: &Header, now: Time) {
+        let acknowledgment = header.acknowledgment;
+        let bytes = acknowledgment.wrapping_sub(self.send.first);
+        let mss = u32::from(self.send.mss);
+        self.send.first = acknowledgment;
+        let data = self.send.buffer.acknowledge(bytes);
+        let acknowledged = self.counters.bytes_acknowledged;
+        self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
+        self.send.retries = 0;
+        self.send.stalled = None;
+        self.soft_error = None;
+        self.round_trip.backoff = 0;
+        let mut round_trip = self.round_trip.acknowledged(acknowledgment, now);
+        if round_trip.is_none()
+            && self.round_trip.timed.is_none()
+            && let Some(timestamps) = header.options.timestamps
+            && self.timestamps
+        {
+            // Nothing was timed since something was sent again; the echo tells
+            // apart which of both was acknowledged (RFC 7323 §4).
+            let clock = timestamp(now, self.timestamp_offset);
+            let age = clock.wrapping_sub(timestamps.echo);
+            if age < 120_000 {
+                round_trip = Some(Duration::from_millis(age.max(1).into()));
+            }
+        }
+        if let Some(sample) = round_trip {
+            self.round_trip.sample(sample);
+        }
+        let was_quiet = self.recovery.is_quiet();
+        let fast = self.recovery.phase == super::recovery::Phase::Fast;
+        let over =
+            self.recovery
+                .acknowledged(acknowledgment, self.send.next, bytes, mss, self.sack);
+        if was_quiet || !fast && !over {
+            use super::congestion::{Acknowledged, Algorithm};
+            self.congestion.on_acknowledged(&Acknowledged {
+                bytes,
+                in_flight: self.send.flight,
+                round_trip,
+                now,
+                mss,
+            });
+        }
+        if acknowledgment == self.send.next {
+            self.timers.stop(Timer::Retransmit);
+            if self.send.buffer.len() == 0 && self.send.buffer.capacity() > KEEP_ABOVE {
+                self.release_later(now);
+            }
+        } else {
+            let timeout = self.retransmission_timeout();
+            self.timers.set(Timer::Retransmit, now, timeout);
+        }
+    }
+
+    fn acknowledge_duplicate(&mut self, now: Time) {
+        let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
+        let in_flight = self.recovery.pipe(first, next, mss, self.sack);
+        if self.recovery.duplicate(first, next, mss, self.sack) {
+            use super::congestion::Algorithm;
+            self.congestion.on_loss(in_flight.max(mss), mss);
+            self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
+            self.round_trip.timed = None;
+            let timeout = self.retransmission_timeout();
+            self.timers.set(Timer::Retransmit, now, timeout);
+        }
+    }
+
+    /// SND.WL1 and SND.WL2 keep old segments from updating the window.
+    #[inline]
+    fn update_window(&mut self, header: &Header, window: u32) {
+        let newer = before(self.send.window_sequence, header.sequence)
+            || self.send.window_sequence == header.sequence
+                && !before(header.acknowledgment, self.send.window_acknowledgment);
+        if newer {
+            let opened = window > self.send.window;
+            self.take_window(header.sequence, header.acknowledgment, window);
+            if opened && self.send.first == self.send.next && self.unsent() > 0 {
+                // The end of a persist state; output starts a new one if need be.
+                self.timers.stop(Timer::Retransmit);
+                self.round_trip.backoff = 0;
+                self.send.stalled = None;
+            }
+        }
+    }
+
+    pub(super) fn take_window(&mut self, sequence: u32, acknowledgment: u32, window: u32) {
+        self.send.window = window;
+        self.send.window_max = self.send.window_max.max(window);
+        self.send.window_sequence = sequence;
+        self.send.window_acknowledgment = acknowledgment;
+    }
+
+    /// State changes once our FIN is acknowledged.
+    fn after_acknowledgment(&mut self, now: Time) {
+        if !self.fin_sent() || self.send.first != self.send.next {
+            return;
+        }
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                if self.orphan {
+                    self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+                }
+            }
+            State::Closing => self.enter_time_wait(now),
+            State::LastAck => self.finish(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn enter_time_wait(&mut self, now: Time) {
+        self.state = State::TimeWait;
+        self.timers.stop(Timer::Retransmit);
+        self.timers.stop(Timer::Keepalive);
+        self.timers.set(Timer::Wait, now, TIME_WAIT);
+        self.send.buffer.clear();
+    }
+
+    /// Payload and FIN of an acceptable segment; what lies outside the window is
+    /// cut off.
+    fn take_text(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
+        if !matches!(
+            self.state,
+            State::Established | State::FinWait1 | State::FinWait2
+        ) {
+            // After the peer's FIN there is nothing to take; a FIN that comes
+            // again wants to be acknowledged again.
+            self.pending.add(Pending::ACKNOWLEDGE);
+            if self.state == State::TimeWait {
+                self.timers.set(Timer::Wait, now, TIME_WAIT);
+            }
+            return;
+        }
+        let mut payload = segment.payload;
+        let mut end = sequence.wrapping_add(payload.len() as u32);
+        let mut fin = segment.header.flags.contains(Flags::FIN);
+        let limit = self.receive.fin.unwrap_or(self.receive.edge);
+        if before(limit, end) {
+            let length = if before(sequence, limit) {
+                limit.wrapping_sub(sequence) as usize
+            } else {
+                0
+            };
+            payload = payload.get(..length).unwrap_or_default();
+            end = sequence.wrapping_add(length as u32);
+            fin = false;
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+        let news = before(self.receive.assembler.next(), end) && !payload.is_empty();
+        if news && (self.orphan || self.receive.closed && self.state != State::Established) {
+            // Nobody will read it (RFC 2525 §2.17, as Linux).
+            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            self.reset_peer(Errno::CONNRESET);
+            return;
+        }
+        if fin
+            && self.receive.fin.is_none()
+            && !before(end, self.receive.assembler.next())
+            && self
+                .receive
+                .assembler
+                .furthest()
+                .is_none_or(|furthest| !before(end, furthest))
+        {
+            self.receive.fin = Some(end);
+        }
+        if !payload.is_empty() {
+            self.take_payload(sequence, payload, now);
+        }
+        if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
+            self.take_fin(now);
+        } else if fin {
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+    }
+
+    /// Puts payload within the window where it belongs, and decides how it is
+    /// acknowledged.
+    #[inline]
+    fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
+        let room = self.receive.edge.wrapping_sub(sequence) as usize;
+        if payload.len() > room {
+            payload = payload.get(..room).unwrap_or_default();
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+        let length = payload.len();
+        let filled = !self.receive.assembler.is_contiguous();
+        match self.receive.assembler.insert(sequence, payload) {
+            Inserted::InOrder(bytes) => {
+                let received = self.counters.bytes_received;
+                self.counters.bytes_received = received.wrapping_add(bytes.into());
+                self.receive.data_at = milliseconds(now);
+                let length = length.min(self.config.mss.into()) as u16;
+                if length > self.receive.mss {
+                    self.receive.mss = length;
+                }
+                let expected = self.receive.assembler.next();
+                let unacknowledged = expected.wrapping_sub(self.receive.acknowledged);
+                if filled
+                    || unacknowledged > u32::from(self.receive.mss)
+                    || self.receive.quick > 0 && !self.receive.interactive
+                {
+                    // A hole was filled (RFC 5681 §4.2), or every second full
+                    // segment (RFC 9293 §3.8.6.3).
+                    self.pending.add(Pending::ACKNOWLEDGE);
+                } else if !self.timers.is_running(Timer::Acknowledge) {
+                    let delay = self.config.delayed_ack;
+                    self.timers.set(Timer::Acknowledge, now, delay);
+                }
+            }
+            Inserted::Beyond | Inserted::Refused => {
+                self.counters.out_of_order = self.counters.out_of_order.wrapping_add(1);
+                self.acknowledge_disorder();
+            }
+            // Our acknowledgment was lost, or the network has made a copy.
+            Inserted::Duplicate => self.pending.add(Pending::ACKNOWLEDGE),
+        }
+    }
+
+    fn acknowledge_disorder(&mut self) {
+        self.pending.add(Pending::ACKNOWLEDGE);
+        if !self.sack {
+            self.receive.duplicates = (self.receive.duplicates + 1).min(DUPLICATES_MAX);
+        }
+    }
+
+    /// The peer's FIN is in order.
+    fn take_fin(&mut self, now: Time) {
+        self.receive.finished = true;
+        self.pending.add(Pending::ACKNOWLEDGE);
+        match self.state {
+            State::Established => self.state = State::CloseWait,
+            State::FinWait1 => {
+                // Our FIN is not acknowledged, or this segment would have done it.
+                self.state = State::Closing;
+                self.timers.stop(Timer::Wait);
+            }
+            State::FinWait2 => self.enter_time_wait(now),
+            _ => {}
+        }
+    }
+
+    /// After the application has read: tells the peer of a window that has grown
+    /// much (RFC 9293 §3.8.6.2.2), and lets the buffer grow with the speed at
+    /// which it is read (dynamic right-sizing, as Linux).
+    pub(super) fn after_consuming(&mut self, bytes: u32) {
+        self.tune_receive_buffer(bytes);
+        if self.receive.assembler.capacity() > KEEP_ABOVE && self.receive.assembler.unread() == 0 {
+            let last = self.receive.last;
+            self.release_later(last);
+        }
+        if self.receive.finished || self.state == State::Closed {
+            return;
+        }
+        let expected = self.next_expected();
+        let window = self.receive.edge.wrapping_sub(expected);
+        let room = self
+            .receive
+            .limit
+            .saturating_sub(self.receive.assembler.unread());
+        let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
+        if window.saturating_mul(2) <= self.receive.limit
+            && room >= window.saturating_mul(2)
+            && room - window >= step
+        {
+            self.pending.add(Pending::ACKNOWLEDGE);
+        }
+    }
+
+    fn tune_receive_buffer(&mut self, bytes: u32) {
+        let most = self.config.receive_buffer_max;
+        if self.receive.limit >= most {
+            return;
+        }
+        self.receive.consumed = self.receive.consumed.saturating_add(bytes);
+        // A round trip of the LAN is below what is worth looking at.
+        let trip = Duration::from_micros(self.round_trip.smoothed.max(1000).into());
+        // Reading has no time of its own; the last segment's is near enough.
+        let now = self.receive.last;
+        if now.saturating_sub(self.receive.tuned) < trip {
+            return;
+        }
+        let wanted = self
+            .receive
+            .consumed
+            .saturating_mul(2)
+            .saturating_add(TUNING_SLACK * u32::from(self.receive.mss));
+        self.receive.limit = self.receive.limit.max(wanted.min(most));
+        self.receive.consumed = 0;
+        self.receive.tuned = now;
+    }
+
+    /// Has the buffers given back when they are still empty in a while.
+    fn release_later(&mut self, now: Time) {
+        if !self.timers.is_running(Timer::Release) {
+            self.timers.set(Timer::Release, now, RELEASE_AFTER);
+        }
+    }
+
+    /// Leaves delayed acknowledgments for a while, or enters them
+    /// (`TCP_QUICKACK`; not permanent).
+    pub fn set_quick_ack(&mut self, on: bool) {
+        self.receive.interactive = !on;
+        if on {
+            self.receive.quick = QUICK_ACKS;
+            if self.timers.is_running(Timer::Acknowledge) {
+                self.pending.add(Pending::ACKNOWLEDGE);
+            }
+        }
+    }
+
+    /// True when acknowledgments are not delayed now.
+    #[must_use]
+    pub fn quick_ack(&self) -> bool {
+        !self.receive.interactive && self.receive.quick > 0
+    }
+}

@@ -1,0 +1,122 @@
+//! A byte ring that is allocated when it is needed, grows by doubling, and can
+//! be given back.
+
+/// The smallest allocation.
+const SMALLEST: usize = 512;
+
+/// A ring up to this size is given back as soon as it is empty: allocating it
+/// again costs less than a system call. A larger one is kept until the
+/// connection has been quiet for a while (see `Timer::Release`).
+pub(super) const KEEP_ABOVE: usize = 16 << 10;
+
+/// Bytes at offsets from a head that moves forward. Its user knows which of them
+/// mean anything.
+#[derive(Default)]
+pub(super) struct Ring {
+    /// Empty, or a power of two long.
+    bytes: Box<[u8]>,
+    head: usize,
+}
+
+impl Ring {
+    /// Bytes allocated.
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Where the byte at an offset lies; the capacity is not zero.
+    fn place(&self, offset: usize) -> usize {
+        (self.head + offset) & (self.bytes.len().wrapping_sub(1))
+    }
+
+    /// Makes room for offsets below `needed`.
+    fn reserve(&mut self, needed: usize) {
+        if needed <= self.bytes.len() {
+            return;
+        }
+        let capacity = needed.next_power_of_two().max(SMALLEST);
+        let mut grown = Vec::with_capacity(capacity);
+        let (start, end) = self.bytes.split_at(self.head.min(self.bytes.len()));
+        grown.extend_from_slice(end);
+        grown.extend_from_slice(start);
+        grown.resize(capacity, 0);
+        self.bytes = grown.into_boxed_slice();
+        self.head = 0;
+    }
+
+    /// Puts bytes at an offset, allocating if need be.
+    #[inline]
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.reserve(offset + bytes.len());
+        let at = self.place(offset);
+        let (start, end) = self.bytes.split_at_mut(at.min(self.bytes.len()));
+        let (first, second) = bytes.split_at(bytes.len().min(end.len()));
+        // `reserve` has made room for both; a slice that is missing would be
+        // left unwritten, not read beyond.
+        if let Some(place) = end.get_mut(..first.len()) {
+            place.copy_from_slice(first);
+        }
+        if let Some(place) = start.get_mut(..second.len()) {
+            place.copy_from_slice(second);
+        }
+    }
+
+    /// The bytes from an offset on, in up to two pieces; fewer than `length` if
+    /// the ring is not that large.
+    #[inline]
+    pub(super) fn slices(&self, offset: usize, length: usize) -> [&[u8]; 2] {
+        if self.bytes.is_empty() || length == 0 {
+            return [&[]; 2];
+        }
+        let (start, end) = self.bytes.split_at(self.place(offset));
+        let first = end.get(..length.min(end.len())).unwrap_or_default();
+        let rest = (length - first.len()).min(start.len());
+        [first, start.get(..rest).unwrap_or_default()]
+    }
+
+    /// Moves the head forward.
+    #[inline]
+    pub(super) fn advance(&mut self, bytes: usize) {
+        if !self.bytes.is_empty() {
+            self.head = self.place(bytes);
+        }
+    }
+
+    /// Gives the memory back.
+    pub(super) fn release(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(ring: &Ring, offset: usize, length: usize) -> Vec<u8> {
+        ring.slices(offset, length).concat()
+    }
+
+    #[test]
+    fn bytes_survive_wrapping_and_growing() {
+        let mut ring = Ring::default();
+        assert_eq!(joined(&ring, 0, 10), []);
+        ring.write(0, &[1; 500]);
+        assert_eq!(ring.capacity(), 512);
+        ring.advance(490);
+        let bytes: Vec<u8> = (0..100).collect();
+        ring.write(10, &bytes);
+        assert_eq!(ring.capacity(), 512, "wrapped, not grown");
+        assert_eq!(joined(&ring, 0, 10), [1; 10]);
+        assert_eq!(joined(&ring, 10, 100), bytes);
+        ring.write(600, &bytes);
+        assert_eq!(ring.capacity(), 1024);
+        assert_eq!(joined(&ring, 10, 100), bytes);
+        assert_eq!(joined(&ring, 600, 100), bytes);
+        ring.release();
+        assert_eq!(ring.capacity(), 0);
+        ring.advance(5);
+    }
+}

@@ -1,0 +1,284 @@
+//! The bytes of segments: from an IP datagram to a [`Segment`], from an
+//! [`Outgoing`] to an Ethernet frame.
+
+use core::fmt;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use tidewall_wire::ethernet::{self, EtherType, MacAddress};
+use tidewall_wire::ipv4::{self, FragmentOffset};
+use tidewall_wire::tcp::{self, Flags, Header};
+use tidewall_wire::udp::{Addresses, Checksum, ChecksumState};
+use tidewall_wire::{EmitError, Protocol, ipv6};
+
+use super::Flow;
+use crate::{Drop, InputOptions, ip};
+
+/// A segment that was accepted by [`input`]: its lengths, header chain and
+/// checksum are right.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The connection it belongs to, seen from here.
+    pub flow: Flow,
+    /// Fields and options.
+    pub header: Header,
+    /// What it carries.
+    pub payload: &'a [u8],
+    /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
+    pub traffic_class: u8,
+}
+
+impl Segment<'_> {
+    /// The sequence numbers it occupies (SEG.LEN of RFC 9293): payload, SYN and
+    /// FIN.
+    #[must_use]
+    pub fn sequence_len(&self) -> u32 {
+        let flags = self.header.flags;
+        self.payload.len() as u32
+            + u32::from(flags.contains(Flags::SYN))
+            + u32::from(flags.contains(Flags::FIN))
+    }
+}
+
+/// Accepts or refuses a segment. `bytes` start at the IP header and hold at
+/// least the datagram; `transport_offset` is where the frame's metadata has the
+/// TCP header. Lengths, header chain and checksums are all checked here.
+///
+/// # Errors
+/// The cause by which the segment dies.
+#[inline]
+pub fn input<'a>(
+    bytes: &'a [u8],
+    transport_offset: usize,
+    options: &InputOptions,
+) -> Result<Segment<'a>, Drop> {
+    let received = ip::input(bytes, transport_offset, [Protocol::TCP; 2])?;
+    let packet = tcp::Packet::new(received.transport).map_err(|error| match error {
+        tcp::Error::Truncated => Drop::Truncated,
+        tcp::Error::DataOffset => Drop::TcpDataOffset,
+    })?;
+    if !options.verified {
+        let state = match received.addresses {
+            Addresses::V4(source, destination) => packet.checksum_v4(source, destination),
+            Addresses::V6(source, destination) => packet.checksum_v6(source, destination),
+        };
+        match state {
+            ChecksumState::Valid => {}
+            ChecksumState::LeftToOffload if options.checksum_offload_possible => {}
+            _ => return Err(Drop::TcpChecksum),
+        }
+    }
+    let header = packet.header();
+    if header.source_port == 0 || header.destination_port == 0 {
+        return Err(Drop::TcpPort);
+    }
+    let flow = match received.addresses {
+        Addresses::V4(source, destination) => Flow {
+            local: SocketAddr::V4(SocketAddrV4::new(destination, header.destination_port)),
+            remote: SocketAddr::V4(SocketAddrV4::new(source, header.source_port)),
+        },
+        Addresses::V6(source, destination) => Flow {
+            local: SocketAddr::V6(SocketAddrV6::new(
+                destination,
+                header.destination_port,
+                0,
+                0,
+            )),
+            remote: SocketAddr::V6(SocketAddrV6::new(source, header.source_port, 0, 0)),
+        },
+    };
+    Ok(Segment {
+        flow,
+        header,
+        payload: packet.payload(),
+        traffic_class: received.traffic_class,
+    })
+}
+
+/// A segment to be sent, or several of one header (see
+/// [`Outgoing::segment_size`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Fields and options of the first segment; PSH and FIN are the last one's.
+    pub header: Header,
+    /// The payload, in up to two pieces.
+    pub payload: [&'a [u8]; 2],
+    /// Payload bytes of a full segment. The payload is longer only where
+    /// [`Config::offload`](super::Config::offload) allows it; the device then
+    /// cuts it into segments of this size.
+    pub segment_size: u16,
+    /// Type of service (IPv4) or traffic class (IPv6).
+    pub traffic_class: u8,
+}
+
+impl Outgoing<'_> {
+    /// Bytes of payload.
+    #[must_use]
+    pub fn payload_len(&self) -> usize {
+        let [first, second] = self.payload;
+        first.len() + second.len()
+    }
+}
+
+/// The link that a segment leaves by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The sending interface's address.
+    pub source_mac: MacAddress,
+    /// The next hop's address.
+    pub destination_mac: MacAddress,
+    /// Hops allowed.
+    pub hop_limit: u8,
+    /// Who computes the checksum; [`Checksum::None`] is taken for
+    /// [`Checksum::Software`].
+    pub checksum: Checksum,
+}
+
+/// Why a segment could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputError {
+    /// The ends of the flow are of different families.
+    AddressFamily,
+    /// Payload and headers are longer than an IP datagram.
+    TooLong,
+    /// The frame is too short for headers and payload.
+    FrameTooSmall {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes the frame has.
+        available: usize,
+    },
+}
+
+impl fmt::Display for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressFamily => f.write_str("the ends differ in address family"),
+            Self::TooLong => f.write_str("the segment is longer than an IP datagram"),
+            Self::FrameTooSmall { needed, available } => {
+                write!(f, "a frame of {needed} bytes does not fit {available}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for OutputError {}
+
+/// Writes Ethernet, IP and TCP headers and the payload at the start of `frame`
+/// and returns how many bytes that were. IPv4 datagrams are sent with
+/// don't-fragment set (RFC 1191).
+///
+/// With [`Checksum::Offload`] the field gets the sum of the pseudo-header, as
+/// `CHECKSUM_PARTIAL`, virtio-net and AF_XDP want it.
+///
+/// # Errors
+/// See [`OutputError`]; the frame's contents are then undefined.
+#[inline]
+pub fn output(
+    frame: &mut [u8],
+    link: &Link,
+    flow: &Flow,
+    outgoing: &Outgoing<'_>,
+) -> Result<usize, OutputError> {
+    let addresses =
+        Addresses::new(flow.local.ip(), flow.remote.ip()).ok_or(OutputError::AddressFamily)?;
+    let ip_len = match addresses {
+        Addresses::V4(..) => ipv4::HEADER_LEN,
+        Addresses::V6(..) => ipv6::HEADER_LEN,
+    };
+    let transport = ethernet::HEADER_LEN + ip_len;
+    let start = transport + outgoing.header.header_len();
+    let payload_len = outgoing.payload_len();
+    let (needed, available) = (start + payload_len, frame.len());
+    let too_small = OutputError::FrameTooSmall { needed, available };
+    let frame = frame.get_mut(..needed).ok_or(too_small)?;
+    let [first, second] = outgoing.payload;
+    if let Some((head, tail)) = frame
+        .get_mut(start..)
+        .and_then(|place| place.split_at_mut_checked(first.len()))
+    {
+        head.copy_from_slice(first);
+        tail.copy_from_slice(second);
+    }
+    write(frame, link, outgoing, addresses, needed - transport).map_err(|error| match error {
+        EmitError::PayloadTooLong { .. } => OutputError::TooLong,
+        EmitError::BufferTooSmall { .. } => too_small,
+    })?;
+    Ok(needed)
+}
+
+#[inline]
+fn write(
+    frame: &mut [u8],
+    link: &Link,
+    outgoing: &Outgoing<'_>,
+    addresses: Addresses,
+    segment_len: usize,
+) -> Result<(), EmitError> {
+    let ethernet = ethernet::Header {
+        destination: link.destination_mac,
+        source: link.source_mac,
+        ethertype: match addresses {
+            Addresses::V4(..) => EtherType::IPV4,
+            Addresses::V6(..) => EtherType::IPV6,
+        },
+    };
+    let rest = ethernet.emit(frame)?;
+    let rest = match addresses {
+        Addresses::V4(source, destination) => ipv4::Header {
+            tos: outgoing.traffic_class,
+            // May be zero with don't-fragment set (RFC 6864 §4.1).
+            identification: 0,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: FragmentOffset::ZERO,
+            ttl: link.hop_limit,
+            protocol: Protocol::TCP,
+            source,
+            destination,
+            options: ipv4::Options::NONE,
+        }
+        .emit(segment_len, rest)?,
+        Addresses::V6(source, destination) => ipv6::Header {
+            traffic_class: outgoing.traffic_class,
+            flow_label: 0,
+            next_header: Protocol::TCP,
+            hop_limit: link.hop_limit,
+            source,
+            destination,
+        }
+        .emit(segment_len, rest)?,
+    };
+    outgoing
+        .header
+        .emit_around(addresses, outgoing.payload_len(), link.checksum, rest)?;
+    Ok(())
+}
+
+/// The RST that answers a segment no connection owns (RFC 9293 §3.5.2, group 1);
+/// nothing for a segment that is itself an RST.
+#[must_use]
+pub fn reset_for(segment: &Segment<'_>) -> Option<Outgoing<'static>> {
+    let header = &segment.header;
+    if header.flags.contains(Flags::RST) {
+        return None;
+    }
+    let (sequence, acknowledgment, flags) = if header.flags.contains(Flags::ACK) {
+        (header.acknowledgment, 0, Flags::RST)
+    } else {
+        let end = header.sequence.wrapping_add(segment.sequence_len());
+        (0, end, Flags::RST | Flags::ACK)
+    };
+    Some(Outgoing {
+        header: Header {
+            source_port: header.destination_port,
+            destination_port: header.source_port,
+            sequence,
+            acknowledgment,
+            flags,
+            ..Header::default()
+        },
+        payload: [&[]; 2],
+        segment_size: 0,
+        traffic_class: 0,
+    })
+}

@@ -1,0 +1,474 @@
+//! What may be sent, and when (RFC 9293 §3.7, §3.8; RFC 5681; RFC 6675).
+
+use core::time::Duration;
+
+use super::congestion::Algorithm;
+use super::connection::{Connection, Pending};
+use super::recovery::Phase;
+use super::timers::Timer;
+use super::{Outgoing, State, Time, timestamp};
+use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
+
+/// How long cork and silly-window avoidance may hold data back (Linux's limit of
+/// `TCP_CORK`; RFC 9293 §3.8.6.2.1 asks for 0.1 to 1 second).
+const HOLD: Duration = Duration::from_millis(200);
+
+/// The longest payload of one IP datagram beside the longest headers: what
+/// offloading is bounded by.
+const OFFLOAD_MAX: u32 = 65_535 - 60 - 60;
+
+/// A segment, or a burst of them, that may be sent now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Plan {
+    /// SYN or SYN-ACK.
+    Synchronize,
+    /// Lost bytes from a sequence number on; a length of zero is the FIN.
+    Again { sequence: u32, length: u32 },
+    /// Bytes that were never sent.
+    New { length: u32 },
+    /// The FIN alone.
+    Fin,
+}
+
+/// A time in milliseconds, for what is compared within a short while only.
+#[inline]
+pub(super) fn milliseconds(time: Time) -> u32 {
+    time.as_millis() as u32
+}
+
+impl Connection {
+    /// The next segment, if one may be sent now. Acknowledgments, probes and
+    /// resets are not planned but pending.
+    #[inline]
+    pub(super) fn plan(&self) -> Option<Plan> {
+        match self.state {
+            State::SynSent | State::SynReceived => self
+                .pending
+                .has(Pending::SYNCHRONIZE)
+                .then_some(Plan::Synchronize),
+            State::Closed | State::TimeWait | State::FinWait2 => None,
+            _ if self.recovery.phase == Phase::Open => self.plan_new(),
+            _ => self.plan_again(),
+        }
+    }
+
+    /// What was lost comes before what is new.
+    #[cold]
+    fn plan_again(&self) -> Option<Plan> {
+        let first = self.send.first;
+        let Some((sequence, end)) = self.recovery.next_lost(first) else {
+            return self.plan_new();
+        };
+        let head = sequence == first;
+        // The window may have shrunk; the first segment is always tried, for its
+        // acknowledgment brings the window (as Linux).
+        if !head && !before(sequence, first.wrapping_add(self.send.window)) {
+            return None;
+        }
+        let mss = self.payload_max();
+        let length = end.wrapping_sub(sequence).min(mss);
+        // The first retransmission of a recovery goes at once (RFC 6675 §5, step
+        // 4.3).
+        if !head && self.pipe().saturating_add(length) > self.congestion.window() {
+            return None;
+        }
+        // The last sequence number may be the FIN's.
+        let data_end = self.send.written;
+        let data = if before(data_end, sequence.wrapping_add(length)) {
+            data_end.wrapping_sub(sequence)
+        } else {
+            length
+        };
+        Some(Plan::Again {
+            sequence,
+            length: data,
+        })
+    }
+
+    #[inline]
+    fn plan_new(&self) -> Option<Plan> {
+        let unsent = self.unsent();
+        if unsent == 0 {
+            let fin = self.send.closed && !self.fin_sent();
+            return fin.then_some(Plan::Fin);
+        }
+        let window_end = self.send.first.wrapping_add(self.send.window);
+        if !before(self.send.next, window_end) {
+            return None;
+        }
+        let usable = window_end.wrapping_sub(self.send.next);
+        let pipe = self.pipe();
+        let allowed = self.congestion.window().saturating_sub(pipe);
+        let mss = self.payload_max();
+        let length = unsent.min(usable).min(allowed);
+        if length >= mss {
+            let burst = self.burst(mss);
+            if length > burst {
+                return Some(Plan::New { length: burst });
+            }
+            let rest = length % mss;
+            let tail = rest != 0 && length == unsent && self.may_send_small();
+            return Some(Plan::New {
+                length: if tail { length } else { length - rest },
+            });
+        }
+        if length == 0 {
+            return None;
+        }
+        let sends = if length == unsent {
+            self.may_send_small()
+        } else if usable < mss {
+            // Sender's silly-window avoidance (RFC 9293 §3.8.6.2.1).
+            length >= self.send.window_max / 2
+        } else {
+            // The congestion window has less than a segment left.
+            pipe == 0
+        };
+        (sends || self.pending.has(Pending::OVERRIDE)).then_some(Plan::New { length })
+    }
+
+    /// Whether a segment that is not full may leave (Nagle, as Minshall modified
+    /// it: one such segment in flight at a time).
+    #[inline]
+    fn may_send_small(&self) -> bool {
+        if self.send.closed || self.pending.has(Pending::OVERRIDE) {
+            return true;
+        }
+        !self.cork
+            && (self.config.nodelay
+                || self.send.first == self.send.next
+                || !before(self.send.first, self.send.small))
+    }
+
+    /// Payload of a full segment now: SACK blocks take their part of it.
+    #[inline]
+    pub(super) fn payload_max(&self) -> u32 {
+        let mss = u32::from(self.send.mss);
+        if self.receive.assembler.is_contiguous() || !self.sack {
+            return mss;
+        }
+        let with = self.options(0);
+        let without = Options {
+            sack: tidewall_wire::tcp::SackBlocks::default(),
+            ..with
+        };
+        mss.saturating_sub((with.len() - without.len()) as u32)
+            .max(1)
+    }
+
+    /// The most payload of one [`Outgoing`]: full segments only.
+    #[inline]
+    fn burst(&self, mss: u32) -> u32 {
+        let most = self.config.offload.min(OFFLOAD_MAX);
+        (most - most % mss).max(mss)
+    }
+
+    /// True when data waits, nothing is in flight to bring an acknowledgment,
+    /// and no timer runs: a persist timer must be started.
+    #[inline]
+    pub(super) fn needs_persist(&self) -> bool {
+        self.send.first == self.send.next
+            && self.unsent() > 0
+            && matches!(
+                self.state,
+                State::Established
+                    | State::CloseWait
+                    | State::FinWait1
+                    | State::Closing
+                    | State::LastAck
+            )
+            && !self.timers.is_running(Timer::Retransmit)
+    }
+
+    pub(super) fn send_all(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
+        if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
+            return;
+        }
+        if self.send.first == self.send.next
+            && self.unsent() > 0
+            && now.saturating_sub(self.send.last) > self.retransmission_timeout()
+        {
+            self.congestion.on_idle(self.send.mss.into());
+        }
+        while let Some(plan) = self.plan() {
+            if !self.send_plan(plan, now, send) {
+                return;
+            }
+        }
+        self.pending.clear(Pending::OVERRIDE);
+        if self.needs_persist() {
+            let wait = if self.send.window > self.send.next.wrapping_sub(self.send.first) {
+                // Held back by Nagle, cork or silly-window avoidance.
+                HOLD
+            } else {
+                self.retransmission_timeout()
+            };
+            self.timers.set(Timer::Retransmit, now, wait);
+        }
+        if self.pending.has(Pending::PROBE) && !self.send_probe(now, send) {
+            return;
+        }
+        self.send_acknowledgments(now, send);
+    }
+
+    fn send_acknowledgments(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
+        if matches!(self.state, State::Closed | State::SynSent) {
+            self.pending.clear(Pending::ACKNOWLEDGE);
+            self.receive.duplicates = 0;
+            return;
+        }
+        while self.pending.has(Pending::ACKNOWLEDGE) || self.receive.duplicates > 0 {
+            // The window must be the same in duplicates, or the peer does not
+            // take them for such (RFC 5681 §2).
+            let duplicates = self.receive.duplicates;
+            let header = self.header(self.send.next, Flags::ACK, now, duplicates > 0);
+            if !self.give(header, (0, 0), send) {
+                return;
+            }
+            self.acknowledgment_sent(&header);
+            self.receive.duplicates = duplicates.saturating_sub(1);
+        }
+    }
+
+    /// Sends a planned segment; false when there was no room.
+    fn send_plan(
+        &mut self,
+        plan: Plan,
+        now: Time,
+        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
+    ) -> bool {
+        let (sequence, length) = match plan {
+            Plan::Synchronize => return self.send_synchronize(now, send),
+            Plan::Again { sequence, length } => (sequence, length),
+            Plan::New { length } => (self.send.next, length),
+            Plan::Fin => (self.send.next, 0),
+        };
+        let end = sequence.wrapping_add(length);
+        let mut flags = Flags::ACK;
+        if end == self.send.written {
+            flags |= Flags::PSH;
+            if self.send.closed {
+                flags = Flags(flags.0 | Flags::FIN.0);
+            }
+        }
+        let fin = flags.contains(Flags::FIN);
+        if fin && length == 0 {
+            flags = Flags::ACK | Flags::FIN;
+        }
+        let header = self.header(sequence, flags, now, false);
+        let held = self.send.written.wrapping_sub(self.send.buffer.len());
+        if !self.give(header, (sequence.wrapping_sub(held), length), send) {
+            return false;
+        }
+        if length > 0 && self.answers_data(now) {
+            // Data follows data: acknowledgments will have company.
+            self.receive.interactive = true;
+        }
+        let first_in_flight = self.send.first == self.send.next;
+        self.acknowledgment_sent(&header);
+        self.send.last = now;
+        let end = end.wrapping_add(fin.into());
+        if let Plan::Again { .. } = plan {
+            self.recovery.sent_up_to(end);
+            self.round_trip.timed = None;
+            self.counters.retransmissions = self.counters.retransmissions.wrapping_add(1);
+        } else {
+            if length % u32::from(self.send.mss) != 0 {
+                self.send.small = end;
+            }
+            self.round_trip.time(end, now);
+        }
+        if before(self.send.next, end) {
+            self.send.next = end;
+            let flight = self.pipe();
+            if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
+                self.send.flight = flight;
+                self.send.flight_end = end;
+            }
+        }
+        // A timer that runs with nothing in flight was for the persist state.
+        if first_in_flight || !self.timers.is_running(Timer::Retransmit) {
+            let timeout = self.retransmission_timeout();
+            self.timers.set(Timer::Retransmit, now, timeout);
+        }
+        true
+    }
+
+    /// True when the peer's data came so short a while ago that its
+    /// acknowledgment could have waited for the data that is sent now.
+    #[inline]
+    fn answers_data(&self, now: Time) -> bool {
+        let age = milliseconds(now).wrapping_sub(self.receive.data_at);
+        self.counters.bytes_received > 0 && u128::from(age) < self.config.delayed_ack.as_millis()
+    }
+
+    fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        let answers = self.state == State::SynReceived;
+        let mut flags = Flags::SYN;
+        if answers {
+            flags |= Flags::ACK;
+        }
+        let isn = self.send.first;
+        let header = Header {
+            source_port: self.flow.local.port(),
+            destination_port: self.flow.remote.port(),
+            sequence: isn,
+            acknowledgment: if answers { self.next_expected() } else { 0 },
+            flags,
+            window: self.config.syn_window(),
+            urgent: 0,
+            options: Options {
+                maximum_segment_size: Some(self.config.mss),
+                window_scale: self.scaling.then_some(self.receive.scale),
+                sack_permitted: self.sack,
+                timestamps: self.timestamps.then(|| Timestamps {
+                    value: timestamp(now, self.timestamp_offset),
+                    echo: self.receive.timestamp,
+                }),
+                ..Options::default()
+            },
+        };
+        if !self.give(header, (0, 0), send) {
+            return false;
+        }
+        self.pending.clear(Pending::SYNCHRONIZE);
+        self.pending.clear(Pending::ACKNOWLEDGE);
+        self.send.next = isn.wrapping_add(1);
+        if self.send.retries == 0 {
+            self.round_trip.time(self.send.next, now);
+        }
+        let timeout = self.retransmission_timeout();
+        self.timers.set(Timer::Retransmit, now, timeout);
+        true
+    }
+
+    fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        if self.pending.has(Pending::RESET_ANSWER) {
+            let header = Header {
+                source_port: self.flow.local.port(),
+                destination_port: self.flow.remote.port(),
+                sequence: self.send.reset_sequence,
+                flags: Flags::RST,
+                ..Header::default()
+            };
+            if !self.give(header, (0, 0), send) {
+                return false;
+            }
+            self.pending.clear(Pending::RESET_ANSWER);
+        }
+        if self.pending.has(Pending::RESET) {
+            let header = self.header(self.send.next, Flags::RST | Flags::ACK, now, false);
+            if !self.give(header, (0, 0), send) {
+                return false;
+            }
+            self.pending.clear(Pending::RESET);
+        }
+        true
+    }
+
+    /// A segment without payload whose sequence number is old: every receiver
+    /// answers it with what it expects and its window (as Linux).
+    fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, false);
+        if !self.give(header, (0, 0), send) {
+            return false;
+        }
+        self.pending.clear(Pending::PROBE);
+        self.acknowledgment_sent(&header);
+        true
+    }
+
+    /// The header of any segment but a SYN. `same_window` keeps the right edge
+    /// where it is.
+    #[inline]
+    fn header(&mut self, sequence: u32, flags: Flags, now: Time, same_window: bool) -> Header {
+        Header {
+            source_port: self.flow.local.port(),
+            destination_port: self.flow.remote.port(),
+            sequence,
+            acknowledgment: self.next_expected(),
+            flags,
+            window: self.announce_window(same_window),
+            urgent: 0,
+            options: self.options(timestamp(now, self.timestamp_offset)),
+        }
+    }
+
+    #[inline]
+    fn options(&self, value: u32) -> Options {
+        let mut options = Options::default();
+        if self.timestamps {
+            options.timestamps = Some(Timestamps {
+                value,
+                echo: self.receive.timestamp,
+            });
+        }
+        if self.sack && !self.receive.assembler.is_contiguous() {
+            options.sack = self.receive.assembler.sack();
+        }
+        options
+    }
+
+    /// The window field. The right edge never moves back (RFC 9293 §3.8.6), and
+    /// forward only by a good step (receiver's silly-window avoidance, RFC 9293
+    /// §3.8.6.2.2).
+    #[inline]
+    fn announce_window(&mut self, same_window: bool) -> u16 {
+        let expected = self.next_expected();
+        let scale = u32::from(self.receive.scale);
+        let held = self.receive.edge.wrapping_sub(expected);
+        // A FIN may lie one beyond what was announced.
+        let held = if held > u32::MAX / 2 { 0 } else { held };
+        let room = self
+            .receive
+            .limit
+            .saturating_sub(self.receive.assembler.unread());
+        let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
+        let window = if !same_window && room >= held.saturating_add(step) {
+            (room >> scale).max(held.div_ceil(1 << scale))
+        } else {
+            // Rounded up: rounding down would take back what was promised
+            // (RFC 7323 §2.4).
+            held.div_ceil(1 << scale)
+        };
+        let window = window.min(u16::MAX.into());
+        let edge = expected.wrapping_add(window << scale);
+        if before(self.receive.edge, edge) {
+            self.receive.edge = edge;
+        }
+        window as u16
+    }
+
+    /// Whatever was just sent has carried an acknowledgment.
+    #[inline]
+    fn acknowledgment_sent(&mut self, header: &Header) {
+        if self.pending.has(Pending::ACKNOWLEDGE) && self.receive.quick > 0 {
+            self.receive.quick -= 1;
+        }
+        self.pending.clear(Pending::ACKNOWLEDGE);
+        self.receive.acknowledged = header.acknowledgment;
+        self.receive.window_field = header.window;
+        self.timers.stop(Timer::Acknowledge);
+    }
+
+    /// Gives a segment to the caller; the payload is an offset into the send
+    /// buffer and a length.
+    #[inline]
+    fn give(
+        &mut self,
+        header: Header,
+        (offset, length): (u32, u32),
+        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
+    ) -> bool {
+        let sent = send(&Outgoing {
+            header,
+            payload: self.send.buffer.slices(offset, length),
+            segment_size: self.payload_max() as u16,
+            traffic_class: self.config.traffic_class,
+        });
+        if sent {
+            self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);
+        }
+        sent
+    }
+}

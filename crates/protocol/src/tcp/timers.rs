@@ -1,0 +1,122 @@
+//! The timers of a connection: one number each, so that a connection costs its
+//! owner one entry in a timer wheel.
+
+use core::time::Duration;
+
+use super::Time;
+
+/// What a timer is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub(super) enum Timer {
+    /// Something in flight is not acknowledged (RFC 6298), or nothing is in
+    /// flight and the window, Nagle or cork hold data back (persist, RFC 9293
+    /// §3.8.6.1).
+    Retransmit = 0,
+    /// An acknowledgment has waited long enough.
+    Acknowledge = 1,
+    /// The peer is silent.
+    Keepalive = 2,
+    /// The end of FIN-WAIT-2 or TIME-WAIT.
+    Wait = 3,
+    /// Large buffers that have become empty may be given back.
+    Release = 4,
+}
+
+/// Every kind, in order.
+pub(super) const TIMERS: [Timer; 5] = [
+    Timer::Retransmit,
+    Timer::Acknowledge,
+    Timer::Keepalive,
+    Timer::Wait,
+    Timer::Release,
+];
+
+/// Not running.
+const NEVER: u64 = u64::MAX;
+
+/// When each timer expires, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timers {
+    at: [u64; TIMERS.len()],
+}
+
+fn microseconds(time: Time) -> u64 {
+    // Half a million years; a timer may be late, never early.
+    u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(NEVER - 1)
+}
+
+impl Timers {
+    /// None running.
+    pub(super) const fn new() -> Self {
+        Self {
+            at: [NEVER; TIMERS.len()],
+        }
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, timer: Timer, now: Time, after: Duration) {
+        self.at[timer as usize] = microseconds(now.saturating_add(after)).min(NEVER - 1);
+    }
+
+    #[inline]
+    pub(super) fn stop(&mut self, timer: Timer) {
+        self.at[timer as usize] = NEVER;
+    }
+
+    #[inline]
+    pub(super) fn is_running(&self, timer: Timer) -> bool {
+        self.at[timer as usize] != NEVER
+    }
+
+    /// When it expires, if it is running.
+    pub(super) fn get(&self, timer: Timer) -> Option<Time> {
+        let at = self.at[timer as usize];
+        (at != NEVER).then(|| Duration::from_micros(at))
+    }
+
+    /// Stops it if it has expired, and says so.
+    pub(super) fn expired(&mut self, timer: Timer, now: Time) -> bool {
+        let expired = self.is_running(timer) && self.at[timer as usize] <= microseconds_down(now);
+        if expired {
+            self.stop(timer);
+        }
+        expired
+    }
+
+    /// When the first expires.
+    #[inline]
+    pub(super) fn next(&self) -> Option<Time> {
+        let first = self.at.iter().copied().min().unwrap_or(NEVER);
+        (first != NEVER).then(|| Duration::from_micros(first))
+    }
+}
+
+fn microseconds_down(time: Time) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(NEVER - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_timer_is_the_next() {
+        let mut timers = Timers::new();
+        let now = Duration::new(5, 1);
+        assert_eq!(timers.next(), None);
+        timers.set(Timer::Keepalive, now, Duration::from_secs(9));
+        timers.set(Timer::Acknowledge, now, Duration::from_millis(40));
+        let next = timers.next().unwrap();
+        assert!(next >= now + Duration::from_millis(40));
+        assert!(!timers.expired(Timer::Acknowledge, now));
+        assert!(timers.expired(Timer::Acknowledge, next));
+        assert!(!timers.is_running(Timer::Acknowledge));
+        assert!(timers.next() == timers.get(Timer::Keepalive));
+        timers.set(Timer::Wait, Duration::MAX, Duration::MAX);
+        assert!(timers.is_running(Timer::Wait));
+        timers.stop(Timer::Wait);
+        timers.stop(Timer::Keepalive);
+        assert_eq!(timers.next(), None);
+    }
+}

@@ -1,0 +1,525 @@
+//! Two engines, a link between them that may be hostile, and a clock that jumps
+//! from event to event.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{
+    Config, Connection, Errno, Flow, Handshake, Outgoing, Segment, Shutdown, State, Time,
+    Timestamps, timestamp,
+};
+use tidewall_wire::tcp::{Flags, Header, Options};
+
+/// Small and fast: xorshift64*.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+    pub fn percent(&mut self, chance: u8) -> bool {
+        self.below(100) < u64::from(chance)
+    }
+}
+
+/// A segment on the wire.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub header: Header,
+    pub payload: Vec<u8>,
+}
+
+/// Cuts what offloading has left together, as a device does.
+pub fn cut(outgoing: &Outgoing<'_>) -> Vec<Frame> {
+    let payload = outgoing.payload.concat();
+    let size = usize::from(outgoing.segment_size).max(1);
+    if payload.len() <= size {
+        return vec![Frame {
+            header: outgoing.header,
+            payload,
+        }];
+    }
+    let count = payload.len().div_ceil(size);
+    payload
+        .chunks(size)
+        .enumerate()
+        .map(|(index, chunk)| {
+            let mut header = outgoing.header;
+            header.sequence = header.sequence.wrapping_add((index * size) as u32);
+            if index + 1 < count {
+                header.flags = Flags(header.flags.0 & !(Flags::PSH.0 | Flags::FIN.0));
+            }
+            Frame {
+                header,
+                payload: chunk.to_vec(),
+            }
+        })
+        .collect()
+}
+
+/// What the link does, in percent and time.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    pub loss: u8,
+    pub duplication: u8,
+    /// Chance of being delayed by up to `jitter` more, and so overtaken.
+    pub reorder: u8,
+    pub delay: Duration,
+    pub jitter: Duration,
+    /// Segments with more payload vanish (a path MTU).
+    pub payload_max: usize,
+}
+
+pub const FAIR: Weather = Weather {
+    loss: 0,
+    duplication: 0,
+    reorder: 0,
+    delay: Duration::from_millis(10),
+    jitter: Duration::from_millis(30),
+    payload_max: usize::MAX,
+};
+
+/// One end and the application above it.
+pub struct End {
+    pub config: Config,
+    pub connection: Option<Connection>,
+    /// A half-open handshake, and the SYN-ACK to send again.
+    handshake: Option<(Handshake, Frame, Time)>,
+    pub to_send: Vec<u8>,
+    pub sent: usize,
+    pub received: Vec<u8>,
+    /// Bytes the application reads at a time, and how long it then sleeps.
+    pub read_at_once: usize,
+    pub read_pause: Duration,
+    pub read_next: Time,
+    /// Whether FIN follows the data.
+    pub closes: bool,
+    pub closed: bool,
+    pub ended: bool,
+    pub error: Option<Errno>,
+    pub segments: usize,
+}
+
+impl End {
+    pub fn new(config: Config, to_send: Vec<u8>) -> Self {
+        Self {
+            config,
+            connection: None,
+            handshake: None,
+            to_send,
+            sent: 0,
+            received: Vec::new(),
+            read_at_once: usize::MAX,
+            read_pause: Duration::ZERO,
+            read_next: Duration::ZERO,
+            closes: true,
+            closed: false,
+            ended: false,
+            error: None,
+            segments: 0,
+        }
+    }
+
+    pub fn connection(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("connected")
+    }
+
+    /// Everything is sent and received, or has failed.
+    pub fn is_done(&self) -> bool {
+        self.error.is_some() || self.ended && self.closed
+    }
+
+    fn act(&mut self, now: Time) {
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        while now >= self.read_next && !self.ended && self.error.is_none() {
+            let mut buffer = vec![0; self.read_at_once.min(1 << 16)];
+            match connection.read(&mut buffer) {
+                Ok(0) => self.ended = true,
+                Ok(length) => {
+                    self.received.extend(&buffer[..length]);
+                    self.read_next = now + self.read_pause;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(error) => self.error = Some(error),
+            }
+        }
+        while self.sent < self.to_send.len() && self.error.is_none() {
+            match connection.write(&self.to_send[self.sent..]) {
+                Ok(length) => self.sent += length,
+                Err(Errno::AGAIN) => break,
+                Err(error) => self.error = Some(error),
+            }
+        }
+        if self.sent == self.to_send.len()
+            && self.closes
+            && !self.closed
+            && matches!(connection.state(), State::Established | State::CloseWait)
+        {
+            connection.shutdown(Shutdown::Write, now).unwrap();
+            self.closed = true;
+        }
+    }
+
+    fn next_timeout(&self, now: Time) -> Option<Time> {
+        let connection = self.connection.as_ref();
+        let timer = connection.and_then(Connection::next_timeout);
+        let again = self.handshake.as_ref().map(|handshake| handshake.2);
+        let reads = connection.is_some_and(|connection| connection.readable() && !self.ended);
+        let read = (reads && self.read_next > now).then_some(self.read_next);
+        [timer, again, read].into_iter().flatten().min()
+    }
+}
+
+/// The whole.
+pub struct Link {
+    pub now: Time,
+    pub began: Time,
+    pub ends: [End; 2],
+    pub weather: [Weather; 2],
+    pub random: Random,
+    /// By arrival, then order; with the end it goes to.
+    queue: BTreeMap<(Time, u64), (usize, Frame)>,
+    order: u64,
+    flow: Flow,
+    last_acknowledged: [Option<u32>; 2],
+    /// Whether ends are frozen and thawed now and then.
+    pub freezes: bool,
+    /// Every frame that was sent, with its sender, when wanted.
+    pub trace: Option<Vec<(Time, usize, Frame)>>,
+}
+
+pub fn flow(v6: bool) -> Flow {
+    if v6 {
+        Flow {
+            local: "[2001:db8::1]:40000".parse().unwrap(),
+            remote: "[2001:db8::2]:80".parse().unwrap(),
+        }
+    } else {
+        Flow {
+            local: "192.0.2.1:40000".parse().unwrap(),
+            remote: "192.0.2.2:80".parse().unwrap(),
+        }
+    }
+}
+
+pub fn reversed(flow: Flow) -> Flow {
+    Flow {
+        local: flow.remote,
+        remote: flow.local,
+    }
+}
+
+impl Link {
+    /// End 0 connects to end 1.
+    pub fn new(ends: [End; 2], weather: Weather, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let now = Duration::from_micros(1_000_000 + random.below(1 << 40));
+        let flow = flow(false);
+        let mut link = Self {
+            now,
+            began: now,
+            ends,
+            weather: [weather; 2],
+            random,
+            queue: BTreeMap::new(),
+            order: 0,
+            flow,
+            last_acknowledged: [None; 2],
+            freezes: false,
+            trace: None,
+        };
+        let isn = link.random.next() as u32;
+        let offset = link.random.next() as u32;
+        let config = link.ends[0].config;
+        link.ends[0].connection = Some(Connection::connect(flow, isn, offset, &config, now));
+        link
+    }
+
+    /// Both ends connect to each other at once.
+    pub fn simultaneous(ends: [End; 2], weather: Weather, seed: u64) -> Self {
+        let mut link = Self::new(ends, weather, seed);
+        let (isn, offset) = (link.random.next() as u32, link.random.next() as u32);
+        let config = link.ends[1].config;
+        let flow = reversed(link.flow);
+        link.ends[1].connection = Some(Connection::connect(flow, isn, offset, &config, link.now));
+        link
+    }
+
+    fn transmit(&mut self, from: usize, frame: Frame) {
+        let weather = self.weather[from];
+        if let Some(trace) = &mut self.trace {
+            trace.push((self.now, from, frame.clone()));
+        }
+        if frame.payload.len() > weather.payload_max {
+            return;
+        }
+        let copies = 1 + u8::from(self.random.percent(weather.duplication));
+        for _ in 0..copies {
+            if self.random.percent(weather.loss) {
+                continue;
+            }
+            let mut arrival = self.now + weather.delay;
+            if self.random.percent(weather.reorder) {
+                let jitter = weather.jitter.as_micros() as u64;
+                arrival += Duration::from_micros(self.random.below(jitter));
+            }
+            self.order += 1;
+            self.queue
+                .insert((arrival, self.order), (1 - from, frame.clone()));
+        }
+    }
+
+    fn deliver(&mut self, to: usize, frame: &Frame) {
+        let now = self.now;
+        let flow = if to == 0 {
+            self.flow
+        } else {
+            reversed(self.flow)
+        };
+        let segment = Segment {
+            flow,
+            header: frame.header,
+            payload: &frame.payload,
+            traffic_class: 0,
+        };
+        if frame.header.flags.contains(Flags::ACK) {
+            self.last_acknowledged[to] = Some(frame.header.acknowledgment);
+        }
+        let end = &mut self.ends[to];
+        end.segments += 1;
+        if let Some(connection) = &mut end.connection {
+            connection.input(&segment, now);
+            return;
+        }
+        if let Some((handshake, answer, _)) = &end.handshake {
+            let header = &frame.header;
+            if header.flags.contains(Flags::SYN) {
+                let answer = answer.clone();
+                self.transmit(to, answer);
+            } else if header.flags.contains(Flags::ACK)
+                && !header.flags.contains(Flags::RST)
+                && header.acknowledgment == handshake.local_isn.wrapping_add(1)
+            {
+                let handshake = Handshake {
+                    window: header.window,
+                    ..*handshake
+                };
+                let mut connection = Connection::accept(&handshake, &end.config, now);
+                connection.input(&segment, now);
+                end.connection = Some(connection);
+                end.handshake = None;
+            }
+        } else if frame.header.flags == Flags::SYN {
+            let isn = self.random.next() as u32;
+            let offset = self.random.next() as u32;
+            let end = &mut self.ends[to];
+            let (handshake, answer) = answer_syn(&segment, &end.config, isn, offset, now);
+            end.handshake = Some((handshake, answer.clone(), now + Duration::from_secs(1)));
+            self.transmit(to, answer);
+        }
+    }
+
+    /// The first sequence number that an end has in flight, as it tells.
+    pub fn first_in_flight(&mut self, end: usize) -> u32 {
+        // Of the segments that were sent, the last acknowledgment is the truth.
+        let last = self.last_acknowledged[end];
+        last.expect("the peer has acknowledged something")
+    }
+
+    /// Hands an end to another process, as it were.
+    fn refreeze(&mut self, end: usize) {
+        let now = self.now;
+        if let Some(connection) = &mut self.ends[end].connection {
+            let frozen = connection.freeze(now);
+            let thawed = Connection::thaw(&frozen, now).expect("it was just frozen");
+            assert_eq!(thawed.freeze(now), frozen, "nothing is lost");
+            *connection = thawed;
+        }
+    }
+
+    /// Has both ends act and send.
+    pub fn flush(&mut self) {
+        for from in 0..2 {
+            let now = self.now;
+            self.ends[from].act(now);
+            if self.freezes && self.random.percent(10) {
+                self.refreeze(from);
+            }
+            let mut frames = Vec::new();
+            if let Some(connection) = &mut self.ends[from].connection
+                && connection.wants_output()
+            {
+                connection.output(now, &mut |outgoing| {
+                    frames.extend(cut(outgoing));
+                    true
+                });
+                assert!(!connection.wants_output(), "all was sent, and more wanted");
+            }
+            for frame in frames {
+                self.transmit(from, frame);
+            }
+        }
+    }
+
+    /// Goes on to the next event; false when there is none.
+    pub fn step(&mut self) -> bool {
+        self.flush();
+        let arrival = self.queue.keys().next().map(|key| key.0);
+        let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
+        let Some(next) = timers.chain([arrival]).flatten().min() else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        while let Some(entry) = self.queue.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let (to, frame) = entry.remove();
+            self.deliver(to, &frame);
+        }
+        for from in 0..2 {
+            let now = self.now;
+            let end = &mut self.ends[from];
+            if let Some(connection) = &mut end.connection
+                && connection.next_timeout().is_some_and(|at| at <= now)
+            {
+                connection.timeout(now);
+            }
+            if let Some((_, answer, again)) = &mut end.handshake
+                && *again <= now
+            {
+                *again = now + Duration::from_secs(1);
+                let answer = answer.clone();
+                self.transmit(from, answer);
+            }
+        }
+        true
+    }
+
+    /// Runs until both ends are done; panics when that takes longer than
+    /// `limit`, for nothing may hang.
+    pub fn run(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        while !self.ends.iter().all(End::is_done) {
+            let more = self.step();
+            if !more && !self.ends.iter().all(End::is_done) {
+                panic!("nothing left to happen: {}", self.describe());
+            }
+            assert!(self.now < end, "it hangs: {}", self.describe());
+        }
+    }
+
+    /// Runs for a time.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.flush();
+            let arrival = self.queue.keys().next().map(|key| key.0);
+            let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
+            match timers.chain([arrival]).flatten().min() {
+                Some(next) if next <= end => {
+                    self.step();
+                }
+                _ => self.now = end,
+            }
+        }
+        self.flush();
+    }
+
+    pub fn describe(&self) -> String {
+        let end = |end: &End| {
+            format!(
+                "sent {} of {}, received {}, error {:?}, {:?}",
+                end.sent,
+                end.to_send.len(),
+                end.received.len(),
+                end.error,
+                end.connection.as_ref().map(Connection::info)
+            )
+        };
+        format!("\n{}\n{}", end(&self.ends[0]), end(&self.ends[1]))
+    }
+
+    /// What one end received is what the other sent, or the beginning of it if
+    /// either reports an error.
+    pub fn assert_delivered(&self) {
+        let failed = self.ends.iter().any(|end| end.error.is_some());
+        for (from, to) in [(0, 1), (1, 0)] {
+            let (sent, received) = (&self.ends[from].to_send, &self.ends[to].received);
+            if failed {
+                assert!(sent.starts_with(received), "{}", self.describe());
+            } else {
+                assert!(sent == received, "{}", self.describe());
+            }
+        }
+    }
+}
+
+/// The SYN-ACK of a passive opener, and what it remembers.
+pub fn answer_syn(
+    segment: &Segment<'_>,
+    config: &Config,
+    isn: u32,
+    offset: u32,
+    now: Time,
+) -> (Handshake, Frame) {
+    let options = &segment.header.options;
+    let timestamps = options.timestamps.filter(|_| config.timestamps);
+    let scale = options.window_scale.filter(|_| config.window_scaling);
+    let handshake = Handshake {
+        flow: segment.flow,
+        local_isn: isn,
+        remote_isn: segment.header.sequence,
+        mss: options.maximum_segment_size.unwrap_or(536),
+        window_scale: scale,
+        local_window_scale: config.window_scale(),
+        sack: options.sack_permitted && config.sack,
+        timestamps,
+        timestamp_offset: offset,
+        window: 0,
+        round_trip: None,
+    };
+    let header = Header {
+        source_port: segment.flow.local.port(),
+        destination_port: segment.flow.remote.port(),
+        sequence: isn,
+        acknowledgment: segment.header.sequence.wrapping_add(1),
+        flags: Flags::SYN | Flags::ACK,
+        window: config.syn_window(),
+        urgent: 0,
+        options: Options {
+            maximum_segment_size: Some(config.mss),
+            window_scale: scale.map(|_| config.window_scale()),
+            sack_permitted: handshake.sack,
+            timestamps: timestamps.map(|peer| Timestamps {
+                value: timestamp(now, offset),
+                echo: peer.value,
+            }),
+            ..Options::default()
+        },
+    };
+    let frame = Frame {
+        header,
+        payload: Vec::new(),
+    };
+    (handshake, frame)
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(length: usize, salt: u8) -> Vec<u8> {
+    (0..length)
+        .map(|at| (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ ((at >> 16) as u8) ^ salt)
+        .collect()
+}

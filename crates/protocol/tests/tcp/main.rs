@@ -1,0 +1,10 @@
+//! The TCP engine: two of them over a link, and one against a peer whose
+//! segments are written by hand.
+
+mod closing;
+mod handshake;
+mod link;
+mod peer;
+mod receiving;
+mod sending;
+mod transfer;
