@@ -264,6 +264,12 @@ impl Connection {
     fn new(flow: Flow, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
         let mss = config.mss.max(MSS_MIN);
         let limit = config.receive_buffer.clamp(BUFFER_MIN, BUFFER_MAX);
+        let config = &Config {
+            mss,
+            receive_buffer: limit,
+            receive_buffer_max: config.receive_buffer_max.min(BUFFER_MAX),
+            ..*config
+        };
         Self {
             flow,
             state: State::SynSent,
