@@ -107,15 +107,17 @@ impl Connection {
         }
     }
 
+    /// Whether our SYN is acknowledged; nothing can do that before it has left.
+    fn acknowledges_syn(&self, header: &Header) -> bool {
+        self.send.next != self.send.first && header.acknowledgment == self.send.next
+    }
+
     /// RFC 9293 §3.10.7.3.
     fn input_syn_sent(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
-        // Before our SYN has left, nothing can acknowledge it.
-        let acceptable = acknowledges
-            && self.send.next != self.send.first
-            && header.acknowledgment == self.send.next;
+        let acceptable = acknowledges && self.acknowledges_syn(header);
         if acknowledges && !acceptable {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
@@ -181,7 +183,7 @@ impl Connection {
             && flags.contains(Flags::ACK)
             && !reset
             && sequence.wrapping_add(1) == self.next_expected()
-            && header.acknowledgment == self.send.next
+            && self.acknowledges_syn(header)
         {
             // The peer's SYN-ACK of a simultaneous open: its SYN is known, and
             // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
@@ -226,7 +228,7 @@ impl Connection {
             return;
         }
         if self.state == State::SynReceived {
-            if header.acknowledgment != self.send.next {
+            if !self.acknowledges_syn(header) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
                 return;
