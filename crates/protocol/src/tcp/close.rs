@@ -79,7 +79,8 @@ impl Connection {
         self.receive.assembler.clear();
         self.finish_writing();
         if self.state == State::FinWait2 {
-            self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+            self.timers
+                .set(Timer::Wait, now, self.config.fin_timeout.get());
         }
     }
 
@@ -216,7 +217,7 @@ impl Connection {
     }
 
     fn user_timed_out(&self, now: Time) -> bool {
-        match (self.config.user_timeout, self.send.stalled) {
+        match (self.config.user_timeout(), self.send.stalled) {
             (Some(limit), Some(since)) => now.saturating_sub(since) >= limit,
             _ => false,
         }
@@ -286,7 +287,7 @@ impl Connection {
     }
 
     fn keepalive_timer(&mut self, now: Time) {
-        let Some(keepalive) = self.config.keepalive else {
+        let Some(keepalive) = self.config.keepalive() else {
             return;
         };
         let silence = now.saturating_sub(self.receive.last);
@@ -300,7 +301,7 @@ impl Connection {
                 .set(Timer::Keepalive, self.receive.last, keepalive.idle);
             return;
         }
-        let given_up = match self.config.user_timeout {
+        let given_up = match self.config.user_timeout() {
             Some(limit) => self.keepalive_probes > 0 && silence >= limit,
             None => self.keepalive_probes >= keepalive.count,
         };
@@ -311,8 +312,7 @@ impl Connection {
         }
         self.keepalive_probes = self.keepalive_probes.saturating_add(1);
         self.pending.add(Pending::PROBE);
-        let interval = keepalive.interval.max(Duration::from_millis(1));
-        self.timers.set(Timer::Keepalive, now, interval);
+        self.timers.set(Timer::Keepalive, now, keepalive.interval);
     }
 
     /// Takes an ICMP error about this flow. Anyone can send one (RFC 5927): it

@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use super::assembler::Assembler;
+use super::config::Settings;
 use super::congestion::{Algorithm, NewReno};
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
@@ -200,7 +201,7 @@ pub struct Connection {
     pub(super) recovery: Recovery,
     pub(super) congestion: NewReno,
     pub(super) counters: Counters,
-    pub(super) config: Config,
+    pub(super) config: Settings,
 }
 
 impl Connection {
@@ -249,9 +250,8 @@ impl Connection {
             handshake.timestamps.map(|timestamps| timestamps.value),
             now,
         );
-        connection.receive.edge = connection
-            .next_expected()
-            .wrapping_add(config.syn_window().into());
+        let announced = u32::from(connection.config.syn_window());
+        connection.receive.edge = connection.next_expected().wrapping_add(announced);
         let window = u32::from(handshake.window) << connection.send.scale;
         connection.take_window(handshake.remote_isn, connection.send.first, window);
         if let Some(round_trip) = handshake.round_trip {
@@ -262,14 +262,8 @@ impl Connection {
     }
 
     fn new(flow: Flow, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
-        let mss = config.mss.max(MSS_MIN);
-        let limit = config.receive_buffer.clamp(BUFFER_MIN, BUFFER_MAX);
-        let config = &Config {
-            mss,
-            receive_buffer: limit,
-            receive_buffer_max: config.receive_buffer_max.min(BUFFER_MAX),
-            ..*config
-        };
+        let settings = Settings::new(config);
+        let (mss, limit) = (settings.mss, settings.receive_buffer);
         Self {
             flow,
             state: State::SynSent,
@@ -335,9 +329,9 @@ impl Connection {
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
-            congestion: NewReno::new(config.initial_window.into(), mss.into()),
+            congestion: NewReno::new(settings.initial_window.into(), mss.into()),
             counters: Counters::default(),
-            config: *config,
+            config: settings,
         }
     }
 
@@ -388,7 +382,7 @@ impl Connection {
         self.round_trip.backoff = 0;
         self.timers.stop(Timer::Retransmit);
         self.receive.tuned = now;
-        if let Some(keepalive) = self.config.keepalive {
+        if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }
     }
@@ -448,10 +442,9 @@ impl Connection {
             return self.send.limit;
         }
         let wanted = self.congestion.window().saturating_mul(2);
-        let most = self.config.send_buffer_max.clamp(BUFFER_MIN, BUFFER_MAX);
         wanted
-            .max(self.config.send_buffer.clamp(BUFFER_MIN, BUFFER_MAX))
-            .min(most)
+            .max(self.config.send_buffer)
+            .min(self.config.send_buffer_max)
     }
 
     /// When [`Connection::timeout`] must be called, at the latest.
@@ -464,7 +457,7 @@ impl Connection {
     /// The retransmission timeout as it is now.
     pub(super) fn retransmission_timeout(&self) -> Duration {
         self.round_trip
-            .timeout(self.config.timeout_min, self.config.timeout_max)
+            .timeout(self.config.timeout_min.get(), self.config.timeout_max.get())
     }
 
     /// True when [`Connection::output`] has something to do: an acknowledgment is

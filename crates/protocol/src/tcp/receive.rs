@@ -315,7 +315,8 @@ impl Connection {
             State::FinWait1 => {
                 self.state = State::FinWait2;
                 if self.orphan {
-                    self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+                    self.timers
+                        .set(Timer::Wait, now, self.config.fin_timeout.get());
                 }
             }
             State::Closing => self.enter_time_wait(now),
@@ -420,7 +421,7 @@ impl Connection {
                     // segment (RFC 9293 §3.8.6.3).
                     self.pending.add(Pending::ACKNOWLEDGE);
                 } else if !self.timers.is_running(Timer::Acknowledge) {
-                    let delay = self.config.delayed_ack;
+                    let delay = self.config.delayed_ack.get();
                     self.timers.set(Timer::Acknowledge, now, delay);
                 }
             }
