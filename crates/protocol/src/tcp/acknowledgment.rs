@@ -123,7 +123,7 @@ impl Connection {
 
     fn acknowledge_duplicate(&mut self, now: Time) {
         let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
-        let in_flight = self.recovery.pipe(first, next, mss, self.sack);
+        let in_flight = next.wrapping_sub(first);
         if self.recovery.duplicate(first, next, mss, self.sack) {
             self.congestion.on_loss(in_flight.max(mss), mss);
             self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
@@ -142,7 +142,7 @@ impl Connection {
         if newer {
             let opened = window > self.send.window;
             self.take_window(header.sequence, header.acknowledgment, window);
-            if opened && self.send.first == self.send.next && self.unsent() > 0 {
+            if opened && !self.orphan && self.send.first == self.send.next && self.unsent() > 0 {
                 // The end of a persist state; output starts a new one if need be.
                 self.timers.stop(Timer::Retransmit);
                 self.round_trip.backoff = 0;

@@ -223,14 +223,23 @@ impl Connection {
         }
     }
 
+    /// Whether the same was tried often enough. A closed window is no reason to
+    /// give up (RFC 9293 §3.8.6.1) unless what is sent to it stays without
+    /// answer, or the application is gone: then answers do not count, only
+    /// progress, or a peer could hold our memory for ever ("sockstress", RFC
+    /// 6429).
+    fn given_up(&self, now: Time) -> bool {
+        let (count, limit) = if self.orphan {
+            (self.round_trip.backoff, self.config.orphan_retries)
+        } else {
+            (self.send.retries, self.config.retries)
+        };
+        count >= limit || self.user_timed_out(now)
+    }
+
     /// The retransmission timer has expired with data in flight (RFC 6298 §5.4).
     fn retransmit(&mut self, now: Time) {
-        let retries = if self.orphan {
-            self.config.orphan_retries
-        } else {
-            self.config.retries
-        };
-        if self.send.retries >= retries || self.user_timed_out(now) {
+        if self.given_up(now) {
             self.time_out();
             return;
         }
@@ -259,15 +268,7 @@ impl Connection {
             self.pending.add(Pending::OVERRIDE);
             return;
         }
-        // A closed window is no reason to give up (RFC 9293 §3.8.6.1) unless the
-        // probes stay without answer, or the application is gone: a peer could
-        // hold our memory for ever ("sockstress", RFC 6429).
-        let (count, limit) = if self.orphan {
-            (self.round_trip.backoff, self.config.orphan_retries)
-        } else {
-            (self.send.retries, self.config.retries)
-        };
-        if count >= limit || self.user_timed_out(now) {
+        if self.given_up(now) {
             let orphan = self.orphan;
             self.time_out();
             if orphan {
