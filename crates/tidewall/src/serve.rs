@@ -65,7 +65,7 @@ pub struct Arguments {
     /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
     policy: Option<PolicyKind>,
-    /// Largest Bp that the policy may set, 2 to 3000 [default: 3000]; of napi the Bp itself
+    /// Largest Bp that the policy may set, 2 to 3000 [default: 256, of threads 3000]; of napi the Bp itself
     #[arg(long, value_name = "FRAMES", value_parser = budget)]
     budget: Option<u32>,
     /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 200us]; of napi the

@@ -17,7 +17,8 @@ use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::udp::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
-    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, Waiting,
+    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
+    TIMER_TURNS, Waiting,
 };
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
@@ -63,13 +64,13 @@ const BUSY_NAP: Duration = Duration::from_micros(50);
 
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
-/// Frames in a lot of the device's timer from which the receiver polls again by
-/// itself: the ring holds twice as many, and the timer's poll is a softirq.
-const TIMER_LOT: usize = POLL_MAX as usize;
-/// See [`Core::device_polls`].
-const TIMER_TURNS: u32 = 16;
 /// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
+/// Largest Bp of a receiver that polls for itself, unless told otherwise: half
+/// of what a channel holds by default. A larger round overflows it before
+/// anybody can read, and after each pause a policy tries the largest again
+/// (RHIP lost 15,000 frames/s so).
+const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
 /// How long a poller waits that receive control forbids to take anything.
 const STOPPED_NAP: Duration = Duration::from_micros(100);
 
@@ -96,7 +97,8 @@ pub struct EmbeddedConfig {
     pub receiver_cpu: Option<usize>,
     /// Receive control policy, which sets Bp and T.
     pub policy: PolicyKind,
-    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000.
+    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000,
+    /// or 256 where the receiver polls for itself.
     pub budget: Option<u32>,
     /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
     /// ring of 256 frames does not overflow; of `napi` zero.
@@ -167,10 +169,12 @@ impl EmbeddedConfig {
             ));
         }
         let usual = self.policy.limits();
+        let preempts = self.architecture.has_threads();
+        let most = if preempts { usual.budget } else { OWN_BUDGET };
         Ok(Limits {
-            budget: self.budget.unwrap_or(usual.budget),
+            budget: self.budget.unwrap_or(usual.budget.min(most)),
             interval: self.interval.unwrap_or(usual.interval),
-            preempts: self.architecture.has_threads(),
+            preempts,
             ..usual
         })
     }
