@@ -464,6 +464,8 @@ impl Point {
             system: System::Softirq,
             receive: None,
             spin: None,
+            tcp: None,
+            compute: None,
             classes: Vec::new(),
             control: Some(Control {
                 policy: PolicyKind::Napi,

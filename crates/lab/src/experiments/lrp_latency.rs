@@ -82,6 +82,8 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 spin: (system == System::NiLrp).then_some(20),
                 control: None,
                 classes: Vec::new(),
+                tcp: None,
+                compute: None,
                 watching: Watching::default(),
                 services: vec![
                     ServiceSpec {
