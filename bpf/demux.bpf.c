@@ -735,10 +735,11 @@ OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applic
 	__u32 mss = options.mss ? options.mss : ends->v4 ? 536 : 1220;
 	if (mss < cookie_mss[0])
 		return 0;
-	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::, ::1 or ff00::/8. */
+	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::/64 (unspecified,
+	 * loopback, IPv4-mapped) or ff00::/8. */
 	const __u8 *source = (const __u8 *)ends->remote;
 	if (ends->v4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
-		       source[0] == 0xff || (!ends->remote[0] && !*(__u32 *)(source + 8)))
+		       source[0] == 0xff || !ends->remote[0])
 		return 0;
 
 	__u32 number = 0;
