@@ -711,8 +711,9 @@ INLINE __u16 fold(__u64 sum)
  * checksum is not looked at: one damaged costs an answer to nobody.
  *
  * The answer leaves by XDP_TX. On veth it comes out of the peer only if that
- * has GRO on or an XDP program of its own (ethtool -K PEER gro on); else the
- * kernel drops it there and says nothing. */
+ * has an XDP program of its own, be it one that passes everything: without, the
+ * kernel drops it, or with GRO on leaves it in the peer's ring and wakes nobody
+ * (veth_xdp_flush in drivers/net/veth.c), and says nothing either way. */
 OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
 			       __u64 place, __u32 flags)
 {

@@ -13,8 +13,7 @@ use tidewall_protocol::tcp::{self, Checksum, Config, Cookies, Link, Segment};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
-/// Where the corpus's SYNs ask for cookies with all options, and with none.
-const PORT: u16 = 91;
+/// Where the set-up wants cookies without options.
 const PLAIN_PORT: u16 = 93;
 const TIME: Duration = Duration::from_secs(1_000_000);
 
@@ -125,9 +124,4 @@ fn the_driver_answers_as_the_engine_would_and_each_takes_the_others() {
         }
     }
     assert!(compared > 40 * 60, "{compared}");
-    assert!(
-        samples.iter().any(|sample| {
-            segment(&sample.bytes).is_some_and(|syn| syn.flow.local.port() == PORT)
-        })
-    );
 }
