@@ -131,6 +131,7 @@ impl Connection {
         self.pending = Pending(0);
         self.receive.duplicates = 0;
         self.send.buffer.clear();
+        self.send.written = self.send.next;
         self.timers = Timers::new();
         if self.orphan || self.receive.assembler.unread() == 0 {
             self.receive.assembler.clear();

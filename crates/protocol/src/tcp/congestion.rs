@@ -10,7 +10,7 @@ use super::Time;
 pub(super) struct Acknowledged {
     /// Bytes newly acknowledged.
     pub(super) bytes: u32,
-    /// Bytes that were in flight before.
+    /// The most bytes that were in flight lately.
     pub(super) in_flight: u32,
     /// A round trip measured with it. NewReno takes no notice.
     #[allow(dead_code, reason = "for the algorithms that follow NewReno")]

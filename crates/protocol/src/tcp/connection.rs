@@ -50,6 +50,8 @@ impl Pending {
     /// What Nagle, cork or silly-window avoidance hold back has waited long
     /// enough.
     pub(super) const OVERRIDE: u8 = 32;
+    /// All of them.
+    pub(super) const ALL: u8 = 63;
 
     pub(super) fn add(&mut self, what: u8) {
         self.0 |= what;
@@ -82,6 +84,11 @@ pub(super) struct Send {
     /// The end of the last segment sent that was not full (Minshall's variant of
     /// Nagle, as Linux has it).
     pub(super) small: u32,
+    /// The most that was in flight since `flight_end` was the next sequence
+    /// number: how much of the congestion window is used. What is in flight when
+    /// an acknowledgment comes would tell less, for several may come at once.
+    pub(super) flight: u32,
+    pub(super) flight_end: u32,
     /// Payload of a full segment.
     pub(super) mss: u16,
     /// The peer's maximum segment size.
@@ -257,6 +264,12 @@ impl Connection {
     fn new(flow: Flow, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
         let mss = config.mss.max(MSS_MIN);
         let limit = config.receive_buffer.clamp(BUFFER_MIN, BUFFER_MAX);
+        let config = &Config {
+            mss,
+            receive_buffer: limit,
+            receive_buffer_max: config.receive_buffer_max.min(BUFFER_MAX),
+            ..*config
+        };
         Self {
             flow,
             state: State::SynSent,
@@ -279,6 +292,8 @@ impl Connection {
                 window_sequence: 0,
                 window_acknowledgment: 0,
                 small: isn,
+                flight: 0,
+                flight_end: isn,
                 mss,
                 peer_mss: MSS_DEFAULT,
                 path_mss: u16::MAX,
@@ -367,6 +382,7 @@ impl Connection {
         self.congestion = NewReno::new(segments, self.send.mss.into());
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
+        self.send.flight_end = self.send.first;
         self.send.retries = 0;
         self.send.stalled = None;
         self.round_trip.backoff = 0;

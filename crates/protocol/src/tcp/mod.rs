@@ -31,6 +31,7 @@ mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
+mod freeze;
 mod half_open;
 mod info;
 pub mod isn;
@@ -54,6 +55,7 @@ use std::net::SocketAddr;
 pub use config::{Config, Keepalive};
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
+pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
@@ -143,6 +145,22 @@ pub enum State {
     LastAck = 8,
     /// Waiting until old segments have died.
     TimeWait = 9,
+}
+
+impl State {
+    /// Every state, in the order of its number.
+    pub const ALL: [Self; 10] = [
+        Self::Closed,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::Established,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::CloseWait,
+        Self::Closing,
+        Self::LastAck,
+        Self::TimeWait,
+    ];
 }
 
 /// Which half to close, as `shutdown(2)` has it.

@@ -107,15 +107,17 @@ impl Connection {
         }
     }
 
+    /// Whether our SYN is acknowledged; nothing can do that before it has left.
+    fn acknowledges_syn(&self, header: &Header) -> bool {
+        self.send.next != self.send.first && header.acknowledgment == self.send.next
+    }
+
     /// RFC 9293 §3.10.7.3.
     fn input_syn_sent(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
-        // Before our SYN has left, nothing can acknowledge it.
-        let acceptable = acknowledges
-            && self.send.next != self.send.first
-            && header.acknowledgment == self.send.next;
+        let acceptable = acknowledges && self.acknowledges_syn(header);
         if acknowledges && !acceptable {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
@@ -181,7 +183,7 @@ impl Connection {
             && flags.contains(Flags::ACK)
             && !reset
             && sequence.wrapping_add(1) == self.next_expected()
-            && header.acknowledgment == self.send.next
+            && self.acknowledges_syn(header)
         {
             // The peer's SYN-ACK of a simultaneous open: its SYN is known, and
             // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
@@ -226,7 +228,7 @@ impl Connection {
             return;
         }
         if self.state == State::SynReceived {
-            if header.acknowledgment != self.send.next {
+            if !self.acknowledges_syn(header) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
                 return;
@@ -331,6 +333,9 @@ impl Connection {
         let window = u32::from(header.window) << scale;
         let updates = window != self.send.window;
         let in_flight = self.send.next.wrapping_sub(first);
+        if acknowledgment != first {
+            self.acknowledge_new(header, now);
+        }
         let news = self.sack
             && !header.options.sack.is_empty()
             && self.recovery.sack(
@@ -338,9 +343,6 @@ impl Connection {
                 acknowledgment,
                 self.send.next,
             );
-        if acknowledgment != first {
-            self.acknowledge_new(header, in_flight, now);
-        }
         let duplicate = acknowledgment == first && plain && !updates && !self.sack;
         if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
             self.acknowledge_duplicate(now);
@@ -358,13 +360,14 @@ impl Connection {
 
     /// New data is acknowledged.
     #[inline]
-    fn acknowledge_new(&mut self, header: &Header, in_flight: u32, now: Time) {
+    fn acknowledge_new(&mut self, header: &Header, now: Time) {
         let acknowledgment = header.acknowledgment;
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         let mss = u32::from(self.send.mss);
         self.send.first = acknowledgment;
         let data = self.send.buffer.acknowledge(bytes);
-        self.counters.bytes_acknowledged += u64::from(data);
+        let acknowledged = self.counters.bytes_acknowledged;
+        self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
         self.send.retries = 0;
         self.send.stalled = None;
         self.soft_error = None;
@@ -395,7 +398,7 @@ impl Connection {
             use super::congestion::{Acknowledged, Algorithm};
             self.congestion.on_acknowledged(&Acknowledged {
                 bytes,
-                in_flight,
+                in_flight: self.send.flight,
                 round_trip,
                 now,
                 mss,
@@ -547,7 +550,8 @@ impl Connection {
         let filled = !self.receive.assembler.is_contiguous();
         match self.receive.assembler.insert(sequence, payload) {
             Inserted::InOrder(bytes) => {
-                self.counters.bytes_received += u64::from(bytes);
+                let received = self.counters.bytes_received;
+                self.counters.bytes_received = received.wrapping_add(bytes.into());
                 self.receive.data_at = milliseconds(now);
                 let length = length.min(self.config.mss.into()) as u16;
                 if length > self.receive.mss {

@@ -171,7 +171,11 @@ impl Connection {
             && self.unsent() > 0
             && matches!(
                 self.state,
-                State::Established | State::CloseWait | State::FinWait1 | State::LastAck
+                State::Established
+                    | State::CloseWait
+                    | State::FinWait1
+                    | State::Closing
+                    | State::LastAck
             )
             && !self.timers.is_running(Timer::Retransmit)
     }
@@ -276,6 +280,11 @@ impl Connection {
         }
         if before(self.send.next, end) {
             self.send.next = end;
+            let flight = self.pipe();
+            if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
+                self.send.flight = flight;
+                self.send.flight_end = end;
+            }
         }
         // A timer that runs with nothing in flight was for the persist state.
         if first_in_flight || !self.timers.is_running(Timer::Retransmit) {

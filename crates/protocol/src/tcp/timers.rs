@@ -23,8 +23,14 @@ pub(super) enum Timer {
     Release = 4,
 }
 
-/// How many kinds there are.
-pub(super) const COUNT: usize = 5;
+/// Every kind, in order.
+pub(super) const TIMERS: [Timer; 5] = [
+    Timer::Retransmit,
+    Timer::Acknowledge,
+    Timer::Keepalive,
+    Timer::Wait,
+    Timer::Release,
+];
 
 /// Not running.
 const NEVER: u64 = u64::MAX;
@@ -32,7 +38,7 @@ const NEVER: u64 = u64::MAX;
 /// When each timer expires, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timers {
-    at: [u64; COUNT],
+    at: [u64; TIMERS.len()],
 }
 
 fn microseconds(time: Time) -> u64 {
@@ -43,7 +49,9 @@ fn microseconds(time: Time) -> u64 {
 impl Timers {
     /// None running.
     pub(super) const fn new() -> Self {
-        Self { at: [NEVER; COUNT] }
+        Self {
+            at: [NEVER; TIMERS.len()],
+        }
     }
 
     #[inline]

@@ -185,6 +185,7 @@ impl End {
 /// The whole.
 pub struct Link {
     pub now: Time,
+    pub began: Time,
     pub ends: [End; 2],
     pub weather: [Weather; 2],
     pub random: Random,
@@ -192,6 +193,9 @@ pub struct Link {
     queue: BTreeMap<(Time, u64), (usize, Frame)>,
     order: u64,
     flow: Flow,
+    last_acknowledged: [Option<u32>; 2],
+    /// Whether ends are frozen and thawed now and then.
+    pub freezes: bool,
     /// Every frame that was sent, with its sender, when wanted.
     pub trace: Option<Vec<(Time, usize, Frame)>>,
 }
@@ -225,12 +229,15 @@ impl Link {
         let flow = flow(false);
         let mut link = Self {
             now,
+            began: now,
             ends,
             weather: [weather; 2],
             random,
             queue: BTreeMap::new(),
             order: 0,
             flow,
+            last_acknowledged: [None; 2],
+            freezes: false,
             trace: None,
         };
         let isn = link.random.next() as u32;
@@ -287,6 +294,9 @@ impl Link {
             payload: &frame.payload,
             traffic_class: 0,
         };
+        if frame.header.flags.contains(Flags::ACK) {
+            self.last_acknowledged[to] = Some(frame.header.acknowledgment);
+        }
         let end = &mut self.ends[to];
         end.segments += 1;
         if let Some(connection) = &mut end.connection {
@@ -321,11 +331,32 @@ impl Link {
         }
     }
 
+    /// The first sequence number that an end has in flight, as it tells.
+    pub fn first_in_flight(&mut self, end: usize) -> u32 {
+        // Of the segments that were sent, the last acknowledgment is the truth.
+        let last = self.last_acknowledged[end];
+        last.expect("the peer has acknowledged something")
+    }
+
+    /// Hands an end to another process, as it were.
+    fn refreeze(&mut self, end: usize) {
+        let now = self.now;
+        if let Some(connection) = &mut self.ends[end].connection {
+            let frozen = connection.freeze(now);
+            let thawed = Connection::thaw(&frozen, now).expect("it was just frozen");
+            assert_eq!(thawed.freeze(now), frozen, "nothing is lost");
+            *connection = thawed;
+        }
+    }
+
     /// Has both ends act and send.
     pub fn flush(&mut self) {
         for from in 0..2 {
             let now = self.now;
             self.ends[from].act(now);
+            if self.freezes && self.random.percent(10) {
+                self.refreeze(from);
+            }
             let mut frames = Vec::new();
             if let Some(connection) = &mut self.ends[from].connection
                 && connection.wants_output()

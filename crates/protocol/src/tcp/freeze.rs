@@ -1,0 +1,524 @@
+//! A connection as bytes and back, to be handed to another process: in any
+//! state, in mid-transfer, too.
+//!
+//! Freezing and thawing are one description ([`Connection::with`]): each field
+//! passes through a [`Codec`], which either writes it down or puts what was
+//! written in its place. A new field that is not in it does not compile. Times
+//! are written relative to the moment of freezing, for the other process may
+//! count from elsewhere.
+
+use core::fmt;
+use core::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+
+use super::assembler::{Assembler, Inserted};
+use super::congestion::NewReno;
+use super::connection::{
+    BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
+};
+use super::recovery::{self, Phase, Recovery};
+use super::round_trip::RoundTrip;
+use super::send::milliseconds;
+use super::send_buffer::SendBuffer;
+use super::timers::{TIMERS, Timers};
+use super::{Config, Errno, Flow, Keepalive, State, Time, timestamp};
+use tidewall_wire::tcp::before;
+
+/// Of this description; raised with every change of it.
+const VERSION: u32 = 0x5457_0001;
+
+/// Why bytes are not a frozen connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ThawError {
+    /// The bytes are of another version of this engine.
+    Version,
+    /// The bytes end early, go on too long, were changed, or contradict
+    /// themselves.
+    Damaged,
+}
+
+impl fmt::Display for ThawError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "frozen by another version",
+            Self::Damaged => "the frozen connection is damaged",
+        })
+    }
+}
+
+impl std::error::Error for ThawError {}
+
+/// Writes a value down and returns it, or returns what was written.
+trait Codec {
+    fn word(&mut self, value: u64, bytes: usize) -> u64;
+    fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
+    fn now(&self) -> Time;
+    fn damaged(&mut self);
+
+    fn u8(&mut self, value: u8) -> u8 {
+        self.word(value.into(), 1) as u8
+    }
+    fn u16(&mut self, value: u16) -> u16 {
+        self.word(value.into(), 2) as u16
+    }
+    fn u32(&mut self, value: u32) -> u32 {
+        self.word(value.into(), 4) as u32
+    }
+    fn u64(&mut self, value: u64) -> u64 {
+        self.word(value, 8)
+    }
+    fn flag(&mut self, value: bool) -> bool {
+        self.word(value.into(), 1) != 0
+    }
+    fn length(&mut self, value: Duration) -> Duration {
+        let microseconds = u64::try_from(value.as_micros()).unwrap_or(u64::MAX);
+        Duration::from_micros(self.u64(microseconds))
+    }
+    /// A moment, relative to now.
+    fn time(&mut self, value: Time) -> Time {
+        let now = self.now();
+        let past = self.length(now.saturating_sub(value));
+        let future = self.length(value.saturating_sub(now));
+        now.saturating_sub(past).saturating_add(future)
+    }
+    fn maybe<T: Copy>(
+        &mut self,
+        value: Option<T>,
+        none: T,
+        each: impl FnOnce(&mut Self, T) -> T,
+    ) -> Option<T>
+    where
+        Self: Sized,
+    {
+        let some = self.flag(value.is_some());
+        let value = each(self, value.unwrap_or(none));
+        some.then_some(value)
+    }
+    fn errno(&mut self, value: Option<Errno>) -> Option<Errno>
+    where
+        Self: Sized,
+    {
+        let number = self.maybe(value.map(|errno| errno.0 as u32), 0, Self::u32);
+        number.map(|number| Errno((number as i32).clamp(1, Errno::LAST)))
+    }
+    fn address(&mut self, value: SocketAddr) -> SocketAddr {
+        let v4 = self.flag(value.is_ipv4());
+        let (high, low) = match value.ip() {
+            IpAddr::V4(ip) => (0, u64::from(ip.to_bits())),
+            IpAddr::V6(ip) => ((ip.to_bits() >> 64) as u64, ip.to_bits() as u64),
+        };
+        let (high, low) = (self.u64(high), self.u64(low));
+        let ip = if v4 {
+            IpAddr::V4((low as u32).into())
+        } else {
+            IpAddr::V6((u128::from(high) << 64 | u128::from(low)).into())
+        };
+        SocketAddr::new(ip, self.u16(value.port()))
+    }
+}
+
+struct Writer {
+    bytes: Vec<u8>,
+    now: Time,
+}
+
+impl Codec for Writer {
+    fn word(&mut self, value: u64, bytes: usize) -> u64 {
+        self.bytes.extend(value.to_le_bytes().iter().take(bytes));
+        value
+    }
+    fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8> {
+        let [first, second] = pieces;
+        self.u64((first.len() + second.len()) as u64);
+        self.bytes.extend_from_slice(first);
+        self.bytes.extend_from_slice(second);
+        Vec::new()
+    }
+    fn now(&self) -> Time {
+        self.now
+    }
+    fn damaged(&mut self) {}
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    now: Time,
+    damaged: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: u64) -> &'a [u8] {
+        let split = usize::try_from(length)
+            .ok()
+            .and_then(|length| self.bytes.split_at_checked(length));
+        match split {
+            Some((taken, rest)) => {
+                self.bytes = rest;
+                taken
+            }
+            None => {
+                self.damaged = true;
+                &[]
+            }
+        }
+    }
+}
+
+impl Codec for Reader<'_> {
+    fn word(&mut self, _: u64, bytes: usize) -> u64 {
+        let taken = self.take(bytes as u64);
+        taken
+            .iter()
+            .rev()
+            .fold(0, |value, byte| value << 8 | u64::from(*byte))
+    }
+    fn data(&mut self, _: [&[u8]; 2]) -> Vec<u8> {
+        let length = self.u64(0);
+        self.take(length).to_vec()
+    }
+    fn now(&self) -> Time {
+        self.now
+    }
+    fn damaged(&mut self) {
+        self.damaged = true;
+    }
+}
+
+/// FNV-1a, to find accidents; an attacker cannot get at the bytes.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+impl Connection {
+    /// The whole connection as bytes, its data included. It goes on where it was
+    /// once [`Connection::thaw`]ed; this one must then be dropped, unheard.
+    #[must_use]
+    pub fn freeze(&self, now: Time) -> Vec<u8> {
+        let mut writer = Writer {
+            bytes: Vec::new(),
+            now,
+        };
+        writer.u32(VERSION);
+        let _ = self.with(&mut writer);
+        let sum = hash(&writer.bytes);
+        writer.u64(sum);
+        writer.bytes
+    }
+
+    /// A connection from the bytes of [`Connection::freeze`]. `now` may be of
+    /// another clock; what is between freezing and thawing counts for nothing.
+    ///
+    /// # Errors
+    /// See [`ThawError`].
+    pub fn thaw(bytes: &[u8], now: Time) -> Result<Self, ThawError> {
+        let mut reader = Reader {
+            bytes,
+            now,
+            damaged: false,
+        };
+        if reader.u32(0) != VERSION {
+            return Err(ThawError::Version);
+        }
+        let (body, sum) = bytes.split_last_chunk::<8>().ok_or(ThawError::Damaged)?;
+        if u64::from_le_bytes(*sum) != hash(body) {
+            return Err(ThawError::Damaged);
+        }
+        reader.bytes = body.get(4..).ok_or(ThawError::Damaged)?;
+        let nowhere = SocketAddr::new(IpAddr::V4([0; 4].into()), 0);
+        let flow = Flow {
+            local: nowhere,
+            remote: nowhere,
+        };
+        let connection = Self::connect(flow, 0, 0, &Config::default(), now).with(&mut reader);
+        if reader.damaged || !reader.bytes.is_empty() || !connection.is_sound() {
+            return Err(ThawError::Damaged);
+        }
+        Ok(connection)
+    }
+
+    /// Every field through a codec.
+    fn with<C: Codec>(&self, codec: &mut C) -> Self {
+        let clock = timestamp(codec.now(), self.timestamp_offset);
+        let clock = codec.u32(clock);
+        Self {
+            timestamp_offset: clock.wrapping_sub(milliseconds(codec.now())),
+            flow: Flow {
+                local: codec.address(self.flow.local),
+                remote: codec.address(self.flow.remote),
+            },
+            state: {
+                let state = codec.u8(self.state as u8);
+                State::ALL
+                    .get(usize::from(state))
+                    .copied()
+                    .unwrap_or_else(|| {
+                        codec.damaged();
+                        State::Closed
+                    })
+            },
+            pending: Pending(codec.u8(self.pending.0)),
+            orphan: codec.flag(self.orphan),
+            sack: codec.flag(self.sack),
+            timestamps: codec.flag(self.timestamps),
+            scaling: codec.flag(self.scaling),
+            cork: codec.flag(self.cork),
+            keepalive_probes: codec.u8(self.keepalive_probes),
+            error: codec.errno(self.error),
+            soft_error: codec.errno(self.soft_error),
+            send: send(&self.send, codec),
+            receive: receive(&self.receive, codec),
+            timers: {
+                let mut timers = Timers::new();
+                for timer in TIMERS {
+                    let now = codec.now();
+                    if let Some(at) = codec.maybe(self.timers.get(timer), now, C::time) {
+                        timers.set(timer, at, Duration::ZERO);
+                    }
+                }
+                timers
+            },
+            round_trip: RoundTrip {
+                smoothed: codec.u32(self.round_trip.smoothed),
+                variation: codec.u32(self.round_trip.variation),
+                min: codec.u32(self.round_trip.min),
+                backoff: codec.u8(self.round_trip.backoff),
+                timed: {
+                    let none = (0, codec.now());
+                    codec.maybe(self.round_trip.timed, none, |codec, (end, sent)| {
+                        (codec.u32(end), codec.time(sent))
+                    })
+                },
+            },
+            recovery: recovery(&self.recovery, codec),
+            congestion: NewReno {
+                window: codec.u32(self.congestion.window),
+                threshold: codec.u32(self.congestion.threshold),
+                counted: codec.u32(self.congestion.counted),
+                initial: codec.u32(self.congestion.initial),
+            },
+            counters: Counters {
+                bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
+                bytes_received: codec.u64(self.counters.bytes_received),
+                retransmissions: codec.u32(self.counters.retransmissions),
+                timeouts: codec.u32(self.counters.timeouts),
+                fast_recoveries: codec.u32(self.counters.fast_recoveries),
+                segments_received: codec.u32(self.counters.segments_received),
+                segments_sent: codec.u32(self.counters.segments_sent),
+                segments_refused: codec.u32(self.counters.segments_refused),
+                out_of_order: codec.u32(self.counters.out_of_order),
+            },
+            config: config(&self.config, codec),
+        }
+    }
+
+    /// What the engine relies on.
+    fn is_sound(&self) -> bool {
+        let Send {
+            first,
+            next,
+            written,
+            ..
+        } = self.send;
+        let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+        let held = self.send.buffer.len();
+        let space = written.wrapping_sub(first);
+        // One more for a SYN or a FIN at either end.
+        let sent = next.wrapping_sub(first);
+        let send = match self.state {
+            State::Closed | State::TimeWait => held == 0,
+            _ if synchronizing => held == 0 && space == 1 && sent <= 1,
+            _ if space == u32::MAX => held == 0 && sent == 0 && self.send.closed,
+            _ => held <= BUFFER_MAX && space == held && sent <= space + u32::from(self.send.closed),
+        };
+        let mut last = first;
+        let scoreboard = self.recovery.sacked.iter().all(|&(start, end)| {
+            let sound = before(start, end) && !before(start, last) && !before(next, end);
+            last = end;
+            sound
+        });
+        let expected = self.next_expected();
+        let window = self.receive.edge.wrapping_sub(expected);
+        let receive = self.receive.assembler.unread() <= BUFFER_MAX * 2
+            && (window <= BUFFER_MAX || window == u32::MAX)
+            && self.receive.limit <= BUFFER_MAX
+            && self.receive.mss > 0
+            && expected.wrapping_sub(self.receive.acknowledged) <= BUFFER_MAX * 2;
+        let marks = self.recovery.phase == Phase::Open
+            || self.recovery.sent_again.wrapping_sub(first) <= sent
+                && self.recovery.lost_below.wrapping_sub(first) <= sent
+                && self.recovery.end.wrapping_sub(first) <= sent;
+        let pending = self.pending.0 <= Pending::ALL
+            && (synchronizing || !self.pending.has(Pending::SYNCHRONIZE));
+        send && receive
+            && pending
+            && scoreboard
+            && marks
+            && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
+            && self.config.mss >= MSS_MIN
+            && self.send.scale <= 14
+            && self.receive.scale <= 14
+            && self.congestion.window <= BUFFER_MAX
+            && self.round_trip.smoothed <= 1 << 31
+            && self.round_trip.variation <= 1 << 31
+            && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
+    }
+}
+
+fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
+    Send {
+        first: codec.u32(send.first),
+        next: codec.u32(send.next),
+        written: codec.u32(send.written),
+        window: codec.u32(send.window),
+        window_max: codec.u32(send.window_max),
+        window_sequence: codec.u32(send.window_sequence),
+        window_acknowledgment: codec.u32(send.window_acknowledgment),
+        small: codec.u32(send.small),
+        flight: codec.u32(send.flight),
+        flight_end: codec.u32(send.flight_end),
+        mss: codec.u16(send.mss),
+        peer_mss: codec.u16(send.peer_mss),
+        path_mss: codec.u16(send.path_mss),
+        scale: codec.u8(send.scale),
+        closed: codec.flag(send.closed),
+        retries: codec.u8(send.retries),
+        stalled: {
+            let now = codec.now();
+            codec.maybe(send.stalled, now, C::time)
+        },
+        last: codec.time(send.last),
+        buffer: {
+            let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
+            let mut buffer = SendBuffer::default();
+            if bytes.len() <= BUFFER_MAX as usize {
+                buffer.push(&bytes);
+            } else {
+                codec.damaged();
+            }
+            buffer
+        },
+        limit: codec.u32(send.limit).min(BUFFER_MAX),
+        reset_sequence: codec.u32(send.reset_sequence),
+    }
+}
+
+fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
+    Receive {
+        assembler: assembler(&receive.assembler, codec),
+        fin: codec.maybe(receive.fin, 0, C::u32),
+        finished: codec.flag(receive.finished),
+        edge: codec.u32(receive.edge),
+        acknowledged: codec.u32(receive.acknowledged),
+        window_field: codec.u16(receive.window_field),
+        timestamp: codec.u32(receive.timestamp),
+        timestamp_at: {
+            let now = codec.now().as_secs() as u32;
+            now.wrapping_sub(codec.u32(now.wrapping_sub(receive.timestamp_at)))
+        },
+        limit: codec.u32(receive.limit),
+        mss: codec.u16(receive.mss),
+        scale: codec.u8(receive.scale),
+        quick: codec.u8(receive.quick),
+        interactive: codec.flag(receive.interactive),
+        duplicates: codec.u8(receive.duplicates),
+        closed: codec.flag(receive.closed),
+        last: codec.time(receive.last),
+        data_at: {
+            let now = milliseconds(codec.now());
+            now.wrapping_sub(codec.u32(now.wrapping_sub(receive.data_at)))
+        },
+        challenged: {
+            let now = codec.now();
+            codec.maybe(receive.challenged, now, C::time)
+        },
+        consumed: codec.u32(receive.consumed),
+        tuned: codec.time(receive.tuned),
+    }
+}
+
+fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
+    let mut thawed = Assembler::new(codec.u32(assembler.next()));
+    let unread = codec.data(assembler.unread_slices());
+    if unread.len() > 2 * BUFFER_MAX as usize {
+        codec.damaged();
+        return thawed;
+    }
+    thawed.restore_unread(&unread);
+    let mut islands = assembler.islands();
+    let count = codec.u8(assembler.islands().count() as u8);
+    for _ in 0..count {
+        let (first, pieces) = islands.next().unwrap_or_default();
+        let first = codec.u32(first);
+        let bytes = codec.data(pieces);
+        let distance = first.wrapping_sub(thawed.next()) as usize;
+        if bytes.is_empty() {
+            // Freezing: nothing is to be built.
+            continue;
+        }
+        if distance == 0
+            || distance + bytes.len() > BUFFER_MAX as usize
+            || thawed.insert(first, &bytes) != Inserted::Beyond
+        {
+            codec.damaged();
+        }
+    }
+    thawed
+}
+
+fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
+    let phase = codec.u8(recovery.phase as u8);
+    Recovery {
+        phase: match phase {
+            0 => Phase::Open,
+            1 => Phase::Fast,
+            _ => Phase::Loss,
+        },
+        duplicates: codec.u32(recovery.duplicates),
+        end: codec.u32(recovery.end),
+        sent_again: codec.u32(recovery.sent_again),
+        lost_below: codec.u32(recovery.lost_below),
+        sacked: {
+            let count = codec.u8(recovery.sacked.len() as u8);
+            let mut sacked = Vec::new();
+            let mut ranges = recovery.sacked.iter();
+            for _ in 0..count.min(recovery::RANGES_MAX as u8) {
+                let &(start, end) = ranges.next().unwrap_or(&(0, 0));
+                sacked.push((codec.u32(start), codec.u32(end)));
+            }
+            sacked
+        },
+    }
+}
+
+fn config<C: Codec>(config: &Config, codec: &mut C) -> Config {
+    let none = Keepalive::default();
+    Config {
+        mss: codec.u16(config.mss),
+        receive_buffer: codec.u32(config.receive_buffer),
+        receive_buffer_max: codec.u32(config.receive_buffer_max),
+        send_buffer: codec.u32(config.send_buffer),
+        send_buffer_max: codec.u32(config.send_buffer_max),
+        offload: codec.u32(config.offload),
+        timestamps: codec.flag(config.timestamps),
+        sack: codec.flag(config.sack),
+        window_scaling: codec.flag(config.window_scaling),
+        nodelay: codec.flag(config.nodelay),
+        keepalive: codec.maybe(config.keepalive, none, |codec, keepalive| Keepalive {
+            idle: codec.length(keepalive.idle),
+            interval: codec.length(keepalive.interval),
+            count: codec.u8(keepalive.count),
+        }),
+        user_timeout: codec.maybe(config.user_timeout, Duration::ZERO, C::length),
+        syn_retries: codec.u8(config.syn_retries),
+        retries: codec.u8(config.retries),
+        orphan_retries: codec.u8(config.orphan_retries),
+        initial_window: codec.u8(config.initial_window),
+        delayed_ack: codec.length(config.delayed_ack),
+        timeout_min: codec.length(config.timeout_min),
+        timeout_max: codec.length(config.timeout_max),
+        fin_timeout: codec.length(config.fin_timeout),
+        traffic_class: codec.u8(config.traffic_class),
+    }
+}

@@ -1,0 +1,286 @@
+//! When data is sent (RFC 9293 §3.7, §3.8): Nagle, cork, windows, silly-window
+//! avoidance, persist, retransmission.
+
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{Config, Errno, State};
+use tidewall_wire::tcp::Flags;
+
+use crate::peer::{ACK, MSS, OURS, Peer, both, ms, plain};
+
+fn lengths(peer: &mut Peer) -> Vec<usize> {
+    peer.brief().iter().map(|segment| segment.3).collect()
+}
+
+#[test]
+fn nagle_holds_a_second_small_segment_until_the_first_is_acknowledged() {
+    let mut peer = Peer::established(&plain());
+    peer.write(10);
+    assert_eq!(lengths(&mut peer), [10]);
+    peer.write(10);
+    peer.write(10);
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    // Full segments go.
+    peer.write(MSS);
+    assert_eq!(lengths(&mut peer), [MSS]);
+    peer.give(ACK, 0, 10, b"");
+    assert_eq!(lengths(&mut peer), [20]);
+
+    let mut peer = Peer::established(&plain());
+    peer.engine.set_nodelay(true);
+    for _ in 0..3 {
+        peer.write(10);
+        assert_eq!(lengths(&mut peer), [10]);
+    }
+}
+
+#[test]
+fn cork_holds_what_is_not_full_for_a_while() {
+    let mut peer = Peer::established(&plain());
+    peer.engine.set_cork(true);
+    peer.write(2 * MSS + 100);
+    assert_eq!(lengths(&mut peer), [MSS, MSS]);
+    peer.give(ACK, 0, 2 * MSS as u32, b"");
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    // wants_output() began the timer.
+    assert_eq!(peer.wait_for_timer(), ms(200));
+    assert_eq!(lengths(&mut peer), [100]);
+    peer.write(100);
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    peer.engine.set_cork(false);
+    peer.engine.set_nodelay(true);
+    assert_eq!(lengths(&mut peer), [100]);
+}
+
+#[test]
+fn the_end_of_what_was_written_is_pushed_and_goes_with_the_fin() {
+    let mut peer = Peer::established(&plain());
+    peer.write(MSS + 10);
+    let now = peer.now;
+    peer.engine.close(None, now);
+    assert_eq!(
+        peer.brief(),
+        [
+            (ACK, 0, 0, MSS),
+            (both(ACK, both(Flags::PSH, Flags::FIN)), MSS as u32, 0, 10)
+        ]
+    );
+}
+
+#[test]
+fn offloading_leaves_full_segments_together() {
+    let mut peer = Peer::established(&Config {
+        offload: 5500,
+        ..plain()
+    });
+    peer.write(8 * MSS + 10);
+    let now = peer.now;
+    let mut bursts = Vec::new();
+    peer.engine.output(now, &mut |outgoing| {
+        assert_eq!(usize::from(outgoing.segment_size), MSS);
+        bursts.push(outgoing.payload_len());
+        true
+    });
+    assert_eq!(bursts, [5 * MSS, 3 * MSS + 10]);
+}
+
+#[test]
+fn what_the_caller_has_no_room_for_is_kept() {
+    let mut peer = Peer::established(&plain());
+    peer.write(3 * MSS);
+    let now = peer.now;
+    let mut room = 2;
+    peer.engine.output(now, &mut |_| {
+        room -= 1;
+        room > 0
+    });
+    assert!(peer.engine.wants_output());
+    assert_eq!(lengths(&mut peer), [MSS, MSS]);
+    assert_eq!(peer.engine.info().retransmissions, 0);
+}
+
+#[test]
+fn the_initial_window_is_ten_segments_and_doubles() {
+    let mut peer = Peer::established(&plain());
+    peer.write(60 * MSS);
+    assert_eq!(lengths(&mut peer), [MSS; 10]);
+    peer.now += ms(100);
+    for count in 1..=10 {
+        peer.give(ACK, 0, count * MSS as u32, b"");
+    }
+    assert_eq!(lengths(&mut peer), [MSS; 20]);
+}
+
+#[test]
+fn the_sender_avoids_silly_windows() {
+    let mut peer = Peer::established(&plain());
+    peer.window = 0;
+    peer.give(ACK, 0, 0, b"");
+    peer.write(5 * MSS);
+    peer.sent();
+    // Less than a segment and less than half of the largest window: not worth it,
+    peer.window = 500;
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    // unless nothing better comes.
+    assert_eq!(peer.wait_for_timer(), ms(200));
+    assert_eq!(lengths(&mut peer), [500]);
+    peer.window = 1500;
+    peer.give(ACK, 0, 500, b"");
+    assert_eq!(lengths(&mut peer), [MSS]);
+}
+
+#[test]
+fn a_closed_window_is_probed_ever_more_seldom_and_for_ever() {
+    let mut peer = Peer::established(&plain());
+    peer.window = 0;
+    peer.give(ACK, 0, 0, b"");
+    peer.write(100);
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    let mut intervals = Vec::new();
+    for _ in 0..40 {
+        intervals.push(peer.wait_for_timer());
+        let probes = peer.brief();
+        // One below what is acknowledged, so that the peer answers.
+        assert_eq!(probes, [(ACK, u32::MAX, 0, 0)]);
+        peer.give(ACK, 0, 0, b"");
+    }
+    assert!(intervals.is_sorted() && intervals[0] < Duration::from_secs(1));
+    assert_eq!(intervals[39], Duration::from_secs(120));
+    assert_eq!(peer.state(), State::Established);
+    peer.window = 1000;
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(lengths(&mut peer), [100]);
+    assert!(peer.engine.info().retransmission_timeout < Duration::from_secs(1));
+}
+
+#[test]
+fn probes_without_an_answer_end_the_connection() {
+    let mut peer = Peer::established(&plain());
+    peer.window = 0;
+    peer.give(ACK, 0, 0, b"");
+    peer.write(100);
+    peer.sent();
+    let mut probes = 0;
+    while peer.state() == State::Established {
+        peer.wait_for_timer();
+        probes += peer.sent().len();
+    }
+    assert_eq!(probes, 15);
+    assert_eq!(peer.engine.take_error(), Some(Errno::TIMEDOUT));
+}
+
+#[test]
+fn data_is_sent_again_until_the_user_timeout() {
+    let mut peer = Peer::established(&plain());
+    peer.engine.set_user_timeout(Some(Duration::from_secs(5)));
+    peer.write(100);
+    peer.sent();
+    let began = peer.now;
+    let mut again = 0;
+    while peer.state() == State::Established {
+        peer.wait_for_timer();
+        again += peer.sent().len();
+    }
+    let time = peer.now - began;
+    assert!(time >= Duration::from_secs(5) && time < Duration::from_secs(12));
+    assert!(again >= 3, "{again}");
+    assert_eq!(peer.engine.write(b"x"), Err(Errno::TIMEDOUT));
+    assert_eq!(peer.engine.write(b"x"), Err(Errno::PIPE));
+}
+
+#[test]
+fn retransmission_gives_up_when_linux_does() {
+    let mut peer = Peer::established(&plain());
+    peer.write(100);
+    peer.sent();
+    let began = peer.now;
+    while peer.state() == State::Established {
+        peer.wait_for_timer();
+        peer.sent();
+    }
+    // tcp_retries2 of 15: 924.6 s for a round trip near nothing.
+    let time = (peer.now - began).as_secs();
+    assert!((900..1200).contains(&time), "{time}");
+    assert_eq!(peer.engine.take_error(), Some(Errno::TIMEDOUT));
+}
+
+#[test]
+fn three_duplicates_send_the_first_segment_again() {
+    let mut peer = Peer::established(&Config {
+        sack: false,
+        ..plain()
+    });
+    peer.write(20 * MSS);
+    assert_eq!(peer.sent().len(), 10);
+    peer.now += ms(100);
+    // Limited transmit (RFC 3042) on the first two.
+    peer.give(ACK, 0, 0, b"");
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(peer.brief().len(), 2);
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(peer.brief(), [(ACK, 0, 0, MSS)]);
+    let info = peer.engine.info();
+    assert_eq!((info.fast_recoveries, info.retransmissions), (1, 1));
+    assert!(info.congestion_window < 10 * MSS as u32);
+    // A partial acknowledgment sends the next hole.
+    peer.give(ACK, 0, 3 * MSS as u32, b"");
+    assert!(peer.brief().contains(&(ACK, 3 * MSS as u32, 0, MSS)));
+}
+
+#[test]
+fn sack_sends_only_the_holes_again() {
+    let mut peer = Peer::established(&plain());
+    peer.write(10 * MSS);
+    assert_eq!(peer.sent().len(), 10);
+    peer.now += ms(100);
+    let at = |segments: u32| OURS.wrapping_add(1 + segments * MSS as u32);
+    // The first and the fifth are lost.
+    peer.sack.push(at(5), at(10));
+    peer.sack.push(at(1), at(4));
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(
+        peer.brief(),
+        [(ACK, 0, 0, MSS), (ACK, 4 * MSS as u32, 0, MSS)]
+    );
+    peer.give(ACK, 0, 10 * MSS as u32, b"");
+    assert_eq!(peer.brief(), []);
+    assert_eq!(peer.engine.info().unacknowledged, 0);
+    assert_eq!(peer.engine.next_timeout(), None);
+}
+
+#[test]
+fn writable_means_a_third_is_free() {
+    let mut peer = Peer::established(&plain());
+    peer.engine.set_send_buffer(9000);
+    assert!(peer.engine.writable());
+    peer.write(6000);
+    assert!(peer.engine.writable());
+    peer.write(100);
+    assert!(!peer.engine.writable());
+    assert_eq!(peer.engine.write(&[0; 9000]), Ok(2900));
+    assert_eq!(peer.engine.write(&[0; 1]), Err(Errno::AGAIN));
+    peer.sent();
+    peer.give(ACK, 0, 3000, b"");
+    assert!(peer.engine.writable());
+}
+
+#[test]
+fn after_a_pause_the_window_begins_anew() {
+    let mut peer = Peer::established(&plain());
+    let mut offset = 0;
+    for _ in 0..5 {
+        peer.write(30 * MSS);
+        while peer.engine.info().not_sent + peer.engine.info().unacknowledged > 0 {
+            for segment in peer.sent() {
+                offset += segment.payload.len() as u32;
+            }
+            peer.now += ms(1);
+            peer.give(ACK, 0, offset, b"");
+        }
+    }
+    assert!(peer.engine.info().congestion_window > 20 * MSS as u32);
+    peer.now += Duration::from_secs(10);
+    peer.write(30 * MSS);
+    assert_eq!(lengths(&mut peer), [MSS; 10]);
+}
