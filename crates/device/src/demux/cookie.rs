@@ -1,6 +1,5 @@
-//! SYN cookies in the driver (RFC 4987 §3.6): the part of `bpf/demux.bpf.c`
-//! between "SYN cookies" and "Tracing", in its order. The bits are explained
-//! there.
+//! SYN cookies in the driver (RFC 4987 §3.6): `bpf/cookie.h` and the strict ports
+//! of `bpf/demux.bpf.c`, in their order. The bits are explained there.
 
 use std::sync::atomic::Ordering::Relaxed;
 

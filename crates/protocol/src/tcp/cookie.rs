@@ -1,6 +1,6 @@
 //! SYN cookies (RFC 4987 §3.6): a handshake without memory.
 //!
-//! `bpf/demux.bpf.c` makes and checks the same bits in the driver, and explains
+//! `bpf/cookie.h` makes and checks the same bits in the driver, and explains
 //! them there: the initial sequence number of the answer is a MAC of the flow,
 //! the peer's initial sequence number, the time and the rounded maximum segment
 //! size; window scale and SACK are in the low bits of the answer's timestamp,
