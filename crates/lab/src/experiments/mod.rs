@@ -14,7 +14,7 @@ pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
-mod tcp;
+pub(crate) mod tcp;
 pub mod tcp_bulk;
 
 use std::time::Duration;
