@@ -3,7 +3,7 @@
 //! The protocol runs in the thread that receives, sends, accepts or waits, on
 //! the frames of the channels that are its own business ([`Selector::wait`], a
 //! blocking read). What it makes (acknowledgments, data) is sent once a turn,
-//! for all connections together. A [`helper`] thread sees to connections that
+//! for all connections together. A helper thread sees to connections that
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
