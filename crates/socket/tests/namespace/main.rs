@@ -79,6 +79,7 @@ system_tests! {
     tcp::a_killed_server_leaves_nothing_behind on 1,
     tcp::all_architectures_carry_streams on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
+    capture::streams_are_well_formed_to_tshark on 1,
 }
 
 /// The process that `life` kills.
