@@ -190,7 +190,8 @@ INLINE __u16 fold(__u64 sum)
  * The answer leaves by XDP_TX. On veth it comes out of the peer only if that
  * has an XDP program of its own, be it one that passes everything: without, the
  * kernel drops it, or with GRO on leaves it in the peer's ring and wakes nobody
- * (veth_xdp_flush in drivers/net/veth.c), and says nothing either way. */
+ * (veth_xdp_flush in drivers/net/veth.c), and says nothing either way. With
+ * tw_cookies.redirect it leaves by XDP_REDIRECT, for which GRO is enough. */
 OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
 			       __u64 place, __u32 flags)
 {

@@ -50,7 +50,7 @@ SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
 SIZE(tw_channel_driver, 16); AT(tw_channel_driver, dropped, 8);
-SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28);
+SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28); AT(tw_cookies, redirect, 29);
 AT(tw_application, tags, 1572864); AT(tw_application, flows, 1835008);
 AT(tw_application, channels, 14417920); AT(tw_application, heads, 14680064);
 AT(tw_application, cookies, 15204352); AT(tw_application, fragment_channel, 15204384);
@@ -64,6 +64,7 @@ static void *(*const bpf_map_lookup_elem)(const void *map, const void *key) = (v
 static long (*const bpf_map_update_elem)(const void *map, const void *key, const void *value, __u64 flags) =
 	(void *)BPF_FUNC_map_update_elem;
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+static long (*const bpf_redirect)(__u32 interface, __u64 flags) = (void *)BPF_FUNC_redirect;
 static long (*const bpf_redirect_map)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_meta;
 static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)BPF_FUNC_xdp_get_buff_len;
@@ -863,6 +864,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 					if (found & ANSWERED) {
 						count(queue, TW_COUNT_COOKIE_SENT);
 						*cause = TW_COUNT_COOKIE_SENT;
+						if (READ_ONCE(application->cookies.redirect))
+							return bpf_redirect(ctx->ingress_ifindex, 0);
 						return XDP_TX;
 					}
 					if (found & IGNORED)

@@ -644,10 +644,12 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
 mod classes;
 mod receive;
 mod sleep;
+mod tap;
 
 pub use classes::TrafficClass;
 use classes::Turns;
 use sleep::{Pace, Past};
+pub use tap::TapConfig;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves counters and queues in a state that is at worst

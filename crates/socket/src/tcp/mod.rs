@@ -176,12 +176,16 @@ impl Tcp {
         let commons_id = ChannelId::new(COMMONS_CHANNEL, 1);
         let mut commons = Vec::with_capacity(queues.len());
         let mut mtu = usize::from(u16::MAX);
+        let mut offload = u32::MAX;
         for queue in queues {
             commons.push(lock(&queue.poller).open_channel(commons_id, COMMONS_LIMIT)?);
-            mtu = mtu.min(lock(&queue.transmitter).mtu());
+            let transmitter = lock(&queue.transmitter);
+            mtu = mtu.min(transmitter.mtu());
+            offload = offload.min(transmitter.segmentation());
         }
         let config = |headers: usize| Config {
             mss: mtu.saturating_sub(headers).max(88) as u16,
+            offload,
             ..Config::default()
         };
         let timers = Timers::default();
@@ -432,6 +436,11 @@ impl Core {
         for connection in unattended {
             connection.attend();
             connection.process(self);
+        }
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
+        for listener in self.tcp.all_listeners() {
+            listener.process(self);
         }
     }
 

@@ -15,7 +15,12 @@ mod life;
 mod policies;
 mod raw_system;
 mod support;
+mod tap;
+mod tap_engine;
 mod tcp;
+mod tcp_attacks;
+mod tcp_bulk;
+mod tcp_capture;
 mod waiting;
 
 macro_rules! system_tests {
@@ -79,7 +84,19 @@ system_tests! {
     tcp::a_killed_server_leaves_nothing_behind on 1,
     tcp::all_architectures_carry_streams on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
-    capture::streams_are_well_formed_to_tshark on 1,
+    tap::a_tap_serves_the_kernel_at_its_other_end on 1,
+    tap::a_tap_is_a_host_that_is_routed_to on 1,
+    tap::a_tap_that_cannot_be_is_refused on 1,
+    tap_engine::the_engine_sends_long_segments_to_the_kernel on 1,
+    tap_engine::the_engine_receives_long_segments_from_the_kernel on 1,
+    tap_engine::the_engine_and_the_kernel_mend_what_a_link_loses on 1,
+    tcp_attacks::blind_segments_do_not_reach_a_connection on 1,
+    tcp_attacks::acknowledgments_of_the_unsent_start_no_storm on 1,
+    tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
+    tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
+    tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,
+    tcp_capture::a_clean_run_of_tcp_is_clean_to_tshark on 1,
+    tcp_capture::a_clean_run_over_a_tap_is_clean_to_tshark on 1,
 }
 
 /// The process that `life` kills.
