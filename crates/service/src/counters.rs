@@ -17,6 +17,13 @@
 //! | 10 + 8·n | replies that it handed to the stack |
 //! | 11 + 8·n | errors that its socket reported |
 //! | 12 + 8·n | batches that held at least one datagram |
+//! | 13 + 8·n | connections accepted |
+//! | 14 + 8·n | connections open now |
+//! | 15 + 8·n | bytes sent over connections |
+//!
+//! Of a web server, requests stand for datagrams received, the bytes are those
+//! that came, replies are responses, errors are connections that broke and
+//! requests that were refused.
 //!
 //! The service is the only writer; each cell is a cache line of its own.
 
@@ -52,6 +59,15 @@ pub struct ServiceCounts {
     pub errors: u64,
     /// Batches that held at least one datagram.
     pub batches: u64,
+    /// Connections accepted, by a service that has them.
+    #[serde(default)]
+    pub connections: u64,
+    /// Of which so many are open now.
+    #[serde(default)]
+    pub open: u64,
+    /// Bytes sent over them.
+    #[serde(default)]
+    pub sent: u64,
 }
 
 /// The page, for the service that counts.
@@ -104,6 +120,24 @@ impl Counters {
         bump(cell.get(1), bytes);
         bump(cell.get(2), replies);
         bump(cell.get(4), 1);
+    }
+
+    /// A connection of service `number` was accepted, of which `open` are now.
+    pub(crate) fn accepted(&self, number: usize, open: u64) {
+        bump(self.cell(number).get(5), 1);
+        self.open(number, open);
+    }
+
+    /// So many connections of service `number` are open.
+    pub(crate) fn open(&self, number: usize, open: u64) {
+        if let Some(word) = self.cell(number).get(6) {
+            word.store(open, Ordering::Relaxed);
+        }
+    }
+
+    /// So many bytes were sent over connections of service `number`.
+    pub(crate) fn sent(&self, number: usize, bytes: u64) {
+        bump(self.cell(number).get(7), bytes);
     }
 
     pub(crate) fn error(&self, number: usize) {
@@ -175,6 +209,9 @@ impl Reader {
                     replies: word(2),
                     errors: word(3),
                     batches: word(4),
+                    connections: word(5),
+                    open: word(6),
+                    sent: word(7),
                 }
             })
             .collect()
@@ -209,6 +246,10 @@ mod tests {
         counters.error(0);
         counters.turned();
         counters.waited();
+        counters.accepted(1, 1);
+        counters.accepted(1, 2);
+        counters.open(1, 1);
+        counters.sent(1, 99);
         let counts = reader.read();
         assert_eq!(counts.len(), 2);
         assert_eq!(
@@ -225,7 +266,10 @@ mod tests {
                 bytes: 56,
                 replies: 3,
                 errors: 0,
-                batches: 2
+                batches: 2,
+                connections: 2,
+                open: 1,
+                sent: 99,
             }
         );
         assert_eq!((reader.turns(), reader.waits()), (1, 1));

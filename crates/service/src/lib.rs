@@ -1,13 +1,15 @@
 //! Services: application code written once and run on either stack.
 //!
-//! Lives here: what a service needs of a stack ([`Host`], [`Datagrams`]), the
-//! two stacks that provide it ([`tidewall`] and [`linux`]), the event loop of
-//! echo, acknowledge and discard services over it ([`serve`]), and the shared
-//! page in which it counts ([`counters`]). Does not live here: load, test beds
+//! Lives here: what a service needs of a stack, for datagrams ([`Host`],
+//! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), the two
+//! stacks that provide it ([`tidewall`] and [`linux`], [`linux_stream`]), the
+//! event loop of echo, acknowledge and discard services over the one
+//! ([`serve`]), a web server over the other ([`http`]), and the shared page in
+//! which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.
 //!
-//! Read first: LRP (Druschel & Banga, OSDI 1996) §4; recv(2), recvmmsg(2),
+//! Read first: RFC 9112 and epoll(7) for connections; LRP (Druschel & Banga, OSDI 1996) §4; recv(2), recvmmsg(2),
 //! socket(7) on SO_BUSY_POLL; Documentation/networking/napi.rst on
 //! SO_PREFER_BUSY_POLL.
 //!
@@ -20,16 +22,24 @@
 
 pub mod counters;
 mod host;
+pub mod http;
 pub mod linux;
+pub mod linux_stream;
+#[allow(unsafe_code)]
+mod raw_file;
 #[allow(unsafe_code)]
 mod raw_linux;
 #[allow(unsafe_code)]
 mod raw_page;
+#[allow(unsafe_code)]
+mod raw_stream;
 mod services;
+mod stream;
 pub mod tidewall;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
 pub use host::{Datagrams, Host};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
+pub use stream::{Event, Interest, Stream, StreamHost};
 pub use work::multiply;

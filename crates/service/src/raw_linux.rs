@@ -237,7 +237,7 @@ impl Batch {
     }
 }
 
-fn from_kernel(address: &libc::sockaddr_storage) -> Option<SocketAddr> {
+pub(crate) fn from_kernel(address: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match libc::c_int::from(address.ss_family) {
         libc::AF_INET => {
             // SAFETY: the family says that it holds a sockaddr_in, which is

@@ -46,7 +46,7 @@ fn a_clock_that_counts_from_elsewhere_changes_nothing() {
         Duration::from_secs(5),
         Duration::from_secs(90_000_000),
     ] {
-        let mut thawed = Connection::thaw(&frozen, now).unwrap();
+        let thawed = Connection::thaw(&frozen, now).unwrap();
         assert_eq!(thawed.info(), info);
         assert_eq!(thawed.next_timeout(), Some(now + timer));
         let data: usize = thawed.received().concat().len();

@@ -1,0 +1,402 @@
+//! One connection of the server: bytes and a time go in, bytes of responses
+//! come out. No sockets, clocks or threads.
+//!
+//! ```text
+//!  receive(bytes) ─► heads ─► respond ─► output() ─► sent(n)
+//!        ▲                                  │
+//!        └── wants_input ◄── proceed ◄──────┘ (pipelined requests wait here)
+//! ```
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::mem::{self, MaybeUninit};
+use std::net::IpAddr;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::entry::{Bytes, Entry};
+use super::request::{FIELDS_MAX, Parsed, parse};
+use super::site::{Site, Store};
+use super::status::Status;
+
+/// With so many bytes of responses waiting no further request is answered.
+const OUTPUT_FULL: usize = 64 * 1024;
+/// Most requests that are answered before the other connections' turn.
+const BURST: usize = 64;
+/// Bytes that are taken and thrown away after the last response, so that the
+/// peer can read it: closing on unread bytes would send a reset (RFC 9112 §9.6).
+const LINGER_BYTES: u64 = 1024 * 1024;
+/// Time for the same.
+const LINGER_TIME: Duration = Duration::from_secs(2);
+
+/// A piece of a response that follows what is in the output buffer.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// These bytes.
+    Text(Vec<u8>),
+    /// Bytes of a file.
+    Content(Rc<Entry>, Range<u64>),
+}
+
+/// What is to be sent next.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// Nothing.
+    Nothing,
+    /// These bytes; with `more`, others of the same response follow.
+    Bytes {
+        /// To be sent.
+        bytes: &'a [u8],
+        /// Others of the same response follow.
+        more: bool,
+    },
+    /// Bytes of a file.
+    File {
+        /// Where they are.
+        file: &'a File,
+        /// Place of the first.
+        offset: u64,
+        /// How many.
+        length: u64,
+    },
+}
+
+/// What a connection does with its peer's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Answers requests.
+    Open,
+    /// Sends its last response, then closes; `linger` when the peer may still
+    /// be sending.
+    Last { linger: bool },
+    /// All was sent and the sending side is closed: throws away so many bytes
+    /// more until the peer closes too.
+    Lingering { left: u64, until: Duration },
+    /// Over: to be closed.
+    Over,
+}
+
+/// What is to be done with a connection whose responses have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Go on.
+    Open,
+    /// Close the sending side, and call [`Connection::linger`].
+    Shutdown,
+    /// Close it.
+    Close,
+}
+
+/// One connection of the server.
+#[derive(Debug)]
+pub struct Connection {
+    pub(super) peer: IpAddr,
+    state: State,
+    /// Bytes that have not been answered: part of a head, or requests that wait
+    /// for an earlier response to leave. No memory while there are none.
+    input: Vec<u8>,
+    /// Of which so many hold no end of a head.
+    scanned: usize,
+    /// Bytes of a request's content still to be thrown away.
+    skip: u64,
+    /// Bytes to be sent, of which `written` have been.
+    output: Vec<u8>,
+    written: usize,
+    /// What follows them.
+    pub(super) pieces: VecDeque<Piece>,
+    /// When the request at hand began; the connection itself for the first.
+    since: Option<Duration>,
+    /// When a byte last moved.
+    moved: Duration,
+}
+
+impl Connection {
+    /// A connection that was accepted `now`.
+    pub fn new(peer: IpAddr, now: Duration) -> Self {
+        Connection {
+            peer,
+            state: State::Open,
+            input: Vec::new(),
+            scanned: 0,
+            skip: 0,
+            output: Vec::new(),
+            written: 0,
+            pieces: VecDeque::new(),
+            since: Some(now),
+            moved: now,
+        }
+    }
+
+    /// Whether bytes are to be read for it.
+    pub fn wants_input(&self) -> bool {
+        match self.state {
+            State::Open => self.may_answer() && !self.has_work(),
+            State::Lingering { .. } => true,
+            State::Last { .. } | State::Over => false,
+        }
+    }
+
+    /// Whether [`Connection::proceed`] has something to do.
+    pub fn has_work(&self) -> bool {
+        self.state == State::Open && self.scanned < self.input.len() && self.may_answer()
+    }
+
+    /// Whether it has been answered fully and nothing of a next request has
+    /// come: it can be closed without anybody losing anything.
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Open && self.input.is_empty() && self.skip == 0 && !self.is_sending()
+    }
+
+    /// Takes bytes that have come.
+    pub fn receive<S: Store>(&mut self, bytes: &[u8], site: &mut Site<S>) {
+        self.moved = site.clock.now();
+        match &mut self.state {
+            State::Open => {}
+            State::Lingering { left, .. } => {
+                *left = left.saturating_sub(bytes.len() as u64);
+                if *left == 0 {
+                    self.state = State::Over;
+                }
+                return;
+            }
+            State::Last { .. } | State::Over => return,
+        }
+        if self.input.is_empty() {
+            let used = self.answer(bytes, site);
+            if self.state == State::Open {
+                self.input
+                    .extend_from_slice(bytes.get(used..).unwrap_or_default());
+            }
+        } else {
+            self.input.extend_from_slice(bytes);
+            self.proceed(site);
+        }
+        self.note_time(site.clock.now());
+    }
+
+    /// Goes on with requests that had to wait.
+    pub fn proceed<S: Store>(&mut self, site: &mut Site<S>) {
+        let mut input = mem::take(&mut self.input);
+        let used = self.answer(&input, site);
+        if self.state == State::Open && used < input.len() {
+            input.drain(..used);
+            self.input = input;
+        }
+        self.note_time(site.clock.now());
+    }
+
+    /// Takes note that the peer sends nothing more.
+    pub fn end_of_input(&mut self) {
+        match self.state {
+            // It may still read what it asked for.
+            State::Open if self.is_sending() => self.state = State::Last { linger: false },
+            State::Last { .. } => self.state = State::Last { linger: false },
+            State::Open | State::Lingering { .. } | State::Over => self.state = State::Over,
+        }
+    }
+
+    /// What is to be sent next.
+    pub fn output(&self) -> Output<'_> {
+        if let Some(bytes) = self.output.get(self.written..)
+            && !bytes.is_empty()
+        {
+            return Output::Bytes {
+                bytes,
+                more: !self.pieces.is_empty(),
+            };
+        }
+        let more = self.pieces.len() > 1;
+        match self.pieces.front() {
+            None => Output::Nothing,
+            Some(Piece::Text(bytes)) => Output::Bytes { bytes, more },
+            Some(Piece::Content(entry, range)) => match &entry.bytes {
+                Bytes::Memory(bytes) => {
+                    let place = |at| usize::try_from(at).unwrap_or(usize::MAX);
+                    let bytes = bytes.get(place(range.start)..place(range.end));
+                    Output::Bytes {
+                        bytes: bytes.unwrap_or_default(),
+                        more,
+                    }
+                }
+                Bytes::File(file) => Output::File {
+                    file,
+                    offset: range.start,
+                    length: range.end.saturating_sub(range.start),
+                },
+            },
+        }
+    }
+
+    /// Takes note that so many bytes of [`Connection::output`] were sent.
+    pub fn sent(&mut self, count: usize, now: Duration) {
+        self.moved = now;
+        if self.written < self.output.len() {
+            self.written = self.output.len().min(self.written + count);
+            if self.written == self.output.len() {
+                self.output.clear();
+                self.written = 0;
+            }
+        } else {
+            let left = match self.pieces.front_mut() {
+                None => return,
+                Some(Piece::Text(bytes)) => {
+                    bytes.drain(..count.min(bytes.len()));
+                    bytes.len() as u64
+                }
+                Some(Piece::Content(_, range)) => {
+                    range.start = range.end.min(range.start.saturating_add(count as u64));
+                    range.end - range.start
+                }
+            };
+            if left == 0 {
+                self.pieces.pop_front();
+            }
+        }
+        // What waited behind a response was not late.
+        if !self.is_sending() && self.since.is_some() {
+            self.since = Some(now);
+        }
+    }
+
+    /// What is to be done now.
+    pub fn end(&self) -> End {
+        match self.state {
+            State::Over => End::Close,
+            State::Last { .. } if self.is_sending() => End::Open,
+            State::Last { linger: true } => End::Shutdown,
+            State::Last { linger: false } => End::Close,
+            State::Open | State::Lingering { .. } => End::Open,
+        }
+    }
+
+    /// Takes note that the sending side was closed.
+    pub fn linger(&mut self, now: Duration) {
+        self.state = State::Lingering {
+            left: LINGER_BYTES,
+            until: now + LINGER_TIME,
+        };
+    }
+
+    /// Gives it memory for its output, when it has none.
+    pub fn lend(&mut self, memory: &mut Vec<u8>) {
+        if self.output.capacity() == 0 {
+            self.output = mem::take(memory);
+        }
+    }
+
+    /// Takes back the memory of its output, when that is empty.
+    pub fn give_back(&mut self, memory: &mut Vec<u8>) {
+        if self.output.is_empty() && memory.capacity() == 0 {
+            *memory = mem::take(&mut self.output);
+        } else if self.output.is_empty() {
+            self.output = Vec::new();
+        }
+    }
+
+    /// When [`Connection::expire`] is due.
+    pub fn deadline<S>(&self, site: &Site<S>) -> Duration {
+        match (self.state, self.since) {
+            (State::Lingering { until, .. }, _) => until,
+            (State::Over, _) => Duration::ZERO,
+            _ if self.is_sending() => self.moved + site.limits.stall,
+            (_, Some(since)) => since + site.limits.request,
+            (_, None) => self.moved + site.limits.idle,
+        }
+    }
+
+    /// Ends it when its deadline has passed: with 408 when part of a request is
+    /// there, else without a word.
+    pub fn expire<S: Store>(&mut self, site: &mut Site<S>) {
+        if site.clock.now() < self.deadline(site) {
+            return;
+        }
+        let begun = !self.input.is_empty() || self.skip > 0;
+        if self.state == State::Open && begun && !self.is_sending() {
+            self.refuse(Status::REQUEST_TIMEOUT, site);
+        } else {
+            self.state = State::Over;
+        }
+        self.input = Vec::new();
+    }
+
+    /// When a byte last came or went.
+    pub fn moved(&self) -> Duration {
+        self.moved
+    }
+
+    /// Bytes are waiting to be sent.
+    pub fn is_sending(&self) -> bool {
+        self.written < self.output.len() || !self.pieces.is_empty()
+    }
+
+    /// Whether a further request may be answered.
+    fn may_answer(&self) -> bool {
+        self.state == State::Open
+            && self.pieces.is_empty()
+            && self.output.len() - self.written < OUTPUT_FULL
+    }
+
+    /// Answers the requests at the start of `bytes`; returns how many bytes
+    /// are done with.
+    fn answer<S: Store>(&mut self, bytes: &[u8], site: &mut Site<S>) -> usize {
+        let mut used = 0;
+        for _ in 0..BURST {
+            let rest = bytes.get(used..).unwrap_or_default();
+            if self.skip > 0 {
+                let skipped = self.skip.min(rest.len() as u64);
+                self.skip -= skipped;
+                // It is no more than the length of a slice.
+                used += usize::try_from(skipped).unwrap_or(rest.len());
+            }
+            let rest = bytes.get(used..).unwrap_or_default();
+            if rest.is_empty() || !self.may_answer() {
+                break;
+            }
+            let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+            match parse(rest, &mut self.scanned, &mut room, &site.limits) {
+                Parsed::Partial => break,
+                Parsed::Whole(head, length) => {
+                    used += length;
+                    self.scanned = 0;
+                    self.since = None;
+                    self.respond(&head, site);
+                }
+                Parsed::Refused(status) => {
+                    self.refuse(status, site);
+                    break;
+                }
+            }
+        }
+        // A peer that has sent more than it will get an answer to must be able
+        // to read the last one.
+        if self.state == (State::Last { linger: false }) && used < bytes.len() {
+            self.state = State::Last { linger: true };
+        }
+        used
+    }
+
+    /// A request begins with its first byte, whenever its last one comes.
+    fn note_time(&mut self, now: Duration) {
+        if self.input.is_empty() && self.skip == 0 {
+            self.since = None;
+        } else {
+            self.since.get_or_insert(now);
+        }
+    }
+
+    /// Room for the head of a response.
+    pub(super) fn head(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// So many bytes of content follow the head at hand.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        self.skip = bytes;
+    }
+
+    /// The response at hand is the last.
+    pub(super) fn close_after(&mut self, linger: bool) {
+        self.state = State::Last { linger };
+    }
+}

@@ -1,0 +1,98 @@
+//! A web server of static files, on either stack.
+//!
+//! Lives here: HTTP/1.0 and 1.1 (RFC 9110, 9112) with keep-alive, pipelining,
+//! ranges and conditional requests; the files of a directory; one event loop,
+//! on one thread, over [`StreamHost`]. Does not live here: anything that knows
+//! which stack it runs on. What HTTP decides is sans-I/O ([`connection`]); what
+//! the file system decides is in [`files`]; [`serve`] joins the two to sockets.
+//!
+//! Read first: RFC 9112 §§2–9 (messages, connections), RFC 9110 §§13–15
+//! (conditions, ranges, status codes).
+//!
+//! Limits keep what one client can take bounded: the bytes of a head (431) and
+//! of its target (414), of a request's content (413), the time for a request
+//! (408, slowloris), without progress, and between requests; how much is done
+//! for one connection before the others' turn; how many connections there are.
+//! When there are too many, the ones that have been idle make room.
+
+pub mod condition;
+pub mod connection;
+pub mod entry;
+pub mod files;
+pub mod log;
+pub mod path;
+pub mod range;
+pub mod request;
+mod respond;
+mod server;
+pub mod site;
+pub mod status;
+pub mod wheel;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use log::Log;
+pub use server::serve;
+
+#[cfg(doc)]
+use crate::StreamHost;
+
+/// What a client may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Bytes of a request's head, its lines and fields; beyond, 431.
+    pub head_bytes: usize,
+    /// Bytes of a request's target; beyond, 414.
+    pub target_bytes: usize,
+    /// Bytes of a request's content, which is thrown away; beyond, 413.
+    pub content_bytes: u64,
+    /// Connections at a time.
+    pub connections: usize,
+    /// Connections that may wait to be accepted.
+    pub backlog: u32,
+    /// Time for a request to become complete, from its first byte on, and for
+    /// a connection's first request from the beginning; then 408.
+    pub request: Duration,
+    /// Time between a response and the next request.
+    pub idle: Duration,
+    /// Time in which the peer takes no byte of a response.
+    pub stall: Duration,
+    /// Time for responses at hand once the server is to stop.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            head_bytes: 16 * 1024,
+            target_bytes: 8 * 1024,
+            content_bytes: 64 * 1024,
+            connections: 200_000,
+            backlog: 4096,
+            request: Duration::from_secs(10),
+            idle: Duration::from_secs(60),
+            stall: Duration::from_secs(30),
+            grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Directory whose files are served.
+    pub root: PathBuf,
+    /// Its TCP port; 0 lets the stack choose.
+    pub port: u16,
+    /// Floating-point multiplications it makes for each request
+    /// ([`crate::multiply`]).
+    #[serde(default)]
+    pub work: u32,
+    /// What a client may take.
+    #[serde(default)]
+    pub limits: Limits,
+}

@@ -1,0 +1,125 @@
+//! What all connections of a server share.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::Limits;
+use super::entry::{Entry, date};
+use super::log::Log;
+
+/// What a path has been found to be.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A file.
+    Entry(Rc<Entry>),
+    /// A directory.
+    Directory,
+    /// Nothing, or nothing that is served.
+    Missing,
+    /// There, but not to be read.
+    Forbidden,
+    /// For want of descriptors or memory, nobody knows: it may pass.
+    Busy,
+    /// It could not be read.
+    Failed,
+}
+
+/// Where files come from.
+pub trait Store {
+    /// Looks up a path below the root: plain segments, a slash between two, no
+    /// NUL ([`super::path::resolve`]); empty for the root itself.
+    fn find(&mut self, path: &[u8], clock: &Clock) -> Found;
+}
+
+/// The time, read once for everything that happens in a turn.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    now: Duration,
+    unix: u64,
+    date: String,
+}
+
+impl Clock {
+    /// A clock that shows these times.
+    pub fn new(now: Duration, unix: u64) -> Self {
+        Clock {
+            now,
+            unix,
+            date: date(unix),
+        }
+    }
+
+    /// Sets it: `now` since any fixed moment and never going back, `unix` in
+    /// seconds since 1970.
+    pub fn set(&mut self, now: Duration, unix: u64) {
+        self.now = now;
+        if self.unix != unix {
+            self.unix = unix;
+            self.date = date(unix);
+        }
+    }
+
+    /// Time since any fixed moment.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Seconds since 1970.
+    pub fn unix(&self) -> u64 {
+        self.unix
+    }
+
+    /// The value of a Date field, written once a second.
+    pub fn date(&self) -> &str {
+        &self.date
+    }
+}
+
+/// What connections have done, to be collected by whoever counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests whose head was whole and well-formed.
+    pub requests: u64,
+    /// Responses begun, those to requests that were no good included.
+    pub responses: u64,
+    /// Requests refused as malformed, excessive or too slow.
+    pub refused: u64,
+}
+
+/// What all connections of a server share.
+#[derive(Debug)]
+pub struct Site<S> {
+    /// The files.
+    pub store: S,
+    /// The time.
+    pub clock: Clock,
+    /// What a client may take.
+    pub limits: Limits,
+    /// Floating-point multiplications to make for each request.
+    pub work: u32,
+    /// Set once no further requests are wanted: each connection ends with the
+    /// response at hand.
+    pub stopping: bool,
+    /// What has been done since somebody last took it.
+    pub counts: Counts,
+    /// The access log.
+    pub log: Option<Log>,
+    /// Room for the path of the request at hand.
+    pub(super) path: Vec<u8>,
+}
+
+impl<S: Store> Site<S> {
+    /// A site of these files, without work or log.
+    pub fn new(store: S, clock: Clock, limits: Limits) -> Self {
+        Site {
+            store,
+            clock,
+            limits,
+            work: 0,
+            stopping: false,
+            counts: Counts::default(),
+            log: None,
+            path: Vec::new(),
+        }
+    }
+}
