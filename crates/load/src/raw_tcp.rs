@@ -5,8 +5,8 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most events taken at once.
-const EVENTS: usize = 128;
+/// Most events taken at once: few, as a blast waits meanwhile.
+const EVENTS: usize = 16;
 
 /// Begins to connect to `destination`, from `source` if one is given. The
 /// socket does not block; it is writable once it is connected, and

@@ -23,6 +23,7 @@ pub mod icmp;
 pub mod ip;
 mod options;
 pub mod tcp;
+pub mod timer;
 pub mod udp;
 
 pub use dropped::Drop;

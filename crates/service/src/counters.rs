@@ -119,7 +119,7 @@ impl Counters {
         bump(cell.first(), datagrams);
         bump(cell.get(1), bytes);
         bump(cell.get(2), replies);
-        bump(cell.get(4), 1);
+        bump(cell.get(4), datagrams.min(1));
     }
 
     /// A connection of service `number` was accepted, of which `open` are now.

@@ -2,7 +2,7 @@
 //!
 //! Lives here: what a service needs of a stack, for datagrams ([`Host`],
 //! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), the two
-//! stacks that provide it ([`tidewall`] and [`linux`], [`linux_stream`]), the
+//! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! event loop of echo, acknowledge and discard services over the one
 //! ([`serve`]), a web server over the other ([`http`]), and the shared page in
 //! which they count ([`counters`]). Does not live here: load, test beds
@@ -36,6 +36,7 @@ mod raw_stream;
 mod services;
 mod stream;
 pub mod tidewall;
+pub mod tidewall_stream;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};

@@ -11,6 +11,7 @@ use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembl
 use tidewall_protocol::udp;
 use tidewall_receive::poller::{Channel, Done};
 
+use crate::owner::Owner;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
 use crate::udp::inner::Owned;
@@ -93,18 +94,23 @@ impl Core {
     /// No socket may be locked by the caller.
     pub(crate) fn hand_out(&self, whole: Vec<Reassembled>) {
         for datagram in whole {
-            let owner = datagram
+            let id = datagram
                 .tag
                 .and_then(|tag| u32::try_from(tag).ok())
-                .map(ChannelId::from_value)
-                .and_then(|id| self.socket(id.index()).filter(|socket| socket.id() == id));
-            match owner {
-                Some(socket) => {
+                .map(ChannelId::from_value);
+            let Some(id) = id else {
+                self.causes.no_socket();
+                continue;
+            };
+            match self.owner(id.index()) {
+                Owner::Udp(socket) if socket.id() == id => {
                     if let Some(owned) = self.whole(&datagram) {
                         socket.push_reassembled(owned, &self.causes);
                     }
                 }
-                None => self.causes.no_socket(),
+                Owner::Udp(_) | Owner::None => self.causes.no_socket(),
+                // Their flow says whose they are.
+                _ => self.tcp_take_datagram(&datagram.bytes, datagram.transport),
             }
         }
     }
@@ -117,19 +123,19 @@ impl Core {
         bytes: &[u8],
         owner: ChannelId,
         others: &mut Vec<Reassembled>,
-    ) -> Option<Owned> {
-        let complete = {
+    ) -> Option<Reassembled> {
+        {
             let mut fragments = lock(&self.fragments);
             let now = self.age();
             // Those that overtook their first fragment.
             fragments.take_waiting(now, others);
             let tag = Some(u64::from(owner.value()));
             fragments.reassembler.insert(now, bytes, tag).ok().flatten()
-        };
-        self.whole(&complete?)
+        }
     }
 
-    fn whole(&self, datagram: &Reassembled) -> Option<Owned> {
+    /// A reassembled UDP datagram.
+    pub(crate) fn whole(&self, datagram: &Reassembled) -> Option<Owned> {
         match udp::input(&datagram.bytes, datagram.transport, &self.input_options) {
             Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
             Err(cause) => {

@@ -20,17 +20,20 @@ pub mod control;
 mod fragments;
 mod host;
 mod kernel;
+mod owner;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 mod routes;
 pub mod snapshot;
 mod stack;
+pub mod tcp;
 pub mod trace;
 mod transmit;
 mod udp;
 mod wait;
 
-pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TrafficClass};
+pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
+pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 pub use udp::{BindOptions, Received, UdpSocket};

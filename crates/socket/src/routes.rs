@@ -45,6 +45,21 @@ pub(crate) enum Route {
     Kernel,
 }
 
+/// How a connection, which cannot go through a kernel socket, gets to a
+/// destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Neighbour {
+    /// In frames of our own.
+    Known {
+        source: IpAddr,
+        neighbour: MacAddress,
+    },
+    /// By our interface; the kernel has been asked to find the neighbour.
+    Resolving { source: IpAddr },
+    /// Not by our interface.
+    Kernel,
+}
+
 #[derive(Debug)]
 struct Entry {
     route: Route,
@@ -152,6 +167,45 @@ impl Routes {
             },
         );
         this_time
+    }
+
+    /// The way to `destination` for a connection, from `source` if it has one.
+    pub(crate) fn neighbour(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        now: Instant,
+    ) -> Neighbour {
+        let known = |source, neighbour| Neighbour::Known { source, neighbour };
+        if let Route::Link { source, neighbour } = self.find(destination, source, now) {
+            return known(source, neighbour);
+        }
+        if !self.may_ask(now) {
+            return Neighbour::Kernel;
+        }
+        let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
+            return Neighbour::Kernel;
+        };
+        let Ok(route) = netlink.route(destination, source) else {
+            return Neighbour::Kernel;
+        };
+        let own = source.or(route.source);
+        let (true, Some(source)) = (route.unicast && route.interface == *interface, own) else {
+            return Neighbour::Kernel;
+        };
+        let next = route.gateway.unwrap_or(destination);
+        let state = netlink.neighbour(*interface, next).ok();
+        if state.is_none_or(|found| found.state & (NUD_USABLE & !NUD_STALE) == 0) {
+            // Without a datagram of ours through it, the kernel neither looks
+            // for a neighbour nor checks one that is stale.
+            let _ = netlink.use_neighbour(*interface, next);
+        }
+        match state {
+            Some(found) if found.state & NUD_USABLE != 0 => {
+                known(source, MacAddress(found.address))
+            }
+            _ => Neighbour::Resolving { source },
+        }
     }
 
     fn may_ask(&mut self, now: Instant) -> bool {

@@ -5,10 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
+use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::{Offload, Transmit};
+use tidewall_protocol::tcp::{self, Flow, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+use tidewall_wire::tcp::CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET;
+use tidewall_wire::{ipv4, ipv6};
 
 /// Payloads longer than this have their checksum computed by the device where
 /// it can: below, asking costs more than computing.
@@ -45,7 +48,8 @@ impl Transmitter {
         mac: MacAddress,
         mtu: usize,
     ) -> Self {
-        let mtu = mtu.min(FRAME_SIZE - HEADER_LEN - usize::from(device.headroom()));
+        let headroom = usize::from(device.headroom());
+        let mtu = mtu.min(memory.frame_size().saturating_sub(HEADER_LEN + headroom));
         Transmitter {
             device,
             memory,
@@ -90,7 +94,7 @@ impl Transmitter {
         };
         let offloaded = payload.len() > OFFLOAD_ABOVE && self.device.checksum_offload();
         let headroom = self.device.headroom();
-        frame.set_extent(headroom, FRAME_SIZE as u16);
+        frame.set_extent(headroom, u16::MAX);
         let output = Output {
             source_mac: self.mac,
             destination_mac: heading.neighbour,
@@ -122,11 +126,92 @@ impl Transmitter {
             checksum_start: (headers - tidewall_wire::udp::HEADER_LEN) as u16,
             checksum_offset: UDP_CHECKSUM_OFFSET,
         });
-        if let Err(frame) = self.device.transmit(frame, offload) {
+        self.send(frame, offload)
+    }
+
+    /// Queues one segment.
+    ///
+    /// # Errors
+    /// As [`Transmitter::queue`].
+    pub(crate) fn queue_segment(
+        &mut self,
+        neighbour: MacAddress,
+        hop_limit: u8,
+        flow: &Flow,
+        outgoing: &Outgoing<'_>,
+    ) -> io::Result<()> {
+        let Some(mut frame) = self.frame()? else {
+            self.no_frame += 1;
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        };
+        let offloaded = outgoing.payload_len() > OFFLOAD_ABOVE && self.device.checksum_offload();
+        let headroom = self.device.headroom();
+        frame.set_extent(headroom, u16::MAX);
+        let link = Link {
+            source_mac: self.mac,
+            destination_mac: neighbour,
+            hop_limit,
+            checksum: if offloaded {
+                Checksum::Offload
+            } else {
+                Checksum::Software
+            },
+        };
+        let length = match tcp::output(self.memory.packet_mut(&mut frame), &link, flow, outgoing) {
+            Ok(length) => length,
+            Err(error) => {
+                self.free.push(frame);
+                let errno = match error {
+                    tcp::OutputError::AddressFamily => libc::EAFNOSUPPORT,
+                    _ => libc::EMSGSIZE,
+                };
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+        };
+        frame.set_extent(headroom, length as u16);
+        let network = if flow.remote.is_ipv4() {
+            ipv4::HEADER_LEN
+        } else {
+            ipv6::HEADER_LEN
+        };
+        let offload = Offload {
+            checksum_start: (HEADER_LEN + network) as u16,
+            checksum_offset: TCP_CHECKSUM_OFFSET,
+        };
+        if outgoing.payload_len() > usize::from(outgoing.segment_size) {
+            let size = outgoing.segment_size;
+            return self.give(frame, |device, frame| {
+                device.transmit_segments(frame, offload, size)
+            });
+        }
+        self.send(frame, offloaded.then_some(offload))
+    }
+
+    /// Bytes of an IP datagram in one frame.
+    pub(crate) fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    /// Longest TCP payload of one frame, where the device cuts it into segments;
+    /// else 0.
+    pub(crate) fn segmentation(&self) -> u32 {
+        self.device.segmentation()
+    }
+
+    fn send(&mut self, frame: Frame, offload: Option<Offload>) -> io::Result<()> {
+        self.give(frame, |device, frame| device.transmit(frame, offload))
+    }
+
+    fn give(
+        &mut self,
+        frame: Frame,
+        transmit: impl Fn(&mut dyn Transmit, Frame) -> Result<(), Frame>,
+    ) -> io::Result<()> {
+        if let Err(frame) = transmit(&mut *self.device, frame) {
             // A full completion ring stops the device too.
             self.device.reclaim(&mut self.free);
             self.device.flush()?;
-            if let Err(frame) = self.device.transmit(frame, offload) {
+            if let Err(frame) = transmit(&mut *self.device, frame) {
                 self.free.push(frame);
                 self.no_frame += 1;
                 return Err(io::Error::from_raw_os_error(libc::ENOBUFS));

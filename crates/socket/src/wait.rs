@@ -70,6 +70,23 @@ pub(crate) fn thread_waiter() -> io::Result<Arc<Waiter>> {
     })
 }
 
+/// Something that a thread can sleep on.
+pub(crate) trait Waitable {
+    /// Who is woken when frames come for it.
+    fn waiters(&self) -> &WaitList;
+
+    /// True when there is something to look at; the sleeper then returns.
+    fn has_input(&self) -> bool;
+
+    /// A descriptor of the kernel that is slept on too; -1: none.
+    fn kernel_descriptor(&self) -> i32 {
+        -1
+    }
+
+    /// The descriptor was readable.
+    fn kernel_has_input(&self) {}
+}
+
 /// Threads that wait for one thing.
 #[derive(Debug, Default)]
 pub(crate) struct WaitList {
@@ -99,14 +116,18 @@ impl WaitList {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        for waiter in self
-            .list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-        {
-            waiter.signal();
-        }
+        WAITER.with(|slot| {
+            // A sleeper that sorts frames itself looks for data before it goes
+            // on sleeping: it need not wake itself, at two system calls each.
+            let own = slot.try_borrow().ok();
+            let own = own.as_ref().and_then(|own| own.as_ref());
+            let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+            for waiter in list.iter() {
+                if !own.is_some_and(|own| Arc::ptr_eq(own, waiter)) {
+                    waiter.signal();
+                }
+            }
+        });
     }
 
     /// Wakes one thread other than `except`.

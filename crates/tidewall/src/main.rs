@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// A user-space UDP stack for Linux that keeps serving at full speed whatever arrives.
+/// A user-space UDP and TCP stack for Linux that keeps serving at full speed whatever arrives.
 #[derive(Parser)]
 #[command(
     name = "tidewall",

@@ -1,7 +1,9 @@
 //! `tidewall serve`: a real service to try by hand, on Tidewall or on Linux
 //! sockets.
 
-use std::io::{IsTerminal, Write};
+mod http;
+
+use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use tidewall_service::linux::{Linux, Options, Receive};
+use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
+use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
@@ -20,14 +24,15 @@ use tidewall_socket::{
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::stat::control;
 use crate::units::{self, count, per_second};
+use http::Web;
 
 /// Time between two lines of statistics.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Run a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
 ///
-/// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, then
-/// prints totals. On Tidewall it takes the interface's queues for itself;
+/// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
+/// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
 /// frames for ports it does not own stay with the kernel. Tidewall
 /// needs root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
@@ -35,20 +40,29 @@ const LINE: Duration = Duration::from_secs(1);
     after_help = "Examples:\n  tidewall serve echo --interface eth1                 echo on UDP port 7\n  \
     tidewall serve discard --interface eth1 --stats      discard on port 9, rates to a log\n  \
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
+    tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
+    tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
     tidewall serve echo --interface eth1 --class 7 --class 9,5001:300\n                                                         queue 0 ahead of queue 1\n\n\
-    Then, elsewhere: tidewall stat --watch; tidewall trace; nc -u HOST 7.\n\
+    Then, elsewhere: tidewall stat --watch; tidewall trace; nc -u HOST 7; curl http://HOST/.\n\n\
+    The web server is HTTP/1.0 and 1.1 with keep-alive, pipelining, ranges and conditional requests,\n\
+    one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
+    served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do with each datagram
-    #[arg(value_name = "echo|discard")]
+    /// What to do: echo or discard datagrams, or serve files over HTTP
+    #[arg(value_name = "echo|discard|http")]
     service: Service,
+    /// Directory whose files http serves
+    #[arg(value_name = "DIR", required_if_eq("service", "http"))]
+    directory: Option<PathBuf>,
     /// Interface whose queues to take; needed on tidewall, not used on linux
     #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
     interface: Option<String>,
-    /// UDP port [default: 7 for echo (RFC 862), 9 for discard (RFC 863)]
+    /// UDP port, or TCP port of http [default: 7 for echo (RFC 862), 9 for discard (RFC 863), 80
+    /// for http]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Local address to listen at; :: takes IPv6 and IPv4
@@ -80,7 +94,7 @@ pub struct Arguments {
     /// came within that time; 0: never
     #[arg(long, value_name = "TIME", default_value = "20us", value_parser = spin)]
     spin: Duration,
-    /// Floating-point multiplications to make for each datagram
+    /// Floating-point multiplications to make for each datagram or request
     #[arg(long, value_name = "N", default_value_t = 0)]
     work: u32,
     /// Frames that may wait for the service on each queue, 1 to 65536 [default: the stack's]
@@ -97,6 +111,10 @@ pub struct Arguments {
     /// Stack to run on
     #[arg(long, value_enum, default_value_t = On::Tidewall)]
     on: On,
+    /// Access log of http, a line a request in the Common Log Format, appended to this file; - is
+    /// standard output
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Print a line of statistics every second even when not on a terminal
     #[arg(long)]
     stats: bool,
@@ -108,13 +126,15 @@ enum Service {
     Echo,
     /// Receive and count
     Discard,
+    /// Serve the files of a directory
+    Http,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum On {
     /// Tidewall's own stack
     Tidewall,
-    /// Kernel UDP sockets
+    /// Kernel sockets
     Linux,
 }
 
@@ -259,34 +279,74 @@ fn spin(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Refuses what only the other services have a use for.
+fn check_service(arguments: &Arguments) -> Outcome {
+    let http = arguments.service == Service::Http;
+    let given = [
+        ("DIR", !http && arguments.directory.is_some(), "http"),
+        ("--log", !http && arguments.log.is_some(), "http"),
+        ("--limit", http && arguments.limit.is_some(), "datagrams"),
+    ];
+    match given.into_iter().find(|&(_, given, _)| given) {
+        Some((name, _, whose)) => Err(Failure::usage(format!(
+            "{name} is for {whose}: leave it out"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What is served.
+enum Job {
+    Datagrams(ServiceSpec),
+    Web(Web),
+}
+
+impl Job {
+    fn of(arguments: &Arguments) -> Result<Self, Failure> {
+        let (kind, usual) = match arguments.service {
+            Service::Echo => (Kind::Echo, 7),
+            Service::Discard => (Kind::Discard, 9),
+            Service::Http => return Web::of(arguments).map(Job::Web),
+        };
+        Ok(Job::Datagrams(ServiceSpec {
+            kind,
+            port: arguments.port.unwrap_or(usual),
+            work: arguments.work,
+        }))
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Job::Datagrams(service) => service.port,
+            Job::Web(web) => web.spec.port,
+        }
+    }
+}
+
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
     check(arguments)?;
+    check_service(arguments)?;
     check_classes(arguments)?;
     let stop = stop_flag()?;
-    let (kind, usual) = match arguments.service {
-        Service::Echo => (Kind::Echo, 7),
-        Service::Discard => (Kind::Discard, 9),
-    };
-    let service = ServiceSpec {
-        kind,
-        port: arguments.port.unwrap_or(usual),
-        work: arguments.work,
-    };
+    let job = Job::of(arguments)?;
     match (arguments.on, &arguments.interface) {
         (On::Linux, _) => {
-            let options = Options {
-                receive: Receive::Recvmmsg,
-                ..Options::default()
-            };
-            begin(
-                arguments,
-                &Linux::new(options),
-                &service,
-                "Linux sockets",
-                None,
-                &stop,
-            )
+            let what = "Linux sockets";
+            match job {
+                Job::Datagrams(service) => {
+                    let host = Linux::new(Options {
+                        receive: Receive::Recvmmsg,
+                        ..Options::default()
+                    });
+                    datagrams(arguments, &host, &service, what, None, &stop)
+                }
+                Job::Web(web) => {
+                    let host = LinuxStreams::new(linux_stream::Options::default())
+                        .map_err(|error| Failure::io("using epoll", &error))?;
+                    web.serve(arguments, &host, what, None, &stop)
+                }
+            }
         }
         (On::Tidewall, None) => Err(Failure::usage(
             "which interface? name it: --interface IF; see: ip link",
@@ -315,19 +375,23 @@ pub fn run(arguments: &Arguments) -> Outcome {
             let what = format!(
                 "Tidewall ({architecture}), interface {interface}, {queues} queue{}{}",
                 if queues == 1 { "" } else { "s" },
-                class_of(&arguments.classes, service.port)
+                class_of(&arguments.classes, job.port())
             );
             if arguments.record.is_some() {
                 stack.record_rounds(RECORDED);
             }
-            let outcome = begin(
-                arguments,
-                &Tidewall::new(stack.clone(), arguments.limit),
-                &service,
-                &what,
-                Some(stack.clone()),
-                &stop,
-            );
+            let watched = Some(stack.clone());
+            let outcome = match job {
+                Job::Datagrams(service) => {
+                    let host = Tidewall::new(stack.clone(), arguments.limit);
+                    datagrams(arguments, &host, &service, &what, watched, &stop)
+                }
+                Job::Web(web) => {
+                    let host = TidewallStreams::new(&stack)
+                        .map_err(|error| Failure::io("waiting for connections", &error))?;
+                    web.serve(arguments, &host, &what, watched, &stop)
+                }
+            };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
                 std::fs::write(path, text)
                     .map_err(|error| Failure::io(&format!("writing {}", path.display()), &error))?;
@@ -337,46 +401,75 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-fn begin<H: Host>(
+/// Serves datagrams.
+fn datagrams<H: Host>(
     arguments: &Arguments,
     host: &H,
     service: &ServiceSpec,
     what: &str,
     stack: Option<Stack>,
-    stop: &Arc<AtomicBool>,
+    stop: &AtomicBool,
+) -> Outcome {
+    let words = Words {
+        rates: &rates,
+        totals: &totals,
+    };
+    begin(arguments, stack, &words, |counters| {
+        let ready = |addresses: &[SocketAddr]| {
+            for address in addresses {
+                say_where(&format!("{} on {address}/udp", service.kind), what);
+            }
+        };
+        let services = std::slice::from_ref(service);
+        serve(
+            host,
+            arguments.address,
+            services,
+            tidewall_service::BATCH,
+            counters,
+            stop,
+            ready,
+        )
+    })
+}
+
+/// Says what is served where.
+fn say_where(service: &str, what: &str) {
+    // A closed standard output is no reason not to serve.
+    let _ = say_line(&format!(
+        "{service}, {what}; process {}, Ctrl-C ends it",
+        std::process::id()
+    ));
+}
+
+/// How a service's counts are put.
+struct Words {
+    /// Of a line of statistics: the counts now, the last ones, the time between.
+    rates: &'static (dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String + Sync),
+    /// Of the end: all counts, and the time it took.
+    totals: &'static (dyn Fn(&ServiceCounts, Duration) -> String + Sync),
+}
+
+/// Runs `service` with counters, statistics beside it and totals at its end.
+fn begin(
+    arguments: &Arguments,
+    stack: Option<Stack>,
+    words: &Words,
+    service: impl FnOnce(&Counters) -> io::Result<()>,
 ) -> Outcome {
     let path = counters_path();
     let counters = Counters::create(&path, 1)
         .map_err(|error| Failure::io(&format!("making the counters {}", path.display()), &error))?;
     let reader =
         Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
-    let terminal = std::io::stderr().is_terminal();
+    let terminal = io::stderr().is_terminal();
     let begun = Instant::now();
     let ended = Arc::new(AtomicBool::new(false));
     let watcher = (terminal || arguments.stats).then(|| {
-        let ended = ended.clone();
-        std::thread::spawn(move || watch(&reader, stack.as_ref(), &ended, terminal))
+        let (ended, rates) = (ended.clone(), words.rates);
+        std::thread::spawn(move || watch(&reader, stack.as_ref(), rates, &ended, terminal))
     });
-    let ready = |addresses: &[SocketAddr]| {
-        for address in addresses {
-            // A closed standard output is no reason not to serve.
-            let _ = say_line(&format!(
-                "{} on {address}/udp, {what}; process {}, Ctrl-C ends it",
-                service.kind,
-                std::process::id()
-            ));
-        }
-    };
-    let services = std::slice::from_ref(service);
-    let result = serve(
-        host,
-        arguments.address,
-        services,
-        tidewall_service::BATCH,
-        &counters,
-        stop,
-        ready,
-    );
+    let result = service(&counters);
     ended.store(true, Ordering::Relaxed);
     if let Some(watcher) = watcher {
         // Its panic, if any, has been reported; the totals below do not need it.
@@ -386,7 +479,7 @@ fn begin<H: Host>(
         .map(|reader| reader.read())
         .unwrap_or_default();
     if let Some(counts) = counts.first() {
-        let _ = say_line(&totals(counts, begun.elapsed()));
+        let _ = say_line(&(words.totals)(counts, begun.elapsed()));
     }
     result.map_err(|error| Failure::io("serving", &error))
 }
@@ -403,7 +496,13 @@ fn counters_path() -> PathBuf {
 }
 
 /// Prints rates every second until `ended`; over the same line on a terminal.
-fn watch(reader: &Reader, stack: Option<&Stack>, ended: &AtomicBool, terminal: bool) {
+fn watch(
+    reader: &Reader,
+    stack: Option<&Stack>,
+    rates: &dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String,
+    ended: &AtomicBool,
+    terminal: bool,
+) {
     let mut last = ServiceCounts::default();
     let mut at = Instant::now();
     while !ended.load(Ordering::Relaxed) {
@@ -476,6 +575,7 @@ mod tests {
             replies: 100,
             errors: 0,
             batches: 10,
+            ..ServiceCounts::default()
         };
         let now = ServiceCounts {
             received: 2_100,
@@ -483,6 +583,7 @@ mod tests {
             replies: 2_100,
             errors: 1,
             batches: 110,
+            ..ServiceCounts::default()
         };
         assert_eq!(
             rates(&now, &last, Duration::from_secs(2)),

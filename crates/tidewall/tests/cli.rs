@@ -75,6 +75,20 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
         (&[][..], "Usage"),
         (&["fly"], "Usage"),
         (&["serve"], "echo"),
+        (&["serve", "http", "--on", "linux"], "DIR"),
+        (
+            &["serve", "http", "/none-such", "--on", "linux"],
+            "is no directory",
+        ),
+        (&["serve", "echo", ".", "--on", "linux"], "DIR is for http"),
+        (
+            &["serve", "echo", "--on", "linux", "--log", "x"],
+            "--log is for http",
+        ),
+        (
+            &["serve", "http", ".", "--on", "linux", "--limit", "9"],
+            "--limit is for datagrams",
+        ),
         (&["serve", "chargen", "--interface", "lo"], "echo"),
         (&["serve", "echo"], "--interface"),
         (
@@ -358,6 +372,67 @@ fn a_service_on_linux_sockets_serves_and_ends_cleanly() {
         rest.starts_with("received 1 datagrams (5 bytes), replied 1, 0 errors in "),
         "{rest}"
     );
+}
+
+#[test]
+fn a_web_server_on_linux_sockets_serves_and_ends_cleanly() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::Stdio;
+
+    let directory = std::env::temp_dir().join(format!("tw-cli-http-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("index.html"), "<p>hello").unwrap();
+    let log = directory.join("log");
+    // The kernel chooses a port that is free; nobody else asks for it by number.
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
+        .args(["serve", "http"])
+        .arg(&directory)
+        .args(["--on", "linux", "--address", "127.0.0.1", "--log"])
+        .arg(&log)
+        .args(["--port", &port.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    let expected = format!(
+        "http on 127.0.0.1:{port}/tcp, files of {}, Linux sockets; process ",
+        directory.display()
+    );
+    assert!(first.starts_with(&expected), "{first}");
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    assert!(response.ends_with("\r\n\r\n<p>hello"), "{response}");
+    let killed = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let status = child.wait().unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(status.success(), "{status}");
+    let totals = format!(
+        "answered 1 requests ({} bytes) over 1 connections, 0 errors in ",
+        response.len()
+    );
+    assert!(rest.starts_with(&totals), "{rest}");
+    let line = std::fs::read_to_string(&log).unwrap();
+    assert!(line.ends_with("\"GET / HTTP/1.1\" 200 8\n"), "{line}");
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! one connection a request, response times below saturation, and what idle
 //! connections take.
 //!
-//! The server has some microseconds of work of its own for each request, so
+//! The server has a few microseconds of work of its own for each request, so
 //! that it is heavier than the client, which is a kernel socket's program under
 //! every system.
 
@@ -23,7 +23,7 @@ pub const NAME: &str = "http-base";
 /// What it reproduces.
 pub const PAPER: &str = "LRP, HTTP (unloaded)";
 
-/// Multiplications a request: about 5 µs.
+/// Multiplications a request: 2 to 3 µs.
 const WORK: u32 = 2_500;
 const KEPT: &str = "connections kept";
 const ONE: &str = "one connection a request";

@@ -30,8 +30,8 @@ pub const PAPER: &str = "LRP, Table 2";
 const PORTS: [u16; 2] = [7, 8];
 /// Requests that wait at each server.
 const OUTSTANDING: u16 = 64;
-/// The paper's three kinds of call, and multiplications for each: about 5, 20
-/// and 80 µs.
+/// The paper's three kinds of call, and multiplications for each: about 2.5, 10
+/// and 40 µs.
 const CALLS: [(&str, u32); 3] = [
     ("fast calls", 2_500),
     ("medium calls", 10_000),
@@ -41,8 +41,9 @@ const CALLS: [(&str, u32); 3] = [
 const CACHE_SHARE: f64 = 0.35;
 /// What it is taken for where the kernel does not tell.
 const CACHE_BYTES: usize = 1 << 20;
-/// For how long the worker is watched alone.
-const ALONE: Duration = Duration::from_millis(500);
+/// How often and for how long the worker is watched alone; what else runs on
+/// the machine can only make it slower, so the best counts.
+const ALONE: (u32, Duration) = (4, Duration::from_millis(250));
 /// Long beside the scheduler's slices.
 const WINDOW: Duration = Duration::from_millis(1_200);
 /// What each thread is due.
@@ -188,7 +189,12 @@ fn alone(bench: &mut Bench, curves: &[Curve]) -> anyhow::Result<f64> {
         tcp: None,
         compute: curve.compute,
     })?;
-    session.steps_alone(ALONE)
+    let (times, window) = ALONE;
+    let mut best = 0f64;
+    for _ in 0..times {
+        best = best.max(session.steps_alone(window)?);
+    }
+    Ok(best)
 }
 
 fn reduce(measured: &Measured, alone: f64) -> Option<Sample> {

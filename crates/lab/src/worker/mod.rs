@@ -8,6 +8,7 @@
 //! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
 //! then how many it has, and ends with its input.
 
+mod bulk;
 mod child;
 mod cpu;
 mod hold;
@@ -29,6 +30,8 @@ use tidewall_service::linux;
 
 use crate::raw_process;
 
+pub(crate) use bulk::CHUNK as BULK_CHUNK;
+pub use bulk::{BulkJob, BulkOutcome, Direction};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub(crate) use service::{Account, Drops};
@@ -45,6 +48,8 @@ pub enum Job {
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
     Hold(IdleSpec),
+    /// One end of a bulk transfer.
+    Bulk(BulkJob),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -214,6 +219,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
+        Job::Bulk(job) => bulk::run(&job),
         Job::Spin => spin(),
     }
 }
@@ -297,6 +303,11 @@ mod tests {
                 trace: true,
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
+            Job::Bulk(BulkJob::TapServer {
+                interface: "tw-t".into(),
+                address: [10, 78, 0, 2].into(),
+                port: 1,
+            }),
             Job::Spin,
         ];
         for job in jobs {

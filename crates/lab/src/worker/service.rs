@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use tidewall_service::linux::Linux;
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
+use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{BATCH, Counters};
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
@@ -131,7 +132,13 @@ fn serve_stack(
         let host = Tidewall::new(stack, receive_limit);
         return serve_datagrams(&|| host.clone(), job, counters, stop);
     };
-    anyhow::bail!("{spec:?}: Tidewall has no TCP yet")
+    let _unread = spec
+        .unread
+        .iter()
+        .map(|&port| tidewall_socket::UdpSocket::bind(&stack, SocketAddr::new(ANY, port)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let host = TidewallStreams::new(&stack)?;
+    tcp::serve(&host, ANY, spec, counters, stop, say_ready)
 }
 
 /// Serves over UDP: on one thread, or on a thread for each service.

@@ -19,6 +19,8 @@ struct Client<S> {
     stream: S,
     owed: Vec<u8>,
     sent: usize,
+    /// It is watched for room too.
+    stuck: bool,
 }
 
 /// Serves until `stop` is set; sends back what comes if it `echoes`.
@@ -36,20 +38,21 @@ pub(super) fn serve<H: StreamHost>(
     let mut events: Vec<Event> = Vec::new();
     let mut buffer = vec![0; BUFFER];
     let mut next = 0;
-    let interest = Interest {
-        readable: true,
-        writable: echoes,
+    let interest = |stuck| Interest {
+        readable: !stuck,
+        writable: stuck,
     };
     while !stop.load(Ordering::Relaxed) {
         host.wait(&mut events, STOP_WITHIN)?;
         for event in &events {
             if event.token == LISTENER {
                 while let Some((stream, _)) = host.accept(&listener)? {
-                    host.watch(&stream, next, interest)?;
+                    host.watch(&stream, next, interest(false))?;
                     let client = Client {
                         stream,
                         owed: Vec::new(),
                         sent: 0,
+                        stuck: false,
                     };
                     clients.insert(next, client);
                     next += 1;
@@ -59,7 +62,14 @@ pub(super) fn serve<H: StreamHost>(
             let Some(client) = clients.get_mut(&event.token) else {
                 continue;
             };
-            if client.turn(&mut buffer, echoes).is_err() {
+            let stuck = client.stuck;
+            let turned = client.turn(&mut buffer, echoes).and_then(|()| {
+                if client.stuck == stuck {
+                    return Ok(());
+                }
+                host.rewatch(&client.stream, event.token, interest(client.stuck))
+            });
+            if turned.is_err() {
                 host.unwatch(&client.stream);
                 clients.remove(&event.token);
             }
@@ -76,10 +86,14 @@ impl<S: Stream> Client<S> {
             while let Some(owed) = self.owed.get(self.sent..).filter(|owed| !owed.is_empty()) {
                 match self.stream.write(owed, false) {
                     Ok(count) => self.sent += count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.stuck = true;
+                        return Ok(());
+                    }
                     Err(error) => return Err(error),
                 }
             }
+            self.stuck = false;
             let count = match self.stream.read(buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => count,

@@ -71,6 +71,11 @@ impl Blast {
         self.pacer = Pacer::new(self.rate, self.burst, 0, end, self.packets);
     }
 
+    /// True while it has a rate to keep.
+    pub(super) fn is_paced(&self) -> bool {
+        self.rate.is_some()
+    }
+
     /// Goes over to the next rate when its time has come.
     fn change_rate(&mut self, now: u64) {
         let Some(next) = self.steps.last().copied() else {

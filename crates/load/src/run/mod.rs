@@ -28,6 +28,8 @@ const SLEEP_MIN: u64 = 60_000;
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest round trip that the histogram tells apart, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
+/// Bursts of a paced stream sent between two looks at replies.
+const BURSTS_MAX: usize = 8;
 /// Replies taken between two looks at the schedule.
 const REPLIES_MAX: usize = 64;
 
@@ -97,7 +99,15 @@ pub fn run_with_interval(
         let mut blasting = false;
         if let Some(blast) = &mut parts.blast {
             match blast.step(time)? {
-                Step::Send(_) => (busy, blasting) = (true, true),
+                Step::Send(_) => {
+                    (busy, blasting) = (true, true);
+                    // What became due while replies were looked at.
+                    for _ in 1..BURSTS_MAX {
+                        if !(blast.is_paced() && matches!(blast.step(now())?, Step::Send(_))) {
+                            break;
+                        }
+                    }
+                }
                 Step::Wait(until) => (next, blasting) = (next.min(until), true),
                 Step::Finished => {}
             }

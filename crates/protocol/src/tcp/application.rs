@@ -123,6 +123,12 @@ impl Connection {
         self.error.take()
     }
 
+    /// True while [`Connection::take_error`] has something to take.
+    #[must_use]
+    pub fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
     /// True once the peer's FIN is in order: nothing more will be received.
     #[must_use]
     pub fn receive_closed(&self) -> bool {

@@ -11,7 +11,7 @@ use super::status::Status;
 const BUFFER: usize = 64 * 1024;
 
 /// An access log: `address - - [06/Nov/1994:08:49:37 +0000] "GET / HTTP/1.1" 200 1300`
-/// a request. Lines are collected and written together.
+/// a request. Lines are collected and written together, about once a second.
 pub struct Log {
     to: Box<dyn Write + Send>,
     buffer: Vec<u8>,

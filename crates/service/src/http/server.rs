@@ -285,13 +285,16 @@ impl<H: StreamHost> Server<'_, H> {
                 (true, None) => STOP_WITHIN,
             };
             if timeout > Duration::ZERO {
-                if let Some(log) = &mut self.site.log {
-                    log.flush();
-                }
                 self.tally.counters.waited();
             }
             self.host.wait(&mut events, timeout)?;
+            let second = self.site.clock.unix();
             self.site.clock.set(begun.elapsed(), unix());
+            if self.site.clock.unix() != second
+                && let Some(log) = &mut self.site.log
+            {
+                log.flush();
+            }
             self.tally.counters.turned();
             // Connections that are there come before new ones, so that a flood
             // of these does not starve those.

@@ -9,8 +9,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_CREATE: u16 = 0x400;
+/// Take the neighbour for used: resolve it, or check it when stale.
+const NTF_USE: u8 = 1;
 const NLMSG_ERROR: u16 = 2;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
@@ -103,7 +108,7 @@ impl Netlink {
         if let Some(source) = source {
             attribute(&mut body, RTA_SRC, &octets(source));
         }
-        let reply = self.request(RTM_GETROUTE, &body)?;
+        let reply = self.request(RTM_GETROUTE, 0, &body)?;
         let fixed = reply.get(..12).ok_or(io::ErrorKind::InvalidData)?;
         let mut route = KernelRoute {
             unicast: fixed[7] == RTN_UNICAST,
@@ -136,7 +141,7 @@ impl Netlink {
         body.extend_from_slice(&interface.to_ne_bytes());
         body.extend_from_slice(&[0; 4]);
         attribute(&mut body, NDA_DST, &octets(address));
-        let reply = self.request(RTM_GETNEIGH, &body)?;
+        let reply = self.request(RTM_GETNEIGH, 0, &body)?;
         let state = reply.get(8..10).ok_or(io::ErrorKind::InvalidData)?;
         let state = u16::from_ne_bytes([state[0], state[1]]);
         attributes(reply.get(12..).unwrap_or_default())
@@ -146,13 +151,29 @@ impl Netlink {
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }
 
-    /// Sends one request and returns the body of its reply.
-    fn request(&mut self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    /// Makes the kernel find the link address of `address`, or check the one it
+    /// has, as a datagram through it would.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub(crate) fn use_neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
+        let mut body = vec![family(address), 0, 0, 0];
+        body.extend_from_slice(&interface.to_ne_bytes());
+        // State (u16), flags, type.
+        body.extend_from_slice(&[0, 0, NTF_USE, 0]);
+        attribute(&mut body, NDA_DST, &octets(address));
+        self.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_ACK, &body)
+            .map(drop)
+    }
+
+    /// Sends one request and returns the body of its reply; empty for an
+    /// acknowledgment.
+    fn request(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut message = Vec::with_capacity(HEADER + body.len());
         message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
         message.extend_from_slice(&kind.to_ne_bytes());
-        message.extend_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+        message.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
         message.extend_from_slice(&self.sequence.to_ne_bytes());
         message.extend_from_slice(&[0; 4]);
         message.extend_from_slice(body);
@@ -197,6 +218,9 @@ impl Netlink {
                 .unwrap_or_default();
             if u16::from_ne_bytes([header[4], header[5]]) == NLMSG_ERROR {
                 let error = word(body.get(..4).unwrap_or(&[0; 4])) as i32;
+                if error == 0 {
+                    return Ok(Vec::new());
+                }
                 return Err(io::Error::from_raw_os_error(-error));
             }
             return Ok(body.to_vec());

@@ -18,6 +18,93 @@ pub(crate) fn udp_socket(v6: bool) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A TCP socket of the kernel, closed on exec, not yet bound.
+pub(crate) fn tcp_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let mut kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    if nonblocking {
+        kind |= libc::SOCK_NONBLOCK;
+    }
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `listen`.
+pub(crate) fn listen(fd: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    if unsafe { libc::listen(fd.as_raw_fd(), backlog) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `connect`.
+///
+/// # Errors
+/// EINPROGRESS when the socket is nonblocking and the peer has not answered.
+pub(crate) fn connect(fd: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let raw = raw_address(address);
+    // SAFETY: a valid address of the stated length for the call's duration.
+    let result = unsafe {
+        libc::connect(
+            fd.as_raw_fd(),
+            (&raw.storage as *const libc::sockaddr_storage).cast(),
+            raw.length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `getsockopt` of an int.
+pub(crate) fn get(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = 0i32;
+    let mut length = mem::size_of::<i32>() as libc::socklen_t;
+    // SAFETY: four writable bytes and their length for the call's duration.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&mut value as *mut i32).cast(),
+            &mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(value)
+}
+
+/// SO_LINGER, seconds.
+pub(crate) fn set_linger(fd: BorrowedFd<'_>, seconds: Option<i32>) -> io::Result<()> {
+    let value = libc::linger {
+        l_onoff: i32::from(seconds.is_some()),
+        l_linger: seconds.unwrap_or(0),
+    };
+    // SAFETY: a valid linger for the call's duration.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&value as *const libc::linger).cast(),
+            mem::size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// `setsockopt` with an int.
 pub(crate) fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: four valid bytes for the call's duration.

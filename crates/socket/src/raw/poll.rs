@@ -36,6 +36,20 @@ impl WakeFd {
     }
 }
 
+/// CLOCK_MONOTONIC, which the driver program reads too.
+pub(crate) fn monotonic() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a writable timespec for the call's duration.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    Duration::new(
+        time.tv_sec.max(0) as u64,
+        time.tv_nsec.clamp(0, 999_999_999) as u32,
+    )
+}
+
 /// Waits until one of the descriptors is readable (or in error). Returns which
 /// ones were, in order; empty on timeout.
 ///

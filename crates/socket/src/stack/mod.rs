@@ -14,7 +14,7 @@ use tidewall_device::ethtool::Flow;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
-use tidewall_protocol::udp::InputOptions;
+use tidewall_protocol::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
     self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
@@ -26,14 +26,17 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::control::Control;
 use crate::fragments::Fragments;
 use crate::host::Interface;
+use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
 use crate::snapshot::{Causes, StackSnapshot};
+use crate::tcp::Tcp;
+use crate::tcp::frames::COMMONS_CHANNEL;
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
-use crate::wait::{Leadership, thread_waiter};
+use crate::wait::{Leadership, Waitable, thread_waiter};
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
@@ -226,6 +229,12 @@ pub(crate) struct QueueHandle {
     turns: Turns,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.core.tcp_end();
+    }
+}
+
 pub(crate) struct Inner {
     // Dropped first: the threads use everything below.
     _threads: Vec<HostThreads>,
@@ -237,7 +246,9 @@ pub(crate) struct Inner {
 pub(crate) struct Core {
     pub(crate) queues: Vec<QueueHandle>,
     pub(crate) tables: Arc<Tables>,
-    pub(crate) sockets: RwLock<Box<[Option<Arc<SocketInner>>]>>,
+    /// Of each channel number, whose it is.
+    pub(crate) sockets: RwLock<Box<[Owner]>>,
+    pub(crate) tcp: Tcp,
     pub(crate) routes: Mutex<Routes>,
     pub(crate) fragments: Mutex<Fragments>,
     pub(crate) architecture: Architecture,
@@ -256,7 +267,7 @@ pub(crate) struct Core {
     pub(crate) strays: AtomicU64,
     /// Of each queue, where a host architecture has threads.
     pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
-    leadership: Leadership,
+    pub(crate) leadership: Leadership,
     past: Mutex<Past>,
     /// Rounds since the last sleep, and when the present lot of them began (ns
     /// since the start).
@@ -345,6 +356,7 @@ impl Stack {
             limits,
             classes: config.classes.clone(),
             has_kernel: true,
+            helper: true,
             name: config.interface.clone(),
             warnings: device.warnings.clone(),
             device: Some(device),
@@ -358,12 +370,14 @@ impl Stack {
     /// # Errors
     /// ENOMEM.
     pub fn in_memory(end: End, config: MemoryConfig) -> io::Result<Self> {
-        Self::on_link(end, config, real_clock())
+        Self::on_link(end, config, real_clock(), true)
     }
 
-    /// As [`Stack::in_memory`], with `clock` for the protocols' own timers
-    /// (reassembly): time since any fixed moment. Timeouts of calls that wait
-    /// are in real time all the same.
+    /// As [`Stack::in_memory`], with `clock` for the protocols' own timers:
+    /// time since any fixed moment. Timeouts of calls that wait are in real time
+    /// all the same. Nothing happens by itself: frames and timers are seen to
+    /// when somebody calls, and connections that were closed are driven by
+    /// calls about others, or not at all.
     ///
     /// # Errors
     /// ENOMEM.
@@ -372,10 +386,10 @@ impl Stack {
         config: MemoryConfig,
         clock: impl Fn() -> Duration + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::on_link(end, config, Box::new(clock))
+        Self::on_link(end, config, Box::new(clock), false)
     }
 
-    fn on_link(end: End, config: MemoryConfig, clock: Clock) -> io::Result<Self> {
+    fn on_link(end: End, config: MemoryConfig, clock: Clock, helper: bool) -> io::Result<Self> {
         end.tables.set_locals(&config.addresses)?;
         let parts = Parts {
             queues: end.queues,
@@ -398,6 +412,7 @@ impl Stack {
             },
             classes: Vec::new(),
             has_kernel: false,
+            helper,
             name: "memory".to_owned(),
             warnings: Vec::new(),
             device: None,
@@ -415,6 +430,7 @@ impl Stack {
             architecture,
             receiver_cpu,
             device,
+            helper,
             ..
         } = parts;
         let mut handles = Vec::new();
@@ -451,10 +467,12 @@ impl Stack {
             });
         }
         tables.set_fragment_channel(fragment_id);
+        let tcp = Tcp::new(&handles, helper)?;
         let core = Arc::new(Core {
             queues: handles,
             tables,
-            sockets: RwLock::new((0..CHANNELS).map(|_| None).collect()),
+            sockets: RwLock::new((0..CHANNELS).map(|_| Owner::None).collect()),
+            tcp,
             routes: Mutex::new(routes),
             fragments: Mutex::new(Fragments::new(fragment_channels)),
             architecture,
@@ -478,13 +496,15 @@ impl Stack {
             streak: AtomicU32::new(0),
             streak_start: AtomicU64::new(0),
             timer_turns: AtomicU32::new(0),
-            next_channel: AtomicU16::new(FRAGMENT_CHANNEL + 1),
+            next_channel: AtomicU16::new(0),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
             clock,
             device: device.map(Mutex::new),
             warnings: parts.warnings,
         });
+        core.set_owner(COMMONS_CHANNEL, Owner::Commons);
+        core.tcp_set_cookie_parameters();
         let mut threads = Vec::new();
         if architecture.has_threads() {
             for queue in &core.queues {
@@ -533,7 +553,8 @@ impl Stack {
         }
         let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        self.core().sleep(&inner, deadline)?;
+        let waited: Vec<&dyn Waitable> = inner.iter().map(|&socket| socket as _).collect();
+        self.core().sleep(&waited, deadline)?;
         let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
         ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
         Ok(ready)
@@ -584,6 +605,9 @@ struct Parts {
     limits: Limits,
     classes: Vec<TrafficClass>,
     has_kernel: bool,
+    /// Whether a thread may see to connections that the application leaves
+    /// alone.
+    helper: bool,
     name: String,
     warnings: Vec<String>,
     device: Option<AfXdp>,
@@ -620,10 +644,12 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
 mod classes;
 mod receive;
 mod sleep;
+mod tap;
 
 pub use classes::TrafficClass;
 use classes::Turns;
 use sleep::{Pace, Past};
+pub use tap::TapConfig;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves counters and queues in a state that is at worst
@@ -644,11 +670,11 @@ impl Core {
     pub(crate) fn allocate_channel(&self) -> io::Result<ChannelId> {
         let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
         let mut generations = lock(&self.generations);
-        let first = FRAGMENT_CHANNEL + 1;
+        let first = COMMONS_CHANNEL + 1;
         for _ in first..CHANNELS as u16 {
             let number = self.next_channel.fetch_add(1, Ordering::Relaxed);
             let number = first + number % (CHANNELS as u16 - first);
-            let free = sockets.get(number as usize).is_some_and(Option::is_none);
+            let free = sockets.get(number as usize).is_some_and(Owner::is_none);
             if let (true, Some(generation)) = (free, generations.get_mut(number as usize)) {
                 *generation = generation.wrapping_add(1).max(1);
                 return Ok(ChannelId::new(number, *generation));

@@ -228,7 +228,7 @@ impl Core {
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
-    pub(super) fn collect(&self) {
+    pub(crate) fn collect(&self) {
         if self.architecture.has_threads() {
             // Their frames have not been demultiplexed.
             return;
@@ -282,14 +282,36 @@ impl Core {
             self.reassemble();
             return;
         }
-        if let Some(socket) = self.socket(channel) {
-            socket.waiters.wake_all();
+        match self.owner(channel) {
+            Owner::None => {}
+            Owner::Udp(socket) => socket.has_frames(),
+            Owner::Listener(listener) => listener.has_frames(self),
+            Owner::Connection(connection) => connection.has_frames(self),
+            Owner::Commons => self.tcp_commons_ready(),
+            Owner::Spare => self.tcp_take_spare(channel),
+        }
+    }
+
+    /// Whose channel it is.
+    pub(crate) fn owner(&self, channel: u16) -> Owner {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        let owner = sockets.get(channel as usize);
+        owner.cloned().unwrap_or_default()
+    }
+
+    /// Enters whose channel it is.
+    pub(crate) fn set_owner(&self, channel: u16, owner: Owner) {
+        let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = sockets.get_mut(channel as usize) {
+            *place = owner;
         }
     }
 
     pub(crate) fn socket(&self, channel: u16) -> Option<Arc<SocketInner>> {
-        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        sockets.get(channel as usize)?.clone()
+        match self.owner(channel) {
+            Owner::Udp(socket) => Some(socket),
+            _ => None,
+        }
     }
 
     /// Frame memory is short: slow receivers' datagrams move to buffers of
@@ -298,12 +320,13 @@ impl Core {
     fn copy_out(&self) {
         let mut sockets: Vec<Arc<SocketInner>> = {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().flatten().cloned().collect()
+            sockets.iter().filter_map(Owner::udp).cloned().collect()
         };
         sockets.sort_by_key(|socket| socket.priority());
         for socket in sockets {
             socket.copy_out(self);
         }
+        self.tcp_copy_out();
     }
 
     /// A datagram that reached a helper socket while the poll was learned.
@@ -313,7 +336,7 @@ impl Core {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
             sockets
                 .iter()
-                .flatten()
+                .filter_map(Owner::udp)
                 .filter(|socket| socket.wants(stray.source, stray.destination))
                 .max_by_key(|socket| socket.peer().is_some())
                 .cloned()

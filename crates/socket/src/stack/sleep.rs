@@ -2,6 +2,7 @@
 
 use super::receive::Progress;
 use super::*;
+use crate::wait::Waitable;
 
 /// How busy the device is, which decides how a thread with nothing to do waits.
 ///
@@ -36,7 +37,7 @@ impl Core {
     /// has.
     pub(crate) fn sleep(
         &self,
-        sockets: &[&SocketInner],
+        sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
     ) -> io::Result<bool> {
         let has_input = || sockets.iter().any(|socket| socket.has_input());
@@ -66,7 +67,7 @@ impl Core {
         waiter.clear_if_signalled();
         let mut led = self.leadership.sleep(&waiter);
         for socket in sockets {
-            socket.waiters.enter(&waiter);
+            socket.waiters().enter(&waiter);
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
         if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
@@ -75,9 +76,11 @@ impl Core {
         }
         let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
         for socket in sockets {
-            socket.waiters.leave(&waiter);
+            socket.waiters().leave(&waiter);
         }
         self.leadership.wake(&waiter, led);
+        // From now on nobody may be here who sees to connections.
+        self.tcp.helper.needed();
         let short = began.elapsed() <= self.spin + WAKE_UP;
         let polls = !self.spin.is_zero() && !self.architecture.has_threads();
         if polls && matches!(result, Ok(true)) && short && self.answered() {
@@ -95,7 +98,7 @@ impl Core {
 
     fn sleep_entered(
         &self,
-        sockets: &[&SocketInner],
+        sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         waiter: &Arc<crate::wait::Waiter>,
         led: &mut bool,
@@ -108,6 +111,8 @@ impl Core {
             if *led && !self.device_polls() {
                 progress = self.round(true)?;
             }
+            // Acknowledgments and data of the application's last turn.
+            self.tcp_before_sleep();
             if has_input() {
                 return Ok(true);
             }
@@ -155,6 +160,12 @@ impl Core {
             }
             if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
+            }
+            if let Some(next) = self.tcp.next_timer(self.age()).filter(|_| *led) {
+                if next.is_zero() {
+                    continue;
+                }
+                timeout = Some(timeout.map_or(next, |t| t.min(next)));
             }
             if *led && pace == Pace::Quiet && self.stops_polling(interval) {
                 self.timer_turns.store(0, Ordering::Relaxed);

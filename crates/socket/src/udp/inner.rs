@@ -15,15 +15,16 @@ use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::Stray;
 use tidewall_protocol::ip::reassembly::Reassembled;
-use tidewall_protocol::udp::{self, Datagram, InputOptions};
-use tidewall_protocol::{Drop as Cause, icmp};
+use tidewall_protocol::udp::{self, Datagram};
+use tidewall_protocol::{Drop as Cause, InputOptions, icmp, tcp};
 use tidewall_receive::poller::{Channel, Done, Shared};
 
 use super::{BindOptions, Received};
 use crate::kernel::Holder;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
-use crate::wait::WaitList;
+use crate::tcp::watch::{Readiness, Watch};
+use crate::wait::{WaitList, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
 /// ones and strays); their count is bounded by their makers' limits too.
@@ -112,6 +113,7 @@ struct Waiting {
 pub(crate) struct SocketInner {
     id: ChannelId,
     pub(crate) waiters: WaitList,
+    pub(crate) watch: Watch,
     pub(super) holder: Option<Holder>,
     pub(super) ends: Mutex<Ends>,
     waiting: Mutex<Waiting>,
@@ -157,6 +159,7 @@ impl SocketInner {
         SocketInner {
             id,
             waiters: WaitList::default(),
+            watch: Watch::default(),
             holder,
             ends: Mutex::new(Ends {
                 bound: local,
@@ -215,15 +218,6 @@ impl SocketInner {
         self.limit.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn kernel_descriptor(&self) -> i32 {
-        // poll(2) leaves a negative descriptor alone.
-        self.holder.as_ref().map_or(-1, Holder::descriptor)
-    }
-
-    pub(crate) fn kernel_has_input(&self) {
-        self.kernel_ready.store(true, Ordering::Release);
-    }
-
     /// True when a receive call would not wait.
     pub(crate) fn has_input(&self) -> bool {
         if self.kernel_ready.load(Ordering::Acquire)
@@ -268,7 +262,7 @@ impl SocketInner {
             credit: None,
         };
         lock(&self.waiting).outside.push_back(owned);
-        self.waiters.wake_all();
+        self.has_frames();
     }
 
     pub(crate) fn push_reassembled(&self, owned: Owned, causes: &Causes) {
@@ -280,7 +274,13 @@ impl SocketInner {
             }
             waiting.outside.push_back(owned);
         }
+        self.has_frames();
+    }
+
+    /// Something came: whoever waits for it is woken.
+    pub(crate) fn has_frames(&self) {
         self.waiters.wake_all();
+        self.watch.notify(Readiness::READABLE);
     }
 
     /// Moves everything that waits in frames into buffers of its own size.
@@ -466,6 +466,7 @@ impl SocketInner {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
                 core.first_fragment(bytes, self.id, others)
+                    .and_then(|datagram| core.whole(&datagram))
                     .map_or(Outcome::Nothing, Outcome::Owned)
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
@@ -556,6 +557,25 @@ fn same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
 }
 
+impl Waitable for SocketInner {
+    fn waiters(&self) -> &WaitList {
+        &self.waiters
+    }
+
+    fn has_input(&self) -> bool {
+        self.has_input()
+    }
+
+    fn kernel_descriptor(&self) -> i32 {
+        // poll(2) leaves a negative descriptor alone.
+        self.holder.as_ref().map_or(-1, Holder::descriptor)
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_ready.store(true, Ordering::Release);
+    }
+}
+
 impl Core {
     /// The protocol's checks alone, for the softirq of host architectures.
     pub(crate) fn verify(&self, shared: &Shared, frame: &Frame, metadata: &Metadata) -> bool {
@@ -565,8 +585,14 @@ impl Core {
         let packet = shared.memory().packet(frame);
         let bytes = packet.get(usize::from(metadata.network)..usize::from(metadata.end));
         let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        match udp::input(bytes.unwrap_or_default(), transport, &self.input_options) {
-            Ok(_) => true,
+        let bytes = bytes.unwrap_or_default();
+        let checked = if metadata.protocol == libc::IPPROTO_TCP as u8 {
+            tcp::input(bytes, transport, &self.input_options).map(drop)
+        } else {
+            udp::input(bytes, transport, &self.input_options).map(drop)
+        };
+        match checked {
+            Ok(()) => true,
             Err(cause) => {
                 self.causes.protocol(cause);
                 false

@@ -12,6 +12,7 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_receive::poller::Channel;
 
 use crate::kernel::Holder;
+use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
@@ -362,7 +363,7 @@ impl UdpSocket {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             polled = false;
-            if !core.sleep(&[&self.inner], deadline)? {
+            if !core.sleep(&[&*self.inner], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -580,6 +581,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let core = self.stack.core();
+        crate::tcp::retire(&self.inner.watch);
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);
@@ -590,7 +592,7 @@ impl Drop for UdpSocket {
 }
 
 /// Multicast, broadcast and addresses that need a scope are the kernel's.
-fn stays_with_kernel(address: IpAddr) -> bool {
+pub(crate) fn stays_with_kernel(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
             v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified() || v4.is_loopback()
@@ -605,18 +607,18 @@ fn stays_with_kernel(address: IpAddr) -> bool {
 }
 
 /// The address a socket is bound to, unless it is any.
-fn specified(bound: SocketAddr) -> Option<IpAddr> {
+pub(crate) fn specified(bound: SocketAddr) -> Option<IpAddr> {
     let address = bound.ip().to_canonical();
     (!address.is_unspecified()).then_some(address)
 }
 
 /// An IPv4-mapped address as IPv4.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// An IPv4 address as IPv4-mapped.
-fn to_v6(address: SocketAddr) -> SocketAddr {
+pub(crate) fn to_v6(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) => SocketAddr::new(IpAddr::V6(v4.to_ipv6_mapped()), address.port()),
         IpAddr::V6(_) => address,
@@ -626,21 +628,12 @@ fn to_v6(address: SocketAddr) -> SocketAddr {
 impl Core {
     /// Enters a socket under its channel number.
     fn register(&self, socket: Arc<SocketInner>) {
-        let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
-        let number = socket.id().index() as usize;
-        if let Some(place) = sockets.get_mut(number) {
-            *place = Some(socket);
-        }
+        self.set_owner(socket.id().index(), Owner::Udp(socket));
     }
 
     /// Removes a socket and its table entries.
     fn unregister(&self, socket: &Arc<SocketInner>) {
-        {
-            let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
-            if let Some(place) = sockets.get_mut(socket.id().index() as usize) {
-                *place = None;
-            }
-        }
+        self.set_owner(socket.id().index(), Owner::None);
         let ends = socket.ends();
         if let Some(peer) = ends.peer {
             self.tables
@@ -676,7 +669,7 @@ impl Core {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
             sockets
                 .iter()
-                .flatten()
+                .filter_map(Owner::udp)
                 .find(|other| {
                     other.id() != socket.id()
                         && other.peer().is_none()
@@ -694,7 +687,7 @@ impl Core {
         let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
         // The trusted level knows addresses, but of "any" only one kind.
         let kind = |address: Option<IpAddr>| address.filter(|address| !address.is_unspecified());
-        sockets.iter().flatten().any(|other| {
+        sockets.iter().filter_map(Owner::udp).any(|other| {
             let (other_address, other_port) = table_key(other);
             kind(other_address) == kind(address) && other_port == port
         })
@@ -713,7 +706,7 @@ impl Core {
         let families = Families::of(address, how);
         let taken = |port: u16, shares: bool| {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().flatten().any(|other| {
+            sockets.iter().filter_map(Owner::udp).any(|other| {
                 let bound = other.ends().bound;
                 let addresses = (specified(bound), specified(address));
                 bound.port() == port

@@ -10,4 +10,5 @@ mod limits;
 mod model;
 mod pressure;
 mod support;
+mod tcp;
 mod waiting;

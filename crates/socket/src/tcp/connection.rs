@@ -1,0 +1,611 @@
+//! One connection as the stack holds it: the engine, its channel, and who
+//! waits for it.
+//!
+//! Order of locks: a listener's state, a connection's state, then everything
+//! else, which nobody holds while taking one of these.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_protocol::icmp::FlowError;
+use tidewall_protocol::tcp::{Connection, Errno, Flow, Segment, State as Phase};
+use tidewall_receive::poller::Done;
+use tidewall_wire::ethernet::MacAddress;
+
+use super::frames::{After, ChannelSet, Content};
+use super::timers::Timed;
+use super::watch::{Readiness, Watch};
+use crate::owner::Owner;
+use crate::routes::Neighbour;
+use crate::stack::{Core, lock};
+use crate::wait::{WaitList, Waitable};
+
+/// How long a neighbour's address is used without asking.
+const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
+/// When to try again what the device had no room for.
+const CONGESTED: Duration = Duration::from_millis(1);
+/// When to ask again for a neighbour that the kernel is looking for.
+const RESOLVING: Duration = Duration::from_millis(10);
+/// Segments through the shared channel after which a connection is busy enough
+/// for one of its own.
+const BUSY: u8 = 16;
+/// [`State::armed`] of a connection whose timer is not.
+const NEVER: Duration = Duration::MAX;
+
+/// One connection.
+pub(crate) struct ConnectionInner {
+    timer: u32,
+    state: Mutex<State>,
+    waiters: WaitList,
+    pub(crate) watch: Watch,
+    /// It is in the list of those with frames that no selector watches.
+    unattended: AtomicBool,
+    /// It is in the list of those that want to send.
+    dirty: AtomicBool,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    pub(crate) connection: Connection,
+    /// Its own channel; without one its frames come through the commons.
+    channel: Option<ChannelSet>,
+    /// When its timer is to expire.
+    armed: Duration,
+    neighbour: Option<MacAddress>,
+    /// When to ask for it again.
+    neighbour_until: Duration,
+    /// When a frame came last.
+    active: Duration,
+    /// Queue that its frames come on.
+    queue: u8,
+    pub(crate) hop_limit: u8,
+    /// Segments that came through the commons lately.
+    through_commons: u8,
+    /// The application has closed it.
+    orphan: bool,
+    /// Nothing of the stack points to it any more.
+    detached: bool,
+    /// Output was refused, and waits for its timer.
+    held_up: bool,
+}
+
+/// The engine's errno as an error.
+pub(crate) fn error(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}
+
+impl ConnectionInner {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Frames came to its channel.
+    pub(crate) fn has_frames(self: &Arc<Self>, core: &Core) {
+        self.waiters.wake_all();
+        if !self.watch.has_frames() && !self.unattended.swap(true, Ordering::AcqRel) {
+            core.tcp.unattended(self.clone());
+        }
+    }
+
+    /// Takes it off the list of those with frames, by whoever took it out.
+    pub(crate) fn attend(&self) {
+        self.unattended.store(false, Ordering::Release);
+    }
+
+    /// Runs the protocol on the frames that wait, for whoever has the time.
+    pub(crate) fn process(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            if self.take_frames(core, &mut state, &mut after) > 0 {
+                self.settle(core, &mut state, &mut after);
+                self.announce(&state);
+            }
+        }
+        core.tcp_after(after);
+    }
+
+    /// As [`ConnectionInner::process`], for a stack that is short of frames:
+    /// leaves a connection alone that somebody is busy with.
+    pub(crate) fn process_if_free(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            if self.take_frames(core, &mut state, &mut after) > 0 {
+                self.settle(core, &mut state, &mut after);
+                self.announce(&state);
+            }
+        }
+        core.tcp_after(after);
+    }
+
+    /// Gives the channel's frames to the engine. Returns how many.
+    pub(crate) fn take_frames(&self, core: &Core, state: &mut State, after: &mut After) -> usize {
+        let State {
+            connection,
+            channel: Some(set),
+            queue,
+            active,
+            ..
+        } = state
+        else {
+            return 0;
+        };
+        if set.looks_empty() {
+            return 0;
+        }
+        let now = core.age();
+        let mut taken = 0;
+        for (number, channel) in set.channels.iter_mut().enumerate() {
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            let before = taken;
+            // No more than the channel's credit, which comes back below.
+            while let Some(frame) = channel.remove() {
+                taken += 1;
+                match core.tcp_content(&shared, &frame, set.id, after) {
+                    Content::Segment(segment) if segment.flow == *connection.flow() => {
+                        connection.input(&segment, now);
+                    }
+                    Content::Error(error) if flow_of(&error) == *connection.flow() => {
+                        connection.icmp_error(&error, now);
+                    }
+                    Content::Segment(_) | Content::Error(_) => after.keep(&shared, &frame),
+                    Content::Nothing => {}
+                }
+                done.add(&shared, frame);
+            }
+            if taken > before {
+                *queue = number as u8;
+            }
+            shared.give_back(set.id, done);
+        }
+        *active = now;
+        taken
+    }
+
+    /// A segment that came another way than by its own channel.
+    pub(crate) fn input(self: &Arc<Self>, core: &Core, segment: &Segment<'_>, queue: usize) {
+        let mut after = After::default();
+        self.input_with(core, segment, queue, &mut after);
+        core.tcp_after(after);
+    }
+
+    /// As [`ConnectionInner::input`], by who has a listener locked.
+    pub(crate) fn input_with(
+        self: &Arc<Self>,
+        core: &Core,
+        segment: &Segment<'_>,
+        queue: usize,
+        after: &mut After,
+    ) {
+        let mut state = self.lock();
+        if state.detached {
+            return;
+        }
+        // Those that came before it, by its own channel.
+        self.take_frames(core, &mut state, after);
+        let now = core.age();
+        state.queue = queue as u8;
+        state.connection.input(segment, now);
+        state.active = now;
+        if state.channel.is_none() && !state.orphan {
+            state.through_commons = state.through_commons.saturating_add(1);
+            if state.through_commons >= BUSY {
+                state.through_commons = 0;
+                self.take_channel(core, &mut state, false);
+            }
+        }
+        self.settle(core, &mut state, after);
+        self.announce(&state);
+    }
+
+    /// An ICMP error that came another way than by its own channel.
+    pub(crate) fn icmp_error(self: &Arc<Self>, core: &Core, error: &FlowError) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            state.connection.icmp_error(error, core.age());
+            self.settle(core, &mut state, &mut after);
+            self.announce(&state);
+        }
+        core.tcp_after(after);
+    }
+
+    /// Its timer has expired.
+    pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            if state.detached {
+                return;
+            }
+            let now = core.age();
+            state.armed = NEVER;
+            // An acknowledgment that waits in the channel may make the timer
+            // void.
+            self.take_frames(core, &mut state, &mut after);
+            if state
+                .connection
+                .next_timeout()
+                .is_some_and(|due| due <= now)
+            {
+                state.connection.timeout(now);
+            }
+            state.held_up = false;
+            self.settle(core, &mut state, &mut after);
+            self.announce(&state);
+        }
+        core.tcp_after(after);
+    }
+
+    /// What follows any change: the end of the connection, its timer, and its
+    /// place among those that want to send.
+    pub(crate) fn settle(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) {
+        if state.detached {
+            return;
+        }
+        if state.connection.wants_output() {
+            if !state.held_up {
+                self.mark(core);
+            }
+        } else if let Some(entry) = state.connection.time_wait() {
+            core.tcp_enter_time_wait(entry);
+            self.detach(core, state, true, after);
+            return;
+        } else if state.connection.state() == Phase::Closed {
+            self.detach(core, state, false, after);
+            return;
+        }
+        if let Some(due) = state.connection.next_timeout() {
+            self.arm(core, state, due);
+        }
+    }
+
+    fn arm(&self, core: &Core, state: &mut State, due: Duration) {
+        // A timer that expires early costs one look; moving it back with each
+        // segment would cost more.
+        if due < state.armed {
+            state.armed = due;
+            // Keepalive probes of many connections go together.
+            let due = if state.connection.is_idle() {
+                Duration::from_secs(due.as_secs() + 1)
+            } else {
+                due
+            };
+            core.tcp.timers.arm(self.timer, due);
+        }
+    }
+
+    /// Puts it among those that want to send.
+    fn mark(self: &Arc<Self>, core: &Core) {
+        if !self.dirty.swap(true, Ordering::AcqRel) {
+            core.tcp.mark(self.clone());
+        }
+    }
+
+    /// Tells those who wait what it is ready for.
+    pub(crate) fn announce(&self, state: &State) {
+        let readiness = state.readiness();
+        if readiness != Readiness::NONE {
+            self.waiters.wake_all();
+            self.watch.notify(readiness);
+        }
+    }
+
+    /// What it is ready for now.
+    pub(crate) fn readiness(&self) -> Readiness {
+        self.lock().readiness()
+    }
+
+    /// Sends what may be sent: into frames of its queue, which the caller makes
+    /// the device send. Returns the queue.
+    pub(crate) fn emit(self: &Arc<Self>, core: &Core) -> Option<usize> {
+        self.dirty.store(false, Ordering::Release);
+        let mut after = After::default();
+        let queue = {
+            let mut state = self.lock();
+            self.emit_locked(core, &mut state, &mut after)
+        };
+        core.tcp_after(after);
+        queue
+    }
+
+    /// As [`ConnectionInner::emit`], by who has the lock.
+    pub(crate) fn emit_locked(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        after: &mut After,
+    ) -> Option<usize> {
+        if state.detached || !state.connection.wants_output() {
+            return None;
+        }
+        let now = core.age();
+        let mut retry = None;
+        let mut place = None;
+        match state.find_neighbour(core, now) {
+            Some(neighbour) => {
+                let number = usize::from(state.queue);
+                let queue = core.queues.get(number).or_else(|| core.queues.first())?;
+                place = Some(number);
+                let flow = *state.connection.flow();
+                let hop_limit = state.hop_limit;
+                let mut transmitter = lock(&queue.transmitter);
+                state.connection.output(now, &mut |outgoing| {
+                    let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
+                    if sent.is_err() {
+                        retry = Some(CONGESTED);
+                    }
+                    sent.is_ok()
+                });
+            }
+            None => retry = Some(RESOLVING),
+        }
+        state.held_up = retry.is_some();
+        if let Some(after_this) = retry {
+            core.tcp.counters.held_up();
+            if state.connection.state() == Phase::Closed {
+                // A reset is not worth waiting for.
+                self.detach(core, state, false, after);
+                return place;
+            }
+            self.arm(core, state, now + after_this);
+        }
+        self.settle(core, state, after);
+        place
+    }
+
+    /// Gives it a channel of its own if there is one, else (`first`) the shared
+    /// one.
+    ///
+    /// False when the driver has no room for the flow.
+    pub(crate) fn take_channel(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        first: bool,
+    ) -> bool {
+        let flow = *state.connection.flow();
+        let enter = |id| {
+            core.tables
+                .connect(Protocol::Tcp, flow.local, flow.remote, id)
+                .is_ok()
+        };
+        let Some(set) = core.tcp_channel() else {
+            return !first || enter(core.tcp.commons_id);
+        };
+        core.set_owner(set.id.index(), Owner::Connection(self.clone()));
+        let id = set.id;
+        if enter(id) {
+            state.channel = Some(set);
+            return true;
+        }
+        core.set_owner(id.index(), Owner::Spare);
+        core.tcp_return_channel(set, &mut After::default());
+        false
+    }
+
+    /// Gives its channel back; its frames come through the commons from now on,
+    /// or (`lingers` false) are nobody's.
+    fn give_channel_back(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
+        let flow = *state.connection.flow();
+        let set = state.channel.take();
+        if !lingers {
+            core.tables
+                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+        } else if set.is_some() {
+            // It replaces an entry, for which there is room.
+            let commons = core.tcp.commons_id;
+            let _ = core
+                .tables
+                .connect(Protocol::Tcp, flow.local, flow.remote, commons);
+        }
+        if let Some(set) = set {
+            core.set_owner(set.id.index(), Owner::Spare);
+            core.tcp_return_channel(set, after);
+        }
+    }
+
+    /// Gives its channel back if it has not used it for `quiet`. True if so.
+    pub(crate) fn lend_channel(self: &Arc<Self>, core: &Core, quiet: Duration) -> bool {
+        let mut after = After::default();
+        let given = {
+            let Ok(mut state) = self.state.try_lock() else {
+                return false;
+            };
+            let since = core.age().saturating_sub(state.active);
+            let idle = state.channel.as_ref().is_some_and(ChannelSet::looks_empty)
+                && since >= quiet
+                && state.connection.is_idle();
+            if idle {
+                self.give_channel_back(core, &mut state, true, &mut after);
+            }
+            idle
+        };
+        core.tcp_after(after);
+        given
+    }
+
+    /// Takes it out of everything that points to it. `lingers`: the flow is in
+    /// TIME-WAIT, and its frames go to the commons.
+    fn detach(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
+        state.detached = true;
+        let flow = *state.connection.flow();
+        core.tcp.forget_flow(&flow);
+        self.give_channel_back(core, state, lingers, after);
+        if !lingers {
+            core.tcp.ports.leave(&core.tables, flow.local.port());
+        }
+        core.tcp.timers.remove(self.timer);
+        core.tcp.counters.closed(state.orphan);
+    }
+
+    /// The application is done with it: FIN, or RST when data was not read, and
+    /// the rest in the background.
+    pub(crate) fn close(self: &Arc<Self>, core: &Core, linger: Option<Duration>) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            self.take_frames(core, &mut state, &mut after);
+            state.orphan = true;
+            state.connection.close(linger, core.age());
+            if !state.detached {
+                core.tcp.counters.orphan_made();
+                self.give_channel_back(core, &mut state, true, &mut after);
+                self.settle(core, &mut state, &mut after);
+            }
+        }
+        core.tcp_after(after);
+    }
+
+    /// True once nothing is left for the stack to do.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().detached
+    }
+}
+
+impl State {
+    pub(crate) fn readiness(&self) -> Readiness {
+        let connection = &self.connection;
+        let closed = connection.state() == Phase::Closed;
+        Readiness::NONE
+            .with(Readiness::READABLE, connection.readable())
+            .with(Readiness::WRITABLE, connection.writable())
+            .with(
+                Readiness::HANGUP,
+                closed || (connection.receive_closed() && connection.send_closed()),
+            )
+            .with(Readiness::ERROR, connection.has_error())
+    }
+
+    /// True when frames wait in its channel.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.channel.as_ref().is_some_and(|set| !set.looks_empty())
+    }
+
+    /// True when it has a channel of its own.
+    pub(crate) fn has_channel(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
+        if now < self.neighbour_until && self.neighbour.is_some() {
+            return self.neighbour;
+        }
+        let Flow { local, remote } = *self.connection.flow();
+        let answer = lock(&core.routes).neighbour(remote.ip(), Some(local.ip()), Instant::now());
+        let lifetime = match answer {
+            Neighbour::Known { neighbour, .. } => {
+                self.neighbour = Some(neighbour);
+                NEIGHBOUR_LIFETIME
+            }
+            // Where its frames came from last will do until the kernel knows.
+            Neighbour::Resolving { .. } | Neighbour::Kernel => RESOLVING,
+        };
+        self.neighbour_until = now + lifetime;
+        self.neighbour
+    }
+}
+
+/// Somebody who waits until a connection is ready for something.
+pub(crate) struct Waiting<'a> {
+    pub(crate) connection: &'a ConnectionInner,
+    pub(crate) want: Readiness,
+}
+
+impl Waitable for Waiting<'_> {
+    fn waiters(&self) -> &WaitList {
+        &self.connection.waiters
+    }
+
+    fn has_input(&self) -> bool {
+        let state = self.connection.lock();
+        state.has_frames() || state.detached || state.readiness().has(self.want)
+    }
+}
+
+/// The flow that an ICMP error is about.
+pub(crate) fn flow_of(error: &FlowError) -> Flow {
+    Flow {
+        local: error.local,
+        remote: error.remote,
+    }
+}
+
+impl Core {
+    /// Makes a connection known: its flow, its timer, its port (which has a
+    /// user already) and its channel. `None` when the driver has no room for it
+    /// or the flow is taken; nothing is left behind then.
+    pub(crate) fn tcp_open(
+        &self,
+        connection: Connection,
+        neighbour: Option<MacAddress>,
+        queue: usize,
+        hop_limit: u8,
+    ) -> Option<Arc<ConnectionInner>> {
+        let flow = *connection.flow();
+        let now = self.age();
+        let mut made = None;
+        let mut contents = Some(connection);
+        let timer = self.tcp.timers.add(|timer| {
+            // Never empty: taken here only.
+            let inner = contents.take().map(|connection| {
+                Arc::new(ConnectionInner {
+                    timer,
+                    state: Mutex::new(State {
+                        connection,
+                        channel: None,
+                        armed: NEVER,
+                        neighbour,
+                        neighbour_until: Duration::ZERO,
+                        active: now,
+                        queue: queue as u8,
+                        hop_limit,
+                        through_commons: 0,
+                        orphan: false,
+                        detached: false,
+                        held_up: false,
+                    }),
+                    waiters: WaitList::default(),
+                    watch: Watch::default(),
+                    unattended: AtomicBool::new(false),
+                    dirty: AtomicBool::new(false),
+                })
+            });
+            made = inner;
+            made.clone().map_or(Timed::TimeWait, Timed::Connection)
+        });
+        let inner = made?;
+        if !self.tcp.enter_flow(flow, &inner) {
+            self.tcp.timers.remove(timer);
+            return None;
+        }
+        let entered = {
+            let mut state = inner.lock();
+            let entered = inner.take_channel(self, &mut state, true);
+            if entered {
+                // A SYN is to be sent.
+                inner.settle(self, &mut state, &mut After::default());
+            } else {
+                state.detached = true;
+            }
+            entered
+        };
+        if !entered {
+            self.tcp.forget_flow(&flow);
+            self.tcp.timers.remove(timer);
+            return None;
+        }
+        self.tcp.ports.again(flow.local.port());
+        self.tcp.counters.opened();
+        Some(inner)
+    }
+}

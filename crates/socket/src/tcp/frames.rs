@@ -1,0 +1,370 @@
+//! From frames to segments: channels of connections, the channel that those
+//! without one share, and whose a segment is.
+
+use std::sync::PoisonError;
+
+use tidewall_device::demux::ChannelId;
+use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::frame::Frame;
+use tidewall_protocol::icmp::{self, FlowError};
+use tidewall_protocol::ip::reassembly::Reassembled;
+use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
+use tidewall_protocol::{Drop as Cause, InputOptions};
+use tidewall_receive::poller::{Channel, Done, Shared};
+use tidewall_wire::ethernet::MacAddress;
+
+use super::connection::flow_of;
+use crate::owner::Owner;
+use crate::stack::{Core, lock};
+
+/// Number of the channel that connections without one share.
+pub(crate) const COMMONS_CHANNEL: u16 = 2;
+/// Frames that may wait in it, a queue.
+pub(crate) const COMMONS_LIMIT: u32 = 1024;
+/// Frames that may wait for one connection, a queue: a poll's worth of data
+/// while the application works on the last one. Acknowledgments have room
+/// beside it when the advertised window is full, since the window counts bytes
+/// that have not been read wherever they are.
+const CONNECTION_LIMIT: u32 = 256;
+/// Channels that stay open for the next connections.
+const SPARES: usize = 64;
+/// Channels that connections leave to listeners and UDP sockets.
+const RESERVED: usize = 256;
+
+/// A channel, on every queue.
+#[derive(Debug)]
+pub(crate) struct ChannelSet {
+    pub(crate) id: ChannelId,
+    pub(crate) channels: Box<[Channel]>,
+}
+
+impl ChannelSet {
+    pub(crate) fn looks_empty(&self) -> bool {
+        self.channels.iter().all(Channel::looks_empty)
+    }
+}
+
+/// A segment in a buffer of its own: one that came in a channel whose owner it
+/// was not for.
+struct Loose {
+    bytes: Box<[u8]>,
+    transport: usize,
+    error: bool,
+    neighbour: MacAddress,
+    queue: usize,
+}
+
+/// What is left to do once no connection is locked.
+#[derive(Default)]
+pub(crate) struct After {
+    loose: Vec<Loose>,
+    whole: Vec<Reassembled>,
+}
+
+impl After {
+    /// Keeps a frame's segment for its real owner.
+    pub(crate) fn keep(&mut self, shared: &Shared, frame: &Frame) {
+        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
+        let packet = shared.memory().packet(frame);
+        let range = usize::from(metadata.network)..usize::from(metadata.end);
+        let error = match metadata.kind() {
+            Some(Kind::Datagram) => false,
+            Some(Kind::IcmpError) => true,
+            _ => return,
+        };
+        self.loose.push(Loose {
+            bytes: packet.get(range).unwrap_or_default().into(),
+            transport: usize::from(metadata.transport.saturating_sub(metadata.network)),
+            error,
+            neighbour: sender(packet),
+            queue: shared.queue() as usize,
+        });
+    }
+}
+
+/// Who sent a frame, on the link.
+pub(crate) fn sender(packet: &[u8]) -> MacAddress {
+    let bytes = packet.get(6..).and_then(<[u8]>::first_chunk);
+    MacAddress(bytes.copied().unwrap_or_default())
+}
+
+/// What is in a frame.
+pub(crate) enum Content<'a> {
+    Segment(Segment<'a>),
+    Error(FlowError),
+    /// Dropped and counted, or kept for reassembly.
+    Nothing,
+}
+
+impl Core {
+    /// Reads a frame of a TCP channel.
+    #[inline]
+    pub(crate) fn tcp_content<'a>(
+        &self,
+        shared: &'a Shared,
+        frame: &'a Frame,
+        owner: ChannelId,
+        after: &mut After,
+    ) -> Content<'a> {
+        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
+        let packet = shared.memory().packet(frame);
+        let range = usize::from(metadata.network)..usize::from(metadata.end);
+        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
+        let dropped = |cause: Cause| {
+            self.trace
+                .line(metadata.trace, "dropped", || cause.name().to_owned());
+            self.causes.protocol(cause);
+            Content::Nothing
+        };
+        let Some(bytes) = packet.get(range) else {
+            return dropped(Cause::Truncated);
+        };
+        match metadata.kind() {
+            Some(Kind::Datagram) => {
+                let options = InputOptions {
+                    verified: self.architecture.verifies_eagerly(),
+                    ..self.input_options
+                };
+                match tcp::input(bytes, transport, &options) {
+                    Ok(segment) => {
+                        self.trace.line(metadata.trace, "delivered", || {
+                            let header = &segment.header;
+                            format!(
+                                "{:?} {} bytes from {}",
+                                header.flags,
+                                segment.payload.len(),
+                                segment.flow.remote
+                            )
+                        });
+                        Content::Segment(segment)
+                    }
+                    Err(cause) => dropped(cause),
+                }
+            }
+            Some(Kind::FirstFragment) => {
+                self.trace
+                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
+                let whole = self.first_fragment(bytes, owner, &mut after.whole);
+                after.whole.extend(whole);
+                Content::Nothing
+            }
+            Some(Kind::IcmpError) => match icmp::tcp_error(bytes, transport) {
+                Ok(error) => {
+                    self.trace.line(metadata.trace, "icmp-error", || {
+                        format!("errno {}", error.errno)
+                    });
+                    self.causes.icmp_error();
+                    Content::Error(error)
+                }
+                Err(cause) => dropped(cause),
+            },
+            Some(Kind::Fragment | Kind::Raw) | None => dropped(Cause::Protocol),
+        }
+    }
+
+    /// Does what was put off while a connection was locked.
+    pub(crate) fn tcp_after(&self, after: After) {
+        for loose in after.loose {
+            self.tcp_take_loose(&loose);
+        }
+        if !after.whole.is_empty() {
+            self.hand_out(after.whole);
+        }
+    }
+
+    fn tcp_take_loose(&self, loose: &Loose) {
+        if loose.error {
+            if let Ok(error) = icmp::tcp_error(&loose.bytes, loose.transport) {
+                self.tcp_icmp_error(&error);
+            }
+        } else if let Ok(segment) = tcp::input(&loose.bytes, loose.transport, &self.input_options) {
+            self.tcp_dispatch(&segment, loose.neighbour, loose.queue);
+        }
+    }
+
+    /// A segment that was reassembled from fragments: nobody sends such, so
+    /// nothing is made easy for them.
+    pub(crate) fn tcp_take_datagram(&self, bytes: &[u8], transport: usize) {
+        match tcp::input(bytes, transport, &self.input_options) {
+            Ok(segment) => {
+                if let Some(connection) = self.tcp.find(&segment.flow) {
+                    connection.input(self, &segment, 0);
+                }
+            }
+            Err(cause) => self.causes.protocol(cause),
+        }
+    }
+
+    /// Gives a segment to whom it belongs. No connection may be locked.
+    pub(crate) fn tcp_dispatch(&self, segment: &Segment<'_>, neighbour: MacAddress, queue: usize) {
+        if let Some(connection) = self.tcp.find(&segment.flow) {
+            connection.input(self, segment, queue);
+            return;
+        }
+        let reused = match self.tcp_take_time_wait(segment, neighbour, queue) {
+            TimeWaitReaction::Handled => return,
+            TimeWaitReaction::Reuse(sequence) => Some(sequence),
+            TimeWaitReaction::Unknown => None,
+        };
+        if let Some(listener) = self.tcp.listener(segment.flow.local) {
+            listener.take_segment(self, segment, reused, neighbour, queue);
+            return;
+        }
+        if let Some(reset) = tcp::reset_for(segment) {
+            self.tcp_send_one(&segment.flow, &reset, neighbour, queue);
+        }
+    }
+
+    pub(crate) fn tcp_icmp_error(&self, error: &FlowError) {
+        if let Some(connection) = self.tcp.find(&flow_of(error)) {
+            connection.icmp_error(self, error);
+        }
+    }
+
+    /// Sends a segment that no connection owns. Lost if there is no room: its
+    /// cause comes again.
+    pub(crate) fn tcp_send_one(
+        &self,
+        flow: &tcp::Flow,
+        outgoing: &tcp::Outgoing<'_>,
+        neighbour: MacAddress,
+        queue: usize,
+    ) {
+        let Some(place) = self.queues.get(queue).or_else(|| self.queues.first()) else {
+            return;
+        };
+        let _ = lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
+        self.tcp
+            .kick(queue.min(self.queues.len().saturating_sub(1)));
+    }
+
+    /// Runs the protocol on what waits in the commons.
+    pub(crate) fn tcp_take_commons(&self) {
+        let mut frames = Vec::new();
+        for (number, queue) in self.queues.iter().enumerate() {
+            {
+                let mut commons = lock(&self.tcp.commons);
+                let Some(channel) = commons.get_mut(number) else {
+                    continue;
+                };
+                while let Some(frame) = channel.remove() {
+                    frames.push(frame);
+                }
+            }
+            self.tcp_take(&queue.shared, number, self.tcp.commons_id, &mut frames);
+        }
+    }
+
+    /// Gives frames of a channel without an owner to whom they belong.
+    fn tcp_take(&self, shared: &Shared, queue: usize, id: ChannelId, frames: &mut Vec<Frame>) {
+        let mut done = Done::default();
+        let mut after = After::default();
+        for frame in frames.drain(..) {
+            match self.tcp_content(shared, &frame, id, &mut after) {
+                Content::Segment(segment) => {
+                    let neighbour = sender(shared.memory().packet(&frame));
+                    self.tcp_dispatch(&segment, neighbour, queue);
+                }
+                Content::Error(error) => self.tcp_icmp_error(&error),
+                Content::Nothing => {}
+            }
+            done.add(shared, frame);
+        }
+        shared.give_back(id, done);
+        self.tcp_after(after);
+    }
+
+    /// Frames came to a channel that waits for its next connection: they are
+    /// its last one's.
+    pub(crate) fn tcp_take_spare(&self, number: u16) {
+        let mut after = After::default();
+        {
+            let mut spares = lock(&self.tcp.spares);
+            if let Some(set) = spares.iter_mut().find(|set| set.id.index() == number) {
+                empty(set, &mut after);
+            }
+        }
+        self.tcp_after(after);
+    }
+
+    /// A channel for a connection; `None` when they have become scarce.
+    pub(crate) fn tcp_channel(&self) -> Option<ChannelSet> {
+        if let Some(set) = lock(&self.tcp.spares).pop() {
+            return Some(set);
+        }
+        if self.tcp.channels_left() <= RESERVED {
+            return None;
+        }
+        let _binding = lock(&self.binding);
+        let id = self.allocate_channel().ok()?;
+        let mut channels = Vec::with_capacity(self.queues.len());
+        for queue in &self.queues {
+            match lock(&queue.poller).open_channel(id, CONNECTION_LIMIT) {
+                Ok(channel) => channels.push(channel),
+                Err(_) => break,
+            }
+        }
+        let set = ChannelSet {
+            id,
+            channels: channels.into(),
+        };
+        if set.channels.len() < self.queues.len() {
+            self.close_channels(set);
+            return None;
+        }
+        // Before the number is somebody else's.
+        self.set_owner(id.index(), Owner::Spare);
+        self.tcp.channel_opened();
+        Some(set)
+    }
+
+    /// Takes a channel back, entered as a spare one by the caller. What is still
+    /// in it is put off until `after`.
+    pub(crate) fn tcp_return_channel(&self, mut set: ChannelSet, after: &mut After) {
+        empty(&mut set, after);
+        {
+            let mut spares = lock(&self.tcp.spares);
+            if spares.len() < SPARES {
+                spares.push(set);
+                return;
+            }
+        }
+        self.set_owner(set.id.index(), Owner::None);
+        self.close_channels(set);
+        self.tcp.channel_closed();
+    }
+
+    /// Closes a channel on every queue.
+    pub(crate) fn close_channels(&self, set: ChannelSet) {
+        for channel in set.channels {
+            let queue = self
+                .queues
+                .iter()
+                .find(|queue| std::sync::Arc::ptr_eq(&queue.shared, channel.shared()));
+            if let Some(queue) = queue {
+                queue
+                    .poller
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .close_channel(channel);
+            }
+        }
+    }
+}
+
+/// Moves what is in a channel out of its frames.
+fn empty(set: &mut ChannelSet, after: &mut After) {
+    let id = set.id;
+    for channel in &mut set.channels {
+        if channel.looks_empty() {
+            continue;
+        }
+        let shared = channel.shared().clone();
+        let mut done = Done::default();
+        while let Some(frame) = channel.remove() {
+            after.keep(&shared, &frame);
+            done.add(&shared, frame);
+        }
+        shared.give_back(id, done);
+    }
+}

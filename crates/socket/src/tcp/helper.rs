@@ -1,0 +1,216 @@
+//! The thread that sees to connections while the application is elsewhere.
+//!
+//! The protocol runs when the application calls. One that computes for long, or
+//! never calls again, would leave its peers without acknowledgments, and data
+//! unsent. So when no thread of the application has been here for a tick, this
+//! one does what is due: at the application's own priority, on its bill.
+//!
+//! While the application calls, the thread looks a hundred times a second; while
+//! nothing happens it sleeps. An application thread that sleeps in the stack
+//! does everything itself.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::selector::SelectorInner;
+use crate::raw::poll::{self, WakeFd};
+use crate::stack::{Core, lock};
+
+/// How long the application may stay away before its connections are seen to.
+const TICK: Duration = Duration::from_millis(8);
+/// Ticks without anything to do after which the thread sleeps.
+const QUIET_TICKS: u32 = 3;
+/// A sleeping thread looks after this long all the same, where nobody sleeps on
+/// the device.
+const LONGEST: Duration = Duration::from_millis(250);
+
+/// The thread, and how it is woken.
+pub(crate) struct Helper {
+    allowed: bool,
+    wake: WakeFd,
+    /// It sleeps, and must be woken to see anything.
+    asleep: AtomicBool,
+    ended: AtomicBool,
+    /// Calls of the application.
+    calls: AtomicU32,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    selectors: Mutex<Vec<Weak<SelectorInner>>>,
+}
+
+impl std::fmt::Debug for Helper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Helper").finish_non_exhaustive()
+    }
+}
+
+impl Helper {
+    pub(crate) fn new(allowed: bool) -> io::Result<Self> {
+        Ok(Helper {
+            allowed,
+            wake: WakeFd::new()?,
+            asleep: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            calls: AtomicU32::new(0),
+            thread: Mutex::default(),
+            selectors: Mutex::default(),
+        })
+    }
+
+    /// Starts the thread, with the first TCP socket.
+    pub(crate) fn start(core: &Arc<Core>) -> io::Result<()> {
+        let helper = core.tcp.helper.clone();
+        let mut thread = lock(&helper.thread);
+        if !helper.allowed || thread.is_some() || helper.ended.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (core, own) = (Arc::downgrade(core), helper.clone());
+        let started = std::thread::Builder::new()
+            .name("tidewall-tcp".to_owned())
+            .spawn(move || own.run(&core))?;
+        *thread = Some(started);
+        Ok(())
+    }
+
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(crate) fn stop(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.wake.signal();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// The application calls: it does what is due itself.
+    pub(crate) fn application_is_here(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something waits that the application may not see to soon.
+    pub(crate) fn needed(&self) {
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+    }
+
+    pub(crate) fn add_selector(&self, selector: &Arc<SelectorInner>) {
+        lock(&self.selectors).push(Arc::downgrade(selector));
+    }
+
+    pub(crate) fn remove_selector(&self, selector: &Arc<SelectorInner>) {
+        lock(&self.selectors).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(selector)));
+    }
+
+    fn run(&self, core: &Weak<Core>) {
+        let mut seen = self.calls.load(Ordering::Relaxed);
+        let mut quiet = 0;
+        let mut fired = Vec::new();
+        loop {
+            if self.ended.load(Ordering::Acquire) {
+                return;
+            }
+            let Some(core) = core.upgrade() else { return };
+            let mut descriptors = vec![self.wake.descriptor()];
+            let timeout = if quiet < QUIET_TICKS {
+                Some(TICK)
+            } else {
+                self.asleep.store(true, Ordering::SeqCst);
+                self.idle(&core, &mut descriptors)
+            };
+            let core_again = Arc::downgrade(&core);
+            // Nobody may find the stack alive because we sleep.
+            drop(core);
+            // A signal that interrupts it is a reason to look, too.
+            let _ = poll::readable(&descriptors, timeout, &mut fired);
+            self.asleep.store(false, Ordering::SeqCst);
+            if fired.first() == Some(&0) {
+                self.wake.clear();
+            }
+            if quiet >= QUIET_TICKS && !fired.is_empty() {
+                // Something begins: the application has a tick to see to it.
+                quiet = 0;
+                seen = self.calls.load(Ordering::Relaxed);
+                continue;
+            }
+            let Some(core) = core_again.upgrade() else {
+                return;
+            };
+            let calls = self.calls.load(Ordering::Relaxed);
+            if core.leadership.is_taken() && !self.something_waits(&core) {
+                // Whoever sleeps in the stack sees to it.
+                quiet = QUIET_TICKS;
+            } else if calls != seen || self.see_to(&core) {
+                quiet = 0;
+            } else {
+                quiet = quiet.saturating_add(1);
+            }
+            seen = calls;
+        }
+    }
+
+    /// What to sleep on while nothing happens, and for how long.
+    fn idle(&self, core: &Core, descriptors: &mut Vec<i32>) -> Option<Duration> {
+        if core.leadership.is_taken() {
+            // Whoever sleeps on the device sees to everything, and says so
+            // when it leaves.
+            return None;
+        }
+        if !core.architecture.has_threads() {
+            for queue in &core.queues {
+                descriptors.extend(lock(&queue.poller).descriptors());
+            }
+            // So that the device says when something comes.
+            let _ = core.round(true);
+        }
+        let next = core.tcp.next_timer(core.age());
+        Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
+    }
+
+    /// True when something waits that no thread in the stack may see to.
+    fn something_waits(&self, core: &Core) -> bool {
+        let selectors = lock(&self.selectors);
+        core.tcp.dirty() > 0
+            || core.tcp.has_unattended()
+            || selectors
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|selector| !selector.is_inside() && selector.has_frames())
+    }
+
+    /// Does what is due. True if there was anything.
+    fn see_to(&self, core: &Core) -> bool {
+        let asleep_in_stack = core.leadership.is_taken();
+        let frames = if asleep_in_stack {
+            0
+        } else {
+            core.round(false).map_or(0, |progress| progress.frames)
+        };
+        let selectors: Vec<_> = {
+            let selectors = lock(&self.selectors);
+            selectors.iter().filter_map(Weak::upgrade).collect()
+        };
+        for selector in selectors {
+            if !selector.is_inside() {
+                selector.process(core);
+            }
+        }
+        core.tcp_attend();
+        let due = core.tcp.dirty() > 0
+            || core
+                .tcp
+                .next_timer(core.age())
+                .is_some_and(|left| left.is_zero());
+        core.tcp_before_sleep();
+        core.tcp_collect_channels();
+        frames > 0 || due
+    }
+}

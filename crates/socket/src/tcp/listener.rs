@@ -1,0 +1,667 @@
+//! Listeners.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener as KernelListener};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
+use tidewall_protocol::tcp::{self, Connection, Flow, Handshake, Listener, Reaction, Segment};
+use tidewall_receive::poller::Done;
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::tcp::Flags;
+
+use super::HOP_LIMIT;
+use super::connection::{ConnectionInner, flow_of};
+use super::frames::{After, ChannelSet, Content, sender};
+use super::helper::Helper;
+use super::kernel_stream::KernelStream;
+use super::selector::{Parts, Watched, retire};
+use super::stream::TcpStream;
+use super::timers::Timed;
+use super::watch::{Readiness, Source, Watch};
+use crate::owner::Owner;
+use crate::stack::{Core, Stack, lock};
+use crate::udp::{specified, to_v6};
+use crate::wait::{WaitList, Waitable};
+
+mod bind;
+
+pub use bind::ListenOptions;
+use bind::hold;
+
+/// Frames that may wait for a listener, a queue, beside its backlog.
+const CHANNEL_LIMIT: u32 = 256;
+/// Accepts in a row that find connections in user space before the kernel's
+/// socket is asked all the same.
+const KERNELS_TURN: u64 = 16;
+/// Largest backlog (Linux's `net.core.somaxconn` may be set as high).
+const BACKLOG_MAX: u32 = 65_535;
+
+/// A TCP listener on a [`Stack`].
+///
+/// Its port is held by a listening socket of the kernel, so conflicts with other
+/// programs are real, and peers on this host connect to it too: accepting
+/// merges both.
+pub struct TcpListener {
+    inner: Arc<ListenerInner>,
+    // Dropped after `inner`'s use in Drop; keeps the device open.
+    stack: Stack,
+    nonblocking: AtomicBool,
+    /// Accepts in a row that found connections in user space.
+    fed: AtomicU64,
+}
+
+/// What a listener shares with the stack.
+pub(crate) struct ListenerInner {
+    timer: u32,
+    local: SocketAddr,
+    /// Takes IPv4 on an IPv6 wildcard address.
+    both: bool,
+    options: ListenOptions,
+    state: Mutex<State>,
+    accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
+    waiting: AtomicUsize,
+    waiters: WaitList,
+    watch: Watch,
+    kernel: Option<KernelListener>,
+    kernel_ready: AtomicBool,
+}
+
+struct State {
+    protocol: Listener,
+    /// Empty once closed.
+    channel: Option<ChannelSet>,
+    /// When its timer is to expire.
+    armed: Duration,
+    /// What the driver does about cookies.
+    cookies: CookieMode,
+    /// Who sent the last segment on the link: where SYN-ACKs go that are sent
+    /// again.
+    neighbour: MacAddress,
+    queue: usize,
+}
+
+impl TcpListener {
+    /// Listens with the default options. Port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
+    /// an address that is not this host's; EACCES below 1024 without privilege;
+    /// ENFILE when the stack's channels are all in use.
+    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::bind_with(stack, address, ListenOptions::default())
+    }
+
+    /// Listens with options.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`]; EINVAL for a backlog out of range.
+    pub fn bind_with(
+        stack: &Stack,
+        address: SocketAddr,
+        options: ListenOptions,
+    ) -> io::Result<Self> {
+        if !(1..=BACKLOG_MAX).contains(&options.backlog) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let core = stack.core();
+        Helper::start(core)?;
+        let _binding = lock(&core.binding);
+        let (kernel, local) = if core.has_kernel {
+            let kernel = hold(address, &options)?;
+            let local = kernel.local_addr()?;
+            (Some(kernel), local)
+        } else {
+            (None, core.tcp_bind_without_kernel(address)?)
+        };
+        let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
+        let id = core.allocate_channel()?;
+        let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
+        let mut channels = Vec::with_capacity(core.queues.len());
+        for queue in &core.queues {
+            channels.push(lock(&queue.poller).open_channel(id, limit)?);
+        }
+        // IPv6 peers are told 20 bytes less.
+        let config = options.apply(core.tcp.config(true));
+        let protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
+        let mut made = None;
+        core.tcp.timers.add(|timer| {
+            let inner = Arc::new(ListenerInner {
+                timer,
+                local,
+                both,
+                options,
+                state: Mutex::new(State {
+                    protocol,
+                    channel: Some(ChannelSet {
+                        id,
+                        channels: channels.into(),
+                    }),
+                    armed: Duration::MAX,
+                    cookies: CookieMode::Off,
+                    neighbour: MacAddress::default(),
+                    queue: 0,
+                }),
+                accepted: Mutex::default(),
+                waiting: AtomicUsize::new(0),
+                waiters: WaitList::default(),
+                watch: Watch::default(),
+                kernel,
+                kernel_ready: AtomicBool::new(false),
+            });
+            made = Some(inner.clone());
+            Timed::Listener(inner)
+        });
+        let Some(inner) = made else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        core.set_owner(id.index(), Owner::Listener(inner.clone()));
+        core.tcp.add_listener(&inner);
+        let listener = TcpListener {
+            inner,
+            stack: stack.clone(),
+            nonblocking: AtomicBool::new(false),
+            fed: AtomicU64::new(0),
+        };
+        // From here on dropping `listener` undoes what was done.
+        core.tcp
+            .ports
+            .enter(&core.tables, listener.inner.key(), local.port(), None)?;
+        core.tables.listen_tcp(
+            listener.inner.key(),
+            local.port(),
+            id,
+            &CookieOffer {
+                window: config.syn_window(),
+                window_scale: config.window_scaling.then(|| config.window_scale()),
+                timestamps: config.timestamps,
+                sack: config.sack,
+            },
+        )?;
+        Ok(listener)
+    }
+
+    /// Accepts a connection. Returns it and its peer's address.
+    ///
+    /// # Errors
+    /// EAGAIN when nonblocking and none waits, EINTR, and what the kernel's
+    /// socket reports (EMFILE).
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let core = self.stack.core();
+        let inner = &self.inner;
+        core.tcp.helper.application_is_here();
+        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let mut polled = false;
+        loop {
+            let turn = self.fed.load(Ordering::Relaxed) >= KERNELS_TURN;
+            if turn || inner.kernel_ready.load(Ordering::Acquire) {
+                self.fed.store(0, Ordering::Relaxed);
+                if let Some(found) = self.accept_from_kernel()? {
+                    return Ok(found);
+                }
+            }
+            if let Some(found) = self.accept_own() {
+                self.fed.fetch_add(1, Ordering::Relaxed);
+                return Ok(found);
+            }
+            if inner.process(core) > 0 {
+                continue;
+            }
+            if nonblocking {
+                // A selector polls, and asks the kernel.
+                if !polled && !inner.watch.is_watched() {
+                    polled = true;
+                    core.round(false)?;
+                    core.tcp_before_sleep();
+                    inner.kernel_ready.store(true, Ordering::Release);
+                    continue;
+                }
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            core.sleep(&[&**inner], None)?;
+        }
+    }
+
+    fn accept_own(&self) -> Option<(TcpStream, SocketAddr)> {
+        let core = self.stack.core();
+        let connection = self.inner.pop()?;
+        // Room again: what waits in the channel may go on.
+        let stream = TcpStream::own(connection, self.stack.clone(), self.inner.local.is_ipv6());
+        let peer = stream.peer_address();
+        core.tcp.counters.accepted(false);
+        if self.inner.has_waiting_frames() {
+            self.inner.process(core);
+        }
+        Some((stream, peer))
+    }
+
+    fn accept_from_kernel(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        let Some(kernel) = &self.inner.kernel else {
+            self.inner.kernel_ready.store(false, Ordering::Release);
+            return Ok(None);
+        };
+        match kernel.accept() {
+            Ok((stream, peer)) => {
+                stream.set_nodelay(self.inner.options.nodelay)?;
+                let stream = KernelStream::new(stream);
+                stream.set_keepalive(self.inner.options.keepalive)?;
+                self.stack.core().tcp.counters.accepted(true);
+                Ok(Some((TcpStream::kernel(stream, self.stack.clone()), peer)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.inner.kernel_ready.store(false, Ordering::Release);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The address it listens on.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.inner.local)
+    }
+
+    /// Makes accepting return EAGAIN instead of waiting.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the pending error of the kernel's socket, if any (SO_ERROR).
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.inner
+            .kernel
+            .as_ref()
+            .map_or(Ok(None), KernelListener::take_error)
+    }
+
+    /// Connections one after the other, for ever.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
+        std::iter::from_fn(|| Some(self.accept().map(|(stream, _)| stream)))
+    }
+}
+
+impl Watched for TcpListener {
+    fn watched(&self) -> Parts<'_> {
+        Parts {
+            source: Source::Listener(Arc::downgrade(&self.inner)),
+            watch: &self.inner.watch,
+            descriptor: self.inner.kernel_descriptor(),
+        }
+    }
+
+    fn is_of(&self, stack: &Stack) -> bool {
+        Arc::ptr_eq(&self.stack.inner, &stack.inner)
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        let core = self.stack.core();
+        retire(&self.inner.watch);
+        core.tables
+            .unlisten_tcp(self.inner.key(), self.inner.local.port());
+        core.tcp.remove_listener(&self.inner);
+        core.tcp.timers.remove(self.inner.timer);
+        let (set, half_open) = self.inner.close();
+        for flow in half_open {
+            core.tables
+                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+        }
+        // Their peers are told, as by Linux.
+        while let Some(connection) = self.inner.pop() {
+            connection.close(core, Some(Duration::ZERO));
+        }
+        core.tcp_flush(false);
+        if let Some(set) = set {
+            let _binding = lock(&core.binding);
+            core.set_owner(set.id.index(), Owner::None);
+            core.close_channels(set);
+        }
+        core.tcp.ports.leave(&core.tables, self.inner.local.port());
+    }
+}
+
+impl ListenerInner {
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// How the driver's tables name what it is bound to.
+    fn key(&self) -> Option<IpAddr> {
+        (!self.both).then_some(self.local.ip().to_canonical())
+    }
+
+    /// True when connections to a local address are its.
+    pub(crate) fn takes(&self, address: IpAddr) -> bool {
+        match specified(self.local) {
+            Some(own) => own == address,
+            None => self.both || self.local.is_ipv4() == address.is_ipv4(),
+        }
+    }
+
+    /// Connections that wait to be accepted, half-open ones, and whether the
+    /// driver answers with cookies.
+    pub(crate) fn counts(&self) -> (usize, usize, bool) {
+        let state = lock(&self.state);
+        (
+            self.waiting.load(Ordering::Relaxed),
+            state.protocol.half_open_len(),
+            state.cookies == CookieMode::Answer,
+        )
+    }
+
+    /// Number of its channel, while it is open.
+    pub(crate) fn channel(&self) -> Option<u16> {
+        let state = lock(&self.state);
+        state.channel.as_ref().map(|set| set.id.index())
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        Readiness::NONE.with(Readiness::READABLE, self.may_accept())
+    }
+
+    fn may_accept(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_ready.load(Ordering::Acquire)
+    }
+
+    /// Frames came to its channel. A full accept queue leaves them there: the
+    /// driver then drops what comes after them.
+    pub(crate) fn has_frames(&self, core: &Core) {
+        if self.is_full() {
+            return;
+        }
+        self.waiters.wake_all();
+        if !self.watch.has_frames() {
+            core.tcp.helper.needed();
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) >= self.options.backlog as usize
+    }
+
+    fn has_waiting_frames(&self) -> bool {
+        let state = lock(&self.state);
+        let channel = state.channel.as_ref();
+        channel.is_some_and(|set| !set.looks_empty())
+    }
+
+    fn pop(&self) -> Option<Arc<ConnectionInner>> {
+        let mut accepted = lock(&self.accepted);
+        let connection = accepted.pop_front();
+        self.waiting.store(accepted.len(), Ordering::SeqCst);
+        connection
+    }
+
+    /// Runs the protocol on the frames that wait, as long as connections may be
+    /// added. Returns how many frames that were.
+    pub(crate) fn process(self: &Arc<Self>, core: &Core) -> usize {
+        let mut after = After::default();
+        let taken = {
+            let mut state = lock(&self.state);
+            let taken = self.take_frames(core, &mut state, &mut after);
+            if taken > 0 {
+                self.settle(core, &mut state);
+            }
+            taken
+        };
+        core.tcp_after(after);
+        taken
+    }
+
+    fn take_frames(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) -> usize {
+        // Out of the state, which segments need too.
+        let Some(mut set) = state.channel.take() else {
+            return 0;
+        };
+        let mut total = 0;
+        for (queue, channel) in set.channels.iter_mut().enumerate() {
+            if channel.looks_empty() {
+                continue;
+            }
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            while !self.is_full()
+                && let Some(frame) = channel.remove()
+            {
+                total += 1;
+                match core.tcp_content(&shared, &frame, set.id, after) {
+                    Content::Segment(segment) => {
+                        state.neighbour = sender(shared.memory().packet(&frame));
+                        state.queue = queue;
+                        self.segment(core, state, set.id, &segment, None, after);
+                    }
+                    Content::Error(error) => {
+                        // About a flow that is established, or one that is half
+                        // open, whose timer will tell.
+                        if core.tcp.find(&flow_of(&error)).is_some() {
+                            after.keep(&shared, &frame);
+                        }
+                    }
+                    Content::Nothing => {}
+                }
+                done.add(&shared, frame);
+            }
+            shared.give_back(set.id, done);
+        }
+        state.channel = Some(set);
+        total
+    }
+
+    /// A segment that came another way than by its channel.
+    pub(crate) fn take_segment(
+        self: &Arc<Self>,
+        core: &Core,
+        segment: &Segment<'_>,
+        reused: Option<u32>,
+        neighbour: MacAddress,
+        queue: usize,
+    ) {
+        if self.is_full() {
+            return;
+        }
+        let mut after = After::default();
+        {
+            let mut state = lock(&self.state);
+            let Some(id) = state.channel.as_ref().map(|set| set.id) else {
+                return;
+            };
+            state.neighbour = neighbour;
+            state.queue = queue;
+            self.segment(core, &mut state, id, segment, reused, &mut after);
+            self.settle(core, &mut state);
+        }
+        core.tcp_after(after);
+    }
+
+    fn segment(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        id: ChannelId,
+        segment: &Segment<'_>,
+        reused: Option<u32>,
+        after: &mut After,
+    ) {
+        // Data right behind the handshake's last segment came before the
+        // driver knew where it belongs.
+        let begins =
+            segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
+        if !begins && let Some(connection) = core.tcp.find(&segment.flow) {
+            connection.input_with(core, segment, state.queue, after);
+            return;
+        }
+        let now = core.age();
+        let State {
+            protocol,
+            neighbour,
+            queue,
+            ..
+        } = state;
+        protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
+        let mut send = |flow: &Flow, outgoing: &tcp::Outgoing<'_>| {
+            core.tcp_send_one(flow, outgoing, *neighbour, *queue);
+        };
+        let reaction = match reused {
+            Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
+            None => protocol.input(segment, now, &mut send),
+        };
+        match reaction {
+            Reaction::Nothing => {}
+            Reaction::HalfOpen(flow) => {
+                // Without an entry, the handshake's last segment finds us by
+                // its port.
+                let _ = core
+                    .tables
+                    .connect(Protocol::Tcp, flow.local, flow.remote, id);
+            }
+            Reaction::Established(handshake) => {
+                self.establish(core, state, &handshake, segment, after);
+            }
+            Reaction::Forgotten(flow) => {
+                core.tables
+                    .disconnect(Protocol::Tcp, flow.local, flow.remote);
+            }
+            Reaction::Dropped(cause) => core.causes.protocol(cause),
+        }
+    }
+
+    fn establish(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &State,
+        handshake: &Handshake,
+        segment: &Segment<'_>,
+        after: &mut After,
+    ) {
+        let v4 = handshake.flow.remote.is_ipv4();
+        let config = self.options.apply(core.tcp.config(v4));
+        let connection = Connection::accept(handshake, &config, core.age());
+        let opened = core.tcp_open(connection, Some(state.neighbour), state.queue, HOP_LIMIT);
+        let Some(connection) = opened else {
+            core.tcp.counters.refused();
+            if let Some(reset) = tcp::reset_for(segment) {
+                core.tcp_send_one(&segment.flow, &reset, state.neighbour, state.queue);
+            }
+            return;
+        };
+        connection.input_with(core, segment, state.queue, after);
+        let mut accepted = lock(&self.accepted);
+        accepted.push_back(connection);
+        self.waiting.store(accepted.len(), Ordering::SeqCst);
+    }
+
+    /// What follows a change: whoever waits, the timer, the driver's cookies.
+    fn settle(&self, core: &Core, state: &mut State) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.waiters.wake_all();
+            self.watch.notify(Readiness::READABLE);
+        }
+        let cookies = if state.protocol.attacked() {
+            CookieMode::Answer
+        } else if state.protocol.takes_cookies() {
+            CookieMode::Take
+        } else {
+            CookieMode::Off
+        };
+        if cookies != state.cookies {
+            state.cookies = cookies;
+            // The port is one that listens, and there is a key.
+            let _ = core.tables.set_cookies(self.local.port(), cookies);
+        }
+        if let Some(due) = state.protocol.next_timeout()
+            && due < state.armed
+        {
+            state.armed = due;
+            core.tcp.timers.arm(self.timer, due);
+        }
+    }
+
+    /// Its timer has expired.
+    pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = lock(&self.state);
+            if state.channel.is_none() {
+                return;
+            }
+            // What answers the SYN-ACKs may be here already.
+            self.take_frames(core, &mut state, &mut after);
+            let now = core.age();
+            state.armed = Duration::MAX;
+            let State {
+                protocol,
+                neighbour,
+                queue,
+                ..
+            } = &mut *state;
+            if protocol.next_timeout().is_some_and(|due| due <= now) {
+                protocol.timeout(
+                    now,
+                    &mut |flow, outgoing| core.tcp_send_one(flow, outgoing, *neighbour, *queue),
+                    &mut |flow: &Flow| {
+                        core.tables
+                            .disconnect(Protocol::Tcp, flow.local, flow.remote);
+                    },
+                );
+            }
+            self.settle(core, &mut state);
+        }
+        core.tcp_after(after);
+    }
+
+    /// Closes it: its channel, and the flows that were half open.
+    fn close(&self) -> (Option<ChannelSet>, Vec<Flow>) {
+        let mut state = lock(&self.state);
+        let mut half_open = Vec::new();
+        state
+            .protocol
+            .close(&mut |flow: &Flow| half_open.push(*flow));
+        (state.channel.take(), half_open)
+    }
+}
+
+impl Waitable for ListenerInner {
+    fn waiters(&self) -> &WaitList {
+        &self.waiters
+    }
+
+    fn has_input(&self) -> bool {
+        self.may_accept() || (!self.is_full() && self.has_waiting_frames())
+    }
+
+    fn kernel_descriptor(&self) -> i32 {
+        self.kernel.as_ref().map_or(-1, |kernel| kernel.as_raw_fd())
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_ready.store(true, Ordering::Release);
+    }
+}
+
+/// An IPv4 address as a dual-stack socket names it.
+pub(crate) fn as_bound(address: SocketAddr, v6: bool) -> SocketAddr {
+    if v6 { to_v6(address) } else { address }
+}
+
+/// How long until a deadline; `None`: it is over.
+pub(crate) fn left(deadline: Instant) -> Option<Duration> {
+    deadline
+        .checked_duration_since(Instant::now())
+        .filter(|left| !left.is_zero())
+}

@@ -1,0 +1,472 @@
+//! TCP: listeners, streams, and the selector that waits for many of them.
+//!
+//! The protocol runs in the thread that receives, sends, accepts or waits, on
+//! the frames of the channels that are its own business ([`Selector::wait`], a
+//! blocking read). What it makes (acknowledgments, data) is sent once a turn,
+//! for all connections together. A [`helper`] thread sees to connections that
+//! the application leaves alone for several milliseconds.
+//!
+//! One concern a file: `frames` (from channels to segments), `connection`,
+//! `listener`, `time_wait`, `stream` (the application's side), `kernel_stream`
+//! (connections that the kernel has), `selector`, `watch`, `timers`, `ports`,
+//! `helper`.
+
+pub(crate) mod connection;
+pub(crate) mod frames;
+mod helper;
+mod kernel_stream;
+pub(crate) mod listener;
+mod ports;
+mod selector;
+mod stream;
+mod time_wait;
+mod timers;
+pub(crate) mod watch;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::CHANNELS;
+use tidewall_device::demux::{ChannelId, CookieParameters};
+use tidewall_protocol::tcp::{Config, Flow, Secrets, TimeWaitTable};
+use tidewall_receive::poller::Channel;
+
+use crate::raw::poll;
+use crate::stack::{Core, QueueHandle, lock};
+use connection::ConnectionInner;
+use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
+use helper::Helper;
+use listener::ListenerInner;
+use ports::Ports;
+use timers::{Timed, Timers};
+
+pub(crate) use selector::retire;
+
+pub use listener::{ListenOptions, TcpListener};
+pub use selector::{Event, Interest, Selectable, Selector};
+pub use stream::TcpStream;
+pub use tidewall_protocol::tcp::{Info, Keepalive, State};
+
+/// Hops that a segment may take, unless a socket says otherwise (Linux's).
+pub(crate) const HOP_LIMIT: u8 = 64;
+/// Connections that want to send before they are seen to although the
+/// application's turn is not over.
+const MANY_DIRTY: usize = 64;
+/// How long the end of a stack waits for what closed connections still have to
+/// send.
+const LINGER_AT_END: Duration = Duration::from_secs(1);
+/// Silence after which an idle connection gives its channel to one that needs
+/// it.
+const QUIET: Duration = Duration::from_secs(2);
+/// Connections in TIME-WAIT at most; the oldest goes first (Linux's
+/// `tcp_max_tw_buckets` is as large on a machine of this kind).
+const TIME_WAIT_MAX: usize = 131_072;
+/// Connections that are asked for their channel at a time.
+const ASKED: usize = 64;
+
+/// TCP of one stack.
+pub(crate) struct Tcp {
+    /// Keyed at random: addresses and ports are the peers' to choose.
+    flows: Mutex<HashMap<Flow, Arc<ConnectionInner>>>,
+    pub(crate) timers: Timers,
+    pub(crate) ports: Ports,
+    listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
+    /// Connections that want to send.
+    dirty: Mutex<Vec<Arc<ConnectionInner>>>,
+    dirty_count: AtomicUsize,
+    /// Queues with frames that the device was not told of, as bits.
+    unkicked: AtomicU32,
+    /// Connections with frames that no selector watches.
+    unattended: Mutex<Vec<Arc<ConnectionInner>>>,
+    pub(crate) commons: Mutex<Box<[Channel]>>,
+    pub(crate) commons_id: ChannelId,
+    /// Frames came to the commons in a context that may not process them.
+    commons_waiting: AtomicBool,
+    pub(crate) spares: Mutex<Vec<ChannelSet>>,
+    /// Channels open for connections.
+    channels: AtomicUsize,
+    pub(crate) time_wait: Mutex<TimeWaitTable>,
+    time_wait_timer: u32,
+    pub(crate) secrets: Secrets,
+    pub(crate) helper: Arc<Helper>,
+    pub(crate) counters: Counters,
+    v4: Config,
+    v6: Config,
+}
+
+/// What happened since the stack started.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    opened: AtomicU64,
+    closed: AtomicU64,
+    accepted: AtomicU64,
+    accepted_by_kernel: AtomicU64,
+    held_up: AtomicU64,
+    refused: AtomicU64,
+    orphans: AtomicUsize,
+}
+
+impl Counters {
+    fn opened(&self) {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn closed(&self, orphan: bool) {
+        self.closed.fetch_add(1, Ordering::Relaxed);
+        if orphan {
+            self.orphans.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn orphan_made(&self) {
+        self.orphans.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn held_up(&self) {
+        self.held_up.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection that the driver's tables had no room for.
+    fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn accepted(&self, by_kernel: bool) {
+        let counter = if by_kernel {
+            &self.accepted_by_kernel
+        } else {
+            &self.accepted
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// By name.
+    pub(crate) fn values(&self) -> [(&'static str, u64); 6] {
+        [
+            ("opened", &self.opened),
+            ("closed", &self.closed),
+            ("accepted", &self.accepted),
+            ("accepted-by-kernel", &self.accepted_by_kernel),
+            ("held-up", &self.held_up),
+            ("refused", &self.refused),
+        ]
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    }
+}
+
+impl Tcp {
+    /// Opens the channel that connections share. `helped`: a thread may see to
+    /// them.
+    pub(crate) fn new(queues: &[QueueHandle], helped: bool) -> io::Result<Self> {
+        let mut keys = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut keys)?;
+        let (sequence, cookie) = keys.split_at(16);
+        let key = |half: &[u8]| half.first_chunk().copied().unwrap_or_default();
+        let commons_id = ChannelId::new(COMMONS_CHANNEL, 1);
+        let mut commons = Vec::with_capacity(queues.len());
+        let mut mtu = usize::from(u16::MAX);
+        let mut offload = u32::MAX;
+        for queue in queues {
+            commons.push(lock(&queue.poller).open_channel(commons_id, COMMONS_LIMIT)?);
+            let transmitter = lock(&queue.transmitter);
+            mtu = mtu.min(transmitter.mtu());
+            offload = offload.min(transmitter.segmentation());
+        }
+        let config = |headers: usize| Config {
+            mss: mtu.saturating_sub(headers).max(88) as u16,
+            offload,
+            ..Config::default()
+        };
+        let timers = Timers::default();
+        let time_wait_timer = timers.add(|_| Timed::TimeWait);
+        Ok(Tcp {
+            flows: Mutex::default(),
+            timers,
+            ports: Ports::default(),
+            listeners: Mutex::default(),
+            dirty: Mutex::default(),
+            dirty_count: AtomicUsize::new(0),
+            unkicked: AtomicU32::new(0),
+            unattended: Mutex::default(),
+            commons: Mutex::new(commons.into()),
+            commons_id,
+            commons_waiting: AtomicBool::new(false),
+            spares: Mutex::default(),
+            channels: AtomicUsize::new(0),
+            time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, key(sequence))),
+            time_wait_timer,
+            secrets: Secrets {
+                sequence: key(sequence),
+                cookie: key(cookie),
+            },
+            helper: Arc::new(Helper::new(helped)?),
+            counters: Counters::default(),
+            v4: config(40),
+            v6: config(60),
+        })
+    }
+
+    /// What connections of a family start with.
+    pub(crate) fn config(&self, v4: bool) -> Config {
+        if v4 { self.v4 } else { self.v6 }
+    }
+
+    // ---- Flows --------------------------------------------------------------
+
+    pub(crate) fn find(&self, flow: &Flow) -> Option<Arc<ConnectionInner>> {
+        lock(&self.flows).get(flow).cloned()
+    }
+
+    /// False when the flow is taken.
+    fn enter_flow(&self, flow: Flow, connection: &Arc<ConnectionInner>) -> bool {
+        match lock(&self.flows).entry(flow) {
+            std::collections::hash_map::Entry::Occupied(_) => false,
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(connection.clone());
+                true
+            }
+        }
+    }
+
+    fn forget_flow(&self, flow: &Flow) {
+        let mut flows = lock(&self.flows);
+        let forgotten = flows.remove(flow);
+        // A hundred thousand connections leave a table that one does not need.
+        if flows.capacity() > 1024 && flows.len() < flows.capacity() / 8 {
+            flows.shrink_to_fit();
+        }
+        drop(flows);
+        drop(forgotten);
+    }
+
+    /// The listener that a local address is for: one bound to it before one
+    /// bound to any.
+    pub(crate) fn listener(&self, local: SocketAddr) -> Option<Arc<ListenerInner>> {
+        let listeners = lock(&self.listeners);
+        let of_port = listeners.get(&local.port())?;
+        of_port
+            .iter()
+            .filter(|listener| listener.takes(local.ip()))
+            .max_by_key(|listener| !listener.local().ip().is_unspecified())
+            .cloned()
+    }
+
+    // ---- Channels -----------------------------------------------------------
+
+    /// Channels that connections may still open.
+    pub(crate) fn channels_left(&self) -> usize {
+        (CHANNELS - 3).saturating_sub(self.channels.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn channel_opened(&self) {
+        self.channels.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn channel_closed(&self) {
+        self.channels.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    // ---- Who wants what -----------------------------------------------------
+
+    /// A connection wants to send.
+    pub(crate) fn mark(&self, connection: Arc<ConnectionInner>) {
+        let mut dirty = lock(&self.dirty);
+        dirty.push(connection);
+        self.dirty_count.store(dirty.len(), Ordering::SeqCst);
+        drop(dirty);
+        self.helper.needed();
+    }
+
+    /// Connections that want to send.
+    pub(crate) fn dirty(&self) -> usize {
+        self.dirty_count.load(Ordering::SeqCst)
+    }
+
+    /// A queue has frames that the device must be told of.
+    pub(crate) fn kick(&self, queue: usize) {
+        self.unkicked.fetch_or(1 << (queue % 32), Ordering::Relaxed);
+    }
+
+    /// A connection has frames, and no selector watches it.
+    pub(crate) fn unattended(&self, connection: Arc<ConnectionInner>) {
+        lock(&self.unattended).push(connection);
+        self.helper.needed();
+    }
+
+    /// True when connections have frames that no selector watches.
+    pub(crate) fn has_unattended(&self) -> bool {
+        !lock(&self.unattended).is_empty()
+    }
+
+    /// Connections that the application has closed.
+    pub(crate) fn orphans(&self) -> u64 {
+        self.counters.orphans.load(Ordering::Relaxed) as u64
+    }
+
+    /// Time until a timer expires.
+    pub(crate) fn next_timer(&self, now: Duration) -> Option<Duration> {
+        self.timers.next(now)
+    }
+}
+
+impl Core {
+    /// Tells the driver what its SYN cookies are made of.
+    pub(crate) fn tcp_set_cookie_parameters(&self) {
+        let epoch = if self.has_kernel {
+            poll::monotonic().saturating_sub(self.age())
+        } else {
+            // Link and stack have one clock.
+            Duration::ZERO
+        };
+        self.tables.set_cookie_parameters(&CookieParameters {
+            key: self.tcp.secrets.cookie,
+            epoch,
+            mss: [self.tcp.v4.mss, self.tcp.v6.mss],
+            hop_limit: HOP_LIMIT,
+        });
+    }
+
+    /// Before a thread sleeps: everything that is due, so that nothing waits
+    /// for it.
+    pub(crate) fn tcp_before_sleep(&self) {
+        self.tcp_run_timers();
+        if self.tcp.commons_waiting.load(Ordering::Relaxed) {
+            self.tcp.commons_waiting.store(false, Ordering::Relaxed);
+            self.tcp_take_commons();
+        }
+        self.tcp_flush(false);
+    }
+
+    /// Frames came to the commons. Threads of a host architecture deliver while
+    /// they hold their queue, where no protocol may run.
+    pub(crate) fn tcp_commons_ready(&self) {
+        if self.architecture.has_threads() {
+            self.tcp.commons_waiting.store(true, Ordering::Relaxed);
+            self.leadership.nudge();
+            self.tcp.helper.needed();
+        } else {
+            self.tcp_take_commons();
+        }
+    }
+
+    /// Sees to timers that have expired.
+    pub(crate) fn tcp_run_timers(&self) {
+        let now = self.age();
+        if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
+            return;
+        }
+        let mut due = Vec::new();
+        self.tcp.timers.expire(now, &mut due);
+        for timed in due {
+            match timed {
+                Timed::Connection(connection) => connection.expire(self),
+                Timed::Listener(listener) => listener.expire(self),
+                Timed::TimeWait => self.tcp_expire_time_wait(),
+            }
+        }
+    }
+
+    /// Sends what connections want to send. `turn`: leaves those alone that the
+    /// application has been told of and will write to, so that what it writes
+    /// goes with the acknowledgment.
+    pub(crate) fn tcp_flush(&self, turn: bool) {
+        if self.tcp.dirty() > 0 {
+            let mut waiting = std::mem::take(&mut *lock(&self.tcp.dirty));
+            self.tcp.dirty_count.store(0, Ordering::SeqCst);
+            waiting.retain(|connection| {
+                if turn && connection.watch.is_ready() {
+                    return true;
+                }
+                if let Some(queue) = connection.emit(self) {
+                    self.tcp.kick(queue);
+                }
+                false
+            });
+            if !waiting.is_empty() {
+                let mut dirty = lock(&self.tcp.dirty);
+                dirty.append(&mut waiting);
+                self.tcp.dirty_count.store(dirty.len(), Ordering::SeqCst);
+            }
+        }
+        self.tcp_kick();
+    }
+
+    /// Makes devices send what was put into their rings.
+    pub(crate) fn tcp_kick(&self) {
+        if self.tcp.unkicked.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let queues = self.tcp.unkicked.swap(0, Ordering::Relaxed);
+        for (number, queue) in self.queues.iter().enumerate() {
+            if queues & (1 << (number % 32)) != 0 {
+                // A device that is down keeps its frames; timers send again.
+                let _ = lock(&queue.transmitter).flush();
+            }
+        }
+    }
+
+    /// Runs the protocol for connections that no selector watches.
+    pub(crate) fn tcp_attend(&self) {
+        let unattended = std::mem::take(&mut *lock(&self.tcp.unattended));
+        for connection in unattended {
+            connection.attend();
+            connection.process(self);
+        }
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
+        for listener in self.tcp.all_listeners() {
+            listener.process(self);
+        }
+    }
+
+    /// Frame memory is short: what waits in connections' channels moves to
+    /// their buffers.
+    pub(crate) fn tcp_copy_out(&self) {
+        let owners = {
+            let sockets = self
+                .sockets
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let connection = |owner: &crate::owner::Owner| match owner {
+                crate::owner::Owner::Connection(connection) => Some(connection.clone()),
+                _ => None,
+            };
+            sockets.iter().filter_map(connection).collect::<Vec<_>>()
+        };
+        for connection in owners {
+            connection.process_if_free(self);
+        }
+    }
+
+    /// Channels are scarce: idle connections give theirs back.
+    pub(crate) fn tcp_collect_channels(&self) {
+        if self.tcp.channels_left() > CHANNELS / 8 {
+            return;
+        }
+        for connection in self.tcp.timers.some_connections(ASKED) {
+            connection.lend_channel(self, QUIET);
+        }
+    }
+
+    /// The end of the stack: connections that were closed send what they have,
+    /// for a while; then their flows end with the driver's tables.
+    pub(crate) fn tcp_end(&self) {
+        self.tcp.helper.stop();
+        if !self.tcp.helper.is_allowed() || self.tcp.counters.orphans.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let end = Instant::now() + LINGER_AT_END;
+        while Instant::now() < end && self.tcp.counters.orphans.load(Ordering::Relaxed) > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            let step = Instant::now() + left.min(Duration::from_millis(5));
+            if self.sleep(&[], Some(step)).is_err() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,625 @@
+//! Streams: the application's side of a connection.
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr, TcpStream as KernelTcp};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::{self, Config, Connection, Flow, Info, State as Phase, isn};
+
+use super::HOP_LIMIT;
+use super::connection::{ConnectionInner, State, Waiting, error};
+use super::frames::After;
+use super::helper::Helper;
+use super::kernel_stream::KernelStream;
+use super::listener::{as_bound, left};
+use super::selector::{Parts, Watched, retire};
+use super::watch::{Readiness, Source};
+use crate::raw::options as raw_options;
+use crate::routes::Neighbour;
+use crate::stack::{Core, Stack, lock};
+use crate::udp::{canonical, stays_with_kernel};
+
+mod io_traits;
+mod options;
+
+/// Ephemeral ports that are tried before a connection to one peer is given up.
+const PORTS_TRIED: usize = 16;
+/// [`TcpStream::linger`] when it is not set.
+const NO_LINGER: u64 = u64::MAX;
+
+/// A TCP connection on a [`Stack`].
+///
+/// Reading, writing and waiting run the protocol on the connection's frames.
+/// Several threads may use one stream at once; `&TcpStream` reads and writes
+/// too, as the standard library's does. Dropping it closes the connection: what
+/// was written is sent in the background, for as long as the stack lives.
+///
+/// A connection with a peer on this host, or one that does not go by the stack's
+/// interface, is the kernel's; it behaves the same.
+pub struct TcpStream {
+    inner: Inner,
+    // Dropped after `inner`'s use in Drop; keeps the device open.
+    stack: Stack,
+    nonblocking: AtomicBool,
+    /// Nanoseconds; 0 waits for ever.
+    read_timeout: AtomicU64,
+    /// Nanoseconds; 0 waits for ever.
+    write_timeout: AtomicU64,
+    /// Nanoseconds, or [`NO_LINGER`].
+    linger: AtomicU64,
+    /// Addresses are told as a dual-stack socket does.
+    mapped: bool,
+}
+
+enum Inner {
+    Own {
+        connection: Arc<ConnectionInner>,
+        flow: Flow,
+    },
+    Kernel(KernelStream),
+}
+
+impl TcpStream {
+    /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
+    pub(crate) fn own(connection: Arc<ConnectionInner>, stack: Stack, mapped: bool) -> Self {
+        let flow = *connection.lock().connection.flow();
+        Self::new(Inner::Own { connection, flow }, stack, mapped)
+    }
+
+    /// A connection of the kernel's.
+    pub(crate) fn kernel(stream: KernelStream, stack: Stack) -> Self {
+        Self::new(Inner::Kernel(stream), stack, false)
+    }
+
+    fn new(inner: Inner, stack: Stack, mapped: bool) -> Self {
+        TcpStream {
+            inner,
+            stack,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: AtomicU64::new(0),
+            write_timeout: AtomicU64::new(0),
+            linger: AtomicU64::new(NO_LINGER),
+            mapped,
+        }
+    }
+
+    // ---- Connecting ---------------------------------------------------------
+
+    /// Connects, and waits until the peer has answered.
+    ///
+    /// # Errors
+    /// ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH; EADDRNOTAVAIL when
+    /// no port is free; EADDRINUSE; EINTR when a signal arrives.
+    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::connect_until(stack, address, None)
+    }
+
+    /// As [`TcpStream::connect`], for so long at most.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; ETIMEDOUT at the timeout; EINVAL for a zero
+    /// one.
+    pub fn connect_timeout(
+        stack: &Stack,
+        address: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<Self> {
+        if timeout.is_zero() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Self::connect_until(stack, *address, Instant::now().checked_add(timeout))
+    }
+
+    /// Begins to connect and returns a nonblocking stream at once. It becomes
+    /// writable when the connection is there or has failed;
+    /// [`TcpStream::take_error`] says which.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`], of what is known at once.
+    pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, None)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    fn connect_until(
+        stack: &Stack,
+        address: SocketAddr,
+        deadline: Option<Instant>,
+    ) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, Some(deadline))?;
+        let Inner::Own { connection, .. } = &stream.inner else {
+            return Ok(stream);
+        };
+        let core = stream.stack.core();
+        loop {
+            connection.process(core);
+            let (phase, failed) = {
+                let mut state = connection.lock();
+                (state.connection.state(), state.connection.take_error())
+            };
+            if let Some(errno) = failed {
+                return Err(error(errno));
+            }
+            match phase {
+                Phase::SynSent | Phase::SynReceived => {}
+                Phase::Closed => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+                _ => return Ok(stream),
+            }
+            let waiting = Waiting {
+                connection,
+                want: Readiness::WRITABLE,
+            };
+            if !core.sleep(&[&waiting], deadline)? {
+                connection.lock().connection.abort();
+                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+            }
+        }
+    }
+
+    /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
+    /// the deadline in it.
+    fn begin(
+        stack: &Stack,
+        address: SocketAddr,
+        wait: Option<Option<Instant>>,
+    ) -> io::Result<Self> {
+        let core = stack.core();
+        let remote = canonical(address);
+        if remote.port() == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let way = if stays_with_kernel(remote.ip()) {
+            Neighbour::Kernel
+        } else {
+            lock(&core.routes).neighbour(remote.ip(), None, Instant::now())
+        };
+        let (source, neighbour) = match way {
+            Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
+                (source, Some(neighbour))
+            }
+            Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
+                (source, None)
+            }
+            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait),
+            _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+        };
+        Helper::start(core)?;
+        for _ in 0..PORTS_TRIED {
+            let (port, held) = core.tcp_take_port(source)?;
+            let flow = Flow {
+                local: SocketAddr::new(source, port),
+                remote,
+            };
+            core.tcp
+                .ports
+                .enter(&core.tables, Some(source), port, held)?;
+            let config = core.tcp.config(remote.is_ipv4());
+            let connection = core.tcp_connection(flow, &config);
+            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
+            // The connection is a user of the port now, or nobody is.
+            core.tcp.ports.leave(&core.tables, port);
+            if let Some(connection) = opened {
+                let stream = Self::own(connection, stack.clone(), false);
+                stream.send_now();
+                return Ok(stream);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
+    }
+
+    fn begin_in_kernel(
+        stack: &Stack,
+        remote: SocketAddr,
+        wait: Option<Option<Instant>>,
+    ) -> io::Result<Self> {
+        let stream = match wait {
+            Some(None) => KernelTcp::connect(remote)?,
+            Some(Some(deadline)) => {
+                let left =
+                    left(deadline).ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
+                KernelTcp::connect_timeout(&remote, left)?
+            }
+            None => {
+                let socket = raw_options::tcp_socket(remote.is_ipv6(), true)?;
+                match raw_options::connect(socket.as_fd(), remote) {
+                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                        return Err(error);
+                    }
+                    _ => KernelTcp::from(socket),
+                }
+            }
+        };
+        Ok(Self::kernel(KernelStream::new(stream), stack.clone()))
+    }
+
+    // ---- Reading ------------------------------------------------------------
+
+    /// Receives without taking: the next read gets the same bytes.
+    ///
+    /// # Errors
+    /// As [`TcpStream::read_vectored`].
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.peek(buffer),
+            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
+                if buffer.is_empty() {
+                    return Ok(0);
+                }
+                let mut rest = &mut *buffer;
+                let mut copied = 0;
+                for piece in state.connection.received() {
+                    let length = piece.len().min(rest.len());
+                    let (place, after) = rest.split_at_mut(length);
+                    place.copy_from_slice(piece.get(..length).unwrap_or_default());
+                    copied += length;
+                    rest = after;
+                }
+                if copied > 0 {
+                    return Ok(copied);
+                }
+                // The end, an error or nothing: there is no data that this takes.
+                state.connection.read(&mut [0])
+            }),
+        }
+    }
+
+    /// Receives by giving `each` what is there, in up to two pieces, without
+    /// copying; `each` returns how many bytes it takes. Returns that; 0 at the
+    /// end of the stream, when `each` is not called.
+    ///
+    /// # Errors
+    /// As [`TcpStream::read_vectored`]; `Unsupported` for a connection of the
+    /// kernel's, which has no memory to lend.
+    pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
+            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
+                let pieces = state.connection.received();
+                let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+                if length == 0 {
+                    return state.connection.read(&mut [0]);
+                }
+                let taken = each(pieces).min(length);
+                state.connection.consume(taken);
+                Ok(taken)
+            }),
+        }
+    }
+
+    fn receive(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
+    ) -> io::Result<usize> {
+        let core = self.stack.core();
+        core.tcp.helper.application_is_here();
+        let timeout = duration(&self.read_timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let mut polled = false;
+        loop {
+            let mut after = After::default();
+            let result = {
+                let mut state = connection.lock();
+                if connection.take_frames(core, &mut state, &mut after) > 0 {
+                    connection.settle(core, &mut state, &mut after);
+                }
+                let result = take(&mut state);
+                if result.is_ok() && state.connection.wants_output() {
+                    // The window has opened.
+                    connection.settle(core, &mut state, &mut after);
+                }
+                result
+            };
+            core.tcp_after(after);
+            match result {
+                Ok(length) => return Ok(length),
+                Err(tcp::Errno::AGAIN) => {}
+                Err(errno) => return Err(error(errno)),
+            }
+            if nonblocking {
+                // Who has a selector polls there.
+                if !polled && !connection.watch.is_watched() {
+                    polled = true;
+                    core.tcp_before_sleep();
+                    core.round(false)?;
+                    continue;
+                }
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            if !polled && core.is_busy() && !core.device_polls() {
+                polled = true;
+                core.tcp_before_sleep();
+                core.round_and_return()?;
+                continue;
+            }
+            polled = false;
+            let waiting = Waiting {
+                connection,
+                want: Readiness::READABLE,
+            };
+            if !core.sleep(&[&waiting], deadline)? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+
+    // ---- Writing ------------------------------------------------------------
+
+    fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let core = self.stack.core();
+        core.tcp.helper.application_is_here();
+        let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let timeout = duration(&self.write_timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let mut written = 0;
+        let mut polled = false;
+        loop {
+            let mut after = After::default();
+            let mut failed = None;
+            {
+                let mut state = connection.lock();
+                if connection.take_frames(core, &mut state, &mut after) > 0 {
+                    connection.announce(&state);
+                }
+                // Past what an earlier turn has written.
+                let mut skip = written;
+                for piece in pieces {
+                    let Some(rest) = piece.get(skip..) else {
+                        skip -= piece.len();
+                        continue;
+                    };
+                    skip = 0;
+                    if rest.is_empty() && wanted > 0 {
+                        continue;
+                    }
+                    match state.connection.write(rest) {
+                        Ok(length) => {
+                            written += length;
+                            if length < rest.len() {
+                                break;
+                            }
+                        }
+                        Err(errno) => {
+                            failed = Some(errno);
+                            break;
+                        }
+                    }
+                }
+                connection.settle(core, &mut state, &mut after);
+            }
+            core.tcp_after(after);
+            self.send_unless_later(connection);
+            let blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+            if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
+                return Err(error(errno));
+            }
+            // A blocking write on Linux writes everything.
+            if written >= wanted || (written > 0 && (nonblocking || !blocked)) {
+                return Ok(written);
+            }
+            if nonblocking {
+                if !polled && !connection.watch.is_watched() {
+                    polled = true;
+                    core.round(false)?;
+                    continue;
+                }
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let waiting = Waiting {
+                connection,
+                want: Readiness::WRITABLE,
+            };
+            match core.sleep(&[&waiting], deadline) {
+                Ok(true) => {}
+                _ if written > 0 => return Ok(written),
+                Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends what was written, unless the selector's next turn will.
+    fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
+        let core = self.stack.core();
+        let later = connection
+            .watch
+            .get()
+            .is_some_and(|registration| !registration.selector.is_inside());
+        if !later || core.tcp.dirty() >= super::MANY_DIRTY {
+            core.tcp_flush(false);
+        } else {
+            core.tcp.helper.needed();
+        }
+    }
+
+    /// Sends what may be sent now.
+    fn send_now(&self) {
+        self.stack.core().tcp_flush(false);
+    }
+
+    // ---- Ends ---------------------------------------------------------------
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// ENOTCONN, for a connection of the kernel's.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match &self.inner {
+            Inner::Own { flow, .. } => Ok(as_bound(flow.remote, self.mapped)),
+            Inner::Kernel(kernel) => kernel.stream.peer_addr(),
+        }
+    }
+
+    /// As [`TcpStream::peer_addr`], of a connection that has one.
+    pub(crate) fn peer_address(&self) -> SocketAddr {
+        self.peer_addr()
+            .unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
+    }
+
+    /// The local address.
+    ///
+    /// # Errors
+    /// What the kernel reports, for a connection of its own.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.inner {
+            Inner::Own { flow, .. } => Ok(as_bound(flow.local, self.mapped)),
+            Inner::Kernel(kernel) => kernel.stream.local_addr(),
+        }
+    }
+
+    /// True for a connection of the kernel's.
+    pub fn is_kernels(&self) -> bool {
+        matches!(self.inner, Inner::Kernel(_))
+    }
+
+    /// Closes one half or both.
+    ///
+    /// # Errors
+    /// ENOTCONN.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.shutdown(how),
+            Inner::Own { connection, .. } => {
+                let how = match how {
+                    Shutdown::Read => tcp::Shutdown::Read,
+                    Shutdown::Write => tcp::Shutdown::Write,
+                    Shutdown::Both => tcp::Shutdown::Both,
+                };
+                let core = self.stack.core();
+                let mut after = After::default();
+                let result = {
+                    let mut state = connection.lock();
+                    connection.take_frames(core, &mut state, &mut after);
+                    let result = state.connection.shutdown(how, core.age());
+                    connection.settle(core, &mut state, &mut after);
+                    connection.announce(&state);
+                    result
+                };
+                core.tcp_after(after);
+                self.send_unless_later(connection);
+                result.map_err(error)
+            }
+        }
+    }
+
+    /// Takes the pending error, if any (SO_ERROR).
+    ///
+    /// # Errors
+    /// What the kernel reports, for a connection of its own.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.take_error(),
+            Inner::Own { connection, .. } => {
+                Ok(connection.lock().connection.take_error().map(error))
+            }
+        }
+    }
+
+    /// Numbers of the connection, as TCP_INFO has them; `None` for a connection
+    /// of the kernel's.
+    pub fn info(&self) -> Option<Info> {
+        match &self.inner {
+            Inner::Kernel(_) => None,
+            Inner::Own { connection, .. } => Some(connection.lock().connection.info()),
+        }
+    }
+
+    fn finish(&self, connection: &Arc<ConnectionInner>) {
+        let core = self.stack.core();
+        let linger = self.linger();
+        connection.close(core, linger);
+        core.tcp_flush(false);
+        let Some(time) = linger.filter(|time| !time.is_zero()) else {
+            return;
+        };
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return;
+        }
+        let deadline = Instant::now().checked_add(time);
+        while !connection.is_over() {
+            let waiting = Waiting {
+                connection,
+                // What is acknowledged makes it neither; its end does.
+                want: Readiness::NONE,
+            };
+            match core.sleep(&[&waiting], deadline) {
+                Ok(true) => connection.process(core),
+                _ => return,
+            }
+        }
+    }
+}
+
+impl Drop for TcpStream {
+    fn drop(&mut self) {
+        match &self.inner {
+            Inner::Own { connection, .. } => {
+                retire(&connection.watch);
+                self.finish(connection);
+            }
+            Inner::Kernel(kernel) => retire(&kernel.watch),
+        }
+    }
+}
+
+impl Watched for TcpStream {
+    fn watched(&self) -> Parts<'_> {
+        match &self.inner {
+            Inner::Own { connection, .. } => Parts {
+                source: Source::Connection(Arc::downgrade(connection)),
+                watch: &connection.watch,
+                descriptor: -1,
+            },
+            Inner::Kernel(kernel) => Parts {
+                source: Source::Kernel,
+                watch: &kernel.watch,
+                descriptor: kernel.descriptor(),
+            },
+        }
+    }
+
+    fn is_of(&self, stack: &Stack) -> bool {
+        Arc::ptr_eq(&self.stack.inner, &stack.inner)
+    }
+}
+
+fn duration(place: &AtomicU64) -> Option<Duration> {
+    match place.load(Ordering::Relaxed) {
+        0 => None,
+        nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+    }
+}
+
+impl Core {
+    /// A port for a connection from `source`, and the kernel socket that keeps
+    /// others from it.
+    fn tcp_take_port(&self, source: std::net::IpAddr) -> io::Result<(u16, Option<OwnedFd>)> {
+        if !self.has_kernel {
+            return Ok((self.tcp_free_port()?, None));
+        }
+        let socket = raw_options::tcp_socket(source.is_ipv6(), true)?;
+        raw_options::bind(socket.as_fd(), SocketAddr::new(source, 0))?;
+        // The standard library can ask for its address.
+        let socket = std::net::TcpListener::from(socket);
+        let port = socket.local_addr()?.port();
+        Ok((port, Some(OwnedFd::from(socket))))
+    }
+
+    fn tcp_connection(&self, flow: Flow, config: &Config) -> Connection {
+        let now = self.age();
+        let key = &self.tcp.secrets.sequence;
+        Connection::connect(
+            flow,
+            isn::initial(key, &flow, now),
+            isn::timestamp_offset(&self.tcp.secrets.cookie, &flow),
+            config,
+            now,
+        )
+    }
+}

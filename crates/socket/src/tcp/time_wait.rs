@@ -1,0 +1,64 @@
+//! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry, TimeWaitReaction};
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::stack::{Core, lock};
+
+impl Core {
+    /// Enters a connection, whose port keeps a user.
+    pub(crate) fn tcp_enter_time_wait(&self, entry: TimeWaitEntry) {
+        let now = self.age();
+        let (forgotten, next) = {
+            let mut table = lock(&self.tcp.time_wait);
+            let forgotten = table.insert(&entry, now);
+            (forgotten, table.next_timeout(now))
+        };
+        self.tcp_forget(forgotten.as_slice());
+        if let Some(next) = next {
+            self.tcp.timers.arm(self.tcp.time_wait_timer, next);
+        }
+    }
+
+    /// Takes a segment of a flow in TIME-WAIT. One that begins a new connection
+    /// (RFC 6191) is the listener's, and so is what
+    /// [`TimeWaitReaction::Reuse`] says.
+    pub(crate) fn tcp_take_time_wait(
+        &self,
+        segment: &Segment<'_>,
+        neighbour: MacAddress,
+        queue: usize,
+    ) -> TimeWaitReaction {
+        let now = self.age();
+        let reaction = lock(&self.tcp.time_wait).input(segment, now, &mut |flow, outgoing| {
+            self.tcp_send_one(flow, outgoing, neighbour, queue);
+        });
+        if matches!(reaction, TimeWaitReaction::Reuse(_)) {
+            self.tcp_forget(&[segment.flow]);
+        }
+        reaction
+    }
+
+    pub(crate) fn tcp_expire_time_wait(&self) {
+        let now = self.age();
+        let mut forgotten = Vec::new();
+        let next = {
+            let mut table = lock(&self.tcp.time_wait);
+            table.expire(now, &mut |flow: &Flow| forgotten.push(*flow));
+            table.next_timeout(now)
+        };
+        self.tcp_forget(&forgotten);
+        if let Some(next) = next {
+            self.tcp.timers.arm(self.tcp.time_wait_timer, next);
+        }
+    }
+
+    fn tcp_forget(&self, flows: &[Flow]) {
+        for flow in flows {
+            self.tables
+                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+            self.tcp.ports.leave(&self.tables, flow.local.port());
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The stack's timers: one wheel, and a slab that says whose each timer is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slab::Slab;
+use tidewall_protocol::timer::Wheel;
+
+use super::connection::ConnectionInner;
+use super::listener::ListenerInner;
+use crate::stack::lock;
+
+/// Whose a timer is.
+#[derive(Clone)]
+pub(crate) enum Timed {
+    Connection(Arc<ConnectionInner>),
+    Listener(Arc<ListenerInner>),
+    /// Connections in TIME-WAIT.
+    TimeWait,
+}
+
+/// [`Timers::next`] when no timer is armed.
+const NEVER: u64 = u64::MAX;
+
+/// Most timers that are seen to in one go: the others' turn comes after a look
+/// at the frames.
+const BATCH: usize = 256;
+
+/// All timers of a stack.
+pub(crate) struct Timers {
+    state: Mutex<State>,
+    /// Nanoseconds, for those who look without the lock.
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    wheel: Wheel,
+    owners: Slab<Timed>,
+    /// Expired, and not seen to yet.
+    late: Vec<u32>,
+    /// Where [`Timers::some_connections`] goes on.
+    hand: usize,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Timers {
+            state: Mutex::default(),
+            next: AtomicU64::new(NEVER),
+        }
+    }
+}
+
+impl Timers {
+    /// A timer, not armed.
+    pub(crate) fn add(&self, make: impl FnOnce(u32) -> Timed) -> u32 {
+        let mut state = lock(&self.state);
+        let entry = state.owners.vacant_entry();
+        let timer = entry.key() as u32;
+        entry.insert(make(timer));
+        timer
+    }
+
+    /// Disarms a timer and forgets whose it is. One that has expired already may
+    /// be taken for the next owner's, who must look whether it is its time.
+    pub(crate) fn remove(&self, timer: u32) {
+        let forgotten = {
+            let mut state = lock(&self.state);
+            state.wheel.cancel(timer);
+            state.owners.try_remove(timer as usize)
+        };
+        drop(forgotten);
+    }
+
+    /// Arms a timer, or moves it.
+    pub(crate) fn arm(&self, timer: u32, deadline: Duration) {
+        let mut state = lock(&self.state);
+        state.wheel.arm(timer, deadline);
+        self.publish(&state);
+    }
+
+    fn publish(&self, state: &State) {
+        let next = if state.late.is_empty() {
+            state.wheel.next().map_or(NEVER, |next| {
+                u64::try_from(next.as_nanos()).unwrap_or(NEVER)
+            })
+        } else {
+            0
+        };
+        self.next.store(next, Ordering::Release);
+    }
+
+    /// Time until somebody must look; zero when it is over.
+    pub(crate) fn next(&self, now: Duration) -> Option<Duration> {
+        match self.next.load(Ordering::Acquire) {
+            NEVER => None,
+            next => Some(Duration::from_nanos(next).saturating_sub(now)),
+        }
+    }
+
+    /// Takes timers that have expired into `due`, a batch of them.
+    pub(crate) fn expire(&self, now: Duration, due: &mut Vec<Timed>) {
+        if self.next(now).is_none_or(|left| !left.is_zero()) {
+            return;
+        }
+        let mut state = lock(&self.state);
+        let State {
+            wheel,
+            owners,
+            late,
+            ..
+        } = &mut *state;
+        if late.is_empty() {
+            wheel.advance(now, |timer| late.push(timer));
+            // Oldest first.
+            late.reverse();
+        }
+        let rest = late.len().saturating_sub(BATCH);
+        due.extend(
+            late.drain(rest..)
+                .rev()
+                .filter_map(|timer| owners.get(timer as usize).cloned()),
+        );
+        self.publish(&state);
+    }
+
+    /// Up to `count` connections, other ones each time.
+    pub(crate) fn some_connections(&self, count: usize) -> Vec<Arc<ConnectionInner>> {
+        let mut state = lock(&self.state);
+        let mut found = Vec::new();
+        let end = state.owners.capacity();
+        for _ in 0..count.min(end) {
+            state.hand = if state.hand + 1 >= end {
+                0
+            } else {
+                state.hand + 1
+            };
+            if let Some(Timed::Connection(connection)) = state.owners.get(state.hand) {
+                found.push(connection.clone());
+            }
+        }
+        found
+    }
+
+    /// Timers that are armed, or late.
+    pub(crate) fn armed(&self) -> usize {
+        let state = lock(&self.state);
+        state.wheel.len() + state.late.len()
+    }
+
+    /// Every connection, for those who count.
+    pub(crate) fn connections(&self) -> Vec<Arc<ConnectionInner>> {
+        let state = lock(&self.state);
+        let connection = |timed: &Timed| match timed {
+            Timed::Connection(connection) => Some(connection.clone()),
+            _ => None,
+        };
+        state
+            .owners
+            .iter()
+            .filter_map(|(_, timed)| connection(timed))
+            .collect()
+    }
+}
