@@ -427,6 +427,8 @@ impl Core {
 
     /// Runs the protocol for connections and listeners that no selector watches.
     pub(crate) fn tcp_attend(&self) {
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
         if self.tcp.knocked.swap(false, Ordering::AcqRel) {
             for listener in self.tcp.all_listeners() {
                 listener.process(self);
@@ -436,11 +438,6 @@ impl Core {
         for connection in unattended {
             connection.attend();
             connection.process(self);
-        }
-        // Handshakes are completed up to the backlog while the application is
-        // elsewhere, as by Linux.
-        for listener in self.tcp.all_listeners() {
-            listener.process(self);
         }
     }
 
