@@ -69,7 +69,10 @@ fn client(namespace: &str, program: &str, arguments: &[&str]) -> Option<String> 
         return None;
     }
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {text}\n{errors}");
+    assert!(
+        output.status.success(),
+        "{namespace}: {program} {arguments:?}: {text}\n{errors}"
+    );
     Some(text)
 }
 
@@ -84,7 +87,10 @@ fn clients_of_all_kinds_are_served_on_tidewall() {
     };
     let place = Place::new("clients");
     let (mut service, mut rest, first) = serve(&bed, &place);
-    assert!(first.starts_with("http on 0.0.0.0:80/tcp, files of "), "{first}");
+    assert!(
+        first.starts_with("http on 0.0.0.0:80/tcp, files of "),
+        "{first}"
+    );
     assert!(first.contains(", Tidewall (ni-lrp)"), "{first}");
     let (small, large) = ("http://10.99.0.2/a.txt", "http://10.99.0.2/large.bin");
     let to = place.name("fetched");
@@ -100,7 +106,10 @@ fn clients_of_all_kinds_are_served_on_tidewall() {
         assert_eq!(fs::read(&to).unwrap(), text(1300)[100..200]);
     }
     if let Some(text) = client(&bed.client, "wrk", &["-t1", "-c16", "-d1s", small]) {
-        assert!(!text.contains("Non-2xx") && !text.contains("Socket errors"), "{text}");
+        assert!(
+            !text.contains("Non-2xx") && !text.contains("Socket errors"),
+            "{text}"
+        );
         assert!(text.contains("requests in"), "{text}");
     }
     // A connection a request, and several at a time.
