@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
+use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, Prefix, SenderKind};
 use tidewall_service::linux::Receive;
 use tidewall_service::{Reader, ServiceSpec};
 
@@ -15,10 +15,12 @@ use crate::environment::Environment;
 use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::system::{Control, System};
-use crate::testbed::{CLIENT_INTERFACE, Config, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed};
+use crate::testbed::{
+    CLIENT_INTERFACE, Config, NOWHERE, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed,
+};
 use crate::worker::{
-    Account, Child, ClassSpec, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, Times,
-    Usage, Watch, run_load, scratch,
+    Account, Child, ClassSpec, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec,
+    Times, Usage, Watch, run_load, scratch,
 };
 
 /// Load before measuring begins.
@@ -42,6 +44,11 @@ pub(crate) struct Setup {
     /// Traffic classes, queue by queue; none: all queues are equal.
     pub(crate) classes: Vec<ClassSpec>,
     pub(crate) services: Vec<ServiceSpec>,
+    /// Served over TCP, in place of the services.
+    pub(crate) tcp: Option<TcpSpec>,
+    /// Each service has a thread of its own, and one more computes over so many
+    /// bytes of memory.
+    pub(crate) compute: Option<usize>,
 }
 
 /// How a load is looked at.
@@ -76,6 +83,22 @@ pub(crate) struct Measured {
     pub(crate) drops: BTreeMap<String, f64>,
     /// The measured time alone.
     pub(crate) window: Window,
+    /// Steps/s that the computing thread made in the measured time.
+    pub(crate) steps: Option<f64>,
+    /// Idle connections that were held meanwhile, and what they took.
+    pub(crate) held: Option<Held>,
+}
+
+/// Idle connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// How many.
+    pub(crate) connections: u32,
+    /// Bytes by which the service's process grew.
+    pub(crate) process: u64,
+    /// Bytes by which the kernel's own objects grew, those of the client's ends
+    /// included.
+    pub(crate) kernel: u64,
 }
 
 /// A test bed with everything that measuring on it needs.
@@ -127,6 +150,9 @@ impl Bench {
             services: setup.services.clone(),
             counters: counters.clone(),
             watcher_cpu: Some(config.client_cpu),
+            tcp: setup.tcp.clone(),
+            threads: setup.compute.is_some(),
+            compute: setup.compute,
         };
         let place = Place {
             namespace: self.testbed.server(),
@@ -164,6 +190,7 @@ impl Bench {
             child,
             counters,
             system: setup.system,
+            computes: setup.compute.is_some(),
         })
     }
 
@@ -193,6 +220,7 @@ pub(crate) struct Session<'a> {
     bench: &'a mut Bench,
     counters: PathBuf,
     system: System,
+    computes: bool,
 }
 
 impl Drop for Session<'_> {
@@ -213,6 +241,11 @@ impl Session<'_> {
         watching: Watching,
     ) -> anyhow::Result<Measured> {
         let watch = self.watch();
+        let mut spec = spec.clone();
+        let holding = match spec.idle.take() {
+            Some(idle) => Some(self.hold(&idle)?),
+            None => None,
+        };
         let testbed = &self.bench.testbed;
         let config = testbed.config();
         let before = self.child.account()?;
@@ -228,10 +261,12 @@ impl Session<'_> {
             trace: watching.trace,
         };
         let child = &mut self.child;
-        let mut begun: Option<(Instant, Account)> = None;
+        let computes = self.computes;
+        let mut begun: Option<(Instant, Account, u64)> = None;
         let measuring = || {
             let at = Instant::now();
-            begun = Some((at, child.account()?));
+            let steps = if computes { child.steps()? } else { 0 };
+            begun = Some((at, child.account()?, steps));
             Ok(())
         };
         // The safeguards of ordinary tasks may be off for short loads only.
@@ -247,6 +282,7 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        let steps = if computes { self.child.steps()? } else { 0 };
         thread::sleep(SETTLE);
         let after = self.child.account()?;
         let seconds = (spec.warm_up + spec.duration).as_secs_f64();
@@ -261,14 +297,65 @@ impl Session<'_> {
         {
             drops.insert("device ring".to_owned(), counters.dropped as f64 / seconds);
         }
+        let seconds = |at: Instant| ended.duration_since(at).as_secs_f64();
+        let per_second = match &begun {
+            Some((at, _, first)) if computes => {
+                Some(steps.saturating_sub(*first) as f64 / seconds(*at))
+            }
+            _ => None,
+        };
         let window = begun
-            .map(|(at, first)| window(&first, &after, ended.duration_since(at).as_secs_f64()))
+            .map(|(at, first, _)| window(&first, &after, seconds(at)))
             .unwrap_or_default();
         Ok(Measured {
             outcome,
             drops,
             window,
+            steps: per_second,
+            held: holding.map(|(held, _)| held),
         })
+    }
+
+    /// Opens idle connections, from as many processes as the limit of open
+    /// files makes necessary. They stay until the workers are dropped.
+    fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
+        let process = self.child.process();
+        let before = (resident(process), kernel_objects());
+        let testbed = &self.bench.testbed;
+        let place = Place {
+            namespace: testbed.client(),
+            cpu: testbed.config().client_cpu,
+        };
+        let mut workers = Vec::new();
+        for part in shares(idle, open_files().saturating_sub(OTHER_FILES)) {
+            let patience = part.patience + HOLD_START;
+            let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
+            let line = worker.line(patience)?;
+            if line != "ready" {
+                anyhow::bail!("idle connections: expected `ready`, got `{line}`");
+            }
+            workers.push(worker);
+        }
+        thread::sleep(SETTLE);
+        let after = (resident(process), kernel_objects());
+        Ok((
+            Held {
+                connections: idle.connections,
+                process: after.0.saturating_sub(before.0),
+                kernel: after.1.saturating_sub(before.1),
+            },
+            workers,
+        ))
+    }
+
+    /// Steps/s that the computing thread makes with the processor to itself.
+    pub(crate) fn steps_alone(&mut self, time: Duration) -> anyhow::Result<f64> {
+        thread::sleep(SETTLE);
+        let (at, first) = (Instant::now(), self.child.steps()?);
+        thread::sleep(time);
+        let (end, last) = (Instant::now(), self.child.steps()?);
+        let seconds = end.duration_since(at).as_secs_f64();
+        Ok(last.saturating_sub(first) as f64 / seconds.max(1e-9))
     }
 
     /// Lets `time` pass without a load, and says how it was spent.
@@ -290,7 +377,12 @@ impl Session<'_> {
         self.child.cpu()
     }
 
-    /// Datagrams that the services have processed so far.
+    /// The test bed it runs on.
+    pub(crate) fn bench(&self) -> &Bench {
+        self.bench
+    }
+
+    /// Datagrams or requests that the services have processed so far.
     pub(crate) fn received(&self) -> anyhow::Result<u64> {
         let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
         Ok(reader.read().iter().map(|counts| counts.received).sum())
@@ -302,6 +394,64 @@ impl Session<'_> {
             cpu: self.bench.testbed.config().server_cpu,
         }
     }
+}
+
+/// Files that a process with connections has open besides.
+const OTHER_FILES: u64 = 1_000;
+/// Time for a worker with connections to start and to say so.
+const HOLD_START: Duration = Duration::from_secs(5);
+
+/// The connections by process and source address.
+fn shares(idle: &IdleSpec, files: u64) -> Vec<IdleSpec> {
+    let most = u32::try_from(files)
+        .unwrap_or(u32::MAX)
+        .clamp(1, PER_PROCESS);
+    let mut parts = Vec::new();
+    let mut left = idle.connections;
+    while left > 0 {
+        let connections = left.min(most);
+        left -= connections;
+        // A source of its own for each: they know nothing of the other's ports.
+        let source = idle.sources.get(parts.len() % idle.sources.len().max(1));
+        parts.push(IdleSpec {
+            connections,
+            sources: source.copied().into_iter().collect(),
+            ..idle.clone()
+        });
+    }
+    parts
+}
+
+/// Connections that ports of one source address suffice for.
+const PER_PROCESS: u32 = 25_000;
+
+/// How many files a process started here may have open.
+pub(crate) fn open_files() -> u64 {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))
+        .and_then(|fields| fields.split_whitespace().nth(1)?.parse().ok())
+        .unwrap_or(1024)
+}
+
+/// Bytes of a process in memory.
+fn resident(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    kilobytes(&status, "VmRSS:") << 10
+}
+
+/// Bytes of the kernel's own objects, sockets among them.
+fn kernel_objects() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    kilobytes(&info, "Slab:") << 10
+}
+
+fn kilobytes(text: &str, name: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name))
+        .and_then(|fields| fields.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
 }
 
 fn window(first: &Account, last: &Account, seconds: f64) -> Window {
@@ -349,14 +499,25 @@ pub(crate) fn blast(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec
     }
 }
 
+/// A flood of SYN segments at `port`, from the addresses that lead nowhere.
+pub(crate) fn flood(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec {
+    BlastSpec {
+        interface: Some(CLIENT_INTERFACE.to_owned()),
+        destination_mac: Some(SERVER_MAC_ADDRESS),
+        spoof: Prefix::new(IpAddr::V4(NOWHERE.0), NOWHERE.1).ok(),
+        // So that a source address that comes again asks from another port.
+        flows: 256,
+        rate,
+        ..BlastSpec::syn(kind, server(port))
+    }
+}
+
 /// A load of the usual length.
 pub(crate) fn load(config: Config) -> LoadSpec {
     LoadSpec {
-        blast: None,
-        ping: None,
         warm_up: WARM_UP,
-        duration: WINDOW,
         cpu: Some(config.client_cpu),
+        ..LoadSpec::new(WINDOW)
     }
 }
 
@@ -381,6 +542,38 @@ mod tests {
         assert_eq!((window.rounds, window.exhausted), (400.0, 200.0));
         assert_eq!(window.interrupts, 2.0);
         assert_eq!(window.control.unwrap().budget, 75);
+    }
+
+    #[test]
+    fn idle_connections_are_shared_out_among_processes() {
+        let mut idle = IdleSpec::new(server(80), 100_000);
+        idle.sources = (1..=6)
+            .map(|host| IpAddr::from([10, 77, 0, 10 + host]))
+            .collect();
+        for (files, processes) in [(19_000, 6), (1_000_000, 4), (25_000, 4)] {
+            let parts = shares(&idle, files);
+            assert_eq!(parts.len(), processes);
+            assert!(parts.iter().all(|part| part.check().is_ok()), "{files}");
+            let sum: u32 = parts.iter().map(|part| part.connections).sum();
+            assert_eq!(sum, 100_000);
+            let sources: std::collections::HashSet<_> =
+                parts.iter().map(|part| part.sources[0]).collect();
+            assert_eq!(sources.len(), processes, "one each");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_as_the_kernel_writes_them() {
+        assert_eq!(kilobytes("Name: x\nVmRSS:\t    1234 kB\n", "VmRSS:"), 1234);
+        assert_eq!(kilobytes("", "VmRSS:"), 0);
+        assert!(resident(std::process::id()) > 0 && open_files() > 0);
+    }
+
+    #[test]
+    fn a_flood_comes_from_nowhere() {
+        let flood = flood(SenderKind::Frame, 81, Some(400_000));
+        flood.check().unwrap();
+        assert_eq!(flood.spoof.unwrap().to_string(), "10.78.0.0/16");
     }
 
     #[test]

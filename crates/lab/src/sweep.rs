@@ -12,7 +12,7 @@ use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
 use crate::result::{Point, Series};
 use crate::system::{Control, System};
-use crate::worker::ClassSpec;
+use crate::worker::{ClassSpec, TcpSpec};
 
 /// One curve to be measured.
 #[derive(Clone, Debug)]
@@ -29,12 +29,42 @@ pub(crate) struct Curve {
     /// How its loads are looked at.
     pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
+    /// Served over TCP, in place of the services.
+    pub(crate) tcp: Option<TcpSpec>,
+    /// Bytes that a thread beside the services computes over.
+    pub(crate) compute: Option<usize>,
     pub(crate) loads: Vec<LoadSpec>,
     /// Which of two results is the better.
     pub(crate) better: Better,
 }
 
 impl Curve {
+    /// `loads` against a service over TCP.
+    pub(crate) fn over_tcp(system: System, tcp: TcpSpec, loads: Vec<LoadSpec>) -> Self {
+        Curve {
+            system,
+            setting: None,
+            y: None,
+            spin: None,
+            control: None,
+            classes: Vec::new(),
+            watching: Watching::default(),
+            services: Vec::new(),
+            tcp: Some(tcp),
+            compute: None,
+            loads,
+            better: Better::Higher,
+        }
+    }
+
+    /// The ways of receiving to try: datagrams have two under Linux.
+    fn variants(&self) -> &'static [Option<Receive>] {
+        match self.tcp {
+            Some(_) => &[None],
+            None => self.system.variants(),
+        }
+    }
+
     /// Its name in results: the policy's where that is what is compared.
     pub(crate) fn name(&self) -> &'static str {
         self.control
@@ -77,6 +107,16 @@ pub(crate) struct Plan {
     pub(crate) budget: Option<Duration>,
 }
 
+impl Plan {
+    /// For one of `parts` sweeps that share the time.
+    pub(crate) fn shared(self, parts: u32) -> Self {
+        Plan {
+            budget: self.budget.map(|budget| budget / parts.max(1)),
+            ..self
+        }
+    }
+}
+
 /// Curves and what went wrong.
 #[derive(Debug, Default)]
 pub(crate) struct Swept {
@@ -101,13 +141,7 @@ pub(crate) fn sweep(
 ) -> anyhow::Result<Swept> {
     let mut jobs: Vec<(usize, Option<Receive>)> = Vec::new();
     for (number, curve) in curves.iter().enumerate() {
-        jobs.extend(
-            curve
-                .system
-                .variants()
-                .iter()
-                .map(|&variant| (number, variant)),
-        );
+        jobs.extend(curve.variants().iter().map(|&variant| (number, variant)));
     }
     let steps: u64 = jobs
         .iter()
@@ -229,6 +263,8 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             control: self.curve.control,
             classes: self.curve.classes.clone(),
             services: self.curve.services.clone(),
+            tcp: self.curve.tcp.clone(),
+            compute: self.curve.compute,
         };
         let mut session = self.bench.serve(&setup)?;
         for &place in places {
@@ -269,16 +305,35 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
 fn describe(load: &LoadSpec) -> String {
     let mut parts = Vec::new();
     if let Some(blast) = &load.blast {
-        parts.push(match blast.rate {
+        let last = blast.steps.last().map(|step| step.rate);
+        parts.push(match last.or(blast.rate) {
             Some(rate) => format!("{rate}/s"),
             None => format!("full speed ({})", blast.kind),
         });
-        if load.ping.is_some() {
+        if load.ping.is_some() || load.http.is_some() {
             parts.push(format!("at port {}", blast.destination.port()));
         }
     }
     if let Some(ping) = &load.ping {
         parts.push(format!("{} × {} bytes", ping.outstanding, ping.payload));
+    }
+    for ping in &load.beside {
+        parts.push(format!("{} × {} bytes", ping.outstanding, ping.payload));
+    }
+    if let Some(idle) = &load.idle {
+        parts.push(format!("{} idle connections", idle.connections));
+    }
+    if let Some(http) = &load.http {
+        parts.push(match http.rate {
+            Some(rate) => format!("{rate} requests/s"),
+            None => format!("{} connections", http.connections),
+        });
+    }
+    if let Some(probe) = &load.probe {
+        parts.push(format!("{} new clients/s", probe.rate));
+    }
+    if let Some(stream) = &load.stream {
+        parts.push(format!("{} bytes at a time", stream.size));
     }
     parts.join(", ")
 }
@@ -288,7 +343,7 @@ fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -
     let points = (0..curve.loads.len())
         .filter_map(|place| {
             let mut best: Option<Point> = None;
-            for variant in curve.system.variants() {
+            for variant in curve.variants() {
                 let key = (number, variant.map(|v| v as u8), place);
                 let point = tables
                     .get(&key)
@@ -414,6 +469,8 @@ mod tests {
             spin: None,
             control: None,
             classes: Vec::new(),
+            tcp: None,
+            compute: None,
             watching: Watching::default(),
             services: Vec::new(),
             loads: vec![load(Config::default()); 2],

@@ -1,24 +1,28 @@
 //! Load generators: what the experiments and `tidewall blast` throw at a host.
 //!
-//! Lives here: the open-loop UDP blast ([`BlastSpec`]) with its three kinds of
-//! sender, the closed-loop request/response client ([`PingSpec`]), their pacing
-//! on one thread ([`run()`]), and the look-up of the destination's Ethernet
-//! address ([`neighbour`]).
+//! Lives here: the open-loop blast of UDP datagrams or TCP SYN segments
+//! ([`BlastSpec`]) with its three kinds of sender, the closed-loop UDP client
+//! ([`PingSpec`]), the loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`IdleSpec`],
+//! [`StreamSpec`]), all paced on one thread ([`run()`]), and the look-up of the
+//! destination's Ethernet address ([`neighbour`]).
 //! Does not live here: receivers, test beds (that is `tidewall-lab`), and
 //! anything that a server needs. No threads are kept: a run uses the caller's
 //! thread, its network namespace and nothing else.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §4 for what the loads are for;
-//! RFC 2544 §21 on bursts; Documentation/networking/af_xdp.rst and
+//! RFC 2544 §21 on bursts; RFC 4987 on SYN floods; RFC 9112 §6 on where a
+//! response ends; Documentation/networking/af_xdp.rst and
 //! Documentation/bpf/bpf_prog_run.rst in the Linux tree for the two senders.
 //!
 //! ```text
 //!  LoadSpec ─► run ─┬─ pacer ─► sender (skb │ frame │ socket) ─► interface
-//!                   └─ exchange ◄──► kernel UDP socket ─► histogram
+//!                   ├─ exchange ◄──► kernel UDP socket ─► histogram
+//!                   └─ http, stream ◄──► kernel TCP sockets ─► histogram
 //! ```
 #![deny(unsafe_code)]
 
 mod exchange;
+mod http;
 pub mod neighbour;
 mod netlink;
 pub mod pacer;
@@ -28,20 +32,25 @@ mod raw_bpf;
 #[allow(unsafe_code)]
 mod raw_socket;
 #[allow(unsafe_code)]
+mod raw_tcp;
+#[allow(unsafe_code)]
 mod raw_thread;
 mod report;
 mod run;
 mod sender;
 mod spec;
+mod stream;
 pub mod template;
 
 pub use prefix::{InvalidPrefix, Prefix};
+pub use raw_tcp::raise_descriptors;
 pub use report::{
-    BlastCounts, BlastReport, InterfaceCounters, Latency, LoadReport, Phase, PingCounts,
-    PingReport, Progress,
+    BlastCounts, BlastReport, HttpCounts, HttpReport, IdleReport, InterfaceCounters, Latency,
+    LoadReport, Phase, PingCounts, PingReport, ProbeReport, Progress, StreamReport,
 };
 pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, DURATION_MAX, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, RATE_MAX, RateStep,
-    STEPS_MAX, SenderKind, Wait,
+    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
+    IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
+    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
 };

@@ -53,6 +53,18 @@ impl Prefix {
         self.length
     }
 
+    /// Which bits of an address's last four bytes are not the prefix's.
+    pub(crate) fn low_mask(&self) -> u32 {
+        let host_bits = match self.address {
+            IpAddr::V4(_) => 32u8.saturating_sub(self.length),
+            IpAddr::V6(_) => 128u8.saturating_sub(self.length),
+        };
+        match host_bits {
+            32.. => u32::MAX,
+            bits => (1 << bits) - 1,
+        }
+    }
+
     /// The address whose remaining bits are the low bits of `host`.
     pub(crate) fn with_host_bits(&self, host: u128) -> IpAddr {
         match self.address {
@@ -131,6 +143,23 @@ mod tests {
             "10.0.0.0/-1",
         ] {
             assert_eq!(text.parse::<Prefix>(), Err(InvalidPrefix), "{text}");
+        }
+    }
+
+    #[test]
+    fn low_bits_of_a_prefix() {
+        for (prefix, mask) in [
+            ("10.1.0.0/16", 0xffff),
+            ("10.1.2.3/32", 0),
+            ("0.0.0.0/0", u32::MAX),
+            ("fd00::/64", u32::MAX),
+            ("fd00::/120", 0xff),
+        ] {
+            assert_eq!(
+                prefix.parse::<Prefix>().unwrap().low_mask(),
+                mask,
+                "{prefix}"
+            );
         }
     }
 }

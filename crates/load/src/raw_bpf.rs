@@ -1,5 +1,6 @@
-//! `bpf(2)` for the frame sender: a program of four instructions that redirects
-//! whatever it is run on to one interface, and running it on live frames.
+//! `bpf(2)` for the frame sender: a small program that redirects whatever it is
+//! run on to one interface, having scattered its source address if it is to, and
+//! running it on live frames.
 //!
 //! Numbers are those of `include/uapi/linux/bpf.h`.
 
@@ -9,6 +10,8 @@ use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 
+use crate::template::Places;
+
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_LINK_CREATE: libc::c_int = 28;
@@ -17,6 +20,8 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+/// `BPF_FUNC_get_prandom_u32`.
+const HELPER_RANDOM: i32 = 7;
 /// `BPF_FUNC_redirect`.
 const HELPER_REDIRECT: i32 = 23;
 /// The loopback interface is the first one of every namespace.
@@ -30,6 +35,155 @@ struct Instruction {
     registers: u8,
     offset: i16,
     immediate: i32,
+}
+
+/// Instructions by the names of Documentation/bpf/standardization in the Linux
+/// tree. Registers go by number.
+impl Instruction {
+    const fn of(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> Self {
+        Instruction {
+            code,
+            registers: destination | (source << 4),
+            offset,
+            immediate,
+        }
+    }
+
+    /// BPF_ALU64 | BPF_MOV | BPF_K
+    const fn set(to: u8, value: i32) -> Self {
+        Self::of(0xb7, to, 0, 0, value)
+    }
+
+    /// BPF_ALU64 | BPF_MOV | BPF_X
+    const fn copy(to: u8, from: u8) -> Self {
+        Self::of(0xbf, to, from, 0, 0)
+    }
+
+    /// BPF_ALU64 | BPF_ADD | BPF_X
+    const fn add(to: u8, from: u8) -> Self {
+        Self::of(0x0f, to, from, 0, 0)
+    }
+
+    /// BPF_ALU64 | BPF_ADD | BPF_K
+    const fn add_value(to: u8, value: i32) -> Self {
+        Self::of(0x07, to, 0, 0, value)
+    }
+
+    /// BPF_ALU64 | BPF_OR | BPF_X
+    const fn or(to: u8, from: u8) -> Self {
+        Self::of(0x4f, to, from, 0, 0)
+    }
+
+    /// BPF_ALU | BPF_AND | BPF_K, which clears the upper half
+    const fn mask(to: u8, value: i32) -> Self {
+        Self::of(0x54, to, 0, 0, value)
+    }
+
+    /// BPF_ALU64 | BPF_RSH | BPF_K
+    const fn shift_right(to: u8, bits: i32) -> Self {
+        Self::of(0x77, to, 0, 0, bits)
+    }
+
+    /// BPF_ALU64 | BPF_XOR | BPF_K
+    const fn flip(to: u8, bits: i32) -> Self {
+        Self::of(0xa7, to, 0, 0, bits)
+    }
+
+    /// BPF_LDX | BPF_MEM | BPF_W
+    const fn load_double_word(to: u8, from: u8, offset: i16) -> Self {
+        Self::of(0x61, to, from, offset, 0)
+    }
+
+    /// BPF_LDX | BPF_MEM | BPF_H
+    const fn load_word(to: u8, from: u8, offset: i16) -> Self {
+        Self::of(0x69, to, from, offset, 0)
+    }
+
+    /// BPF_STX | BPF_MEM | BPF_W
+    const fn store_double_word(to: u8, offset: i16, from: u8) -> Self {
+        Self::of(0x63, to, from, offset, 0)
+    }
+
+    /// BPF_STX | BPF_MEM | BPF_H
+    const fn store_word(to: u8, offset: i16, from: u8) -> Self {
+        Self::of(0x6b, to, from, offset, 0)
+    }
+
+    /// BPF_JMP | BPF_JGT | BPF_X
+    const fn jump_if_above(left: u8, right: u8, over: i16) -> Self {
+        Self::of(0x2d, left, right, over, 0)
+    }
+
+    /// BPF_JMP | BPF_CALL
+    const fn call(helper: i32) -> Self {
+        Self::of(0x85, 0, 0, 0, helper)
+    }
+
+    /// BPF_JMP | BPF_EXIT
+    const fn exit() -> Self {
+        Self::of(0x95, 0, 0, 0, 0)
+    }
+}
+
+/// Which bits of the source address differ from frame to frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scatter {
+    /// Where the frame's words are.
+    pub(crate) places: Places,
+    /// Of the address's last four bytes. The frames handed over have zeros
+    /// there.
+    pub(crate) mask: u32,
+}
+
+impl Scatter {
+    /// Sets the bits of the mask pseudo-randomly and brings the checksums up to
+    /// date (RFC 1624; the sum does not depend on the byte order, RFC 1071 §2).
+    fn instructions(self) -> io::Result<Vec<Instruction>> {
+        let place = |at: usize| i16::try_from(at).map_err(|_| io::ErrorKind::InvalidInput);
+        let address = place(self.places.address_end)? - 4;
+        let transport_checksum = place(self.places.transport_checksum)?;
+        let mut change = vec![
+            Instruction::load_double_word(1, 2, address),
+            Instruction::or(1, 7),
+            Instruction::store_double_word(2, address, 1),
+            // The sum of the two words that were added.
+            Instruction::copy(1, 7),
+            Instruction::shift_right(1, 16),
+            Instruction::mask(7, 0xffff),
+            Instruction::add(7, 1),
+        ];
+        let ip_checksum = self.places.ip_checksum.map(place).transpose()?;
+        for at in ip_checksum.into_iter().chain([transport_checksum]) {
+            change.push(Instruction::load_word(1, 2, at));
+            change.push(Instruction::flip(1, 0xffff));
+            change.push(Instruction::add(1, 7));
+            for _ in 0..2 {
+                change.extend([
+                    Instruction::copy(5, 1),
+                    Instruction::shift_right(5, 16),
+                    Instruction::mask(1, 0xffff),
+                    Instruction::add(1, 5),
+                ]);
+            }
+            change.push(Instruction::flip(1, 0xffff));
+            change.push(Instruction::store_word(2, at, 1));
+        }
+        let over = place(change.len())?;
+        let mut all = vec![
+            Instruction::copy(6, 1),
+            Instruction::call(HELPER_RANDOM),
+            Instruction::copy(7, 0),
+            Instruction::mask(7, i32::from_ne_bytes(self.mask.to_be_bytes())),
+            // `data` and `data_end` of struct xdp_md.
+            Instruction::load_double_word(2, 6, 0),
+            Instruction::load_double_word(3, 6, 4),
+            Instruction::copy(4, 2),
+            Instruction::add_value(4, i32::from(transport_checksum) + 2),
+            Instruction::jump_if_above(4, 3, over),
+        ];
+        all.append(&mut change);
+        Ok(all)
+    }
 }
 
 /// The attributes of `BPF_PROG_LOAD`.
@@ -125,35 +279,18 @@ pub(crate) struct Redirect {
 impl Redirect {
     /// Loads the program for the interface of this index in the caller's
     /// namespace.
-    pub(crate) fn new(interface: u32) -> io::Result<Self> {
-        let move_to = |register, immediate| Instruction {
-            // BPF_ALU64 | BPF_MOV | BPF_K
-            code: 0xb7,
-            registers: register,
-            offset: 0,
-            immediate,
+    pub(crate) fn new(interface: u32, scatter: Option<Scatter>) -> io::Result<Self> {
+        let mut instructions = match scatter {
+            Some(scatter) => scatter.instructions()?,
+            None => Vec::new(),
         };
-        let instructions = [
-            move_to(
-                1,
-                i32::try_from(interface).map_err(|_| io::ErrorKind::InvalidInput)?,
-            ),
-            move_to(2, 0),
-            // BPF_JMP | BPF_CALL
-            Instruction {
-                code: 0x85,
-                registers: 0,
-                offset: 0,
-                immediate: HELPER_REDIRECT,
-            },
-            // BPF_JMP | BPF_EXIT
-            Instruction {
-                code: 0x95,
-                registers: 0,
-                offset: 0,
-                immediate: 0,
-            },
-        ];
+        let interface = i32::try_from(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
+        instructions.extend([
+            Instruction::set(1, interface),
+            Instruction::set(2, 0),
+            Instruction::call(HELPER_REDIRECT),
+            Instruction::exit(),
+        ]);
         let mut name = [0; 16];
         name[..13].copy_from_slice(b"tidewall_load");
         let mut load = Load {

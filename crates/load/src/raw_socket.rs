@@ -107,21 +107,31 @@ pub(crate) fn bind_to_interface(socket: BorrowedFd<'_>, interface: &str) -> io::
     }
 }
 
-/// Sleeps until the socket is readable or `timeout` is over. A signal ends the
-/// sleep too.
-pub(crate) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+/// Sleeps until one of the descriptors is readable or `timeout` is over. A
+/// signal ends the sleep too.
+pub(crate) fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
+    let mut entries: Vec<libc::pollfd> = descriptors
+        .iter()
+        .map(|descriptor| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // SAFETY: one pollfd is passed and one is announced; the timespec outlives
-    // the call; no signal mask is passed.
-    let result = unsafe { libc::ppoll(&raw mut entry, 1, &raw const timeout, ptr::null()) };
+    // SAFETY: as many pollfds are passed as are announced; the timespec
+    // outlives the call; no signal mask is passed.
+    let result = unsafe {
+        libc::ppoll(
+            entries.as_mut_ptr(),
+            entries.len() as libc::nfds_t,
+            &raw const timeout,
+            ptr::null(),
+        )
+    };
     if result >= 0 {
         return Ok(());
     }
@@ -165,7 +175,7 @@ mod tests {
     fn waiting_ends_with_the_timeout() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let begin = Instant::now();
-        wait_readable(socket.as_fd(), Duration::from_millis(3)).unwrap();
+        wait_readable(&[socket.as_fd()], Duration::from_millis(3)).unwrap();
         assert!(begin.elapsed() >= Duration::from_millis(3));
     }
 }

@@ -161,6 +161,117 @@ pub struct PingReport {
     pub latency: Option<Latency>,
 }
 
+/// Requests and connections of an HTTP client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpCounts {
+    /// Requests sent.
+    pub requests: u64,
+    /// Responses of status 200 that came whole.
+    pub responses: u64,
+    /// Whole responses of another status.
+    pub other_status: u64,
+    /// Requests whose connection was reset or closed, or whose answer was no
+    /// HTTP/1.1 response.
+    pub failed: u64,
+    /// Requests given up after the timeout.
+    pub timeouts: u64,
+    /// Connections begun.
+    pub connects: u64,
+    /// Connections that stood within the timeout.
+    pub connected: u64,
+    /// Connections refused, reset or not to be begun.
+    pub connect_failures: u64,
+    /// Connections given up after the timeout.
+    pub connect_timeouts: u64,
+    /// Requests of an open loop that were given up unsent: the client was
+    /// hopelessly behind.
+    pub skipped: u64,
+}
+
+impl Sub for HttpCounts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        HttpCounts {
+            requests: self.requests.saturating_sub(earlier.requests),
+            responses: self.responses.saturating_sub(earlier.responses),
+            other_status: self.other_status.saturating_sub(earlier.other_status),
+            failed: self.failed.saturating_sub(earlier.failed),
+            timeouts: self.timeouts.saturating_sub(earlier.timeouts),
+            connects: self.connects.saturating_sub(earlier.connects),
+            connected: self.connected.saturating_sub(earlier.connected),
+            connect_failures: self
+                .connect_failures
+                .saturating_sub(earlier.connect_failures),
+            connect_timeouts: self
+                .connect_timeouts
+                .saturating_sub(earlier.connect_timeouts),
+            skipped: self.skipped.saturating_sub(earlier.skipped),
+        }
+    }
+}
+
+/// The outcome of an HTTP client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HttpReport {
+    /// Of the measured time.
+    pub measured: HttpCounts,
+    /// Of the whole run, warm-up included.
+    pub whole: HttpCounts,
+    /// Length of the measured time.
+    #[serde(with = "seconds")]
+    pub duration: Duration,
+    /// Responses of status 200 per second of the measured time.
+    pub rate: f64,
+    /// From a request (in an open loop from when it was due; with one request a
+    /// connection from the beginning of the connection) to the end of its
+    /// response, of those that ended in the measured time. `None` when none did.
+    pub latency: Option<Latency>,
+    /// From the beginning of a connection until it stood.
+    pub connect: Option<Latency>,
+}
+
+/// The outcome of a prober.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProbeReport {
+    /// New clients that began.
+    pub begun: u64,
+    /// Of these, connected within the timeout.
+    pub connected: u64,
+    /// Of these, had the document within the timeout after that.
+    pub answered: u64,
+    /// Connections that were refused or reset before they stood.
+    pub refused: u64,
+    /// From the beginning of a connection until it stood.
+    pub connect: Option<Latency>,
+}
+
+/// What became of idle connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleReport {
+    /// Open, and answered if asked for, when the run began.
+    pub opened: u32,
+    /// Still open at its end.
+    pub kept: u32,
+    /// Time that opening took, ms.
+    pub opening_ms: u64,
+}
+
+/// The outcome of a byte stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamReport {
+    /// Bytes that the peer acknowledged (bulk) or sent back (echo) in the
+    /// measured time.
+    pub bytes: u64,
+    /// The same, a second.
+    pub rate: f64,
+    /// Length of the measured time.
+    #[serde(with = "seconds")]
+    pub duration: Duration,
+    /// Round trips of an echo. `None` when there were none.
+    pub latency: Option<Latency>,
+}
+
 /// The outcome of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
@@ -168,6 +279,21 @@ pub struct LoadReport {
     pub blast: Option<BlastReport>,
     /// Of the ping, if there was one.
     pub ping: Option<PingReport>,
+    /// Of the further closed loops, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<PingReport>,
+    /// Of the HTTP client, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<HttpReport>,
+    /// Of the prober, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeReport>,
+    /// Of idle connections, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<IdleReport>,
+    /// Of the stream, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamReport>,
     /// True when the run was stopped before its end.
     pub stopped: bool,
 }
@@ -197,6 +323,10 @@ pub struct Progress {
     pub blast: Option<BlastCounts>,
     /// Requests of the ping.
     pub ping: Option<PingCounts>,
-    /// Round trips of the ping.
+    /// Of the HTTP client.
+    #[serde(default)]
+    pub http: Option<HttpCounts>,
+    /// Round trips of the ping; response times of the HTTP client where there
+    /// is no ping.
     pub latency: Option<Latency>,
 }

@@ -1,8 +1,8 @@
-//! UDP frames made once and sent many times.
+//! UDP and TCP SYN frames made once and sent many times.
 //!
 //! Everything but the source address and the source port is fixed; these two
 //! can be changed in a finished frame, and the checksums follow without the
-//! payload being read again.
+//! rest being read again.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tidewall_wire::checksum::Sum;
 use tidewall_wire::ethernet::{EtherType, MacAddress};
 use tidewall_wire::ipv4::FragmentOffset;
+use tidewall_wire::tcp::{self, Flags, Options, Timestamps};
 use tidewall_wire::udp::{Addresses, Checksum};
 use tidewall_wire::{EmitError, Protocol, ethernet, ipv4, ipv6, udp};
 
@@ -19,18 +20,73 @@ use crate::spec::{PAYLOAD_MAX, invalid};
 /// least 64).
 const HOPS: u8 = 64;
 
-/// A UDP frame and what is needed to change its source.
+/// What a SYN segment carries: that of a Linux client on Ethernet.
+fn syn() -> tcp::Header {
+    tcp::Header {
+        // Any number will do; a server's answer does not depend on it.
+        sequence: 0x5eed_0001,
+        flags: Flags::SYN,
+        window: 64_240,
+        options: Options {
+            maximum_segment_size: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps {
+                value: 0x0100_0000,
+                echo: 0,
+            }),
+            ..Options::default()
+        },
+        ..tcp::Header::default()
+    }
+}
+
+/// What lies in an IP datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    /// A datagram with so many bytes of payload.
+    Udp(u16),
+    Syn,
+}
+
+impl Transport {
+    fn protocol(self) -> Protocol {
+        match self {
+            Transport::Udp(_) => Protocol::UDP,
+            Transport::Syn => Protocol::TCP,
+        }
+    }
+
+    fn len(self) -> usize {
+        match self {
+            Transport::Udp(payload) => udp::HEADER_LEN + usize::from(payload),
+            Transport::Syn => syn().header_len(),
+        }
+    }
+
+    /// Where in it the checksum is.
+    fn checksum_at(self) -> usize {
+        match self {
+            Transport::Udp(_) => 6,
+            Transport::Syn => tcp::CHECKSUM_OFFSET.into(),
+        }
+    }
+}
+
+/// A frame and what is needed to change its source.
 #[derive(Clone, Debug)]
 pub struct Template {
     frame: Vec<u8>,
     /// Where the IP header's source address begins.
     source_at: usize,
-    /// Where the UDP header begins.
-    udp_at: usize,
+    /// Where the UDP or TCP header begins.
+    transport_at: usize,
+    transport: Transport,
     /// Sum of the IPv4 header with no source address; of no meaning for IPv6.
     ip_sum: Sum,
-    /// Sum of the UDP checksum's bytes with no source address and port.
-    udp_sum: Sum,
+    /// Sum of what the UDP or TCP checksum is about, with no source address
+    /// and port.
+    transport_sum: Sum,
 }
 
 /// The ends of a stream.
@@ -40,9 +96,9 @@ pub struct Ends {
     pub source_mac: MacAddress,
     /// Ethernet destination.
     pub destination_mac: MacAddress,
-    /// IP source and UDP source port.
+    /// IP source and source port.
     pub source: SocketAddr,
-    /// IP destination and UDP destination port, of the same IP version.
+    /// IP destination and destination port, of the same IP version.
     pub destination: SocketAddr,
 }
 
@@ -59,6 +115,20 @@ impl Template {
                 "the payload must be 0 to {PAYLOAD_MAX} bytes"
             )));
         }
+        Self::of(ends, Transport::Udp(payload))
+    }
+
+    /// A TCP SYN segment from and to `ends` with the options of a Linux client
+    /// (maximum segment size 1460, window scale, SACK, timestamps), all
+    /// checksums filled in.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the IP versions differ.
+    pub fn syn(ends: &Ends) -> io::Result<Self> {
+        Self::of(ends, Transport::Syn)
+    }
+
+    fn of(ends: &Ends, transport: Transport) -> io::Result<Self> {
         let destination = ends.destination.ip();
         let (addresses, ip_len, ethertype) = match (ends.source.ip(), destination) {
             (IpAddr::V4(_), IpAddr::V4(to)) => (
@@ -73,8 +143,8 @@ impl Template {
             ),
             _ => return Err(invalid("source and destination must be of one IP version")),
         };
-        let udp_at = ethernet::HEADER_LEN + ip_len;
-        let mut frame = vec![0; udp_at + udp::HEADER_LEN + usize::from(payload)];
+        let transport_at = ethernet::HEADER_LEN + ip_len;
+        let mut frame = vec![0; transport_at + transport.len()];
         let header = ethernet::Header {
             destination: ends.destination_mac,
             source: ends.source_mac,
@@ -84,7 +154,7 @@ impl Template {
             &header,
             addresses,
             ends.destination.port(),
-            payload,
+            transport,
             &mut frame,
         )
         .map_err(|error| invalid(error.to_string()))?;
@@ -93,13 +163,15 @@ impl Template {
             IpAddr::V4(_) => ethernet::HEADER_LEN + 12,
             IpAddr::V6(_) => ethernet::HEADER_LEN + 8,
         };
+        let checksum = word_at(&frame, transport_at + transport.checksum_at());
         let mut template = Template {
             // A checksum is the complement of the sum that we want.
             ip_sum: Sum::ZERO.word(!word_at(&frame, source_at - 2)),
-            udp_sum: Sum::ZERO.word(!word_at(&frame, udp_at + 6)),
+            transport_sum: Sum::ZERO.word(!checksum),
             frame: Vec::new(),
             source_at,
-            udp_at,
+            transport_at,
+            transport,
         };
         template.set_source(&mut frame, ends.source.ip(), ends.source.port());
         template.frame = frame;
@@ -115,51 +187,76 @@ impl Template {
     /// checksums. An address of the other IP version, or a buffer shorter than
     /// the headers, changes nothing.
     pub fn set_source(&self, frame: &mut [u8], address: IpAddr, port: u16) {
-        let Some((ip, udp)) = frame.split_at_mut_checked(self.udp_at) else {
+        let Some((ip, transport)) = frame.split_at_mut_checked(self.transport_at) else {
             return;
         };
-        let Some((header, _)) = udp.split_first_chunk_mut::<{ udp::HEADER_LEN }>() else {
+        if transport.len() < self.transport.len() {
             return;
-        };
-        let udp_sum = match address {
+        }
+        let sum = match address {
             IpAddr::V4(address) if self.is_v4() => {
                 let bits = address.to_bits();
                 write_at(ip, self.source_at, &address.octets());
                 let checksum = self.ip_sum.double_word(bits).checksum();
                 // The header checksum lies just before the source address.
                 write_at(ip, self.source_at - 2, &checksum.to_be_bytes());
-                self.udp_sum.double_word(bits)
+                self.transport_sum.double_word(bits)
             }
             IpAddr::V6(address) if !self.is_v4() => {
                 write_at(ip, self.source_at, &address.octets());
-                self.udp_sum.bytes(&address.octets())
+                self.transport_sum.bytes(&address.octets())
             }
             _ => return,
         };
-        let checksum = match udp_sum.word(port).checksum() {
+        let checksum = match (sum.word(port).checksum(), self.transport) {
             // Zero would say "no checksum" (RFC 768).
-            0 => 0xffff,
-            checksum => checksum,
+            (0, Transport::Udp(_)) => 0xffff,
+            (checksum, _) => checksum,
         };
-        header[..2].copy_from_slice(&port.to_be_bytes());
-        header[6..].copy_from_slice(&checksum.to_be_bytes());
+        write_at(transport, 0, &port.to_be_bytes());
+        write_at(
+            transport,
+            self.transport.checksum_at(),
+            &checksum.to_be_bytes(),
+        );
+    }
+
+    /// Where in the frame the words are that change with the source address.
+    pub(crate) fn places(&self) -> Places {
+        let address_len = if self.is_v4() { 4 } else { 16 };
+        Places {
+            address_end: self.source_at + address_len,
+            ip_checksum: self.is_v4().then_some(self.source_at - 2),
+            transport_checksum: self.transport_at + self.transport.checksum_at(),
+        }
     }
 
     fn is_v4(&self) -> bool {
-        self.udp_at == ethernet::HEADER_LEN + ipv4::HEADER_LEN
+        self.transport_at == ethernet::HEADER_LEN + ipv4::HEADER_LEN
     }
 }
 
-/// Writes a datagram of zeros with the unspecified address and port 0 as its
-/// source.
+/// Words of a frame that change with its source address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// Just behind the source address.
+    pub(crate) address_end: usize,
+    /// The IPv4 header's checksum.
+    pub(crate) ip_checksum: Option<usize>,
+    /// The UDP or TCP checksum.
+    pub(crate) transport_checksum: usize,
+}
+
+/// Writes a datagram of zeros or a SYN segment with the unspecified address and
+/// port 0 as its source.
 fn emit(
     header: &ethernet::Header,
     addresses: Addresses,
     destination_port: u16,
-    payload: u16,
+    transport: Transport,
     frame: &mut [u8],
 ) -> Result<(), EmitError> {
-    let datagram_len = udp::HEADER_LEN + usize::from(payload);
+    let (length, protocol) = (transport.len(), transport.protocol());
     let rest = header.emit(frame)?;
     let rest = match addresses {
         Addresses::V4(source, destination) => ipv4::Header {
@@ -170,33 +267,41 @@ fn emit(
             more_fragments: false,
             fragment_offset: FragmentOffset::ZERO,
             ttl: HOPS,
-            protocol: Protocol::UDP,
+            protocol,
             source,
             destination,
             options: ipv4::Options::NONE,
         }
-        .emit(datagram_len, rest)?,
+        .emit(length, rest)?,
         Addresses::V6(source, destination) => ipv6::Header {
             traffic_class: 0,
             flow_label: 0,
-            next_header: Protocol::UDP,
+            next_header: protocol,
             hop_limit: HOPS,
             source,
             destination,
         }
-        .emit(datagram_len, rest)?,
+        .emit(length, rest)?,
     };
-    udp::Header {
-        source_port: 0,
-        destination_port,
+    match transport {
+        Transport::Udp(payload) => udp::Header {
+            source_port: 0,
+            destination_port,
+        }
+        .emit(
+            addresses,
+            &vec![0; payload.into()],
+            Checksum::Software,
+            rest,
+        )
+        .map(|_| ()),
+        Transport::Syn => tcp::Header {
+            destination_port,
+            ..syn()
+        }
+        .emit(addresses, &[], Checksum::Software, rest)
+        .map(|_| ()),
     }
-    .emit(
-        addresses,
-        &vec![0; payload.into()],
-        Checksum::Software,
-        rest,
-    )
-    .map(|_| ())
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u16 {
@@ -339,6 +444,65 @@ mod tests {
         template.set_source(&mut frame, "fd00::1".parse().unwrap(), 7);
         template.set_source(&mut [], ends.source.ip(), 7);
         assert_eq!(frame, template.frame());
+    }
+
+    /// Checks every checksum and length of a SYN frame; its ends.
+    fn parse_syn(bytes: &[u8]) -> Ends {
+        let frame = ethernet::Frame::new(bytes).unwrap();
+        let (source, destination, segment) = match frame.ethertype() {
+            EtherType::IPV4 => {
+                let packet = ipv4::Packet::new(frame.payload()).unwrap();
+                assert!(packet.header_is_undamaged());
+                assert_eq!(packet.protocol(), Protocol::TCP);
+                let segment = tcp::Packet::new(packet.payload()).unwrap();
+                let (source, destination) = (packet.source(), packet.destination());
+                assert_eq!(
+                    segment.checksum_v4(source, destination),
+                    ChecksumState::Valid
+                );
+                (IpAddr::V4(source), IpAddr::V4(destination), segment)
+            }
+            _ => {
+                let packet = ipv6::Packet::new(frame.payload()).unwrap();
+                assert_eq!(packet.next_header(), Protocol::TCP);
+                let segment = tcp::Packet::new(packet.payload()).unwrap();
+                let (source, destination) = (packet.source(), packet.destination());
+                assert_eq!(
+                    segment.checksum_v6(source, destination),
+                    ChecksumState::Valid
+                );
+                (IpAddr::V6(source), IpAddr::V6(destination), segment)
+            }
+        };
+        let header = segment.header();
+        assert_eq!((header.flags, header.acknowledgment), (Flags::SYN, 0));
+        assert_eq!(header.options, syn().options);
+        assert!(segment.payload().is_empty());
+        Ends {
+            source_mac: frame.source(),
+            destination_mac: frame.destination(),
+            source: SocketAddr::new(source, header.source_port),
+            destination: SocketAddr::new(destination, header.destination_port),
+        }
+    }
+
+    #[test]
+    fn a_syn_asks_for_a_connection_from_any_source() {
+        for (ends, prefix) in [
+            (ends("10.0.0.1:49152", "10.0.0.2:80"), "10.1.0.0/16"),
+            (ends("[fd00::1]:49152", "[fd00::2]:80"), "fd01::/64"),
+        ] {
+            let prefix: crate::Prefix = prefix.parse().unwrap();
+            let template = Template::syn(&ends).unwrap();
+            assert_eq!(parse_syn(template.frame()), ends);
+            let mut frame = template.frame().to_vec();
+            for number in 0..2000 {
+                let host = u128::from(scatter(number));
+                let source = SocketAddr::new(prefix.with_host_bits(host), number as u16);
+                template.set_source(&mut frame, source.ip(), source.port());
+                assert_eq!(parse_syn(&frame), Ends { source, ..ends });
+            }
+        }
     }
 
     #[test]

@@ -15,9 +15,7 @@ fn load(blast: Option<BlastSpec>, ping: Option<PingSpec>, milliseconds: u64) -> 
     LoadSpec {
         blast,
         ping,
-        warm_up: Duration::ZERO,
-        duration: Duration::from_millis(milliseconds),
-        cpu: None,
+        ..LoadSpec::new(Duration::from_millis(milliseconds))
     }
 }
 

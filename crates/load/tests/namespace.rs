@@ -192,9 +192,7 @@ fn load(blast: Option<BlastSpec>, ping: Option<PingSpec>, milliseconds: u64) -> 
     LoadSpec {
         blast,
         ping,
-        warm_up: Duration::ZERO,
-        duration: Duration::from_millis(milliseconds),
-        cpu: None,
+        ..LoadSpec::new(Duration::from_millis(milliseconds))
     }
 }
 
@@ -392,4 +390,75 @@ fn what_cannot_work_says_what_to_do() {
     bed.set_peer_gro("off");
     let untaken = fail(blast(SenderKind::Frame, "10.99.0.2:9"));
     assert!(untaken.contains("ethtool -K PEER gro on"), "{untaken}");
+}
+
+/// A counter of the peer's `/proc/net/snmp`.
+fn peer_counter(bed: &Bed, protocol: &str, name: &str) -> u64 {
+    let text = thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                bed.enter(1);
+                std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap()
+            })
+            .join()
+            .unwrap()
+    });
+    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let place = names.split(' ').position(|found| found == name).unwrap();
+    values.split(' ').nth(place).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_flood_of_syns_is_taken_for_new_clients() {
+    let Some(bed) = Bed::new("syn") else { return };
+    if Command::new("ss").arg("-V").output().is_err() {
+        println!("SKIPPED a_flood_of_syns_is_taken_for_new_clients: no program ss");
+        return;
+    }
+    for route in [["10.98.0.0/16", "10.99.0.1"], ["fd98::/64", "fd99::1"]] {
+        let [prefix, via] = route;
+        ip(&["-n", &bed.names[1], "route", "add", prefix, "via", via]);
+    }
+    for (kind, burst) in [(SenderKind::Skb, 10), (SenderKind::Frame, 50)] {
+        for (server, prefix) in [
+            ("10.99.0.2:80", "10.98.0.0/16"),
+            ("[fd99::2]:80", "fd98::/64"),
+        ] {
+            let server: SocketAddr = server.parse().unwrap();
+            let _listener = thread::scope(|scope| {
+                let listen = || {
+                    bed.enter(1);
+                    std::net::TcpListener::bind(server).unwrap()
+                };
+                scope.spawn(listen).join().unwrap()
+            });
+            let before = peer_counter(&bed, "Tcp:", "InSegs");
+            let mut flood = BlastSpec::syn(kind, server);
+            flood.spoof = Some(prefix.parse().unwrap());
+            flood.packets = Some(100);
+            flood.rate = Some(2000);
+            flood.burst = Some(burst);
+            let report = bed.load(&load(Some(flood), None, 300)).unwrap();
+            let blast = report.blast.unwrap();
+            assert_eq!(blast.whole.sent, 100, "{blast:?}");
+            let case = format!("{kind} to {server}");
+            // Answers come to nobody, so nothing but the flood is counted.
+            assert_eq!(peer_counter(&bed, "Tcp:", "InSegs") - before, 100, "{case}");
+            assert_eq!(peer_counter(&bed, "Tcp:", "InErrs"), 0, "{case}");
+            let half_open = Command::new("ip")
+                .args(["netns", "exec", &bed.names[1]])
+                .args(["ss", "-Htn", "state", "syn-recv"])
+                .output()
+                .unwrap();
+            let text = String::from_utf8(half_open.stdout).unwrap();
+            let start = if server.is_ipv4() { "10.98." } else { "[fd98:" };
+            let sources: HashSet<&str> = text
+                .split_whitespace()
+                .filter(|word| word.starts_with(start))
+                .collect();
+            // Each asks from elsewhere, frames of one burst too.
+            assert!(sources.len() >= 95, "{case}: {} of\n{text}", sources.len());
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! `tidewall blast`: paced UDP at a port, and closed-loop pings beside it.
+//! `tidewall blast`: paced UDP or TCP SYN segments at a port, and closed-loop
+//! pings beside it.
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -6,14 +7,15 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tidewall_load::{
-    BlastSpec, LoadReport, LoadSpec, PingSpec, Prefix, Progress, SenderKind, Wait, run_until,
+    BlastSpec, LoadReport, LoadSpec, PingSpec, Prefix, Progress, SenderKind, SourceOrder, Wait,
+    run_until,
 };
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json, stop_flag};
 use crate::table::{Align, Table};
 use crate::units::{self, Rate, count, nanoseconds, per_second};
 
-/// Send paced UDP at an address, from 10 packets/s to all the link carries.
+/// Send paced UDP, or a flood of TCP SYN segments, at an address, from 10 packets/s to all the link carries.
 ///
 /// The generator sleeps between bursts, so that it takes only the processor
 /// time it needs. It blasts through `lo` and through veths inside a network
@@ -24,6 +26,7 @@ use crate::units::{self, Rate, count, nanoseconds, per_second};
     after_help = "Examples:\n  tidewall blast --interface tw-a --to 10.77.0.2:9 --rate 300k --for 10s\n  \
     tidewall blast --interface tw-a --to 10.77.0.2:9 --rate max --sender frame\n  \
     tidewall blast --interface tw-a --to 10.77.0.2:9 --rate 1M --ping 7    echoes beside the blast\n  \
+    tidewall blast --interface tw-a --to 10.77.0.2:81 --syn --spoof 10.78.0.0/16 --rate 400k   a SYN flood\n  \
     tidewall blast --to 127.0.0.1:9 --sender socket --rate 10k --json\n\n\
     Senders: skb sends through AF_XDP (the kernel builds an skb on the sender's processor, which \
     flatters a receiving kernel; about 1.5 million/s); frame injects XDP frames as from a NIC (about \
@@ -40,9 +43,12 @@ pub struct Arguments {
     /// Packets a second: 300000, 300k, 1.2M, or max
     #[arg(long, value_name = "N", default_value = "1000", value_parser = units::rate)]
     rate: Rate,
-    /// Bytes of UDP payload, 0 to 1472 (1452 under IPv6)
-    #[arg(long, value_name = "BYTES", default_value_t = 14)]
-    size: u16,
+    /// Bytes of UDP payload, 0 to 1472 (1452 under IPv6) [default: 14]
+    #[arg(long, value_name = "BYTES", conflicts_with = "syn")]
+    size: Option<u16>,
+    /// Send TCP segments that ask for a connection (SYN) instead of UDP; in bursts of 250 µs, asleep in between
+    #[arg(long)]
+    syn: bool,
     /// How long to send and measure, at most 1h
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     time: Duration,
@@ -67,10 +73,13 @@ pub struct Arguments {
     /// Vary the source address within a prefix such as 10.1.0.0/16 (veths inside a namespace and lo only)
     #[arg(long, value_name = "PREFIX")]
     spoof: Option<Prefix>,
+    /// Go through the prefix from its lowest address up instead of pseudo-randomly
+    #[arg(long, requires = "spoof")]
+    in_order: bool,
     /// Source address [default: the kernel's choice]
     #[arg(long, value_name = "IP")]
     source: Option<IpAddr>,
-    /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32]
+    /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32; of SYN segments 250 µs, at most 128]
     #[arg(long, value_name = "N")]
     burst: Option<u16>,
     /// Transmit queue of the interface, skb sender only
@@ -97,6 +106,9 @@ enum Sender {
     Socket,
 }
 
+/// Bytes of UDP payload when none are asked for: LRP's.
+const DEFAULT_SIZE: u16 = 14;
+
 impl Arguments {
     fn spec(&self) -> LoadSpec {
         let kind = match self.sender {
@@ -109,12 +121,23 @@ impl Arguments {
             source: self.source,
             flows: self.flows,
             spoof: self.spoof,
-            payload: self.size,
+            order: if self.in_order {
+                SourceOrder::Ascending
+            } else {
+                SourceOrder::Scattered
+            },
             rate: self.rate.0,
             burst: self.burst,
             queue: self.queue,
             allow_any_interface: self.allow_any_interface,
-            ..BlastSpec::new(kind, self.to)
+            ..if self.syn {
+                BlastSpec::syn(kind, self.to)
+            } else {
+                BlastSpec {
+                    payload: self.size.unwrap_or(DEFAULT_SIZE),
+                    ..BlastSpec::new(kind, self.to)
+                }
+            }
         };
         let ping = self.ping.map(|port| PingSpec {
             outstanding: self.outstanding,
@@ -125,8 +148,8 @@ impl Arguments {
             blast: Some(blast),
             ping,
             warm_up: self.warm_up,
-            duration: self.time,
             cpu: self.cpu,
+            ..LoadSpec::new(self.time)
         }
     }
 }
@@ -289,7 +312,9 @@ fn text(report: &LoadReport) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use tidewall_load::{BlastCounts, BlastReport, InterfaceCounters, PingCounts, PingReport};
+    use tidewall_load::{
+        BlastCounts, BlastReport, Content, InterfaceCounters, PingCounts, PingReport,
+    };
 
     use super::*;
 
@@ -319,7 +344,30 @@ mod tests {
             (Wait::Block, Duration::from_secs(2))
         );
         let max = Line::try_parse_from("x --to 10.0.0.2:9 --rate max".split(' ')).unwrap();
-        assert_eq!(max.arguments.spec().blast.unwrap().rate, None);
+        let max = max.arguments.spec().blast.unwrap();
+        assert_eq!((max.rate, max.payload), (None, 14));
+    }
+
+    #[test]
+    fn a_flood_is_asked_for_by_syn() {
+        let words = "x --to 10.77.0.2:81 --syn --spoof 10.78.0.0/16 --in-order --rate 600k";
+        let line = Line::try_parse_from(words.split(' ')).unwrap();
+        let spec = line.arguments.spec();
+        spec.check().unwrap();
+        let blast = spec.blast.unwrap();
+        assert_eq!(
+            (blast.content, blast.order, blast.payload),
+            (Content::Syn, SourceOrder::Ascending, 0)
+        );
+        for words in [
+            "x --to 10.0.0.2:9 --syn --size 14",
+            "x --to 10.0.0.2:9 --in-order",
+        ] {
+            assert!(Line::try_parse_from(words.split(' ')).is_err(), "{words}");
+        }
+        let socket = "x --to 10.0.0.2:9 --syn --sender socket".split(' ');
+        let spec = Line::try_parse_from(socket).unwrap().arguments.spec();
+        assert!(spec.check().is_err(), "a UDP socket sends no SYN");
     }
 
     #[test]
@@ -357,6 +405,11 @@ mod tests {
                 rate: 4.5,
                 latency: None,
             }),
+            beside: Vec::new(),
+            http: None,
+            probe: None,
+            idle: None,
+            stream: None,
             stopped: true,
         };
         let text = text(&report);

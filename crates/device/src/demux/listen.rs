@@ -113,8 +113,10 @@ impl Tables {
     /// Says what the driver does about SYN cookies at a port that
     /// [`Tables::listen_tcp`] made strict.
     ///
-    /// On veth an answer reaches the peer only if that end has GRO on or an XDP
-    /// program of its own: the kernel drops XDP_TX frames otherwise, silently.
+    /// On veth an answer reaches the peer only if that end has an XDP program of
+    /// its own, such as one that passes everything: what XDP_TX sends is dropped
+    /// otherwise, or with GRO on left in a ring until something else wakes its
+    /// reader. Devices with a wire need nothing.
     ///
     /// # Errors
     /// EINVAL for port 0, and when there is no key

@@ -1,5 +1,5 @@
-//! LRP, Table 1, its UDP half: what an idle machine's round trip and a sliding
-//! window cost.
+//! LRP, Table 1: what an idle machine's round trip, a sliding window over UDP
+//! and a bulk transfer over TCP cost.
 //!
 //! The client spins. The server sleeps in its receive call (`blocking`), or
 //! first polls for at most 20 µs (`20 µs spin`; for Linux that is
@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use tidewall_load::{LoadSpec, PingSpec};
+use tidewall_load::{LoadSpec, PingSpec, StreamKind, StreamSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Options, best_linux, environment, ratio};
@@ -19,11 +19,12 @@ use crate::result::{Axes, Claim, ResultFile, Series, find};
 use crate::sweep::{Better, Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
+use crate::worker::{TcpKind, TcpSpec};
 
 /// Its name.
 pub const NAME: &str = "lrp-base";
 /// What it reproduces.
-pub const PAPER: &str = "LRP, Table 1 (UDP)";
+pub const PAPER: &str = "LRP, Table 1";
 
 const PORT: u16 = 7;
 const BLOCKING: &str = "blocking";
@@ -31,6 +32,18 @@ const SPIN: &str = "20 µs spin";
 const SPIN_MICROSECONDS: u32 = 20;
 const WINDOW: &str = "sliding window of 32";
 const OUTSTANDING: u16 = 32;
+const TCP_TRIP: &str = "TCP, blocking";
+const TCP_BULK: &str = "TCP bulk transfer, writes of 32 KiB";
+/// Bytes of a write of the bulk transfer: LRP's buffers.
+const WRITE: u32 = 32_768;
+const TCP_PORT: u16 = 5;
+/// Systems whose server of a TCP connection sleeps.
+const TCP: [System; 4] = [
+    System::NiLrp,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxPlain,
+];
 /// Bytes of a small request: LRP's one, and the eight that the claims are about.
 const SMALL: [u16; 2] = [1, 8];
 const JUDGED: f64 = 8.0;
@@ -75,6 +88,8 @@ fn curves(config: Config) -> Vec<Curve> {
         spin: None,
         control: None,
         classes: Vec::new(),
+        tcp: None,
+        compute: None,
         watching: Watching::default(),
         services: vec![ServiceSpec {
             kind,
@@ -107,7 +122,40 @@ fn curves(config: Config) -> Vec<Curve> {
             )
         });
     }
+    for system in TCP {
+        curves.extend(tcp_curves(config, system));
+    }
     curves
+}
+
+/// Round trips and bulk over a TCP connection.
+fn tcp_curves(config: Config, system: System) -> [Curve; 2] {
+    let curve = |kind, stream_kind, sizes: &[u32]| {
+        let load = |&size: &u32| LoadSpec {
+            stream: Some(StreamSpec::new(server(TCP_PORT), stream_kind, size)),
+            ..load(config)
+        };
+        let tcp = TcpSpec {
+            kind,
+            port: TCP_PORT,
+            dummies: Vec::new(),
+            unread: Vec::new(),
+        };
+        Curve::over_tcp(system, tcp, sizes.iter().map(load).collect())
+    };
+    let small = SMALL.map(u32::from);
+    [
+        Curve {
+            setting: Some(TCP_TRIP),
+            better: Better::Lower,
+            ..curve(TcpKind::Echo, StreamKind::Echo, &small)
+        },
+        Curve {
+            setting: Some(TCP_BULK),
+            y: Some("Mbit/s of payload"),
+            ..curve(TcpKind::Discard, StreamKind::Bulk, &[WRITE])
+        },
+    ]
 }
 
 pub(super) fn run(
@@ -151,6 +199,9 @@ pub(super) fn run(
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    if let Some(stream) = &load.stream {
+        return reduce_stream(stream, measured);
+    }
     let ping = measured.outcome.report.ping.as_ref()?;
     // No echo at all: the service was not there. Never a number.
     let latency = ping.latency?;
@@ -170,6 +221,33 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
             ("round trips/s".to_owned(), ping.rate),
             ("lost".to_owned(), ping.measured.lost as f64),
         ]),
+    })
+}
+
+fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
+    let stream = measured.outcome.report.stream.as_ref()?;
+    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+    let (y, values) = match spec.kind {
+        StreamKind::Bulk if stream.bytes == 0 => return None,
+        StreamKind::Bulk => (stream.rate * 8.0 / 1e6, BTreeMap::new()),
+        StreamKind::Echo => {
+            let latency = stream.latency?;
+            let values = [
+                ("p50 µs", microseconds(latency.p50)),
+                ("p99 µs", microseconds(latency.p99)),
+                ("round trips/s", stream.rate / f64::from(spec.size)),
+            ];
+            (
+                microseconds(latency.p50),
+                values.map(|(name, value)| (name.to_owned(), value)).into(),
+            )
+        }
+    };
+    Some(Sample {
+        x: spec.size.into(),
+        y,
+        drops: measured.drops.clone(),
+        values,
     })
 }
 
@@ -203,6 +281,13 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             ratio(of(SPIN), best(&[BLOCKING, SPIN])),
             Bound::at_most(1.0),
         ),
+        Claim::judge(
+            "idle-tcp",
+            "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the best Linux mode's",
+            None,
+            ratio(of(TCP_TRIP), best(&[TCP_TRIP])),
+            Bound::at_most(1.2),
+        ),
     ]
 }
 
@@ -220,11 +305,14 @@ mod tests {
             curve("ni-lrp", Some(SPIN), &[(8.0, 8.8)]),
             curve("linux-busy", Some(SPIN), &[(8.0, 8.0)]),
             curve("linux-busy", Some(WINDOW), &[(1472.0, 1.0)]),
+            curve("ni-lrp", Some(TCP_TRIP), &[(8.0, 12.0)]),
+            curve("linux-plain", Some(TCP_TRIP), &[(8.0, 12.0)]),
         ];
         let found = claims(&series);
         assert_eq!(found[0].id, "idle-blocking");
         assert!((found[0].measured.unwrap() - 1.1).abs() < 1e-9 && found[0].holds);
         assert!((found[1].measured.unwrap() - 1.1).abs() < 1e-9 && !found[1].holds);
+        assert!(found[2].measured == Some(1.0) && found[2].holds);
         series[4].points[0].y = 9.0;
         assert!(claims(&series)[1].holds);
     }

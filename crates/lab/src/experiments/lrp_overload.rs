@@ -90,6 +90,8 @@ pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Cu
         spin: None,
         control: None,
         classes: Vec::new(),
+        tcp: None,
+        compute: None,
         watching: Watching::default(),
         services: vec![ServiceSpec {
             kind: Kind::Discard,

@@ -1,8 +1,12 @@
 //! The experiments, one file each.
 
+pub mod http_base;
 pub mod lrp_base;
+pub mod lrp_http_blast;
 pub mod lrp_latency;
 pub mod lrp_overload;
+pub mod lrp_rpc;
+pub mod lrp_syn_flood;
 mod rhip;
 pub mod rhip_budget;
 pub mod rhip_classes;
@@ -10,6 +14,7 @@ pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
+pub(crate) mod tcp;
 
 use std::time::Duration;
 
@@ -73,11 +78,11 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 9] = [
+pub static EXPERIMENTS: [Experiment; 13] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
-        about: "idle round trip, blocking and with a bounded spin; UDP throughput",
+        about: "idle round trip over UDP and TCP; throughput of both",
         config: Config::default,
         run: lrp_base::run,
     },
@@ -94,6 +99,34 @@ pub static EXPERIMENTS: [Experiment; 9] = [
         about: "an echo service beside a blast at another socket, and at a port nobody owns",
         config: Config::default,
         run: lrp_latency::run,
+    },
+    Experiment {
+        name: lrp_rpc::NAME,
+        paper: lrp_rpc::PAPER,
+        about: "a computation's share of the processor beside two busy RPC servers",
+        config: Config::default,
+        run: lrp_rpc::run,
+    },
+    Experiment {
+        name: lrp_http_blast::NAME,
+        paper: lrp_http_blast::PAPER,
+        about: "a web server beside UDP packets to another port",
+        config: Config::default,
+        run: lrp_http_blast::run,
+    },
+    Experiment {
+        name: lrp_syn_flood::NAME,
+        paper: lrp_syn_flood::PAPER,
+        about: "a web server beside a SYN flood to another port, and to its own",
+        config: Config::default,
+        run: lrp_syn_flood::run,
+    },
+    Experiment {
+        name: http_base::NAME,
+        paper: http_base::PAPER,
+        about: "a web server unloaded: requests/s, response times, idle connections",
+        config: Config::default,
+        run: http_base::run,
     },
     Experiment {
         name: rhip_budget::NAME,
@@ -161,6 +194,10 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         lrp_base::NAME => Some(lrp_base::claims(series)),
         lrp_overload::NAME => Some(lrp_overload::claims(series)),
         lrp_latency::NAME => Some(lrp_latency::claims(series)),
+        lrp_rpc::NAME => Some(lrp_rpc::claims(series)),
+        lrp_http_blast::NAME => Some(lrp_http_blast::claims(series)),
+        lrp_syn_flood::NAME => Some(lrp_syn_flood::claims(series)),
+        http_base::NAME => Some(http_base::claims(series)),
         rhip_budget::NAME => Some(rhip_budget::claims(series)),
         rhip_size::NAME => Some(rhip_size::claims(series)),
         rhip_workload::NAME => Some(rhip_workload::claims(series)),

@@ -167,6 +167,8 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
         control: None,
         classes: Vec::new(),
         // What falls into the measured window is known to 50 ms.
+        tcp: None,
+        compute: None,
         watching: Watching {
             every_ms: 50,
             trace: false,

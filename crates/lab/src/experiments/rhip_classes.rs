@@ -108,6 +108,8 @@ fn curves(config: Config) -> Vec<Curve> {
         spin: Some(SPIN_MICROSECONDS),
         control: None,
         classes: Vec::new(),
+        tcp: None,
+        compute: None,
         watching: Watching::default(),
         services: vec![
             service(Kind::Echo, ECHO_PORT),

@@ -90,6 +90,8 @@ fn curves(config: Config, options: Options) -> Vec<Curve> {
         .into_iter()
         .map(|curve| Curve {
             y: Some(LATENCY_AXIS),
+            tcp: None,
+            compute: None,
             watching: Watching {
                 every_ms: BIN_MS,
                 trace: true,
@@ -214,6 +216,8 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
         control: curve.control,
         classes: curve.classes.clone(),
         services: curve.services.clone(),
+        tcp: None,
+        compute: None,
     };
     let load = curve
         .loads

@@ -199,6 +199,8 @@ fn rest(
         control: curve.control,
         classes: curve.classes.clone(),
         services: curve.services.clone(),
+        tcp: None,
+        compute: None,
     };
     let mut runs = Vec::new();
     let mut session = bench.serve(&setup)?;

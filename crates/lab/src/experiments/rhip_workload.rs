@@ -95,6 +95,8 @@ fn settle_curves(config: Config) -> Vec<Curve> {
             curves.push(Curve {
                 setting: Some(settling(place)),
                 y: Some(SETTLE_AXIS),
+                tcp: None,
+                compute: None,
                 watching: Watching {
                     every_ms: EVERY_MS,
                     trace: true,

@@ -52,6 +52,11 @@ pub const SERVER: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 77, 0, 2),
     Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2),
 );
+/// Addresses that the server sends to the client and nobody has: the sources of
+/// a flood. Network and length of prefix.
+pub const NOWHERE: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 78, 0, 0), 16);
+/// Number of further IPv4 addresses of the client.
+const MORE_CLIENTS: u8 = 8;
 /// Ethernet address of the client.
 pub const CLIENT_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 1]);
 /// Ethernet address of the server.
@@ -220,10 +225,30 @@ impl Testbed {
             ))?;
             self.send_on(self.config.client_cpu, self.client_queue())?;
         }
+        self.add_clients()?;
         if self.config.sink {
             self.build_sink(ip)?;
         }
         Ok(())
+    }
+
+    /// More addresses for the client, each with ports of its own, and the way
+    /// back to those that nobody has.
+    fn add_clients(&self) -> anyhow::Result<()> {
+        let mut own = String::new();
+        let mut known = format!(
+            "ip route add {}/{} via {}; ",
+            NOWHERE.0, NOWHERE.1, CLIENT.0
+        );
+        for address in more_clients() {
+            own += &format!("ip address add {address}/24 dev {CLIENT_INTERFACE}; ");
+            known += &format!(
+                "ip neigh replace {address} lladdr {CLIENT_MAC_ADDRESS} dev {SERVER_INTERFACE} \
+                 nud permanent; "
+            );
+        }
+        self.in_client_shell(&own)?;
+        self.in_server_shell(&known)
     }
 
     /// A device that was polled once waits for its timer, which is hours away:
@@ -383,6 +408,13 @@ fn offloads(side: &str, text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Further addresses of the client.
+pub fn more_clients() -> Vec<IpAddr> {
+    (0..MORE_CLIENTS)
+        .map(|number| IpAddr::from([10, 77, 0, 11 + number]))
+        .collect()
+}
+
 /// A set of one processor as sysfs writes it: words of 32 bits, commas between.
 pub(crate) fn cpu_mask(cpu: usize) -> String {
     let mut mask = format!("{:x}", 1u64 << (cpu % 32));
@@ -408,7 +440,8 @@ fn sweep() {
     }
     let directory = scratch_directory();
     for name in entries(&directory).iter().filter(|name| stale(name)) {
-        let _ = fs::remove_file(directory.join(name));
+        let path = directory.join(name);
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
     }
 }
 

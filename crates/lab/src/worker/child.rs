@@ -139,6 +139,11 @@ impl Child {
         self.ask("cpu")
     }
 
+    /// Asks a service worker how many steps it has computed so far.
+    pub(crate) fn steps(&mut self) -> anyhow::Result<u64> {
+        self.ask("steps")
+    }
+
     fn ask<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
         let input = self
             .process

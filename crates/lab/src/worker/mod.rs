@@ -5,20 +5,25 @@
 //! worker prints `ready`, answers each line `account` or `cpu` on its standard
 //! input with a line of JSON, and ends when that input ends or on SIGTERM. A load
 //! worker runs its load, prints `measuring` when it begins to measure and a
-//! [`LoadOutcome`] at the end.
+//! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
+//! then how many it has, and ends with its input.
 
 mod child;
 mod cpu;
+mod hold;
 mod load;
 mod service;
+mod streams;
+mod tcp;
 mod usage;
+mod work;
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_load::{Latency, LoadReport, LoadSpec, PingCounts};
+use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts};
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
@@ -38,6 +43,8 @@ pub enum Job {
     Service(ServiceJob),
     /// Run a load.
     Load(Box<LoadJob>),
+    /// Open connections and keep them until the standard input ends.
+    Hold(IdleSpec),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -57,6 +64,48 @@ pub struct ServiceJob {
     /// may be livelocked. `None`: the services'.
     #[serde(default)]
     pub watcher_cpu: Option<usize>,
+    /// What is served over TCP; the services over UDP are then none.
+    #[serde(default)]
+    pub tcp: Option<TcpSpec>,
+    /// Each service has a thread of its own, as if it were a process.
+    #[serde(default)]
+    pub threads: bool,
+    /// A further thread that only computes, over so many bytes of memory:
+    /// LRP's worker.
+    #[serde(default)]
+    pub compute: Option<usize>,
+}
+
+/// What a service over TCP does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TcpKind {
+    /// Sends back what comes (RFC 862).
+    Echo,
+    /// Throws away what comes (RFC 863).
+    Discard,
+    /// Serves the files of a directory by HTTP.
+    Http {
+        /// The directory.
+        root: PathBuf,
+        /// Floating-point multiplications for each request.
+        work: u32,
+    },
+}
+
+/// A service over TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpSpec {
+    /// What it does.
+    pub kind: TcpKind,
+    /// Its port.
+    pub port: u16,
+    /// Ports of the same program that listen and never accept.
+    #[serde(default)]
+    pub dummies: Vec<u16>,
+    /// UDP ports of the same program that it never receives from.
+    #[serde(default)]
+    pub unread: Vec<u16>,
 }
 
 /// The stack of a service.
@@ -164,6 +213,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
     match job {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
+        Job::Hold(spec) => hold::run(&spec),
         Job::Spin => spin(),
     }
 }
@@ -213,26 +263,40 @@ mod tests {
                 }],
                 counters: "/dev/shm/x".into(),
                 watcher_cpu: Some(0),
+                tcp: Some(TcpSpec {
+                    kind: TcpKind::Http {
+                        root: "/tmp".into(),
+                        work: 7,
+                    },
+                    port: 80,
+                    dummies: vec![81],
+                    unread: vec![9],
+                }),
+                threads: true,
+                compute: Some(4096),
             }),
             Job::Service(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
                 watcher_cpu: None,
+                tcp: None,
+                threads: false,
+                compute: None,
             }),
             Job::Load(Box::new(LoadJob {
                 spec: LoadSpec {
-                    blast: None,
                     ping: Some(PingSpec::new("10.77.0.2:7".parse().unwrap())),
                     warm_up: Duration::from_millis(100),
-                    duration: Duration::from_millis(500),
                     cpu: Some(0),
+                    ..LoadSpec::new(Duration::from_millis(500))
                 },
                 counters: None,
                 watch: Some(Watch { process: 1, cpu: 1 }),
                 every_ms: 5,
                 trace: true,
             })),
+            Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::Spin,
         ];
         for job in jobs {

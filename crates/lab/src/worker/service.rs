@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidewall_service::linux::Linux;
+use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{BATCH, Counters};
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
 
-use super::{Cpu, HostSpec, ServiceJob};
+use super::{Cpu, HostSpec, ServiceJob, tcp, work};
 use crate::raw_process;
 use crate::testbed::SERVER_INTERFACE;
 
@@ -51,7 +52,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let counters = Counters::create(&job.counters, job.services.len())
+    let counters = Counters::create(&job.counters, job.services.len().max(1))
         .with_context(|| format!("cannot make {}", job.counters.display()))?;
     match &job.host {
         HostSpec::Tidewall {
@@ -92,22 +93,119 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                 eprintln!("{warning}");
             }
             let seen = stack.clone();
-            let host = Tidewall::new(stack, *receive_limit);
-            serve_on(&host, job, &counters, &stop, move || Some(seen.snapshot()))
+            answer(job, &stop, move || Some(seen.snapshot()))?;
+            serve_stack(stack, *receive_limit, job, &counters, &stop)
         }
-        HostSpec::Linux(options) => serve_on(&Linux::new(*options), job, &counters, &stop, || None),
+        HostSpec::Linux(options) => {
+            answer(job, &stop, || None)?;
+            match &job.tcp {
+                None => serve_datagrams(&|| Linux::new(*options), job, &counters, &stop),
+                Some(spec) => {
+                    let host = LinuxStreams::new(linux_stream::Options {
+                        busy_poll: options.busy_poll,
+                        ..linux_stream::Options::default()
+                    })?;
+                    let _unread = spec
+                        .unread
+                        .iter()
+                        .map(|&port| UdpSocket::bind((ANY, port)))
+                        .collect::<Result<Vec<_>, _>>()?;
+                    tcp::serve(&host, ANY, spec, &counters, &stop, say_ready)
+                }
+            }
+        }
     }
 }
 
-fn serve_on<H: tidewall_service::Host>(
-    host: &H,
+/// All addresses.
+const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+fn serve_stack(
+    stack: Stack,
+    receive_limit: Option<u32>,
     job: &ServiceJob,
     counters: &Counters,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let Some(spec) = &job.tcp else {
+        let host = Tidewall::new(stack, receive_limit);
+        return serve_datagrams(&|| host.clone(), job, counters, stop);
+    };
+    anyhow::bail!("{spec:?}: Tidewall has no TCP yet")
+}
+
+/// Serves over UDP: on one thread, or on a thread for each service.
+fn serve_datagrams<H: tidewall_service::Host>(
+    host: &(impl Fn() -> H + Sync),
+    job: &ServiceJob,
+    counters: &Counters,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    if !job.threads {
+        tidewall_service::serve(&host(), ANY, &job.services, BATCH, counters, stop, |_| {
+            say_ready();
+        })?;
+        return Ok(());
+    }
+    let missing = AtomicUsize::new(job.services.len());
+    // A page of counters has one writer.
+    let pages = (1..job.services.len())
+        .map(|number| Counters::create(job.counters.with_extension(number.to_string()), 1))
+        .collect::<std::io::Result<Vec<_>>>()?;
+    let pages = std::iter::once(counters).chain(&pages);
+    let result = std::thread::scope(|scope| {
+        let threads: Vec<_> = job
+            .services
+            .iter()
+            .zip(pages)
+            .map(|(service, counters)| {
+                let missing = &missing;
+                scope.spawn(move || {
+                    let one = std::slice::from_ref(service);
+                    let ready = |_: &[_]| {
+                        if missing.fetch_sub(1, Ordering::Relaxed) == 1 {
+                            say_ready();
+                        }
+                    };
+                    let served =
+                        tidewall_service::serve(&host(), ANY, one, BATCH, counters, stop, ready);
+                    if served.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    served
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(std::io::Error::other("a service's thread died")))
+            })
+            .collect::<std::io::Result<Vec<()>>>()
+    });
+    result?;
+    Ok(())
+}
+
+/// Says that the services can be used.
+fn say_ready() {
+    println!("ready");
+    // A parent that is gone will end us anyway.
+    let _ = std::io::stdout().flush();
+}
+
+/// Answers the lab from a thread of its own, and begins to compute if that is
+/// part of the job.
+fn answer(
+    job: &ServiceJob,
     stop: &Arc<AtomicBool>,
     snapshot: impl Fn() -> Option<StackSnapshot> + Send + 'static,
 ) -> anyhow::Result<()> {
     let stop_input = stop.clone();
     let watcher_cpu = job.watcher_cpu;
+    let steps = job.compute.map(work::start).transpose()?;
     std::thread::spawn(move || {
         if let Some(cpu) = watcher_cpu
             && let Err(error) = raw_process::pin(cpu)
@@ -118,6 +216,12 @@ fn serve_on<H: tidewall_service::Host>(
             match line {
                 "account" => println!("{}", serde_json::to_string(&account(snapshot()))?),
                 "cpu" => println!("{}", serde_json::to_string(&Cpu::read(snapshot()))?),
+                "steps" => {
+                    let steps = steps
+                        .as_ref()
+                        .map_or(0, |steps| steps.load(Ordering::Relaxed));
+                    println!("{steps}");
+                }
                 _ => {}
             }
             Ok(())
@@ -127,12 +231,6 @@ fn serve_on<H: tidewall_service::Host>(
         }
         stop_input.store(true, Ordering::Relaxed);
     });
-    let address = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    tidewall_service::serve(host, address, &job.services, BATCH, counters, stop, |_| {
-        println!("ready");
-        // A parent that is gone will end us anyway.
-        let _ = std::io::stdout().flush();
-    })?;
     Ok(())
 }
 

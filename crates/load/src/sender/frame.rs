@@ -2,15 +2,17 @@
 //! `xdp_frame` with no skb around it, as from a driver.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Sender, Sent, Sources, template};
 use crate::neighbour::{LinkKind, Path};
 use crate::netlink::transmits_xdp_frames;
-use crate::raw_bpf::Redirect;
-use crate::spec::BlastSpec;
+use crate::raw_bpf::{Redirect, Scatter};
+use crate::spec::{BlastSpec, Content, SourceOrder};
 use crate::template::Template;
 
 /// Runs the redirecting program once a packet, a burst with one system call.
+/// Sources of SYN segments are scattered by the program itself, frame by frame.
 pub(super) struct FrameSender {
     program: Redirect,
     template: Template,
@@ -18,12 +20,21 @@ pub(super) struct FrameSender {
     sources: Sources,
     /// True when the source differs between bursts.
     rewrite: bool,
+    /// Bits of the address's last four bytes that the program sets.
+    scattered: u32,
 }
 
 impl FrameSender {
     pub(super) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Self> {
         check_peer(path)?;
-        let program = Redirect::new(path.link.index).map_err(|error| {
+        let sources = Sources::new(spec, path);
+        let template = template(spec, path, &sources)?;
+        let by_frame = spec.content == Content::Syn && spec.order == SourceOrder::Scattered;
+        let scatter = spec.spoof.filter(|_| by_frame).map(|prefix| Scatter {
+            places: template.places(),
+            mask: prefix.low_mask(),
+        });
+        let program = Redirect::new(path.link.index, scatter).map_err(|error| {
             io::Error::new(
                 error.kind(),
                 format!(
@@ -32,15 +43,22 @@ impl FrameSender {
                 ),
             )
         })?;
-        let sources = Sources::new(spec, path);
-        let template = template(spec, path, &sources)?;
         Ok(FrameSender {
             program,
             bytes: template.frame().to_vec(),
             template,
             sources,
             rewrite: spec.spoof.is_some() || spec.flows > 1,
+            scattered: scatter.map_or(0, |scatter| scatter.mask),
         })
+    }
+}
+
+/// The address with these bits of its last four bytes cleared.
+fn without(address: IpAddr, bits: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & !bits).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(bits)).into(),
     }
 }
 
@@ -70,8 +88,9 @@ impl Sender for FrameSender {
     fn send(&mut self, count: u32) -> io::Result<Sent> {
         if self.rewrite {
             let source = self.sources.next();
+            let address = without(source.ip(), self.scattered);
             self.template
-                .set_source(&mut self.bytes, source.ip(), source.port());
+                .set_source(&mut self.bytes, address, source.port());
         }
         match self.program.send(&self.bytes, count) {
             Ok(()) => Ok(Sent {

@@ -8,7 +8,10 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::neighbour::Path;
-use crate::spec::{BlastSpec, DEFAULT_SOURCE_PORT, SenderKind};
+use crate::pacer::default_burst;
+use crate::spec::{
+    BlastSpec, Content, DEFAULT_SOURCE_PORT, SYN_FRAMES_MAX, SenderKind, SourceOrder,
+};
 use crate::template::{Ends, Template, scatter};
 
 /// Packets of one burst; what is in neither count was not asked for.
@@ -35,14 +38,27 @@ pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>>
     })
 }
 
-/// Most packets of a burst when the specification does not say.
-pub(crate) fn burst_most(kind: SenderKind, beside_ping: bool) -> u32 {
-    match (kind, beside_ping) {
-        (SenderKind::Frame, false) => 256,
-        (SenderKind::Frame, true) | (_, false) => 32,
-        (_, true) => 8,
+/// The burst for a rate when the specification does not say. `answered`: the
+/// thread has replies to look at as well.
+pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u32 {
+    let most = match (spec.content, spec.kind, answered) {
+        (Content::Syn, SenderKind::Frame, false) => SYN_FRAMES_MAX,
+        (Content::Syn, _, false) => SYN_BURST_MAX,
+        // The more bursts, the more often the thread looks for replies.
+        (Content::Syn, SenderKind::Skb, true) => 16,
+        (_, SenderKind::Frame, false) => 256,
+        (_, SenderKind::Frame, true) | (_, _, false) => 32,
+        (_, _, true) => 8,
+    };
+    match (spec.content, rate) {
+        // 250 µs worth.
+        (Content::Syn, Some(rate)) if !answered => default_burst(Some(rate / 2 * 5), most),
+        _ => default_burst(rate, most),
     }
 }
+
+/// Most SYN segments of a burst unless asked for: half of a veth's ring.
+const SYN_BURST_MAX: u32 = 128;
 
 /// The sources of a stream, one packet after the other.
 #[derive(Clone, Debug)]
@@ -50,6 +66,7 @@ pub(crate) struct Sources {
     first: SocketAddr,
     flows: u16,
     spoof: Option<crate::Prefix>,
+    order: SourceOrder,
     packet: u64,
 }
 
@@ -60,6 +77,7 @@ impl Sources {
             first: SocketAddr::new(path.source, port),
             flows: spec.flows.max(1),
             spoof: spec.spoof,
+            order: spec.order,
             packet: 0,
         }
     }
@@ -72,6 +90,9 @@ impl Sources {
         let flow = (packet % u64::from(self.flows)) as u16;
         let address = match self.spoof {
             None => self.first.ip(),
+            Some(prefix) if self.order == SourceOrder::Ascending => {
+                prefix.with_host_bits(packet.into())
+            }
             Some(prefix) => {
                 let high = match prefix.address().is_ipv6() {
                     true => u128::from(scatter(!packet)) << 64,
@@ -92,7 +113,10 @@ fn template(spec: &BlastSpec, path: &Path, sources: &Sources) -> io::Result<Temp
         source: sources.first,
         destination: spec.destination,
     };
-    Template::new(&ends, spec.payload)
+    match spec.content {
+        Content::Datagrams => Template::new(&ends, spec.payload),
+        Content::Syn => Template::syn(&ends),
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +154,41 @@ mod tests {
         let mut sources = sources(|spec| (spec.flows, spec.source_port) = (3, Some(65533)));
         let ports: Vec<u16> = (0..5).map(|_| sources.next().port()).collect();
         assert_eq!(ports, [65533, 65534, 65535, 65533, 65534]);
+    }
+
+    #[test]
+    fn sources_can_ascend_through_their_prefix() {
+        let mut sources = sources(|spec| {
+            spec.spoof = Some("10.7.0.0/30".parse().unwrap());
+            spec.order = SourceOrder::Ascending;
+        });
+        let hosts: Vec<String> = (0..6).map(|_| sources.next().ip().to_string()).collect();
+        assert_eq!(
+            hosts,
+            [
+                "10.7.0.0", "10.7.0.1", "10.7.0.2", "10.7.0.3", "10.7.0.0", "10.7.0.1"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_flood_leaves_time_to_sleep_between_bursts() {
+        let destination = "10.0.0.2:80".parse().unwrap();
+        let flood = |kind| BlastSpec::syn(kind, destination);
+        let skb = flood(SenderKind::Skb);
+        for rate in [50_000, 400_000, 600_000] {
+            let burst = u64::from(burst_of(&skb, Some(rate), false));
+            // Shorter gaps are spun through.
+            assert!(
+                burst * 1_000_000 / rate > 60,
+                "{rate}/s in bursts of {burst}"
+            );
+        }
+        assert_eq!(burst_of(&flood(SenderKind::Frame), None, false), 64);
+        assert_eq!(burst_of(&skb, Some(600_000), true), 16);
+        let datagrams = BlastSpec::new(SenderKind::Skb, destination);
+        assert_eq!(burst_of(&datagrams, Some(600_000), false), 32);
+        assert_eq!(burst_of(&datagrams, Some(50_000), false), 5);
     }
 
     #[test]

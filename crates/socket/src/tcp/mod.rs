@@ -68,6 +68,8 @@ const QUIET: Duration = Duration::from_secs(2);
 const TIME_WAIT_MAX: usize = 131_072;
 /// Connections that are asked for their channel at a time.
 const ASKED: usize = 64;
+/// How often they are asked, in milliseconds.
+const ASK_EVERY: u64 = 10;
 
 /// TCP of one stack.
 pub(crate) struct Tcp {
@@ -90,6 +92,8 @@ pub(crate) struct Tcp {
     pub(crate) spares: Mutex<Vec<ChannelSet>>,
     /// Channels open for connections.
     channels: AtomicUsize,
+    /// When connections were last asked for theirs, in milliseconds.
+    asked: AtomicU64,
     pub(crate) time_wait: Mutex<TimeWaitTable>,
     time_wait_timer: u32,
     pub(crate) secrets: Secrets,
@@ -194,6 +198,7 @@ impl Tcp {
             commons_waiting: AtomicBool::new(false),
             spares: Mutex::default(),
             channels: AtomicUsize::new(0),
+            asked: AtomicU64::new(0),
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, key(sequence))),
             time_wait_timer,
             secrets: Secrets {
@@ -350,9 +355,10 @@ impl Core {
         }
     }
 
-    /// Sees to timers that have expired.
+    /// Sees to timers that have expired, and to channels that are scarce.
     pub(crate) fn tcp_run_timers(&self) {
         let now = self.age();
+        self.tcp_collect_channels(now);
         if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
@@ -434,11 +440,17 @@ impl Core {
         }
     }
 
-    /// Channels are scarce: idle connections give theirs back.
-    pub(crate) fn tcp_collect_channels(&self) {
+    /// Channels are scarce: idle connections give theirs back, some at a time.
+    fn tcp_collect_channels(&self, now: Duration) {
         if self.tcp.channels_left() > CHANNELS / 8 {
             return;
         }
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let before = self.tcp.asked.load(Ordering::Relaxed);
+        if now < before.saturating_add(ASK_EVERY) {
+            return;
+        }
+        self.tcp.asked.store(now, Ordering::Relaxed);
         for connection in self.tcp.timers.some_connections(ASKED) {
             connection.lend_channel(self, QUIET);
         }

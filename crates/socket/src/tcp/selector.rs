@@ -20,6 +20,8 @@ use crate::wait::{WaitList, Waitable};
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
+/// Waits after which the device is polled in any case.
+const POLL_EVERY: u32 = 16;
 /// Waits with something to do after which the kernel's descriptors are looked
 /// at although nobody has said that they are ready.
 const KERNELS_TURN: u32 = 16;
@@ -289,7 +291,11 @@ impl Selector {
         // The last turn's output.
         core.tcp_flush(false);
         core.tcp_run_timers();
-        if core.is_busy() && !core.device_polls() {
+        let turn = inner.turns.fetch_add(1, Ordering::Relaxed);
+        let busy = core.is_busy() && !core.device_polls();
+        // An application that leaves what is ready may not keep the device from
+        // being looked at.
+        if busy || turn.is_multiple_of(POLL_EVERY) {
             core.round_and_return()?;
         } else {
             core.collect();
@@ -512,7 +518,7 @@ impl SelectorInner {
         if self.kernel_count.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turns.load(Ordering::Relaxed);
         if !self.kernel_ready.load(Ordering::Relaxed)
             && !insist
             && !turn.is_multiple_of(KERNELS_TURN)

@@ -194,9 +194,9 @@ impl TcpStream {
                 local: SocketAddr::new(source, port),
                 remote,
             };
-            core.tcp
-                .ports
-                .enter(&core.tables, Some(source), port, held)?;
+            // On any address: the table of ports by address is not for
+            // thousands, and what belongs to no flow goes to the kernel.
+            core.tcp.ports.enter(&core.tables, None, port, held)?;
             let config = core.tcp.config(remote.is_ipv4());
             let connection = core.tcp_connection(flow, &config);
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);

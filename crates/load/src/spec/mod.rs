@@ -11,6 +11,17 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::prefix::Prefix;
 
+mod http;
+mod load;
+mod ping;
+
+pub use http::{
+    HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX, IdleSpec, ProbeSpec, Reuse, StreamKind,
+    StreamSpec,
+};
+pub use load::LoadSpec;
+pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};
+
 /// Longest a load may run, warm-up included. A forgotten generator ends.
 pub const DURATION_MAX: Duration = Duration::from_secs(3600);
 
@@ -24,9 +35,6 @@ pub const RATE_MAX: u64 = 100_000_000;
 
 /// Most changes of rate in a blast.
 pub const STEPS_MAX: usize = 64;
-
-/// Most requests that a [`PingSpec`] may keep in flight.
-pub const OUTSTANDING_MAX: u16 = 1024;
 
 /// How the packets of a blast are made and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,12 +93,38 @@ pub struct RateStep {
     pub rate: u64,
 }
 
-/// An open-loop stream of UDP datagrams: sent on schedule, whatever becomes of
-/// them.
+/// Which of the addresses of a prefix comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceOrder {
+    /// Pseudo-random, the same in every run.
+    #[default]
+    Scattered,
+    /// From the lowest up, and over again.
+    Ascending,
+}
+
+/// What the packets of a blast are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// UDP datagrams of zeros.
+    #[default]
+    Datagrams,
+    /// TCP segments that ask for a connection (SYN) and say nothing more: a
+    /// SYN flood (RFC 4987 §2). They offer what a Linux client offers.
+    Syn,
+}
+
+/// An open-loop stream of UDP datagrams or TCP SYN segments: sent on schedule,
+/// whatever becomes of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlastSpec {
     /// How the packets are sent.
     pub kind: SenderKind,
+    /// What they are.
+    #[serde(default)]
+    pub content: Content,
     /// Where they go.
     pub destination: SocketAddr,
     /// Interface they leave by. `None`: the one that the kernel routes to.
@@ -110,13 +144,17 @@ pub struct BlastSpec {
     /// Number of flows, told apart by source port, 1…4096; taken in turn.
     #[serde(default = "one")]
     pub flows: u16,
-    /// Vary the source address pseudo-randomly within this prefix. Only over a
-    /// veth in a network namespace or over `lo`, whatever
-    /// [`BlastSpec::allow_any_interface`] says; not for
+    /// Vary the source address within this prefix, with every packet; with
+    /// every burst where a [`SenderKind::Frame`] sends datagrams or goes by
+    /// [`SourceOrder::Ascending`]. Only over a veth in a network namespace or
+    /// over `lo`, whatever [`BlastSpec::allow_any_interface`] says; not for
     /// [`SenderKind::Socket`].
     #[serde(default)]
     pub spoof: Option<Prefix>,
-    /// Bytes of UDP payload, 0…[`PAYLOAD_MAX`].
+    /// In which order [`BlastSpec::spoof`] goes through its prefix.
+    #[serde(default)]
+    pub order: SourceOrder,
+    /// Bytes of UDP payload, 0…[`PAYLOAD_MAX`]; 0 for [`Content::Syn`].
     pub payload: u16,
     /// Packets/s, 1…[`RATE_MAX`]. `None`: as fast as it goes.
     #[serde(default)]
@@ -132,7 +170,11 @@ pub struct BlastSpec {
     /// Most packets sent back to back, 1…256. `None`: 100 µs worth, at most 32
     /// (8 beside a ping, so that a burst delays its replies little). For
     /// [`SenderKind::Frame`], each of whose bursts costs about 10 µs to begin,
-    /// at most 256 (32 beside a ping).
+    /// at most 256 (32 beside a ping). A SYN flood alone: 250 µs worth, at most
+    /// 128, so that the generator sleeps between bursts and whoever shares its
+    /// processor can run; frames at most 64, which is also the most that may
+    /// be asked for, since a receiver that answers in place changes the frames
+    /// that a longer run would send again.
     #[serde(default)]
     pub burst: Option<u16>,
     /// Transmit queue of the interface, [`SenderKind::Skb`] only.
@@ -150,6 +192,7 @@ impl BlastSpec {
     pub fn new(kind: SenderKind, destination: SocketAddr) -> Self {
         BlastSpec {
             kind,
+            content: Content::Datagrams,
             destination,
             interface: None,
             destination_mac: None,
@@ -157,6 +200,7 @@ impl BlastSpec {
             source_port: None,
             flows: 1,
             spoof: None,
+            order: SourceOrder::Scattered,
             payload: 14,
             rate: None,
             steps: Vec::new(),
@@ -167,11 +211,23 @@ impl BlastSpec {
         }
     }
 
+    /// A SYN flood from one source, as fast as it goes.
+    pub fn syn(kind: SenderKind, destination: SocketAddr) -> Self {
+        BlastSpec {
+            content: Content::Syn,
+            payload: 0,
+            ..BlastSpec::new(kind, destination)
+        }
+    }
+
     /// Checks every range that this type documents.
     ///
     /// # Errors
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
+        if self.content == Content::Syn {
+            self.check_syn()?;
+        }
         let payload_max = if self.destination.is_ipv6() {
             PAYLOAD_MAX - 20
         } else {
@@ -251,147 +307,33 @@ impl BlastSpec {
         }
         Ok(())
     }
-}
 
-/// First source port when none is asked for: the first ephemeral one
-/// (RFC 6335 §6).
-pub(crate) const DEFAULT_SOURCE_PORT: u16 = 49152;
-
-/// What a closed-loop client does between replies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Wait {
-    /// Asks the socket again and again: no wake-up in the measured time, one
-    /// processor kept busy.
-    #[default]
-    Spin,
-    /// Sleeps until a reply comes, as an ordinary client does; its wake-up is
-    /// part of the measured time.
-    Block,
-}
-
-/// A closed loop of requests to an echo service, over a kernel UDP socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PingSpec {
-    /// The echo service.
-    pub destination: SocketAddr,
-    /// Local address and port to use. `None`: the kernel's choice.
-    #[serde(default)]
-    pub source: Option<SocketAddr>,
-    /// Requests in flight, 1…[`OUTSTANDING_MAX`]. Payloads under 8 bytes hold
-    /// only so many numbers: at most 1 with 0 bytes, 128 with 1 byte.
-    #[serde(default = "one")]
-    pub outstanding: u16,
-    /// Bytes of payload, 0…[`PAYLOAD_MAX`]; the first eight (or fewer) number
-    /// the request. A late reply to a 0-byte request cannot be told from the
-    /// reply to the next.
-    pub payload: u16,
-    /// A request unanswered for this long is counted lost, and a new one sent.
-    /// 10 µs to 60 s.
-    #[serde(with = "seconds")]
-    pub timeout: Duration,
-    /// Least time between two requests of one of the places in flight. Zero:
-    /// the next request follows the reply at once.
-    #[serde(default, with = "seconds")]
-    pub interval: Duration,
-    /// What to do between replies.
-    #[serde(default)]
-    pub wait: Wait,
-}
-
-impl PingSpec {
-    /// One 8-byte request at a time, spinning, lost after 100 ms.
-    pub fn new(destination: SocketAddr) -> Self {
-        PingSpec {
-            destination,
-            source: None,
-            outstanding: 1,
-            payload: 8,
-            timeout: Duration::from_millis(100),
-            interval: Duration::ZERO,
-            wait: Wait::Spin,
+    fn check_syn(&self) -> io::Result<()> {
+        if self.kind == SenderKind::Socket {
+            return Err(invalid(
+                "a UDP socket sends no SYN segments: use the skb or the frame sender",
+            ));
         }
-    }
-
-    /// Checks every range that this type documents.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the field and its range.
-    pub fn check(&self) -> io::Result<()> {
-        if self.payload > PAYLOAD_MAX {
+        if self.payload != 0 {
+            return Err(invalid("a SYN segment has no payload here"));
+        }
+        let most = u16::try_from(SYN_FRAMES_MAX).unwrap_or(u16::MAX);
+        if self.kind == SenderKind::Frame && self.burst.is_some_and(|burst| burst > most) {
             return Err(invalid(format!(
-                "the payload must be 0 to {PAYLOAD_MAX} bytes"
+                "the burst of a SYN flood of frames must be 1 to {most} packets"
             )));
-        }
-        let outstanding_max = match self.payload {
-            0 => 1,
-            // Half of the numbers, so that a late reply seldom fits a new request.
-            1 => 128,
-            _ => OUTSTANDING_MAX,
-        };
-        if !(1..=outstanding_max).contains(&self.outstanding) {
-            return Err(invalid(format!(
-                "requests in flight with {} bytes of payload must be 1 to {outstanding_max}",
-                self.payload
-            )));
-        }
-        if !(Duration::from_micros(10)..=Duration::from_secs(60)).contains(&self.timeout) {
-            return Err(invalid("the timeout must be 10 µs to 60 s"));
-        }
-        if self.interval > DURATION_MAX {
-            return Err(invalid("the interval must be at most an hour"));
-        }
-        if self.destination.port() == 0 {
-            return Err(invalid("the destination port must not be 0"));
-        }
-        if self
-            .source
-            .is_some_and(|source| source.is_ipv4() != self.destination.is_ipv4())
-        {
-            return Err(invalid("source and destination must be of one IP version"));
         }
         Ok(())
     }
 }
 
-/// A whole load: a blast, a closed loop, or both on one thread.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadSpec {
-    /// The open-loop stream.
-    #[serde(default)]
-    pub blast: Option<BlastSpec>,
-    /// The closed loop.
-    #[serde(default)]
-    pub ping: Option<PingSpec>,
-    /// Time before measuring begins; the load is already on.
-    #[serde(default, with = "seconds")]
-    pub warm_up: Duration,
-    /// Time measured, over zero; with the warm-up at most [`DURATION_MAX`].
-    #[serde(with = "seconds")]
-    pub duration: Duration,
-    /// Processor to run on. `None`: wherever the caller may run.
-    #[serde(default)]
-    pub cpu: Option<usize>,
-}
+/// Most SYN segments that leave as frames with one system call: those of one
+/// batch, whose pages are all fresh ([`BlastSpec::burst`]).
+pub(crate) const SYN_FRAMES_MAX: u32 = 64;
 
-impl LoadSpec {
-    /// Checks every range, those of the parts included.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the field and its range.
-    pub fn check(&self) -> io::Result<()> {
-        if self.blast.is_none() && self.ping.is_none() {
-            return Err(invalid("a load needs a blast or a ping"));
-        }
-        if self.duration.is_zero() || self.duration.saturating_add(self.warm_up) > DURATION_MAX {
-            return Err(invalid(
-                "the duration must be over zero and, with the warm-up, at most an hour",
-            ));
-        }
-        self.blast.as_ref().map_or(Ok(()), BlastSpec::check)?;
-        self.ping.as_ref().map_or(Ok(()), PingSpec::check)
-    }
-}
+/// First source port when none is asked for: the first ephemeral one
+/// (RFC 6335 §6).
+pub(crate) const DEFAULT_SOURCE_PORT: u16 = 49152;
 
 fn one() -> u16 {
     1
@@ -436,124 +378,4 @@ mod mac_text {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn blast() -> BlastSpec {
-        BlastSpec::new(SenderKind::Skb, "10.0.0.2:9".parse().unwrap())
-    }
-
-    #[test]
-    fn a_spec_survives_json() {
-        let spec = LoadSpec {
-            blast: Some(BlastSpec {
-                destination_mac: Some("02:00:00:00:00:01".parse().unwrap()),
-                spoof: Some("10.1.2.3/16".parse().unwrap()),
-                rate: Some(1000),
-                ..blast()
-            }),
-            ping: Some(PingSpec::new("[fd00::1]:7".parse().unwrap())),
-            warm_up: Duration::from_millis(100),
-            duration: Duration::from_millis(1500),
-            cpu: Some(0),
-        };
-        let json = serde_json::to_string(&spec).unwrap();
-        assert!(json.contains(r#""duration":1.5"#), "{json}");
-        assert!(json.contains(r#""spoof":"10.1.0.0/16""#), "{json}");
-        assert_eq!(serde_json::from_str::<LoadSpec>(&json).unwrap(), spec);
-    }
-
-    #[test]
-    fn what_is_left_out_has_a_default() {
-        let spec: LoadSpec = serde_json::from_str(
-            r#"{"blast":{"kind":"skb","destination":"10.0.0.2:9","payload":14},"duration":1}"#,
-        )
-        .unwrap();
-        assert_eq!(spec.blast, Some(blast()));
-        assert!(spec.check().is_ok());
-    }
-
-    #[test]
-    fn ranges_are_checked() {
-        type Change = fn(&mut BlastSpec);
-        let step = |milliseconds, rate| RateStep {
-            after: Duration::from_millis(milliseconds),
-            rate,
-        };
-        let mut steps = BlastSpec {
-            steps: vec![step(10, 5), step(20, 1)],
-            ..blast()
-        };
-        assert!(steps.check().is_ok());
-        steps.steps.push(step(20, 7));
-        assert!(steps.check().is_err(), "two at one time");
-        let bad: [Change; 12] = [
-            |b| b.payload = 1473,
-            |b| b.rate = Some(0),
-            |b| b.burst = Some(257),
-            |b| b.flows = 0,
-            |b| (b.flows, b.source_port) = (2, Some(65535)),
-            |b| b.source = Some("::1".parse().unwrap()),
-            |b| b.spoof = Some("fd00::/64".parse().unwrap()),
-            |b| (b.kind, b.spoof) = (SenderKind::Socket, Some("10.0.0.0/8".parse().unwrap())),
-            |b| b.destination.set_port(0),
-            |b| {
-                b.steps = vec![RateStep {
-                    after: Duration::ZERO,
-                    rate: 0,
-                }];
-            },
-            |b| {
-                b.packets = Some(1);
-                b.steps = vec![RateStep {
-                    after: Duration::ZERO,
-                    rate: 1,
-                }];
-            },
-            |b| {
-                b.steps = (0..=STEPS_MAX as u64)
-                    .map(|after| RateStep {
-                        after: Duration::from_secs(after),
-                        rate: 1,
-                    })
-                    .collect();
-            },
-        ];
-        assert!(blast().check().is_ok());
-        for (number, change) in bad.iter().enumerate() {
-            let mut spec = blast();
-            change(&mut spec);
-            let error = spec.check().expect_err(&format!("case {number}"));
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        }
-    }
-
-    #[test]
-    fn the_duration_is_bounded() {
-        let mut spec = LoadSpec {
-            blast: Some(blast()),
-            ping: None,
-            warm_up: Duration::ZERO,
-            duration: DURATION_MAX,
-            cpu: None,
-        };
-        assert!(spec.check().is_ok());
-        spec.warm_up = Duration::from_nanos(1);
-        assert!(spec.check().is_err());
-        spec.duration = Duration::ZERO;
-        assert!(spec.check().is_err());
-        spec.duration = Duration::MAX;
-        assert!(spec.check().is_err());
-    }
-
-    #[test]
-    fn short_payloads_number_few_requests() {
-        let mut ping = PingSpec::new("10.0.0.2:7".parse().unwrap());
-        for (payload, most) in [(0, 1), (1, 128), (2, OUTSTANDING_MAX)] {
-            (ping.payload, ping.outstanding) = (payload, most);
-            assert!(ping.check().is_ok());
-            ping.outstanding += 1;
-            assert!(ping.check().is_err());
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,295 @@
+//! A web server that nobody floods: requests/s with connections kept and with
+//! one connection a request, response times below saturation, and what idle
+//! connections take.
+//!
+//! The server has some microseconds of work of its own for each request, so
+//! that it is heavier than the client, which is a kernel socket's program under
+//! every system.
+
+use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse};
+
+use super::tcp::{self, DOCUMENT, HTTP_PORT, SYSTEMS, Site, client, http_load};
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, open_files, server};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::system::System;
+use crate::testbed::{BusyTimeout, Config, more_clients};
+
+/// Its name.
+pub const NAME: &str = "http-base";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, HTTP (unloaded)";
+
+/// Multiplications a request: about 5 µs.
+const WORK: u32 = 2_500;
+const KEPT: &str = "connections kept";
+const ONE: &str = "one connection a request";
+const TIMES: &str = "response time at 70 % of what the best Linux mode serves";
+const SHARE: f64 = 0.7;
+const IDLE: &str = "32 busy connections beside idle ones";
+/// Idle connections of the claims.
+const MANY: u32 = 100_000;
+const BYTES: &str = "bytes each";
+/// A server on Linux has a file for each connection, and others.
+const OTHER_FILES: u64 = 2_000;
+
+fn curves(config: Config, site: &Site) -> Vec<Curve> {
+    let mut curves = Vec::new();
+    for (setting, reuse) in [(KEPT, Reuse::KeepAlive), (ONE, Reuse::OneRequest)] {
+        for system in SYSTEMS {
+            let loads = vec![http_load(config, client(reuse))];
+            curves.push(Curve {
+                setting: Some(setting),
+                ..Curve::over_tcp(system, site.server(WORK), loads)
+            });
+        }
+    }
+    curves
+}
+
+/// Response times at `rate` requests/s.
+fn times(config: Config, site: &Site, rate: f64) -> Vec<Curve> {
+    let http = HttpSpec {
+        rate: Some((rate as u64).max(1)),
+        ..client(Reuse::KeepAlive)
+    };
+    let curve = |system| Curve {
+        setting: Some(TIMES),
+        y: Some("99th percentile of the response time, µs"),
+        better: Better::Lower,
+        ..Curve::over_tcp(
+            system,
+            site.server(WORK),
+            vec![http_load(config, http.clone())],
+        )
+    };
+    SYSTEMS.into_iter().map(curve).collect()
+}
+
+/// Busy connections without idle ones and beside them; under Linux beside as
+/// many as there may be files.
+fn beside_idle(config: Config, site: &Site, files: u64) -> Vec<Curve> {
+    let load = |connections: u32| LoadSpec {
+        idle: (connections > 0).then(|| IdleSpec {
+            path: DOCUMENT.to_owned(),
+            sources: more_clients(),
+            ..IdleSpec::new(server(HTTP_PORT), connections)
+        }),
+        ..http_load(config, client(Reuse::KeepAlive))
+    };
+    let files = u32::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(u32::MAX);
+    [(System::NiLrp, MANY), (System::LinuxTimer, MANY.min(files))]
+        .into_iter()
+        .map(|(system, many)| Curve {
+            setting: Some(IDLE),
+            ..Curve::over_tcp(system, site.server(WORK), vec![load(0), load(many)])
+        })
+        .collect()
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    bench
+        .testbed
+        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
+    let config = bench.testbed.config();
+    let site = Site::new()?;
+    // Three sweeps share a minute.
+    let plan = options.plan(5).shared(3);
+    let mut swept = sweep(bench, NAME, &curves(config, &site), plan, progress, reduce)?;
+    if let Some(best) = best_linux(&of(&swept.series, KEPT), Series::peak) {
+        let curves = times(config, &site, SHARE * best);
+        let more = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+        swept.series.extend(more.series);
+        swept.notes.extend(more.notes);
+    }
+    let curves = beside_idle(config, &site, open_files());
+    let more = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    swept.series.extend(more.series);
+    let mut notes = swept.notes;
+    notes.extend(more.notes);
+    notes.push(format!(
+        "A document of 1,300 bytes; {WORK} multiplications a request; a closed loop of 32 \
+         connections, or an open one where response times are shown."
+    ));
+    notes.push(
+        "What idle connections take is how much the server's process grew (for Linux also half \
+         of what the kernel's objects grew, the other half being the client's), and one process \
+         on Linux has no more of them than it may have open files."
+            .to_owned(),
+    );
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &SYSTEMS, &["HTTP client on kernel sockets, epoll"])?,
+        axes: Axes {
+            x: "idle connections".into(),
+            y: "requests/s".into(),
+        },
+        claims: claims(&swept.series),
+        series: swept.series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+fn reduce(curve: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let mut sample = tcp::reduce(measured)?;
+    if curve.better == Better::Lower {
+        sample.values.insert("requests/s".to_owned(), sample.y);
+        sample.y = *sample.values.get("p99 µs")?;
+    }
+    if let Some(held) = measured.held {
+        let grown = match curve.system.is_linux() {
+            true => held.process + held.kernel / 2,
+            false => held.process,
+        };
+        sample.x = held.connections.into();
+        sample
+            .values
+            .insert(BYTES.to_owned(), grown as f64 / f64::from(held.connections));
+    }
+    Some(sample)
+}
+
+fn of(series: &[Series], setting: &str) -> Vec<Series> {
+    let of = |series: &&Series| series.setting.as_deref() == Some(setting);
+    series.iter().filter(of).cloned().collect()
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let peak = |setting: &'static str| {
+        ratio(
+            find(series, "ni-lrp", Some(setting)).and_then(Series::peak),
+            best_linux(&of(series, setting), Series::peak),
+        )
+    };
+    let time = |series: &Series| series.last().map(|point| point.y);
+    let idle = find(series, "ni-lrp", Some(IDLE));
+    let many = idle.and_then(|series| series.at(MANY.into()));
+    vec![
+        Claim::judge(
+            "keep-alive-vs-linux",
+            "connections kept: ni-lrp's requests/s over the best Linux mode's",
+            None,
+            peak(KEPT),
+            Bound::at_least(1.3),
+        ),
+        Claim::judge(
+            "one-request-vs-linux",
+            "one connection a request: ni-lrp's requests/s over the best Linux mode's",
+            None,
+            peak(ONE),
+            Bound::at_least(1.5),
+        ),
+        Claim::judge(
+            "p99-vs-linux",
+            "99th percentile of the response time at 70 % of what the best Linux mode serves: \
+             ni-lrp's over the best Linux mode's",
+            None,
+            ratio(
+                find(series, "ni-lrp", Some(TIMES)).and_then(time),
+                // The best is the lowest.
+                best_linux(&of(series, TIMES), |series| time(series).map(|time| -time))
+                    .map(|time| -time),
+            ),
+            Bound::at_most(0.8),
+        ),
+        Claim::judge(
+            "idle-memory",
+            "100,000 idle connections: bytes by which ni-lrp's server grew, each",
+            None,
+            many.and_then(|point| point.values.get(BYTES).copied()),
+            Bound::at_most(1536.0),
+        ),
+        Claim::judge(
+            "idle-beside",
+            "32 busy connections beside them: ni-lrp's requests/s over those without",
+            None,
+            ratio(
+                many.map(|point| point.y),
+                idle.and_then(|series| series.at(0.0)).map(|point| point.y),
+            ),
+            Bound::at_least(0.95),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    fn series() -> Vec<Series> {
+        let mut idle = curve("ni-lrp", Some(IDLE), &[(0.0, 9e4), (1e5, 8.7e4)]);
+        idle.points[1].values.insert(BYTES.into(), 1200.0);
+        vec![
+            curve("ni-lrp", Some(KEPT), &[(0.0, 9e4)]),
+            curve("linux-rps", Some(KEPT), &[(0.0, 6e4)]),
+            curve("linux-timer", Some(KEPT), &[(0.0, 5e4)]),
+            curve("ni-lrp", Some(ONE), &[(0.0, 4e4)]),
+            curve("linux-busy", Some(ONE), &[(0.0, 2e4)]),
+            curve("ni-lrp", Some(TIMES), &[(0.0, 90.0)]),
+            curve("linux-rps", Some(TIMES), &[(0.0, 150.0)]),
+            curve("linux-busy", Some(TIMES), &[(0.0, 120.0)]),
+            idle,
+        ]
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let claims = claims(&series());
+        let expected = [
+            ("keep-alive-vs-linux", 1.5),
+            ("one-request-vs-linux", 2.0),
+            ("p99-vs-linux", 0.75),
+            ("idle-memory", 1200.0),
+            ("idle-beside", 8.7 / 9.0),
+        ];
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            let got = claim.measured.unwrap();
+            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn fewer_idle_connections_show_nothing() {
+        let mut series = series();
+        series[8].points[1].x = 50_000.0;
+        let claims = claims(&series);
+        assert!(claims[3].measured.is_none() && !claims[4].holds);
+    }
+
+    #[test]
+    fn every_load_is_valid() {
+        let site = Site::new().unwrap();
+        let config = Config::default();
+        let mut all = curves(config, &site);
+        all.extend(times(config, &site, 35_000.4));
+        all.extend(beside_idle(config, &site, 20_000));
+        for load in all.iter().flat_map(|curve| &curve.loads) {
+            load.check().unwrap();
+        }
+        let idle = |system| {
+            let curve = all
+                .iter()
+                .find(|curve| curve.setting == Some(IDLE) && curve.system == system);
+            curve.unwrap().loads[1].idle.as_ref().unwrap().connections
+        };
+        assert_eq!(
+            (idle(System::NiLrp), idle(System::LinuxTimer)),
+            (100_000, 18_000)
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! LRP's remark on a web server beside a packet blast: HTTP while UDP packets
+//! come to another port of the same program, which never reads them.
+
+use tidewall_load::{LoadSpec, Reuse, SenderKind};
+
+use super::tcp::{self, SYSTEMS, Site, UNREAD_PORT, client, http_load, kept, later, summarize};
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, blast};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::sweep::{Curve, Sample, sweep};
+use crate::testbed::{BusyTimeout, Config};
+
+/// Its name.
+pub const NAME: &str = "lrp-http-blast";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, text (HTTP)";
+
+/// Multiplications a request: about 20 µs, which make the server heavier than
+/// client and sender together.
+pub(crate) const WORK: u32 = 10_000;
+/// The blast at which the claims are judged, packets/s.
+const JUDGED: f64 = 400_000.0;
+
+const FULL: [u64; 6] = [0, 50_000, 100_000, 200_000, 400_000, 700_000];
+const QUICK: [u64; 3] = [0, 100_000, 400_000];
+
+fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
+    let rates: &[u64] = if quick { &QUICK } else { &FULL };
+    let load = |&rate: &u64| LoadSpec {
+        blast: (rate > 0).then(|| later(blast(SenderKind::Skb, UNREAD_PORT, None), rate)),
+        ..http_load(config, client(Reuse::KeepAlive))
+    };
+    SYSTEMS
+        .into_iter()
+        .map(|system| {
+            let loads = rates.iter().map(load).collect();
+            Curve::over_tcp(system, site.server(WORK), loads)
+        })
+        .collect()
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+    let site = Site::new()?;
+    let curves = curves(bench.testbed.config(), &site, options.quick);
+    let plan = options.plan(5);
+    let mut swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    summarize(&mut swept.series, JUDGED);
+    let mut notes = swept.notes;
+    notes.push(format!(
+        "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
+         a request; the blast begins once they stand, from the same thread."
+    ));
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &SYSTEMS, &["skb", "HTTP client on kernel sockets"])?,
+        axes: Axes {
+            x: "blast, packets/s offered".into(),
+            y: "requests/s".into(),
+        },
+        claims: claims(&swept.series),
+        series: swept.series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    tcp::reduce(measured)
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let ours = find(series, "ni-lrp", None);
+    let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
+    vec![
+        Claim::judge(
+            "kept",
+            "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over those beside none",
+            None,
+            ours.and_then(|series| kept(series, JUDGED)),
+            Bound::at_least(0.7),
+        ),
+        Claim::judge(
+            "vs-linux",
+            "beside that blast: ni-lrp's requests/s over the best Linux mode's",
+            None,
+            ratio(ours.and_then(at), best_linux(series, at)),
+            Bound::above(1.0),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let mut series = vec![
+            curve("ni-lrp", None, &[(0.0, 4e4), (4.1e5, 3e4)]),
+            curve("linux-rps", None, &[(0.0, 4e4), (3.9e5, 5e3)]),
+            curve("linux-busy", None, &[(0.0, 4e4), (4e5, 1e4)]),
+        ];
+        let found = claims(&series);
+        assert_eq!(
+            (found[0].measured, found[1].measured),
+            (Some(0.75), Some(3.0))
+        );
+        assert!(found.iter().all(|claim| claim.holds));
+        series[0].points[1].y = 9e3;
+        assert!(claims(&series).iter().all(|claim| !claim.holds));
+    }
+
+    #[test]
+    fn a_sweep_begins_with_no_blast() {
+        let site = Site::new().unwrap();
+        for quick in [false, true] {
+            for curve in curves(Config::default(), &site, quick) {
+                assert!(curve.loads[0].blast.is_none());
+                assert!(curve.loads.iter().all(|load| load.check().is_ok()));
+                let judged = |load: &LoadSpec| {
+                    let blast = load.blast.as_ref()?;
+                    Some(blast.steps.last()?.rate as f64)
+                };
+                assert!(curve.loads.iter().any(|load| judged(load) == Some(JUDGED)));
+            }
+        }
+    }
+}

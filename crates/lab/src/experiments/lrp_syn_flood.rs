@@ -1,0 +1,328 @@
+//! LRP, Figure 5: HTTP against the rate of a SYN flood to another listening
+//! port, where nobody accepts. Then what the paper could not do: the same flood
+//! at the server's own port.
+//!
+//! The flood's sources are scattered over a network whose answers are sent on
+//! to the client's side and end there. Linux has its SYN cookies on, as it
+//! comes. At the server's own port two things count: the connections that were
+//! there before, and whether new clients still get in.
+
+use std::time::Duration;
+
+use tidewall_load::{LoadSpec, ProbeSpec, Reuse, SenderKind};
+
+use super::lrp_http_blast::WORK;
+use super::tcp::{
+    self, CONNECTED, DOCUMENT, DUMMY_PORT, HTTP_PORT, Site, client, http_load, kept, later,
+    summarize,
+};
+use super::{Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, flood, server};
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::sweep::{Curve, Sample, sweep};
+use crate::system::System;
+use crate::testbed::{BusyTimeout, Config, more_clients};
+
+/// Its name.
+pub const NAME: &str = "lrp-syn-flood";
+/// What it reproduces.
+pub const PAPER: &str = "LRP, Figure 5";
+
+const FRAMES: &str = "frame sender";
+const OWN: &str = "flood at the server's own port, connections kept from before";
+/// The flood at which the claims are judged, SYN segments/s.
+const JUDGED: f64 = 400_000.0;
+
+const FULL: [u64; 7] = [0, 10_000, 50_000, 100_000, 200_000, 400_000, 600_000];
+const QUICK: [u64; 3] = [0, 100_000, 400_000];
+const OWN_FULL: [u64; 4] = [0, 100_000, 400_000, 600_000];
+const OWN_QUICK: [u64; 2] = [0, 400_000];
+
+/// Systems of the first sweep.
+const SYSTEMS: [System; 6] = [
+    System::NiLrp,
+    System::SoftLrp,
+    System::Bsd,
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxBusy,
+];
+
+/// Time in which a new client must be connected.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// New clients begin for so long.
+const BEGIN_FOR: Duration = Duration::from_millis(1000);
+/// New clients a second.
+const NEW_CLIENTS: u64 = 200;
+
+fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
+    let (dummy, own): (&[u64], &[u64]) = if quick {
+        (&QUICK, &OWN_QUICK)
+    } else {
+        (&FULL, &OWN_FULL)
+    };
+    let load = |kind: SenderKind, port: u16, rate: u64| LoadSpec {
+        blast: (rate > 0).then(|| later(flood(kind, port, None), rate)),
+        ..http_load(config, client(Reuse::KeepAlive))
+    };
+    let judged = |load: LoadSpec| LoadSpec {
+        probe: Some(ProbeSpec {
+            rate: NEW_CLIENTS,
+            timeout: PATIENCE,
+            sources: more_clients(),
+            ..ProbeSpec::new(server(HTTP_PORT), DOCUMENT)
+        }),
+        duration: PATIENCE + BEGIN_FOR,
+        ..load
+    };
+    let at_dummy = |kind, rates: &[u64]| -> Vec<LoadSpec> {
+        let load = |&rate: &u64| load(kind, DUMMY_PORT, rate);
+        rates.iter().map(load).collect()
+    };
+    let mut curves = Vec::new();
+    for system in SYSTEMS {
+        // The claims are about ni-lrp and Linux.
+        if quick && system.needs_real_time() {
+            continue;
+        }
+        let curve = |loads| Curve::over_tcp(system, site.server(WORK), loads);
+        curves.push(curve(at_dummy(SenderKind::Skb, dummy)));
+        // Without XDP and GRO a veth takes no frames, so no RPS here.
+        if system != System::LinuxRps && !system.needs_real_time() {
+            curves.push(Curve {
+                setting: Some(FRAMES),
+                ..curve(at_dummy(SenderKind::Frame, &[0, JUDGED as u64]))
+            });
+        }
+        // Longer than real-time threads may have the processor to themselves.
+        if !system.needs_real_time() {
+            let loads = own.iter().map(|&rate| {
+                let load = load(SenderKind::Skb, HTTP_PORT, rate);
+                if rate > 0 { judged(load) } else { load }
+            });
+            curves.push(Curve {
+                setting: Some(OWN),
+                ..curve(loads.collect())
+            });
+        }
+    }
+    curves
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+    let site = Site::new()?;
+    let curves = curves(bench.testbed.config(), &site, options.quick);
+    let plan = options.plan(5);
+    let mut swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
+    summarize(&mut swept.series, JUDGED);
+    let systems: Vec<System> = SYSTEMS
+        .into_iter()
+        .filter(|system| curves.iter().any(|c| c.system == *system))
+        .collect();
+    let mut notes = swept.notes;
+    notes.push(format!(
+        "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
+         a request; the flood begins once they stand, from the same thread. The port of the first \
+         curves listens and nobody accepts there."
+    ));
+    notes.push(format!(
+        "At the server's own port {NEW_CLIENTS} new clients/s begin for {BEGIN_FOR:?} and have \
+         {PATIENCE:?} to be connected; their share is the value `{CONNECTED}`."
+    ));
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(
+            bench,
+            &systems,
+            &["skb", "frame", "HTTP client on kernel sockets"],
+        )?,
+        axes: Axes {
+            x: "SYN segments/s offered".into(),
+            y: "requests/s".into(),
+        },
+        reference: reference(&swept.series),
+        claims: claims(&swept.series),
+        series: swept.series,
+        notes,
+    })
+}
+
+fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    tcp::reduce(measured)
+}
+
+/// The paper's points that its text gives: shares of each system's own peak,
+/// scaled so that BSD's livelock lies where Linux's would begin.
+fn reference(series: &[Series]) -> Vec<Series> {
+    let Some(peak) = find(series, "soft-lrp", None).and_then(Series::peak) else {
+        return Vec::new();
+    };
+    // Druschel and Banga 1996, section "Experimental Results", Figure 5: BSD
+    // livelocks near 10,000 SYN/s, SOFT-LRP keeps almost half at 20,000. Rates
+    // are drawn at 20 times theirs.
+    const SCALE: f64 = 20.0;
+    let points = |points: &[(f64, f64)]| {
+        points
+            .iter()
+            .map(|&(x, share)| {
+                let y = share * peak;
+                Point {
+                    x: x * SCALE,
+                    y,
+                    low: y,
+                    high: y,
+                    ..Point::default()
+                }
+            })
+            .collect()
+    };
+    [
+        ("soft-lrp", &[(0.0, 1.0), (20_000.0, 0.48)][..]),
+        ("bsd", &[(0.0, 1.0), (10_000.0, 0.0)][..]),
+    ]
+    .into_iter()
+    .map(|(system, given)| Series {
+        system: system.to_owned(),
+        setting: Some(format!("the paper's, × {SCALE}")),
+        points: points(given),
+        ..Series::default()
+    })
+    .collect()
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let ours = |setting| find(series, "ni-lrp", setting);
+    let plain: Vec<Series> = series
+        .iter()
+        .filter(|series| series.setting.is_none())
+        .cloned()
+        .collect();
+    let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
+    let kept_of = |setting| ours(setting).and_then(|series| kept(series, JUDGED));
+    vec![
+        Claim::judge(
+            "dummy-skb",
+            "ni-lrp's requests/s beside 400,000 SYN/s to another port, over those beside none",
+            None,
+            kept_of(None),
+            Bound::at_least(0.7),
+        ),
+        Claim::judge(
+            "dummy-frames",
+            "the same with frames as from a network card",
+            None,
+            kept_of(Some(FRAMES)),
+            Bound::at_least(0.85),
+        ),
+        Claim::judge(
+            "dummy-vs-linux",
+            "beside that flood (skb): ni-lrp's requests/s over the best Linux mode's",
+            None,
+            ratio(ours(None).and_then(at), best_linux(&plain, at)),
+            Bound::above(1.0),
+        ),
+        Claim::judge(
+            "own-kept",
+            "400,000 SYN/s at the server's own port: ni-lrp's requests/s on connections from \
+             before, over those beside none",
+            None,
+            kept_of(Some(OWN)),
+            Bound::at_least(0.5),
+        ),
+        Claim::judge(
+            "own-new-clients",
+            "beside that flood: share of new clients connected within 3 s, ni-lrp",
+            None,
+            ours(Some(OWN)).and_then(|series| series.at(JUDGED)?.values.get(CONNECTED).copied()),
+            Bound::at_least(0.99),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    fn series() -> Vec<Series> {
+        let mut own = curve("ni-lrp", Some(OWN), &[(0.0, 4e4), (4e5, 2.4e4)]);
+        own.points[1].values.insert(CONNECTED.into(), 0.995);
+        vec![
+            curve("ni-lrp", None, &[(0.0, 4e4), (3.9e5, 3e4)]),
+            curve("soft-lrp", None, &[(0.0, 4e4), (4e5, 2e4)]),
+            curve("linux-rps", None, &[(0.0, 4e4), (4e5, 5e3)]),
+            curve("linux-timer", None, &[(0.0, 4e4), (4e5, 0.0)]),
+            curve("ni-lrp", Some(FRAMES), &[(0.0, 4e4), (4e5, 3.6e4)]),
+            curve("linux-timer", Some(FRAMES), &[(0.0, 4e4), (4e5, 3.9e4)]),
+            own,
+        ]
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let claims = claims(&series());
+        let expected = [
+            ("dummy-skb", 0.75),
+            ("dummy-frames", 0.9),
+            ("dummy-vs-linux", 6.0),
+            ("own-kept", 0.6),
+            ("own-new-clients", 0.995),
+        ];
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            let got = claim.measured.unwrap();
+            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn clients_that_were_not_tried_show_nothing() {
+        let mut series = series();
+        series[6].points[1].values.clear();
+        let own = claims(&series).pop().unwrap();
+        assert!(!own.holds && own.measured.is_none());
+    }
+
+    #[test]
+    fn the_papers_points_are_scaled_to_our_soft_lrp() {
+        let reference = reference(&series());
+        assert_eq!(reference[0].points[1].x, 400_000.0);
+        assert!((reference[0].points[1].y - 0.48 * 4e4).abs() < 1.0);
+        assert!(super::reference(&[]).is_empty());
+    }
+
+    #[test]
+    fn every_load_is_valid_and_new_clients_are_judged_under_the_flood() {
+        let site = Site::new().unwrap();
+        for quick in [false, true] {
+            let curves = curves(Config::default(), &site, quick);
+            for curve in &curves {
+                assert!(curve.loads[0].blast.is_none() && curve.loads[0].probe.is_none());
+                for load in &curve.loads {
+                    load.check().unwrap();
+                    let own = curve.setting == Some(OWN) && load.blast.is_some();
+                    assert_eq!(load.probe.is_some(), own);
+                }
+            }
+            for system in [&[System::NiLrp][..], &System::LINUX].concat() {
+                assert!(
+                    curves
+                        .iter()
+                        .any(|c| c.system == system && c.setting.is_none())
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Services over TCP, the same on either stack.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use tidewall_service::{Counters, StreamHost, http};
+
+use super::{TcpKind, TcpSpec, streams};
+
+/// Connections that may wait at a port where nobody accepts.
+const DUMMY_BACKLOG: u32 = 128;
+/// Place of the service among the counters.
+const NUMBER: usize = 0;
+
+/// Serves until `stop` is set. `ready` is called once all ports are open.
+pub(super) fn serve<H: StreamHost>(
+    host: &H,
+    address: IpAddr,
+    spec: &TcpSpec,
+    counters: &Counters,
+    stop: &AtomicBool,
+    ready: impl FnOnce(),
+) -> anyhow::Result<()> {
+    let _dummies = spec
+        .dummies
+        .iter()
+        .map(|&port| host.listen(SocketAddr::new(address, port), DUMMY_BACKLOG))
+        .collect::<Result<Vec<_>, _>>()
+        .context("cannot listen at a port that nobody serves")?;
+    let local = SocketAddr::new(address, spec.port);
+    match &spec.kind {
+        TcpKind::Echo => streams::serve(host, local, true, stop, ready)?,
+        TcpKind::Discard => streams::serve(host, local, false, stop, ready)?,
+        TcpKind::Http { root, work } => {
+            let server = http::Spec {
+                root: root.clone(),
+                port: spec.port,
+                work: *work,
+                limits: http::Limits::default(),
+            };
+            http::serve(host, address, &server, None, counters, NUMBER, stop, |_| {
+                ready()
+            })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,571 @@
+//! The connections of one HTTP client and what each is waiting for. Times are
+//! nanoseconds since the run began.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::request;
+use super::response::{Outcome, Response};
+use crate::raw_socket::prefer_busy_poll;
+use crate::raw_tcp::{Epoll, Event, connect};
+use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport};
+use crate::spec::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, Wait};
+
+/// Pause after a connection that could not be had, ns.
+const RETRY_AFTER: u64 = 1_000_000;
+/// How often timeouts are looked for, ns.
+const SCAN_EVERY: u64 = 5_000_000;
+/// Longest time that the histogram tells apart, ns: the longest timeout, twice.
+const LATENCY_MAX: u64 = 120_000_000_000;
+/// Requests of an open loop that may wait for a connection; more are given up.
+const WAITING_MAX: usize = 100_000;
+/// Bytes read at once: a document of usual size with its head.
+const BUFFER: usize = 64 * 1024;
+/// How long the connection that polls the device may take to open.
+const POLLER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a client is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    destination: SocketAddr,
+    path: String,
+    connections: u32,
+    reuse: Reuse,
+    rate: Option<u64>,
+    sources: Vec<IpAddr>,
+    timeout: u64,
+    /// The client polls its device itself.
+    polls_device: bool,
+    /// When an open loop's first request is due, and when none is due any more.
+    start: u64,
+    until: u64,
+}
+
+impl Plan {
+    pub(crate) fn of(spec: &HttpSpec) -> Self {
+        Plan {
+            destination: spec.destination,
+            path: spec.path.clone(),
+            connections: spec.connections,
+            reuse: spec.reuse,
+            rate: spec.rate,
+            sources: spec.sources.clone(),
+            timeout: nanoseconds(spec.timeout),
+            polls_device: spec.wait == Wait::Spin,
+            start: 0,
+            until: u64::MAX,
+        }
+    }
+
+    /// New clients from `start` on, ns, each judged before `end`.
+    pub(crate) fn of_probe(spec: &ProbeSpec, start: u64, end: u64) -> Self {
+        let timeout = nanoseconds(spec.timeout);
+        // One may take its timeout to connect and once more to be answered.
+        let at_once = spec.rate.saturating_mul(2 * timeout) / 1_000_000_000 + 1;
+        Plan {
+            destination: spec.destination,
+            path: spec.path.clone(),
+            connections: u32::try_from(at_once)
+                .unwrap_or(HTTP_CONNECTIONS_MAX)
+                .min(HTTP_CONNECTIONS_MAX),
+            reuse: Reuse::OneRequest,
+            rate: Some(spec.rate),
+            sources: spec.sources.clone(),
+            timeout,
+            polls_device: false,
+            start,
+            until: end.saturating_sub(timeout),
+        }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No connection.
+    Closed,
+    Connecting,
+    /// Connected and without a request.
+    Ready,
+    /// A request was sent.
+    Awaiting,
+    /// The response came; the server is to close.
+    Closing,
+}
+
+#[derive(Debug)]
+struct Slot {
+    stream: Option<TcpStream>,
+    state: State,
+    /// Tells events of this connection from those of the one before.
+    generation: u32,
+    /// When the present state began to wait.
+    since: u64,
+    /// From when the response time counts.
+    due: u64,
+    response: Response,
+}
+
+/// A running client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    plan: Plan,
+    request: Vec<u8>,
+    epoll: Epoll,
+    events: Vec<Event>,
+    buffer: Vec<u8>,
+    slots: Vec<Slot>,
+    /// Slots that can take a request now: connected ones, or closed ones where
+    /// each request has its own connection.
+    free: VecDeque<usize>,
+    /// Slots to be connected (again), and when.
+    closed: VecDeque<(usize, u64)>,
+    /// Due times of requests that wait for a slot.
+    waiting: VecDeque<u64>,
+    /// Number of the next request of an open loop.
+    next: u64,
+    /// Whose turn it is to be connected from.
+    turn: usize,
+    scan_at: u64,
+    poller: Option<TcpStream>,
+    poller_retry: u64,
+    counts: HttpCounts,
+    mark: HttpCounts,
+    told: HttpCounts,
+    latency: Histogram<u64>,
+    recent: Histogram<u64>,
+    connect: Histogram<u64>,
+}
+
+impl Client {
+    /// A client that has not begun. Where it is to poll its device, it connects
+    /// once to learn which.
+    pub(crate) fn open(plan: Plan) -> io::Result<Self> {
+        let histogram = || {
+            Histogram::new_with_max(LATENCY_MAX, 3)
+                .map_err(|error| io::Error::other(error.to_string()))
+        };
+        let poller = match plan.polls_device {
+            true => Some(open_poller(plan.destination)?),
+            false => None,
+        };
+        let slots: Vec<Slot> = (0..plan.connections)
+            .map(|_| Slot {
+                stream: None,
+                state: State::Closed,
+                generation: 0,
+                since: 0,
+                due: 0,
+                response: Response::default(),
+            })
+            .collect();
+        let all = 0..slots.len();
+        let (free, closed) = match plan.reuse {
+            Reuse::KeepAlive => (VecDeque::new(), all.map(|slot| (slot, 0)).collect()),
+            Reuse::OneRequest => (all.collect(), VecDeque::new()),
+        };
+        Ok(Client {
+            request: request(plan.destination, &plan.path, plan.reuse),
+            epoll: Epoll::new()?,
+            events: Vec::new(),
+            buffer: vec![0; BUFFER],
+            slots,
+            free,
+            closed,
+            waiting: VecDeque::new(),
+            next: 0,
+            turn: 0,
+            scan_at: 0,
+            poller,
+            poller_retry: 0,
+            counts: HttpCounts::default(),
+            mark: HttpCounts::default(),
+            told: HttpCounts::default(),
+            latency: histogram()?,
+            recent: histogram()?,
+            connect: histogram()?,
+            plan,
+        })
+    }
+
+    /// Takes what has happened and does what may be done. True when anything
+    /// did happen.
+    pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
+        self.poll_device(now());
+        let mut events = std::mem::take(&mut self.events);
+        let taken = self.epoll.wait(0, &mut events);
+        let mut busy = !events.is_empty();
+        for event in &events {
+            self.event(*event, &now);
+        }
+        self.events = events;
+        taken?;
+        busy |= self.reopen(now());
+        busy |= self.dispatch(&now);
+        self.expire(now());
+        Ok(busy)
+    }
+
+    /// True when it polls its device itself and so must not sleep.
+    pub(crate) fn spins(&self) -> bool {
+        self.plan.polls_device
+    }
+
+    /// What is readable when there is something to do.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// When there is something to do again unless the server does something
+    /// first.
+    pub(crate) fn deadline(&self) -> u64 {
+        let due = match self.due_time() {
+            Some(due) if !self.free.is_empty() => due,
+            _ => u64::MAX,
+        };
+        let retry = self.closed.front().map_or(u64::MAX, |(_, at)| *at);
+        self.scan_at.min(due).min(retry)
+    }
+
+    pub(crate) fn begin_measuring(&mut self) {
+        self.mark = self.counts;
+        self.latency.reset();
+        self.connect.reset();
+    }
+
+    pub(crate) fn since_progress(&mut self) -> (HttpCounts, Option<Latency>) {
+        let latency = Latency::of(&self.recent);
+        self.recent.reset();
+        let told = std::mem::replace(&mut self.told, self.counts);
+        (self.counts - told, latency)
+    }
+
+    pub(crate) fn report(self, measured: bool, duration: Duration) -> HttpReport {
+        let counts = match measured {
+            true => self.counts - self.mark,
+            false => HttpCounts::default(),
+        };
+        let seconds = duration.as_secs_f64();
+        HttpReport {
+            measured: counts,
+            whole: self.counts,
+            duration,
+            rate: match seconds > 0.0 {
+                true => counts.responses as f64 / seconds,
+                false => 0.0,
+            },
+            latency: Latency::of(&self.latency).filter(|_| measured),
+            connect: Latency::of(&self.connect).filter(|_| measured),
+        }
+    }
+
+    pub(crate) fn probe_report(self) -> ProbeReport {
+        ProbeReport {
+            begun: self.counts.connects,
+            connected: self.counts.connected,
+            answered: self.counts.responses,
+            refused: self.counts.connect_failures,
+            connect: Latency::of(&self.connect),
+        }
+    }
+
+    /// A receive call on an idle connection whose socket prefers busy polling
+    /// runs the device's poll on this thread.
+    fn poll_device(&mut self, now: u64) {
+        if let Some(poller) = &mut self.poller
+            && self.poller_retry <= now
+        {
+            match poller.read(&mut [0; 16]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The server has closed it, or is not there for a while.
+                _ => {
+                    self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
+                    if let Ok(stream) = connect(self.plan.destination, None) {
+                        let _ = prefer_busy_poll(stream.as_fd());
+                        *poller = stream;
+                    }
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event, now: &impl Fn() -> u64) {
+        let index = (event.token & u64::from(u32::MAX)) as usize;
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        if u64::from(slot.generation) != event.token >> 32 {
+            return;
+        }
+        match slot.state {
+            State::Connecting if event.writable => self.connected(index, now),
+            State::Awaiting | State::Ready | State::Closing if event.readable => {
+                self.receive(index, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn connected(&mut self, index: usize, now: &impl Fn() -> u64) {
+        let time = now();
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let error = match &slot.stream {
+            Some(stream) => stream.take_error().unwrap_or_else(Some),
+            None => None,
+        };
+        if error.is_some() {
+            self.counts.connect_failures += 1;
+            self.close(index, time + RETRY_AFTER);
+            return;
+        }
+        self.counts.connected += 1;
+        self.connect
+            .saturating_record(time.saturating_sub(slot.since));
+        match self.plan.reuse {
+            Reuse::KeepAlive => {
+                slot.state = State::Ready;
+                self.free.push_back(index);
+            }
+            Reuse::OneRequest => self.send(index, time),
+        }
+    }
+
+    /// Sends a request on a connection that stands.
+    fn send(&mut self, index: usize, time: u64) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        slot.response.reset();
+        slot.since = time;
+        let written = match &mut slot.stream {
+            Some(stream) => stream.write(&self.request),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        self.counts.requests += 1;
+        match written {
+            Ok(count) if count == self.request.len() => slot.state = State::Awaiting,
+            // A request is smaller than any buffer: this one is broken.
+            _ => {
+                self.counts.failed += 1;
+                self.close(index, time + RETRY_AFTER);
+            }
+        }
+    }
+
+    fn receive(&mut self, index: usize, now: &impl Fn() -> u64) {
+        loop {
+            let Some(slot) = self.slots.get_mut(index) else {
+                return;
+            };
+            let Some(stream) = &mut slot.stream else {
+                return;
+            };
+            let read = match stream.read(&mut self.buffer) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => {
+                    self.counts.failed += u64::from(slot.state == State::Awaiting);
+                    self.close(index, now());
+                    return;
+                }
+            };
+            if slot.state != State::Awaiting {
+                // The end, or bytes that nobody asked for.
+                self.close(index, now());
+                return;
+            }
+            let bytes = self.buffer.get(..read).unwrap_or_default();
+            let outcome = match read {
+                0 => slot.response.end(),
+                _ => slot.response.take(bytes),
+            };
+            match outcome {
+                Outcome::Incomplete => {}
+                Outcome::Malformed => {
+                    self.counts.failed += 1;
+                    self.close(index, now());
+                    return;
+                }
+                Outcome::Complete { status, close } => {
+                    let time = now();
+                    let took = time.saturating_sub(slot.due);
+                    if status == 200 {
+                        self.counts.responses += 1;
+                        self.latency.saturating_record(took);
+                        self.recent.saturating_record(took);
+                    } else {
+                        self.counts.other_status += 1;
+                    }
+                    if read == 0 {
+                        self.close(index, time);
+                        return;
+                    }
+                    slot.since = time;
+                    if !close && self.plan.reuse == Reuse::KeepAlive {
+                        slot.state = State::Ready;
+                        self.free.push_back(index);
+                        return;
+                    }
+                    // Once more: the end has often come with the response.
+                    slot.state = State::Closing;
+                }
+            }
+        }
+    }
+
+    /// Closes a connection; the slot may be used again from `retry` on.
+    fn close(&mut self, index: usize, retry: u64) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        if slot.state == State::Ready {
+            self.free.retain(|&other| other != index);
+        }
+        slot.stream = None;
+        slot.state = State::Closed;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.closed.push_back((index, retry));
+    }
+
+    /// Opens connections again, or lets their slots be used again.
+    fn reopen(&mut self, now: u64) -> bool {
+        let mut busy = false;
+        while let Some(&(index, at)) = self.closed.front() {
+            if at > now {
+                break;
+            }
+            busy = true;
+            self.closed.pop_front();
+            match self.plan.reuse {
+                Reuse::OneRequest => self.free.push_back(index),
+                Reuse::KeepAlive => self.connect(index, now),
+            }
+        }
+        busy
+    }
+
+    fn connect(&mut self, index: usize, now: u64) {
+        let source = self
+            .plan
+            .sources
+            .get(self.turn % self.plan.sources.len().max(1))
+            .copied();
+        self.turn = self.turn.wrapping_add(1);
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        self.counts.connects += 1;
+        let token = u64::from(slot.generation) << 32 | index as u64;
+        let stream = connect(self.plan.destination, source).and_then(|stream| {
+            stream.set_nodelay(true)?;
+            self.epoll.add(&stream, token)?;
+            Ok(stream)
+        });
+        match stream {
+            Ok(stream) => {
+                slot.stream = Some(stream);
+                slot.state = State::Connecting;
+                slot.since = now;
+            }
+            // No port, no route, no descriptor: all may pass.
+            Err(_) => {
+                self.counts.connect_failures += 1;
+                self.close(index, now + RETRY_AFTER);
+            }
+        }
+    }
+
+    /// Sends what is due on what is free.
+    fn dispatch(&mut self, now: &impl Fn() -> u64) -> bool {
+        let time = now();
+        while let Some(due) = self.due_time()
+            && due <= time
+        {
+            self.next += 1;
+            if self.waiting.len() < WAITING_MAX {
+                self.waiting.push_back(due);
+            } else {
+                self.counts.skipped += 1;
+            }
+        }
+        let mut busy = false;
+        // Each slot once: one whose connection fails at once comes back later.
+        for _ in 0..self.free.len() {
+            let due = match self.plan.rate {
+                None => Some(now()),
+                Some(_) => self.waiting.pop_front(),
+            };
+            let Some(due) = due else { break };
+            let Some(index) = self.free.pop_front() else {
+                break;
+            };
+            busy = true;
+            let time = now();
+            if let Some(slot) = self.slots.get_mut(index) {
+                slot.due = due;
+            }
+            match self.plan.reuse {
+                Reuse::KeepAlive => self.send(index, time),
+                Reuse::OneRequest => self.connect(index, time),
+            }
+        }
+        busy
+    }
+
+    /// When the next request of an open loop is due.
+    fn due_time(&self) -> Option<u64> {
+        let rate = self.plan.rate?;
+        let after = u128::from(self.next) * 1_000_000_000 / u128::from(rate.max(1));
+        let due = self
+            .plan
+            .start
+            .saturating_add(u64::try_from(after).unwrap_or(u64::MAX));
+        (due < self.plan.until).then_some(due)
+    }
+
+    fn expire(&mut self, now: u64) {
+        if now < self.scan_at {
+            return;
+        }
+        self.scan_at = now.saturating_add(SCAN_EVERY);
+        for index in 0..self.slots.len() {
+            let Some(slot) = self.slots.get(index) else {
+                break;
+            };
+            if now.saturating_sub(slot.since) < self.plan.timeout {
+                continue;
+            }
+            match slot.state {
+                State::Closed | State::Ready => continue,
+                State::Connecting => self.counts.connect_timeouts += 1,
+                State::Awaiting => self.counts.timeouts += 1,
+                State::Closing => {}
+            }
+            self.close(index, now);
+        }
+    }
+}
+
+/// Without CAP_NET_ADMIN the device is polled by interrupt as ever.
+fn open_poller(destination: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&destination, POLLER_PATIENCE).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot connect to {destination}: {error}"),
+        )
+    })?;
+    let _ = prefer_busy_poll(stream.as_fd());
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}

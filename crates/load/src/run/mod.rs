@@ -1,0 +1,314 @@
+//! One load on the calling thread: bursts when they are due, replies in
+//! between, sleep when there is time for it.
+
+mod blast;
+mod ping;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blast::Blast;
+use ping::Ping;
+
+use crate::http::{Client, Idle, Plan};
+use crate::pacer::Step;
+use crate::raw_socket::wait_readable;
+use crate::raw_thread::ThreadSettings;
+use crate::report::{LoadReport, Phase, Progress};
+use crate::spec::{LoadSpec, Wait};
+use crate::stream::Stream;
+
+/// Shortest gap that is slept through, ns. A sleep costs a wake-up of some
+/// microseconds and two context switches; shorter gaps are spun through.
+const SLEEP_MIN: u64 = 60_000;
+/// Time between two calls of the progress function, unless asked for.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest round trip that the histogram tells apart, ns: the longest timeout.
+const LATENCY_MAX: u64 = 60_000_000_000;
+/// Replies taken between two looks at the schedule.
+const REPLIES_MAX: usize = 64;
+
+/// Runs a load to its end on the calling thread, in its network namespace, and
+/// reports what it did. `progress` is called about every 200 ms.
+///
+/// # Errors
+/// `InvalidInput` for a specification out of range; `PermissionDenied` for an
+/// interface that may not be blasted through, or missing privileges; what the
+/// look-up of the destination and the sending report, in words that say what
+/// to do.
+pub fn run(spec: &LoadSpec, progress: impl FnMut(Progress)) -> io::Result<LoadReport> {
+    run_until(spec, &AtomicBool::new(false), progress)
+}
+
+/// [`run()`], ended early when `stop` becomes true (seen within 200 ms); the
+/// report then covers what was done until that time.
+///
+/// # Errors
+/// As [`run()`].
+pub fn run_until(
+    spec: &LoadSpec,
+    stop: &AtomicBool,
+    progress: impl FnMut(Progress),
+) -> io::Result<LoadReport> {
+    run_with_interval(spec, stop, PROGRESS_INTERVAL, progress)
+}
+
+/// [`run_until`], with `progress` called every `interval` (at least a
+/// millisecond): its time is taken from the load's.
+///
+/// # Errors
+/// As [`run()`].
+pub fn run_with_interval(
+    spec: &LoadSpec,
+    stop: &AtomicBool,
+    interval: Duration,
+    mut progress: impl FnMut(Progress),
+) -> io::Result<LoadReport> {
+    spec.check()?;
+    let interval = nanoseconds(interval.max(Duration::from_millis(1)));
+    let measure_at = nanoseconds(spec.warm_up);
+    let end = measure_at.saturating_add(nanoseconds(spec.duration));
+    let mut parts = Parts::open(spec, measure_at, end)?;
+    // After all the opening, whose threads and programs need not be bound.
+    let _settings = ThreadSettings::apply(spec.cpu)?;
+
+    let clock = Instant::now();
+    let now = || elapsed(&clock);
+    if let Some(blast) = &mut parts.blast {
+        blast.schedule(end);
+    }
+    let mut progress_at = interval;
+    let mut last_progress = 0;
+    // Set when measuring begins.
+    let mut begun = None;
+    let mut stopped = false;
+
+    loop {
+        let time = now();
+        if begun.is_none() && time >= measure_at {
+            begun = Some(time);
+            parts.begin_measuring()?;
+        }
+        let mut next = progress_at;
+        let mut busy = false;
+        let mut blasting = false;
+        if let Some(blast) = &mut parts.blast {
+            match blast.step(time)? {
+                Step::Send(_) => (busy, blasting) = (true, true),
+                Step::Wait(until) => (next, blasting) = (next.min(until), true),
+                Step::Finished => {}
+            }
+        }
+        let answering = time < end && (parts.is_answered() || parts.idle.is_some());
+        if answering {
+            busy |= parts.poll(now)?;
+            next = next.min(parts.deadline()).min(end);
+        }
+
+        if time >= progress_at {
+            let phase = match begun {
+                Some(_) => Phase::Measuring,
+                None => Phase::WarmUp,
+            };
+            progress(Progress {
+                elapsed: Duration::from_nanos(time),
+                interval: Duration::from_nanos(time - last_progress),
+                ..parts.progress(phase)
+            });
+            last_progress = time;
+            progress_at = now() + interval;
+            stopped = stop.load(Ordering::Relaxed);
+        }
+        if stopped || !(blasting || answering) {
+            break;
+        }
+        if !busy {
+            if begun.is_none() {
+                next = next.min(measure_at);
+            }
+            let gap = next.saturating_sub(now());
+            idle(
+                gap,
+                if answering {
+                    parts.descriptors()
+                } else {
+                    Vec::new()
+                },
+            )?;
+        }
+    }
+
+    // A run that ended in the warm-up has measured nothing.
+    let time = now();
+    let duration = Duration::from_nanos(begun.map_or(0, |begun| time - begun));
+    parts.report(begun.is_some(), duration, stopped)
+}
+
+/// Everything that a load consists of.
+struct Parts {
+    blast: Option<Blast>,
+    /// The ping first, if there is one, then those beside it.
+    pings: Vec<Ping>,
+    has_ping: bool,
+    http: Option<Client>,
+    probe: Option<Client>,
+    idle: Option<Idle>,
+    stream: Option<Stream>,
+}
+
+impl Parts {
+    fn open(spec: &LoadSpec, measure_at: u64, end: u64) -> io::Result<Self> {
+        // What connects comes before what is in its way.
+        let idle = spec.idle.as_ref().map(Idle::open).transpose()?;
+        let http = spec.http.as_ref().map(|http| Client::open(Plan::of(http)));
+        let probe = spec
+            .probe
+            .as_ref()
+            .map(|probe| Client::open(Plan::of_probe(probe, measure_at, end)));
+        Ok(Parts {
+            http: http.transpose()?,
+            probe: probe.transpose()?,
+            stream: spec.stream.as_ref().map(Stream::open).transpose()?,
+            pings: spec
+                .ping
+                .iter()
+                .chain(&spec.beside)
+                .map(Ping::open)
+                .collect::<io::Result<_>>()?,
+            has_ping: spec.ping.is_some(),
+            blast: spec
+                .blast
+                .as_ref()
+                .map(|blast| Blast::open(blast, spec.is_answered()))
+                .transpose()?,
+            idle,
+        })
+    }
+
+    fn is_answered(&self) -> bool {
+        !self.pings.is_empty()
+            || self.http.is_some()
+            || self.probe.is_some()
+            || self.stream.is_some()
+    }
+
+    fn begin_measuring(&mut self) -> io::Result<()> {
+        if let Some(blast) = &mut self.blast {
+            blast.mark = blast.counts();
+        }
+        for ping in &mut self.pings {
+            ping.mark = ping.exchange.counts();
+            ping.latency.reset();
+        }
+        if let Some(http) = &mut self.http {
+            http.begin_measuring();
+        }
+        self.stream.as_mut().map_or(Ok(()), Stream::begin_measuring)
+    }
+
+    /// Takes what has come and sends what may be sent. True when the thread is
+    /// not to sleep now.
+    fn poll(&mut self, now: impl Fn() -> u64 + Copy) -> io::Result<bool> {
+        let mut busy = false;
+        for ping in &mut self.pings {
+            busy |= ping.poll(now)? | (ping.wait == Wait::Spin);
+        }
+        for client in [&mut self.http, &mut self.probe].into_iter().flatten() {
+            busy |= client.poll(now)? | client.spins();
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.poll(now)?;
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// When there is something to do again unless something comes first.
+    fn deadline(&self) -> u64 {
+        let pings = self.pings.iter().map(|ping| ping.exchange.deadline());
+        let clients = [&self.http, &self.probe].into_iter().flatten();
+        pings
+            .chain(clients.map(Client::deadline))
+            .min()
+            .unwrap_or(u64::MAX)
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let clients = [&self.http, &self.probe].into_iter().flatten();
+        let pings = self.pings.iter().map(|ping| ping.socket.as_fd());
+        pings.chain(clients.map(Client::descriptor)).collect()
+    }
+
+    fn progress(&mut self, phase: Phase) -> Progress {
+        let ping = match (self.has_ping, self.pings.first_mut()) {
+            (true, Some(ping)) => Some(ping.since_progress()),
+            _ => None,
+        };
+        let http = self.http.as_mut().map(Client::since_progress);
+        let latency = match (ping, http) {
+            (Some((_, latency)), _) | (None, Some((_, latency))) => latency,
+            (None, None) => None,
+        };
+        Progress {
+            elapsed: Duration::ZERO,
+            interval: Duration::ZERO,
+            phase,
+            blast: self.blast.as_mut().map(Blast::since_progress),
+            ping: ping.map(|(counts, _)| counts),
+            http: http.map(|(counts, _)| counts),
+            latency,
+        }
+    }
+
+    fn report(self, measured: bool, duration: Duration, stopped: bool) -> io::Result<LoadReport> {
+        let mut pings = self
+            .pings
+            .into_iter()
+            .map(|ping| ping.report(measured, duration));
+        Ok(LoadReport {
+            blast: self.blast.map(|blast| blast.report(measured, duration)),
+            ping: if self.has_ping { pings.next() } else { None },
+            beside: pings.collect(),
+            http: self.http.map(|http| http.report(measured, duration)),
+            probe: self.probe.map(Client::probe_report),
+            idle: self.idle.map(Idle::report),
+            stream: self
+                .stream
+                .map(|stream| stream.report(measured, duration))
+                .transpose()?,
+            stopped,
+        })
+    }
+}
+
+/// Lets `gap` nanoseconds pass, or less: sleeping if that is long enough, and
+/// then only until something comes.
+fn idle(gap: u64, descriptors: Vec<BorrowedFd<'_>>) -> io::Result<()> {
+    let time = Duration::from_nanos(gap);
+    if gap < SLEEP_MIN {
+        std::hint::spin_loop();
+    } else if descriptors.is_empty() {
+        thread::sleep(time);
+    } else {
+        wait_readable(&descriptors, time)?;
+    }
+    Ok(())
+}
+
+fn elapsed(clock: &Instant) -> u64 {
+    nanoseconds(clock.elapsed())
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn per_second(count: u64, duration: Duration) -> f64 {
+    match duration.is_zero() {
+        true => 0.0,
+        false => count as f64 / duration.as_secs_f64(),
+    }
+}

@@ -1,0 +1,150 @@
+//! The running closed loop over UDP.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::{LATENCY_MAX, REPLIES_MAX, per_second};
+use crate::exchange::Exchange;
+use crate::raw_socket::prefer_busy_poll;
+use crate::report::{Latency, PingCounts, PingReport};
+use crate::spec::{PingSpec, Wait};
+
+/// The running closed loop.
+pub(super) struct Ping {
+    pub(super) socket: UdpSocket,
+    pub(super) wait: Wait,
+    pub(super) exchange: Exchange,
+    request: Vec<u8>,
+    reply: Vec<u8>,
+    /// Round trips of the measured time.
+    pub(super) latency: Histogram<u64>,
+    /// Round trips since the last progress.
+    recent: Histogram<u64>,
+    pub(super) mark: PingCounts,
+    told: PingCounts,
+}
+
+impl Ping {
+    pub(super) fn open(spec: &PingSpec) -> io::Result<Self> {
+        let any = match spec.destination {
+            SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        };
+        let local = spec.source.unwrap_or(any);
+        let open = || {
+            let socket = UdpSocket::bind(local)?;
+            socket.connect(spec.destination)?;
+            socket.set_nonblocking(true)?;
+            if spec.wait == Wait::Spin {
+                // Without CAP_NET_ADMIN, replies come by interrupt as ever.
+                let _ = prefer_busy_poll(socket.as_fd());
+            }
+            Ok(socket)
+        };
+        let socket = open().map_err(|error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot ping {} from {local}: {error}", spec.destination),
+            )
+        })?;
+        let histogram = Histogram::new_with_max(LATENCY_MAX, 3)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(Ping {
+            socket,
+            wait: spec.wait,
+            exchange: Exchange::new(spec),
+            request: vec![0; spec.payload.into()],
+            // A reply of any length is looked at; the rest is cut off.
+            reply: vec![0; 2048],
+            latency: histogram.clone(),
+            recent: histogram,
+            mark: PingCounts::default(),
+            told: PingCounts::default(),
+        })
+    }
+
+    /// Takes the replies that are there and sends what may be sent. True when
+    /// there were any.
+    pub(super) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
+        let mut busy = false;
+        for _ in 0..REPLIES_MAX {
+            match self.socket.recv(&mut self.reply) {
+                Ok(length) => {
+                    busy = true;
+                    let payload = self.reply.get(..length).unwrap_or_default();
+                    if let Some(time) = self.exchange.reply(payload, now()) {
+                        self.latency.saturating_record(time);
+                        self.recent.saturating_record(time);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => self.live_with(error)?,
+            }
+        }
+        self.exchange.expire(now());
+        while let Some(number) = self.exchange.next_request(now()) {
+            for (to, from) in self.request.iter_mut().zip(number.to_le_bytes()) {
+                *to = from;
+            }
+            // Before the call: building and sending the packet is part of the
+            // round trip.
+            let time = now();
+            match self.socket.send(&self.request) {
+                Ok(_) => {
+                    busy = true;
+                    self.exchange.sent(time);
+                }
+                Err(error) => {
+                    self.live_with(error)?;
+                    self.exchange.not_sent(time);
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Counts an error that will pass; gives back any other.
+    fn live_with(&mut self, error: io::Error) -> io::Result<()> {
+        match error.raw_os_error() {
+            Some(
+                libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EAGAIN
+                | libc::ENOBUFS
+                | libc::EINTR,
+            ) => {
+                self.exchange.error();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    pub(super) fn since_progress(&mut self) -> (PingCounts, Option<Latency>) {
+        let counts = self.exchange.counts();
+        let latency = Latency::of(&self.recent);
+        self.recent.reset();
+        (counts - std::mem::replace(&mut self.told, counts), latency)
+    }
+
+    pub(super) fn report(self, measured: bool, duration: Duration) -> PingReport {
+        let whole = self.exchange.counts();
+        let counts = if measured {
+            whole - self.mark
+        } else {
+            PingCounts::default()
+        };
+        PingReport {
+            measured: counts,
+            whole,
+            duration,
+            rate: per_second(counts.echoed, duration),
+            latency: Latency::of(&self.latency).filter(|_| measured),
+        }
+    }
+}

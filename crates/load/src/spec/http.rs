@@ -1,0 +1,377 @@
+//! Loads over TCP connections, from kernel sockets.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Wait, invalid, seconds};
+
+/// Most connections of an [`HttpSpec`].
+pub const HTTP_CONNECTIONS_MAX: u32 = 4096;
+
+/// Most connections of an [`IdleSpec`].
+pub const IDLE_CONNECTIONS_MAX: u32 = 200_000;
+
+/// Most requests/s or probes/s that can be asked for.
+const REQUESTS_MAX: u64 = 10_000_000;
+
+/// Connections that one source address is asked to carry: below the 28,232
+/// ports that Linux gives out by itself (`ip_local_port_range`).
+pub(crate) const PER_SOURCE: u32 = 25_000;
+
+/// Most source addresses.
+const SOURCES_MAX: usize = 64;
+
+/// Longest path of a document, bytes.
+const PATH_MAX: usize = 1024;
+
+/// What an HTTP client does with a connection after a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reuse {
+    /// Sends the next request on it (RFC 9112 §9.3).
+    #[default]
+    KeepAlive,
+    /// Asks the server to close it (`Connection: close`) and opens another:
+    /// one connection a request. The server closes first, so that no port of
+    /// the client's is held back in TIME-WAIT.
+    OneRequest,
+}
+
+/// HTTP/1.1 GETs of one document. A closed loop (each connection sends its next
+/// request when it has the response to the one before) or, with a rate, an open
+/// one: requests become due on schedule, and a response time counts from then,
+/// however long the request had to wait for a free connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpSpec {
+    /// The server.
+    pub destination: SocketAddr,
+    /// Path of the document, beginning with a slash; at most 1,024 visible
+    /// ASCII characters.
+    pub path: String,
+    /// Connections held at once, 1…[`HTTP_CONNECTIONS_MAX`].
+    pub connections: u32,
+    /// What becomes of a connection after a response.
+    #[serde(default)]
+    pub reuse: Reuse,
+    /// Requests/s, 1…10,000,000. `None`: a closed loop.
+    #[serde(default)]
+    pub rate: Option<u64>,
+    /// Addresses to connect from, in turn, at most 64. None: the kernel's
+    /// choice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<IpAddr>,
+    /// A connection that takes longer to open, or a response that takes longer
+    /// to come, is given up and counted; 1 ms to 60 s.
+    #[serde(with = "seconds")]
+    pub timeout: Duration,
+    /// What to do between responses. Spinning, the client polls its device
+    /// itself, by one more connection that stays idle.
+    #[serde(default)]
+    pub wait: Wait,
+}
+
+impl HttpSpec {
+    /// 32 connections in a closed loop, kept alive, spinning; 3 s of patience.
+    pub fn new(destination: SocketAddr, path: &str) -> Self {
+        HttpSpec {
+            destination,
+            path: path.to_owned(),
+            connections: 32,
+            reuse: Reuse::KeepAlive,
+            rate: None,
+            sources: Vec::new(),
+            timeout: Duration::from_secs(3),
+            wait: Wait::Spin,
+        }
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        check_ends(self.destination, &self.path, &self.sources)?;
+        if !(1..=HTTP_CONNECTIONS_MAX).contains(&self.connections) {
+            return Err(invalid(format!(
+                "the number of connections must be 1 to {HTTP_CONNECTIONS_MAX}"
+            )));
+        }
+        if self
+            .rate
+            .is_some_and(|rate| !(1..=REQUESTS_MAX).contains(&rate))
+        {
+            return Err(invalid(format!(
+                "the rate must be 1 to {REQUESTS_MAX} requests/s"
+            )));
+        }
+        check_timeout(self.timeout)
+    }
+}
+
+/// New clients: each connects, asks for one document and goes. They begin on
+/// schedule while the load is measured, as long as their timeout still ends
+/// within it, so that each is judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeSpec {
+    /// The server.
+    pub destination: SocketAddr,
+    /// Path of the document, as in [`HttpSpec::path`].
+    pub path: String,
+    /// New clients/s, 1…1,000.
+    pub rate: u64,
+    /// Addresses to connect from, as in [`HttpSpec::sources`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<IpAddr>,
+    /// A client that is not connected by then has failed, as has one that is
+    /// connected and waits longer than this for the document; 1 ms to 60 s.
+    #[serde(with = "seconds")]
+    pub timeout: Duration,
+}
+
+impl ProbeSpec {
+    /// 50 new clients/s with 3 s of patience.
+    pub fn new(destination: SocketAddr, path: &str) -> Self {
+        ProbeSpec {
+            destination,
+            path: path.to_owned(),
+            rate: 50,
+            sources: Vec::new(),
+            timeout: Duration::from_secs(3),
+        }
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        check_ends(self.destination, &self.path, &self.sources)?;
+        if !(1..=1000).contains(&self.rate) {
+            return Err(invalid("the rate of probes must be 1 to 1000 a second"));
+        }
+        check_timeout(self.timeout)
+    }
+}
+
+/// Keep-alive connections that have had one response each and then nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleSpec {
+    /// The server.
+    pub destination: SocketAddr,
+    /// Path of the document that each asks for, as in [`HttpSpec::path`];
+    /// empty: none, they only connect.
+    #[serde(default)]
+    pub path: String,
+    /// How many, 1…[`IDLE_CONNECTIONS_MAX`]; a descriptor each.
+    pub connections: u32,
+    /// Addresses to connect from, in turn, at most 64. One carries 25,000
+    /// connections, and so does the kernel's choice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<IpAddr>,
+    /// All must be open within this time; 1 ms to 60 s.
+    #[serde(with = "seconds")]
+    pub patience: Duration,
+}
+
+impl IdleSpec {
+    /// `connections` that ask for nothing, open within 30 s.
+    pub fn new(destination: SocketAddr, connections: u32) -> Self {
+        IdleSpec {
+            destination,
+            path: String::new(),
+            connections,
+            sources: Vec::new(),
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        let path = if self.path.is_empty() {
+            "/"
+        } else {
+            &self.path
+        };
+        check_ends(self.destination, path, &self.sources)?;
+        if !(1..=IDLE_CONNECTIONS_MAX).contains(&self.connections) {
+            return Err(invalid(format!(
+                "the number of idle connections must be 1 to {IDLE_CONNECTIONS_MAX}"
+            )));
+        }
+        // At most SOURCES_MAX, checked above.
+        let sources = self.sources.len().max(1) as u32;
+        if self.connections > sources * PER_SOURCE {
+            return Err(invalid(format!(
+                "{} connections need {} source addresses: ports of one address carry {PER_SOURCE}",
+                self.connections,
+                self.connections.div_ceil(PER_SOURCE)
+            )));
+        }
+        check_timeout(self.patience)
+    }
+}
+
+/// What a byte stream is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StreamKind {
+    /// So many bytes are sent and must come back before the next: LRP's
+    /// ping-pong.
+    Echo,
+    /// Bytes are sent as fast as the connection takes them, in writes of the
+    /// size given: LRP's bulk transfer.
+    Bulk,
+}
+
+/// One TCP connection to an echo or a discard service, spinning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamSpec {
+    /// The service.
+    pub destination: SocketAddr,
+    /// What the stream is used for.
+    pub kind: StreamKind,
+    /// Bytes of a request or of a write, 1…1,048,576.
+    pub size: u32,
+    /// Send buffer, bytes (SO_SNDBUF; Linux doubles it). `None`: as it comes.
+    #[serde(default)]
+    pub buffer: Option<u32>,
+}
+
+impl StreamSpec {
+    /// A stream with the kernel's own buffers.
+    pub fn new(destination: SocketAddr, kind: StreamKind, size: u32) -> Self {
+        StreamSpec {
+            destination,
+            kind,
+            size,
+            buffer: None,
+        }
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        if !(1..=1 << 20).contains(&self.size) {
+            return Err(invalid("the size must be 1 to 1048576 bytes"));
+        }
+        if self.destination.port() == 0 {
+            return Err(invalid("the destination port must not be 0"));
+        }
+        Ok(())
+    }
+}
+
+fn check_ends(destination: SocketAddr, path: &str, sources: &[IpAddr]) -> io::Result<()> {
+    if destination.port() == 0 {
+        return Err(invalid("the destination port must not be 0"));
+    }
+    if !path.starts_with('/')
+        || path.len() > PATH_MAX
+        || !path.bytes().all(|byte| byte.is_ascii_graphic())
+    {
+        return Err(invalid(format!(
+            "the path must begin with a slash and be at most {PATH_MAX} visible ASCII characters"
+        )));
+    }
+    if sources.len() > SOURCES_MAX {
+        return Err(invalid(format!(
+            "at most {SOURCES_MAX} source addresses can be given"
+        )));
+    }
+    if sources
+        .iter()
+        .any(|source| source.is_ipv4() != destination.is_ipv4())
+    {
+        return Err(invalid("source and destination must be of one IP version"));
+    }
+    Ok(())
+}
+
+fn check_timeout(timeout: Duration) -> io::Result<()> {
+    if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&timeout) {
+        Ok(())
+    } else {
+        Err(invalid("the timeout must be 1 ms to 60 s"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server() -> SocketAddr {
+        "10.0.0.2:80".parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_new_is_valid() {
+        HttpSpec::new(server(), "/x").check().unwrap();
+        ProbeSpec::new(server(), "/x").check().unwrap();
+        IdleSpec::new(server(), 25_000).check().unwrap();
+        StreamSpec::new(server(), StreamKind::Bulk, 32_768)
+            .check()
+            .unwrap();
+    }
+
+    #[test]
+    fn http_ranges_are_checked() {
+        let bad: &[fn(&mut HttpSpec)] = &[
+            |s| s.destination.set_port(0),
+            |s| s.path = "x".into(),
+            |s| s.path = "/a b".into(),
+            |s| s.path = "/a\r\nX: y".into(),
+            |s| s.path = format!("/{}", "a".repeat(1024)),
+            |s| s.connections = 0,
+            |s| s.connections = HTTP_CONNECTIONS_MAX + 1,
+            |s| s.rate = Some(0),
+            |s| s.rate = Some(10_000_001),
+            |s| s.timeout = Duration::ZERO,
+            |s| s.timeout = Duration::from_secs(61),
+            |s| s.sources = vec!["::1".parse().unwrap()],
+            |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 65],
+        ];
+        for (number, change) in bad.iter().enumerate() {
+            let mut spec = HttpSpec::new(server(), "/");
+            change(&mut spec);
+            let error = spec.check().expect_err(&format!("case {number}"));
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+
+    #[test]
+    fn idle_connections_need_ports() {
+        let mut spec = IdleSpec::new(server(), 100_000);
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.contains("need 4 source addresses"), "{error}");
+        spec.sources = (1..=4).map(|host| IpAddr::from([10, 0, 1, host])).collect();
+        spec.check().unwrap();
+        for connections in [0, 200_001] {
+            spec.connections = connections;
+            assert!(spec.check().is_err());
+        }
+    }
+
+    #[test]
+    fn probes_and_streams_have_ranges_too() {
+        for rate in [0, 1001] {
+            let mut probe = ProbeSpec::new(server(), "/");
+            probe.rate = rate;
+            assert!(probe.check().is_err());
+        }
+        for size in [0, (1 << 20) + 1] {
+            assert!(
+                StreamSpec::new(server(), StreamKind::Echo, size)
+                    .check()
+                    .is_err()
+            );
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The closed loop over UDP.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DURATION_MAX, PAYLOAD_MAX, invalid, one, seconds};
+
+/// Most requests that a [`PingSpec`] may keep in flight.
+pub const OUTSTANDING_MAX: u16 = 1024;
+
+/// What a closed-loop client does between replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wait {
+    /// Asks the socket again and again: no wake-up in the measured time, one
+    /// processor kept busy.
+    #[default]
+    Spin,
+    /// Sleeps until a reply comes, as an ordinary client does; its wake-up is
+    /// part of the measured time.
+    Block,
+}
+
+/// A closed loop of requests to an echo service, over a kernel UDP socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PingSpec {
+    /// The echo service.
+    pub destination: SocketAddr,
+    /// Local address and port to use. `None`: the kernel's choice.
+    #[serde(default)]
+    pub source: Option<SocketAddr>,
+    /// Requests in flight, 1…[`OUTSTANDING_MAX`]. Payloads under 8 bytes hold
+    /// only so many numbers: at most 1 with 0 bytes, 128 with 1 byte.
+    #[serde(default = "one")]
+    pub outstanding: u16,
+    /// Bytes of payload, 0…[`PAYLOAD_MAX`]; the first eight (or fewer) number
+    /// the request. A late reply to a 0-byte request cannot be told from the
+    /// reply to the next.
+    pub payload: u16,
+    /// A request unanswered for this long is counted lost, and a new one sent.
+    /// 10 µs to 60 s.
+    #[serde(with = "seconds")]
+    pub timeout: Duration,
+    /// Least time between two requests of one of the places in flight. Zero:
+    /// the next request follows the reply at once.
+    #[serde(default, with = "seconds")]
+    pub interval: Duration,
+    /// What to do between replies.
+    #[serde(default)]
+    pub wait: Wait,
+}
+
+impl PingSpec {
+    /// One 8-byte request at a time, spinning, lost after 100 ms.
+    pub fn new(destination: SocketAddr) -> Self {
+        PingSpec {
+            destination,
+            source: None,
+            outstanding: 1,
+            payload: 8,
+            timeout: Duration::from_millis(100),
+            interval: Duration::ZERO,
+            wait: Wait::Spin,
+        }
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        if self.payload > PAYLOAD_MAX {
+            return Err(invalid(format!(
+                "the payload must be 0 to {PAYLOAD_MAX} bytes"
+            )));
+        }
+        let outstanding_max = match self.payload {
+            0 => 1,
+            // Half of the numbers, so that a late reply seldom fits a new request.
+            1 => 128,
+            _ => OUTSTANDING_MAX,
+        };
+        if !(1..=outstanding_max).contains(&self.outstanding) {
+            return Err(invalid(format!(
+                "requests in flight with {} bytes of payload must be 1 to {outstanding_max}",
+                self.payload
+            )));
+        }
+        if !(Duration::from_micros(10)..=Duration::from_secs(60)).contains(&self.timeout) {
+            return Err(invalid("the timeout must be 10 µs to 60 s"));
+        }
+        if self.interval > DURATION_MAX {
+            return Err(invalid("the interval must be at most an hour"));
+        }
+        if self.destination.port() == 0 {
+            return Err(invalid("the destination port must not be 0"));
+        }
+        if self
+            .source
+            .is_some_and(|source| source.is_ipv4() != self.destination.is_ipv4())
+        {
+            return Err(invalid("source and destination must be of one IP version"));
+        }
+        Ok(())
+    }
+}

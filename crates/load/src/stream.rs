@@ -1,0 +1,174 @@
+//! One TCP connection: round trips, or as much as it takes.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::raw_socket::prefer_busy_poll;
+use crate::raw_tcp::{bytes_acknowledged, set_send_buffer};
+use crate::report::{Latency, StreamReport};
+use crate::spec::{StreamKind, StreamSpec};
+
+/// How long the connection may take to open.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest round trip that the histogram tells apart, ns.
+const LATENCY_MAX: u64 = 60_000_000_000;
+
+/// A running stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    stream: TcpStream,
+    kind: StreamKind,
+    bytes: Vec<u8>,
+    buffer: Vec<u8>,
+    /// Bytes of the present request that were written, and that came back.
+    written: usize,
+    returned: usize,
+    sent_at: u64,
+    /// Bytes that came back in all.
+    echoed: u64,
+    /// Bytes done when measuring began.
+    mark: u64,
+    latency: Histogram<u64>,
+}
+
+impl Stream {
+    pub(crate) fn open(spec: &StreamSpec) -> io::Result<Self> {
+        let open = || {
+            let stream = TcpStream::connect_timeout(&spec.destination, PATIENCE)?;
+            stream.set_nodelay(true)?;
+            if let Some(bytes) = spec.buffer {
+                set_send_buffer(stream.as_fd(), bytes)?;
+            }
+            // Without CAP_NET_ADMIN, what comes is received by interrupt.
+            let _ = prefer_busy_poll(stream.as_fd());
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        };
+        let stream = open().map_err(|error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot connect to {}: {error}", spec.destination),
+            )
+        })?;
+        let size = spec.size as usize;
+        Ok(Stream {
+            stream,
+            kind: spec.kind,
+            bytes: vec![0x5a; size],
+            buffer: vec![0; size.max(4096)],
+            written: 0,
+            returned: 0,
+            sent_at: 0,
+            echoed: 0,
+            mark: 0,
+            latency: Histogram::new_with_max(LATENCY_MAX, 3)
+                .map_err(|error| io::Error::other(error.to_string()))?,
+        })
+    }
+
+    /// Sends and takes what can be.
+    pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<()> {
+        match self.kind {
+            StreamKind::Echo => self.echo(now),
+            StreamKind::Bulk => self.bulk(),
+        }
+    }
+
+    fn echo(&mut self, now: impl Fn() -> u64) -> io::Result<()> {
+        if self.returned == self.bytes.len() || self.sent_at == 0 {
+            (self.written, self.returned) = (0, 0);
+            self.sent_at = now().max(1);
+        }
+        if let Some(rest) = self
+            .bytes
+            .get(self.written..)
+            .filter(|rest| !rest.is_empty())
+        {
+            self.written += later(self.stream.write(rest))?.unwrap_or(0);
+        }
+        // Asks the device as well.
+        match later(self.stream.read(&mut self.buffer))? {
+            Some(0) => return Err(ended()),
+            Some(count) => {
+                self.returned += count;
+                self.echoed += count as u64;
+            }
+            None => {}
+        }
+        if self.returned >= self.bytes.len() {
+            self.returned = self.bytes.len();
+            self.latency
+                .saturating_record(now().saturating_sub(self.sent_at));
+        }
+        Ok(())
+    }
+
+    fn bulk(&mut self) -> io::Result<()> {
+        if later(self.stream.write(&self.bytes))?.is_some() {
+            return Ok(());
+        }
+        // No room: only acknowledgements make some, and the receive call has
+        // the device polled for them.
+        match later(self.stream.read(&mut self.buffer))? {
+            Some(0) => Err(ended()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn begin_measuring(&mut self) -> io::Result<()> {
+        self.mark = self.done()?;
+        self.latency.reset();
+        Ok(())
+    }
+
+    fn done(&self) -> io::Result<u64> {
+        match self.kind {
+            StreamKind::Echo => Ok(self.echoed),
+            StreamKind::Bulk => bytes_acknowledged(&self.stream),
+        }
+    }
+
+    pub(crate) fn report(self, measured: bool, duration: Duration) -> io::Result<StreamReport> {
+        let bytes = match measured {
+            true => self.done()?.saturating_sub(self.mark),
+            false => 0,
+        };
+        let seconds = duration.as_secs_f64();
+        Ok(StreamReport {
+            bytes,
+            rate: match seconds > 0.0 {
+                true => bytes as f64 / seconds,
+                false => 0.0,
+            },
+            duration,
+            latency: Latency::of(&self.latency).filter(|_| measured),
+        })
+    }
+}
+
+/// `None` for what has to wait.
+fn later(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn ended() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the server has closed the stream",
+    )
+}
