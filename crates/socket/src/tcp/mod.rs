@@ -3,7 +3,7 @@
 //! The protocol runs in the thread that receives, sends, accepts or waits, on
 //! the frames of the channels that are its own business ([`Selector::wait`], a
 //! blocking read). What it makes (acknowledgments, data) is sent once a turn,
-//! for all connections together. A [`helper`] thread sees to connections that
+//! for all connections together. A helper thread sees to connections that
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
@@ -85,6 +85,8 @@ pub(crate) struct Tcp {
     unkicked: AtomicU32,
     /// Connections with frames that no selector watches.
     unattended: Mutex<Vec<Arc<ConnectionInner>>>,
+    /// Listeners have some.
+    knocked: AtomicBool,
     pub(crate) commons: Mutex<Box<[Channel]>>,
     pub(crate) commons_id: ChannelId,
     /// Frames came to the commons in a context that may not process them.
@@ -193,6 +195,7 @@ impl Tcp {
             dirty_count: AtomicUsize::new(0),
             unkicked: AtomicU32::new(0),
             unattended: Mutex::default(),
+            knocked: AtomicBool::new(false),
             commons: Mutex::new(commons.into()),
             commons_id,
             commons_waiting: AtomicBool::new(false),
@@ -299,9 +302,15 @@ impl Tcp {
         self.helper.needed();
     }
 
-    /// True when connections have frames that no selector watches.
+    /// A listener has frames, and no selector watches it.
+    pub(crate) fn unattended_listener(&self) {
+        self.knocked.store(true, Ordering::Release);
+        self.helper.needed();
+    }
+
+    /// True when connections or listeners have frames that no selector watches.
     pub(crate) fn has_unattended(&self) -> bool {
-        !lock(&self.unattended).is_empty()
+        self.knocked.load(Ordering::Acquire) || !lock(&self.unattended).is_empty()
     }
 
     /// Connections that the application has closed.
@@ -412,8 +421,13 @@ impl Core {
         }
     }
 
-    /// Runs the protocol for connections that no selector watches.
+    /// Runs the protocol for connections and listeners that no selector watches.
     pub(crate) fn tcp_attend(&self) {
+        if self.tcp.knocked.swap(false, Ordering::AcqRel) {
+            for listener in self.tcp.all_listeners() {
+                listener.process(self);
+            }
+        }
         let unattended = std::mem::take(&mut *lock(&self.tcp.unattended));
         for connection in unattended {
             connection.attend();
@@ -460,11 +474,15 @@ impl Core {
     /// for a while; then their flows end with the driver's tables.
     pub(crate) fn tcp_end(&self) {
         self.tcp.helper.stop();
-        if !self.tcp.helper.is_allowed() || self.tcp.counters.orphans.load(Ordering::Relaxed) == 0 {
+        if !self.tcp.helper.is_allowed() {
             return;
         }
+        let has_more = || {
+            let connections = self.tcp.timers.connections();
+            self.tcp.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
+        };
         let end = Instant::now() + LINGER_AT_END;
-        while Instant::now() < end && self.tcp.counters.orphans.load(Ordering::Relaxed) > 0 {
+        while Instant::now() < end && has_more() {
             let left = end.saturating_duration_since(Instant::now());
             let step = Instant::now() + left.min(Duration::from_millis(5));
             if self.sleep(&[], Some(step)).is_err() {

@@ -98,6 +98,8 @@ pub(crate) struct SelectorInner {
     kernel_count: AtomicUsize,
     kernel_ready: AtomicBool,
     turns: AtomicU32,
+    /// The application has dropped it.
+    gone: AtomicBool,
     helper: Arc<Helper>,
 }
 
@@ -170,6 +172,7 @@ impl Selector {
             kernel_count: AtomicUsize::new(0),
             kernel_ready: AtomicBool::new(false),
             turns: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
             helper: core.tcp.helper.clone(),
         });
         core.tcp.helper.add_selector(&inner);
@@ -327,15 +330,14 @@ impl Selector {
 
 impl Drop for Selector {
     fn drop(&mut self) {
+        let core = self.stack.core();
         // Sockets may outlive it; then nobody watches them.
-        let lists = [
-            std::mem::take(&mut *lock(&self.inner.ready)).into(),
-            std::mem::take(&mut *lock(&self.inner.framed)),
-        ];
-        for registration in lists.into_iter().flatten() {
-            registration.active.store(false, Ordering::Release);
-        }
-        self.stack.core().tcp.helper.remove_selector(&self.inner);
+        self.inner.gone.store(true, Ordering::SeqCst);
+        self.inner.process(core);
+        core.tcp.helper.remove_selector(&self.inner);
+        // They point to it, and it to them.
+        drop(std::mem::take(&mut *lock(&self.inner.ready)));
+        drop(std::mem::take(&mut *lock(&self.inner.kernel)));
     }
 }
 
@@ -409,6 +411,11 @@ impl SelectorInner {
         if self.inside.load(Ordering::SeqCst) == 0 {
             self.helper.needed();
         }
+    }
+
+    /// True once the application has dropped it.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
     }
 
     /// True when frames wait that the protocol has not seen.

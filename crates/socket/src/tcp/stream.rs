@@ -241,7 +241,7 @@ impl TcpStream {
     /// Receives without taking: the next read gets the same bytes.
     ///
     /// # Errors
-    /// As [`TcpStream::read_vectored`].
+    /// As [`std::io::Read::read`] of this type.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
@@ -272,7 +272,7 @@ impl TcpStream {
     /// end of the stream, when `each` is not called.
     ///
     /// # Errors
-    /// As [`TcpStream::read_vectored`]; `Unsupported` for a connection of the
+    /// As [`std::io::Read::read`] of this type; `Unsupported` for a connection of the
     /// kernel's, which has no memory to lend.
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {

@@ -165,7 +165,7 @@ fn the_question_rides_with_its_acknowledgment_home() {
         .unwrap();
     meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
     assert_eq!(events.len(), 1);
-    (&server).read(&mut [0; 16]).unwrap();
+    assert_eq!((&server).read(&mut [0; 16]).unwrap(), 8);
     (&server).write_all(b"answer").unwrap();
     meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
     // A question and an answer: no acknowledgment went alone.

@@ -121,3 +121,81 @@ pub fn what_leaves_is_well_formed_to_tshark() {
         frames.len()
     );
 }
+
+/// A clean run of TCP both ways: nothing malformed, nothing sent twice.
+pub fn streams_are_well_formed_to_tshark() {
+    use std::io::{Read, Write};
+    if Command::new("tshark").arg("--version").output().is_err() {
+        println!("SKIPPED streams_are_well_formed_to_tshark: needs tshark");
+        return;
+    }
+    shell(&format!("ethtool -K {HERE} tx off >/dev/null"));
+    let stack = stack();
+    let listener =
+        tidewall_socket::TcpListener::bind(&stack, at(std::net::Ipv6Addr::UNSPECIFIED, SERVICE))
+            .unwrap();
+    let server = std::thread::spawn(move || {
+        for stream in listener.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            let mut buffer = [0; 4096];
+            loop {
+                match stream.read(&mut buffer).unwrap() {
+                    0 => break,
+                    length => stream.write_all(&buffer[..length]).unwrap(),
+                }
+            }
+        }
+    });
+    let index = peer_index();
+    let packets = in_peer(move || Packets::open(index).unwrap());
+    for address in [std::net::IpAddr::from(HERE4), HERE6.into()] {
+        in_peer(move || {
+            let mut stream = std::net::TcpStream::connect(at(address, SERVICE)).unwrap();
+            stream
+                .set_read_timeout(Some(std::time::Duration::from_secs(5)))
+                .unwrap();
+            for length in [1usize, 255, 257, 1448, 1449, 8000] {
+                let sent: Vec<u8> = (0..length).map(|n| (n * 13) as u8).collect();
+                stream.write_all(&sent).unwrap();
+                let mut back = vec![0; length];
+                stream.read_exact(&mut back).unwrap();
+                assert!(back == sent);
+            }
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        });
+    }
+    server.join().unwrap();
+    let mut frames = Vec::new();
+    while let Some(frame) = packets.receive() {
+        frames.push(frame);
+    }
+    let file = std::env::temp_dir().join(format!("tw-sock-tcp-{}.pcap", std::process::id()));
+    std::fs::write(&file, pcap(&frames)).unwrap();
+    let output = Command::new("tshark")
+        .arg("-r")
+        .arg(&file)
+        .args(["-o", "tcp.check_checksum:TRUE", "-T", "fields"])
+        .args(["-E", "separator=;", "-Y"])
+        .arg(format!("tcp.srcport == {SERVICE}"))
+        .args(["-e", "tcp.flags", "-e", "tcp.checksum.status"])
+        .args(["-e", "_ws.malformed", "-e", "tcp.analysis.retransmission"])
+        .args(["-e", "tcp.analysis.ack_lost_segment", "-e", "tcp.len"])
+        .output();
+    std::fs::remove_file(&file).unwrap();
+    let output = output.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report = String::from_utf8(output.stdout).unwrap();
+    let mut bytes = 0;
+    for line in report.lines() {
+        let fields: Vec<&str> = line.split(';').collect();
+        assert_eq!(fields[1], "1", "TCP checksum: {line}");
+        assert_eq!(fields[2..5], ["", "", ""], "{line}");
+        bytes += fields[5].parse::<usize>().unwrap();
+    }
+    assert_eq!(bytes, 2 * (1 + 255 + 257 + 1448 + 1449 + 8000), "{report}");
+}
