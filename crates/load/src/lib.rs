@@ -52,5 +52,5 @@ pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
     BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
-    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
+    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, SwallowSpec, Wait,
 };

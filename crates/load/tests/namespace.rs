@@ -409,6 +409,73 @@ fn peer_counter(bed: &Bed, protocol: &str, name: &str) -> u64 {
     values.split(' ').nth(place).unwrap().parse().unwrap()
 }
 
+/// IP packets that the client's namespace has taken in.
+fn taken_in(bed: &Bed) -> u64 {
+    let read = || {
+        bed.enter(0);
+        let four = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+        let six = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+        (four, six)
+    };
+    let (four, six) = thread::scope(|scope| scope.spawn(read).join().unwrap());
+    // "no route" and "no such host" included, unlike in `snmp`.
+    let mut lines = four.lines().filter(|line| line.starts_with("IpExt:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let place = names
+        .split(' ')
+        .position(|name| name == "InNoECTPkts")
+        .unwrap();
+    let four: u64 = values.split(' ').nth(place).unwrap().parse().unwrap();
+    let six = six
+        .lines()
+        .find_map(|line| line.strip_prefix("Ip6InReceives"));
+    four + six.unwrap().trim().parse::<u64>().unwrap()
+}
+
+#[test]
+fn answers_to_nobody_are_dropped_at_the_device() {
+    let Some(bed) = Bed::new("swallow") else {
+        return;
+    };
+    for route in [["10.98.0.0/16", "10.99.0.1"], ["fd98::/64", "fd99::1"]] {
+        let [prefix, via] = route;
+        ip(&["-n", &bed.names[1], "route", "add", prefix, "via", via]);
+    }
+    // So that a frame of theirs reaches the program, whatever made it.
+    let echo: SocketAddr = "10.99.0.2:7".parse().unwrap();
+    let _echo = bed.peer_socket(echo);
+    for (closed, prefix) in [
+        ("10.99.0.2:80", "10.98.0.0/16"),
+        ("[fd99::2]:80", "fd98::/64"),
+    ] {
+        let mut flood = BlastSpec::syn(SenderKind::Skb, closed.parse().unwrap());
+        flood.spoof = Some(prefix.parse().unwrap());
+        (flood.packets, flood.rate) = (Some(200), Some(2000));
+        let mut spec = load(Some(flood), None, 200);
+        let mut answers = Vec::new();
+        for swallow in [false, true] {
+            spec.swallow = swallow.then(|| tidewall_load::SwallowSpec {
+                interface: "vA".into(),
+                destination: prefix.parse().unwrap(),
+            });
+            let before = taken_in(&bed);
+            bed.load(&spec).unwrap();
+            answers.push(taken_in(&bed) - before);
+        }
+        assert!(
+            answers[0] >= 190 && answers[1] <= 20,
+            "{closed}: {answers:?}"
+        );
+    }
+    let mut spec = load(None, Some(PingSpec::new(echo)), 100);
+    spec.swallow = Some(tidewall_load::SwallowSpec {
+        interface: "nowhere".into(),
+        destination: "10.98.0.0/16".parse().unwrap(),
+    });
+    let error = bed.load(&spec).unwrap_err().to_string();
+    assert!(error.contains("nowhere"), "{error}");
+}
+
 #[test]
 fn a_flood_of_syns_is_taken_for_new_clients() {
     let Some(bed) = Bed::new("syn") else { return };

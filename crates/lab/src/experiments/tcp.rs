@@ -3,17 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidewall_load::{BlastSpec, HttpSpec, LoadReport, LoadSpec, RateStep, Reuse};
+use tidewall_load::{
+    BlastSpec, HttpSpec, LoadReport, LoadSpec, Prefix, RateStep, Reuse, SwallowSpec,
+};
 
 use crate::bench::{Measured, load, server};
 use crate::result::Series;
 use crate::sweep::Sample;
 use crate::system::System;
-use crate::testbed::{Config, more_clients};
+use crate::testbed::{CLIENT_INTERFACE, Config, NOWHERE, more_clients};
 use crate::worker::{TcpKind, TcpSpec, scratch};
 
 /// Port of the web server.
@@ -98,10 +101,22 @@ pub(super) fn client(reuse: Reuse) -> HttpSpec {
 pub(super) fn http_load(config: Config, http: HttpSpec) -> LoadSpec {
     LoadSpec {
         http: Some(http),
+        // Beside no flood too, so that nothing else differs.
+        swallow: answers_to_nobody(),
         warm_up: WARM_UP,
         duration: WINDOW,
         ..load(config)
     }
+}
+
+/// What the server answers to a flood's sources: half of the client's processor
+/// otherwise, and its device's ring.
+fn answers_to_nobody() -> Option<SwallowSpec> {
+    let destination = Prefix::new(IpAddr::V4(NOWHERE.0), NOWHERE.1).ok()?;
+    Some(SwallowSpec {
+        interface: CLIENT_INTERFACE.to_owned(),
+        destination,
+    })
 }
 
 /// A blast that begins once the connections stand.

@@ -38,7 +38,7 @@ pub(super) fn serve<H: StreamHost>(
     let mut events: Vec<Event> = Vec::new();
     let mut buffer = vec![0; BUFFER];
     let mut next = 0;
-    let interest = |stuck| Interest {
+    let interest = |stuck: bool| Interest {
         readable: !stuck,
         writable: stuck,
     };
