@@ -40,6 +40,7 @@ mod run;
 mod sender;
 mod spec;
 mod stream;
+mod swallow;
 pub mod template;
 
 pub use prefix::{InvalidPrefix, Prefix};
@@ -52,5 +53,6 @@ pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
     BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
-    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, SwallowSpec, Wait,
+    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
 };
+pub use swallow::Swallow;

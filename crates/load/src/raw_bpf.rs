@@ -342,28 +342,18 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
     descriptor(bpf(BPF_PROG_LOAD, &mut load)?)
 }
 
-/// A program on an interface that drops what comes for addresses nobody has.
-/// It goes when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Swallow {
-    _link: OwnedFd,
-}
-
-impl Swallow {
-    /// Attaches it to the interface of this index in the caller's namespace, in
-    /// the driver, where it costs least.
-    pub(crate) fn attach(interface: u32, prefix: &Prefix) -> io::Result<Self> {
-        let program = load(&swallowing(prefix))?;
-        let mut create = LinkCreate {
-            program: program.as_raw_fd() as u32,
-            target: interface,
-            attach_type: ATTACH_XDP,
-            flags: XDP_FLAGS_DRIVER_MODE,
-        };
-        Ok(Swallow {
-            _link: descriptor(bpf(BPF_LINK_CREATE, &mut create)?)?,
-        })
-    }
+/// Attaches a program that drops what comes for these addresses to the
+/// interface of this index in the caller's namespace, in the driver, where it
+/// costs least. It goes with the descriptor.
+pub(crate) fn attach_swallowing(interface: u32, prefix: &Prefix) -> io::Result<OwnedFd> {
+    let program = load(&swallowing(prefix))?;
+    let mut create = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        target: interface,
+        attach_type: ATTACH_XDP,
+        flags: XDP_FLAGS_DRIVER_MODE,
+    };
+    descriptor(bpf(BPF_LINK_CREATE, &mut create)?)
 }
 
 /// Drops packets of Ethernet whose destination lies in the prefix.

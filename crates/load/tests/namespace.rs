@@ -119,6 +119,16 @@ impl Bed {
         Some(bed)
     }
 
+    /// Drops what comes for a prefix at an interface of the first namespace.
+    fn swallow(&self, interface: &str, prefix: &str) -> io::Result<tidewall_load::Swallow> {
+        let prefix = prefix.parse().unwrap();
+        let attach = || {
+            self.enter(0);
+            tidewall_load::Swallow::attach(interface, &prefix)
+        };
+        thread::scope(|scope| scope.spawn(attach).join().unwrap())
+    }
+
     fn set_peer_gro(&self, state: &str) {
         ip(&[
             "netns",
@@ -441,9 +451,6 @@ fn answers_to_nobody_are_dropped_at_the_device() {
         let [prefix, via] = route;
         ip(&["-n", &bed.names[1], "route", "add", prefix, "via", via]);
     }
-    // So that a frame of theirs reaches the program, whatever made it.
-    let echo: SocketAddr = "10.99.0.2:7".parse().unwrap();
-    let _echo = bed.peer_socket(echo);
     for (closed, prefix) in [
         ("10.99.0.2:80", "10.98.0.0/16"),
         ("[fd99::2]:80", "fd98::/64"),
@@ -451,13 +458,10 @@ fn answers_to_nobody_are_dropped_at_the_device() {
         let mut flood = BlastSpec::syn(SenderKind::Skb, closed.parse().unwrap());
         flood.spoof = Some(prefix.parse().unwrap());
         (flood.packets, flood.rate) = (Some(200), Some(2000));
-        let mut spec = load(Some(flood), None, 200);
+        let spec = load(Some(flood), None, 200);
         let mut answers = Vec::new();
         for swallow in [false, true] {
-            spec.swallow = swallow.then(|| tidewall_load::SwallowSpec {
-                interface: "vA".into(),
-                destination: prefix.parse().unwrap(),
-            });
+            let _swallow = swallow.then(|| bed.swallow("vA", prefix).unwrap());
             let before = taken_in(&bed);
             bed.load(&spec).unwrap();
             answers.push(taken_in(&bed) - before);
@@ -467,13 +471,36 @@ fn answers_to_nobody_are_dropped_at_the_device() {
             "{closed}: {answers:?}"
         );
     }
-    let mut spec = load(None, Some(PingSpec::new(echo)), 100);
-    spec.swallow = Some(tidewall_load::SwallowSpec {
-        interface: "nowhere".into(),
-        destination: "10.98.0.0/16".parse().unwrap(),
+    // Other answers come as ever.
+    let echo: SocketAddr = "10.99.0.2:4000".parse().unwrap();
+    let socket = bed.peer_socket(echo);
+    let _swallow = bed.swallow("vA", "10.98.0.0/16").unwrap();
+    let over = AtomicBool::new(false);
+    let echoed = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 64];
+            let patience = Some(Duration::from_millis(20));
+            socket.set_read_timeout(patience).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+        });
+        let mut ping = PingSpec::new(echo);
+        ping.wait = tidewall_load::Wait::Block;
+        let report = bed.load(&load(None, Some(ping), 100));
+        over.store(true, Ordering::Relaxed);
+        report.unwrap().ping.unwrap().whole.echoed
     });
-    let error = bed.load(&spec).unwrap_err().to_string();
-    assert!(error.contains("nowhere"), "{error}");
+    assert!(echoed > 10, "{echoed}");
+    let error = bed.swallow("lo", "10.98.0.0/16").unwrap_err();
+    assert!(
+        error.to_string().contains("no XDP program on lo"),
+        "{error}"
+    );
+    let error = bed.swallow("nowhere", "10.98.0.0/16").unwrap_err();
+    assert!(error.to_string().contains("nowhere"), "{error}");
 }
 
 #[test]

@@ -3,20 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidewall_load::{
-    BlastSpec, HttpSpec, LoadReport, LoadSpec, Prefix, RateStep, Reuse, SwallowSpec,
-};
+use tidewall_load::{BlastSpec, HttpSpec, LoadReport, LoadSpec, RateStep, Reuse};
 
 use crate::bench::{Measured, load, server};
 use crate::result::Series;
 use crate::sweep::Sample;
 use crate::system::System;
-use crate::testbed::{CLIENT_INTERFACE, Config, NOWHERE, more_clients};
+use crate::testbed::{Config, more_clients};
 use crate::worker::{TcpKind, TcpSpec, scratch};
 
 /// Port of the web server.
@@ -37,6 +34,15 @@ const FLOOD_AFTER: Duration = Duration::from_millis(100);
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Time measured.
 const WINDOW: Duration = Duration::from_millis(700);
+
+/// A test bed whose client does not get the answers to a flood, with one or
+/// without.
+pub(super) fn config() -> Config {
+    Config {
+        swallow: true,
+        ..Config::default()
+    }
+}
 
 /// What an expert has to choose from, and the stack.
 pub(super) const SYSTEMS: [System; 4] = [
@@ -101,22 +107,10 @@ pub(super) fn client(reuse: Reuse) -> HttpSpec {
 pub(super) fn http_load(config: Config, http: HttpSpec) -> LoadSpec {
     LoadSpec {
         http: Some(http),
-        // Beside no flood too, so that nothing else differs.
-        swallow: answers_to_nobody(),
         warm_up: WARM_UP,
         duration: WINDOW,
         ..load(config)
     }
-}
-
-/// What the server answers to a flood's sources: half of the client's processor
-/// otherwise, and its device's ring.
-fn answers_to_nobody() -> Option<SwallowSpec> {
-    let destination = Prefix::new(IpAddr::V4(NOWHERE.0), NOWHERE.1).ok()?;
-    Some(SwallowSpec {
-        interface: CLIENT_INTERFACE.to_owned(),
-        destination,
-    })
 }
 
 /// A blast that begins once the connections stand.

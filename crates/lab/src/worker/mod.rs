@@ -23,11 +23,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts};
+use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
 use crate::raw_process;
+use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
 
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
@@ -45,6 +46,9 @@ pub enum Job {
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
     Hold(IdleSpec),
+    /// Drop what comes for [`NOWHERE`] at the client's interface, until the
+    /// standard input ends.
+    Swallow,
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -214,8 +218,16 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
+        Job::Swallow => swallow(),
         Job::Spin => spin(),
     }
+}
+
+fn swallow() -> anyhow::Result<()> {
+    let prefix = Prefix::new(NOWHERE.0.into(), NOWHERE.1)?;
+    let _swallow = Swallow::attach(CLIENT_INTERFACE, &prefix)?;
+    println!("ready");
+    service::until_input_ends(|_| Ok(()))
 }
 
 fn spin() -> anyhow::Result<()> {
@@ -297,6 +309,7 @@ mod tests {
                 trace: true,
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
+            Job::Swallow,
             Job::Spin,
         ];
         for job in jobs {

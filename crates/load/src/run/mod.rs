@@ -14,13 +14,11 @@ use blast::Blast;
 use ping::Ping;
 
 use crate::http::{Client, Idle, Plan};
-use crate::neighbour;
 use crate::pacer::Step;
-use crate::raw_bpf::Swallow;
 use crate::raw_socket::wait_readable;
 use crate::raw_thread::ThreadSettings;
 use crate::report::{LoadReport, Phase, Progress};
-use crate::spec::{LoadSpec, SwallowSpec, Wait};
+use crate::spec::{LoadSpec, Wait};
 use crate::stream::Stream;
 
 /// Shortest gap that is slept through, ns. A sleep costs a wake-up of some
@@ -169,24 +167,10 @@ struct Parts {
     probe: Option<Client>,
     idle: Option<Idle>,
     stream: Option<Stream>,
-    _swallow: Option<Swallow>,
-}
-
-/// Attaches what [`LoadSpec::swallow`] asks for.
-fn swallow(spec: &SwallowSpec) -> io::Result<Swallow> {
-    let link = neighbour::link(&spec.interface)?;
-    neighbour::permit(&link, neighbour::in_own_namespace(), false, false)?;
-    Swallow::attach(link.index, &spec.destination).map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!("no XDP program on {}: {error}", spec.interface),
-        )
-    })
 }
 
 impl Parts {
     fn open(spec: &LoadSpec, measure_at: u64, end: u64) -> io::Result<Self> {
-        let swallow = spec.swallow.as_ref().map(swallow).transpose()?;
         // What connects comes before what is in its way.
         let idle = spec.idle.as_ref().map(Idle::open).transpose()?;
         let http = spec.http.as_ref().map(|http| Client::open(Plan::of(http)));
@@ -211,7 +195,6 @@ impl Parts {
                 .map(|blast| Blast::open(blast, spec.is_answered()))
                 .transpose()?,
             idle,
-            _swallow: swallow,
         })
     }
 

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::prefix::Prefix;
-
 use super::{
     BlastSpec, DURATION_MAX, HttpSpec, IdleSpec, PingSpec, ProbeSpec, StreamSpec, invalid, seconds,
 };
@@ -33,10 +31,6 @@ pub struct LoadSpec {
     /// Connections that are opened before the run begins and then only kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<IdleSpec>,
-    /// Drop what comes for addresses nobody has before it costs much: the
-    /// answers to a flood's varied sources, which a real client would not get.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub swallow: Option<SwallowSpec>,
     /// One TCP connection: round trips or bulk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamSpec>,
@@ -49,16 +43,6 @@ pub struct LoadSpec {
     /// Processor to run on. `None`: wherever the caller may run.
     #[serde(default)]
     pub cpu: Option<usize>,
-}
-
-/// What is dropped on arrival, by an XDP program that stays for the run. Needs
-/// CAP_NET_ADMIN and CAP_BPF; only on a veth in a network namespace of its own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SwallowSpec {
-    /// Interface at which it arrives.
-    pub interface: String,
-    /// Its destination.
-    pub destination: Prefix,
 }
 
 impl LoadSpec {
@@ -75,7 +59,6 @@ impl LoadSpec {
             http: None,
             probe: None,
             idle: None,
-            swallow: None,
             stream: None,
             warm_up: Duration::ZERO,
             duration,

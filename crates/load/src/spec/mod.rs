@@ -19,7 +19,7 @@ pub use http::{
     HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX, IdleSpec, ProbeSpec, Reuse, StreamKind,
     StreamSpec,
 };
-pub use load::{LoadSpec, SwallowSpec};
+pub use load::LoadSpec;
 pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};
 
 /// Longest a load may run, warm-up included. A forgotten generator ends.

@@ -18,10 +18,6 @@ fn a_spec_survives_json() {
         http: Some(HttpSpec::new("10.0.0.2:80".parse().unwrap(), "/x")),
         probe: Some(ProbeSpec::new("10.0.0.2:80".parse().unwrap(), "/x")),
         idle: Some(IdleSpec::new("10.0.0.2:80".parse().unwrap(), 7)),
-        swallow: Some(SwallowSpec {
-            interface: "vA".into(),
-            destination: "10.1.0.0/16".parse().unwrap(),
-        }),
         stream: Some(StreamSpec::new(
             "10.0.0.2:80".parse().unwrap(),
             StreamKind::Echo,
