@@ -50,7 +50,7 @@ SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
 SIZE(tw_channel_driver, 16); AT(tw_channel_driver, dropped, 8);
-SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28);
+SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28); AT(tw_cookies, redirect, 29);
 AT(tw_application, tags, 1572864); AT(tw_application, flows, 1835008);
 AT(tw_application, channels, 14417920); AT(tw_application, heads, 14680064);
 AT(tw_application, cookies, 15204352); AT(tw_application, fragment_channel, 15204384);
@@ -64,6 +64,7 @@ static void *(*const bpf_map_lookup_elem)(const void *map, const void *key) = (v
 static long (*const bpf_map_update_elem)(const void *map, const void *key, const void *value, __u64 flags) =
 	(void *)BPF_FUNC_map_update_elem;
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+static long (*const bpf_redirect)(__u32 interface, __u64 flags) = (void *)BPF_FUNC_redirect;
 static long (*const bpf_redirect_map)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_meta;
 static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)BPF_FUNC_xdp_get_buff_len;
@@ -529,312 +530,9 @@ OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control
 	return flags & TW_LISTEN_TCP_STRICT ? 0 : find_listener(application, control, ends);
 }
 
-/* ---- SYN cookies (RFC 4987 section 3.6) ------------------------------------
- *
- * The 32 bits of a cookie, our initial sequence number:
- *   31..4  MAC of the flow, the peer's initial sequence number and the rest
- *   3      lowest bit of the count of COOKIE_PERIODs
- *   2..0   which of cookie_mss the peer's MSS is, rounded down
- * The peer's other options go into the lowest bits of our timestamp, which its
- * ACK echoes, as Linux does:
- *   4      it takes SACK
- *   3..0   its window scale, 15 for none
- * crates/protocol/src/tcp/cookie.rs makes and checks the same. */
-#define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is good for one to two */
-#define COOKIE_OPTIONS 63
-#define NO_SCALE 15
+/* ---- Strict TCP ports ---------------------------------------------------- */
 
-static const __u16 cookie_mss[8] = { 536, 1220, 1300, 1400, 1440, 1460, 4036, 8940 };
-
-#define ABSORB_TWICE(word)                                                     \
-	do {                                                                       \
-		__u64 w = (word);                                                      \
-		v3 ^= w;                                                               \
-		ROUND;                                                                 \
-		ROUND;                                                                 \
-		v0 ^= w;                                                               \
-	} while (0)
-
-/* SipHash-2-4 of a flow and of `word`, left out when 0: of the flow alone it
- * is the offset of its timestamps (RFC 7323 section 5.4). */
-GLOBAL __u64 cookie_hash(const struct tw_cookies *cookies, const struct ends *ends, __u64 word)
-{
-	if (!cookies || !ends)
-		return 0;
-	__u64 k0 = READ_ONCE(cookies->key[0]), k1 = READ_ONCE(cookies->key[1]);
-	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
-	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
-	__u64 length;
-	if (ends->v4) {
-		const __u32 *local = (const __u32 *)ends->local, *remote = (const __u32 *)ends->remote;
-		ABSORB_TWICE((__u64)local[3] << 32 | remote[3]);
-		length = 16;
-	} else {
-		ABSORB_TWICE(ends->local[0]);
-		ABSORB_TWICE(ends->local[1]);
-		ABSORB_TWICE(ends->remote[0]);
-		ABSORB_TWICE(ends->remote[1]);
-		length = 40;
-	}
-	ABSORB_TWICE((__u64)ends->local_port << 32 | (__u64)ends->remote_port << 16 | ends->protocol);
-	if (word) {
-		ABSORB_TWICE(word);
-		length += 8;
-	}
-	ABSORB_TWICE(length << 56);
-	v2 ^= 0xff;
-	ROUND;
-	ROUND;
-	ROUND;
-	ROUND;
-	return v0 ^ v1 ^ v2 ^ v3;
-}
-
-/* The application's clock, ns. */
-INLINE __u64 cookie_clock(const struct tw_cookies *cookies)
-{
-	__u64 now = bpf_ktime_get_ns(), epoch = READ_ONCE(cookies->epoch);
-	return now > epoch ? now - epoch : 0;
-}
-
-INLINE __u32 make_cookie(const struct tw_cookies *cookies, const struct ends *ends, __u32 remote, __u32 count,
-			 __u32 mss)
-{
-	/* Never 0: bit 31 tells it from a hash of the flow alone. */
-	__u64 word = (__u64)remote << 32 | 1u << 31 | (count << 3 & 0x7fffffff) | mss;
-	return ((__u32)cookie_hash(cookies, ends, word) & ~15u) | (count & 1) << 3 | mss;
-}
-
-/* True for an ACK of a cookie of ours that is not too old. */
-OUTLINE int cookie_is_valid(const struct tw_cookies *cookies, const struct ends *ends, __u32 sequence,
-			    __u32 acknowledgment)
-{
-	__u32 cookie = acknowledgment - 1, count = cookie_clock(cookies) / COOKIE_PERIOD;
-	count -= (count ^ cookie >> 3) & 1;
-	return make_cookie(cookies, ends, sequence - 1, count, cookie & 7) == cookie;
-}
-
-struct syn_options {
-	__u32 mss;        /* 0: none */
-	__u32 timestamp;  /* host order */
-	__u8 has_timestamp;
-	__u8 sack;
-	__u8 scale;       /* NO_SCALE: none */
-	__u8 pad;
-};
-
-/* Reads `length` bytes of options, at most TCP_OPTIONS. As Linux: one of a
- * wrong length is skipped, one that leads beyond the end ends the reading. */
-GLOBAL int read_options(struct xdp_md *ctx, struct syn_options *found, __u32 offset, __u32 length)
-{
-	__u8 bytes[64] = {};
-	__u32 at = 0;
-	if (!found || length < 1 || length > TCP_OPTIONS || bpf_xdp_load_bytes(ctx, offset, bytes, length))
-		return 0;
-	for (int i = 0; i < TCP_OPTIONS; i++) {
-		at &= 63;
-		if (at >= length || at >= TCP_OPTIONS)
-			break;
-		__u8 kind = bytes[at];
-		if (kind == 0)
-			break;
-		if (kind == 1) {
-			at++;
-			continue;
-		}
-		/* Within `bytes`, which ends in zeros: a length of 0 ends it too. */
-		__u32 size = bytes[at + 1];
-		if (size < 2 || at + size > length)
-			break;
-		const __u8 *body = bytes + at + 2;
-		if (kind == 2 && size == 4) {
-			found->mss = (__u32)body[0] << 8 | body[1];
-		} else if (kind == 3 && size == 3) {
-			found->scale = body[0] > 14 ? 14 : body[0];
-		} else if (kind == 4 && size == 2) {
-			found->sack = 1;
-		} else if (kind == 8 && size == 10) {
-			found->timestamp = (__u32)body[0] << 24 | (__u32)body[1] << 16 | (__u32)body[2] << 8 | body[3];
-			found->has_timestamp = 1;
-		}
-		at += size;
-	}
-	return 0;
-}
-
-struct v4_header {
-	__u8 version_length, service;
-	__u16 length, identification, fragment;
-	__u8 hop_limit, protocol;
-	__u16 checksum;
-	__u32 source, destination;
-};
-
-struct v6_header {
-	__u32 version_class_label;
-	__u16 length;
-	__u8 protocol, hop_limit;
-	__u64 source[2], destination[2];
-};
-
-struct tcp_header {
-	__u16 source, destination;
-	__u32 sequence, acknowledgment;
-	__u8 offset, flags;
-	__u16 window, checksum, urgent;
-	__u32 options[5];
-};
-
-#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
-
-/* For adding up headers, whatever their fields are. */
-typedef __u32 __attribute__((may_alias)) word;
-
-/* The Internet checksum of what was added up in words of 16 bits. */
-INLINE __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
-/* Where a segment lies, in one argument: offsets and whether it is whole. */
-#define PLACE(transport, end, whole) ((__u64)(whole) << 32 | (__u64)(end) << 16 | (transport))
-#define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
-#define PLACE_END(place) ((__u32)((place) >> 16) & 0xffff)
-#define PLACE_WHOLE(place) ((__u32)((place) >> 32) & 1)
-
-/* Makes the SYN at `place` into its answer. False, and the frame is as it was,
- * for one that no cookie can answer: its listener is to see it. The SYN's
- * checksum is not looked at: one damaged costs an answer to nobody.
- *
- * The answer leaves by XDP_TX. On veth it comes out of the peer only if that
- * has GRO on or an XDP program of its own (ethtool -K PEER gro on); else the
- * kernel drops it there and says nothing. */
-OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
-			       __u64 place, __u32 flags)
-{
-	struct tw_cookies *cookies = &application->cookies;
-	struct tcp_header tcp = {};
-	struct syn_options options = { .scale = NO_SCALE };
-	__u32 transport = PLACE_TRANSPORT(place), end = PLACE_END(place);
-	__u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	const __u8 *header = data + (transport & 0x3fff);
-	if (header + TCP_HEADER > data_end || !PLACE_WHOLE(place))
-		return 0;
-	__u32 length = (header[12] >> 4) * 4;
-	if (length < TCP_HEADER || transport + length > end)
-		return 0;
-	__u32 remote = htonl(*(__u32 *)(header + 4));
-	if (length > TCP_HEADER)
-		read_options(ctx, &options, transport + TCP_HEADER, length - TCP_HEADER);
-
-	/* RFC 9293 section 3.7.1 and RFC 8200 section 5 where it names none. */
-	__u32 mss = options.mss ? options.mss : ends->v4 ? 536 : 1220;
-	if (mss < cookie_mss[0])
-		return 0;
-	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::, ::1 or ff00::/8. */
-	const __u8 *source = (const __u8 *)ends->remote;
-	if (ends->v4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
-		       source[0] == 0xff || (!ends->remote[0] && !*(__u32 *)(source + 8)))
-		return 0;
-
-	__u32 number = 0;
-	for (__u32 i = 1; i < 8; i++)
-		if (mss >= cookie_mss[i])
-			number = i;
-	__u64 now = cookie_clock(cookies);
-	__u32 size = TCP_HEADER + 4;
-	tcp.source = ends->local_port;
-	tcp.destination = ends->remote_port;
-	tcp.sequence = make_cookie(cookies, ends, remote, now / COOKIE_PERIOD, number);
-	tcp.sequence = htonl(tcp.sequence);
-	tcp.acknowledgment = htonl(remote + 1);
-	tcp.flags = TCP_SYN | TCP_ACK;
-	tcp.window = htons(flags >> TW_LISTEN_WINDOW_SHIFT);
-	__u16 announced = ends->v4 ? READ_ONCE(cookies->mss[0]) : READ_ONCE(cookies->mss[1]);
-	tcp.options[0] = htonl(0x02040000u | announced);
-	/* Options that no timestamp can remember are as good as not offered. */
-	if (options.has_timestamp && flags & TW_LISTEN_TIMESTAMPS) {
-		__u32 scale = flags >> TW_LISTEN_SCALE_SHIFT & 15;
-		__u32 sack = options.sack && flags & TW_LISTEN_SACK;
-		__u32 peer = options.scale;
-		if (scale == NO_SCALE)
-			peer = NO_SCALE;
-		__u32 clock = (__u32)(now / 1000000) + (__u32)cookie_hash(cookies, ends, 0);
-		__u32 timestamp = (clock & ~(__u32)COOKIE_OPTIONS) | sack << 4 | peer;
-		/* Never ahead of the clock: later segments must not be older. */
-		if ((__s32)(timestamp - clock) > 0)
-			timestamp -= COOKIE_OPTIONS + 1;
-		tcp.options[1] = sack ? htonl(0x0402080au) : htonl(0x0101080au);
-		tcp.options[2] = htonl(timestamp);
-		tcp.options[3] = htonl(options.timestamp);
-		size += 12;
-		if (peer != NO_SCALE) {
-			tcp.options[4] = htonl(0x01030300u | scale);
-			size += 4;
-		}
-	}
-	tcp.offset = size / 4 << 4;
-
-	__u32 network = ends->v4 ? V4_HEADER : V6_HEADER;
-	__u32 total = NETWORK + network + size;
-	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)(data_end - data)))
-		return 0;
-
-	/* Words that are 0 do not count: the options left out are. */
-	const word *words = (const word *)&tcp;
-	__u64 sum = (__u64)htons(size) + htons(TCP);
-	for (int i = 0; i < 10; i++)
-		sum += words[i];
-	if (ends->v4) {
-		struct v4_header ip = {};
-		ip.version_length = 0x45;
-		ip.length = htons(V4_HEADER + size);
-		ip.fragment = htons(0x4000);
-		ip.hop_limit = READ_ONCE(cookies->hop_limit);
-		ip.protocol = TCP;
-		ip.source = ((const __u32 *)ends->local)[3];
-		ip.destination = ((const __u32 *)ends->remote)[3];
-		sum += (__u64)ip.source + ip.destination;
-		words = (const word *)&ip;
-		__u64 header_sum = 0;
-		for (int i = 0; i < 5; i++)
-			header_sum += words[i];
-		ip.checksum = fold(header_sum);
-		tcp.checksum = fold(sum);
-		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
-	} else {
-		struct v6_header ip = {};
-		ip.version_class_label = htonl(0x60000000u);
-		ip.length = htons(size);
-		ip.protocol = TCP;
-		ip.hop_limit = READ_ONCE(cookies->hop_limit);
-		for (int i = 0; i < 2; i++) {
-			ip.source[i] = ends->local[i];
-			ip.destination[i] = ends->remote[i];
-		}
-		words = (const word *)ip.source;
-		for (int i = 0; i < 8; i++)
-			sum += words[i];
-		tcp.checksum = fold(sum);
-		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
-	}
-	bpf_xdp_store_bytes(ctx, NETWORK + network, &tcp, size);
-	data = (void *)(long)ctx->data;
-	data_end = (void *)(long)ctx->data_end;
-	if (data + NETWORK > data_end)
-		return 0;
-	__u16 *address = (__u16 *)data;
-	for (int i = 0; i < 3; i++) {
-		__u16 word = address[i];
-		address[i] = address[3 + i];
-		address[3 + i] = word;
-	}
-	return 1;
-}
+#include "cookie.h"
 
 /* What strict_channel() says besides a channel, whose index is then 0. */
 #define ANSWERED (1ULL << 32)       /* the frame is now the answer */
@@ -1166,6 +864,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 					if (found & ANSWERED) {
 						count(queue, TW_COUNT_COOKIE_SENT);
 						*cause = TW_COUNT_COOKIE_SENT;
+						if (READ_ONCE(application->cookies.redirect))
+							return bpf_redirect(ctx->ingress_ifindex, 0);
 						return XDP_TX;
 					}
 					if (found & IGNORED)

@@ -155,7 +155,8 @@ struct tw_cookies {
 	__u64 epoch;                   /* ns, CLOCK_MONOTONIC: when the application's clock was 0 */
 	__u16 mss[2];                  /* announced to IPv4, to IPv6 peers; host order */
 	__u8 hop_limit;
-	__u8 pad[3];
+	__u8 redirect;                 /* 1: answers leave by XDP_REDIRECT to their own interface */
+	__u8 pad[2];
 };
 
 struct tw_flow {                   /* 48 bytes */

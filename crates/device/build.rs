@@ -10,7 +10,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../bpf");
     let source = root.join("demux.bpf.c");
-    for file in [&source, &root.join("tables.h")] {
+    for file in [&source, &root.join("cookie.h"), &root.join("tables.h")] {
         println!("cargo::rerun-if-changed={}", file.display());
     }
     let object = PathBuf::from(variable("OUT_DIR")).join("demux.bpf.o");

@@ -1,7 +1,9 @@
 //! Frame memory and the ownership of frames.
 //!
 //! One queue has one [`FrameMemory`]: a memfd cut into equal frames, mapped
-//! here and, with AF_XDP, registered with the kernel. At any time a frame has
+//! here and, with AF_XDP, registered with the kernel. How long a frame is, is
+//! the device's affair: 2 KiB for packets, 64 KiB and more where segments come
+//! uncut ([`FrameMemory::frame_size`]). At any time a frame has
 //! exactly one owner: the device's fill ring, a channel, an application that
 //! borrows its bytes, or the transmit ring. A [`Frame`] is the proof of
 //! ownership: it cannot be copied, only moved, and only devices make them.
@@ -11,8 +13,8 @@ use std::sync::Arc;
 
 use crate::raw::mapping::Mapping;
 
-/// Bytes in one frame: room for the kernel's headroom, our metadata and any
-/// Ethernet frame up to an MTU of 1500.
+/// Bytes in one frame of most devices: room for the kernel's headroom, our
+/// metadata and any Ethernet frame up to an MTU of 1500.
 pub const FRAME_SIZE: usize = 2048;
 
 /// Proof that its holder owns one frame of a [`FrameMemory`], and where in it
@@ -52,10 +54,11 @@ impl Frame {
         self.length
     }
 
-    /// Declares where the packet lies; clamped to the frame.
+    /// Declares where the packet lies. A memory shows no byte outside the frame,
+    /// whatever is declared.
     pub fn set_extent(&mut self, offset: u16, length: u16) {
-        self.offset = offset.min(FRAME_SIZE as u16);
-        self.length = length.min(FRAME_SIZE as u16 - self.offset);
+        self.offset = offset;
+        self.length = length;
     }
 
     /// Splits the token into plain numbers, so that it can be kept in shared
@@ -85,6 +88,7 @@ impl Frame {
 pub struct FrameMemory {
     mapping: Arc<Mapping>,
     frames: u32,
+    frame_size: usize,
 }
 
 impl FrameMemory {
@@ -93,16 +97,42 @@ impl FrameMemory {
     /// # Errors
     /// What `memfd_create`, `ftruncate` or `mmap` report, ENOMEM say.
     pub fn new(frames: u32) -> io::Result<Self> {
-        let mapping = Mapping::anonymous_file("tidewall-frames", frames as usize * FRAME_SIZE)?;
+        Self::with_frame_size(frames, FRAME_SIZE)
+    }
+
+    /// Maps memory for `frames` frames of `frame_size` bytes. Of a longer frame
+    /// than 128 KiB the end is never used: offsets and lengths are 16 bits.
+    ///
+    /// # Errors
+    /// As [`FrameMemory::new`].
+    pub fn with_frame_size(frames: u32, frame_size: usize) -> io::Result<Self> {
+        let length = (frames as usize)
+            .checked_mul(frame_size)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping::anonymous_file("tidewall-frames", length)?;
         Ok(FrameMemory {
             mapping: Arc::new(mapping),
             frames,
+            frame_size,
         })
     }
 
     /// Number of frames.
     pub fn frames(&self) -> u32 {
         self.frames
+    }
+
+    /// Bytes in one frame.
+    pub fn frame_size(&self) -> usize {
+        self.frame_size
+    }
+
+    /// Where the packet of a frame lies in the mapping, and its length: cut to
+    /// the frame, so that no token reaches another frame's bytes.
+    fn extent(&self, frame: &Frame) -> (usize, usize) {
+        let offset = usize::from(frame.offset).min(self.frame_size);
+        let length = usize::from(frame.length).min(self.frame_size - offset);
+        (frame.index as usize * self.frame_size + offset, length)
     }
 
     /// Address of the first byte, for registering with the kernel.
@@ -117,39 +147,32 @@ impl FrameMemory {
 
     /// The packet in a frame that the caller owns.
     pub fn packet<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
-        self.mapping.slice(
-            frame.index as usize * FRAME_SIZE + frame.offset as usize,
-            frame.length as usize,
-        )
+        let (start, length) = self.extent(frame);
+        self.mapping.slice(start, length)
     }
 
     /// The packet in a frame that the caller owns, to change.
     pub fn packet_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
-        self.mapping.slice_mut(
-            frame.index as usize * FRAME_SIZE + frame.offset as usize,
-            frame.length as usize,
-            frame,
-        )
+        let (start, length) = self.extent(frame);
+        self.mapping.slice_mut(start, length, frame)
     }
 
     /// The `length` bytes just below the packet: the driver's metadata.
     /// Shorter when the packet begins too near the frame's start.
     pub fn below<'a>(&'a self, frame: &'a Frame, length: usize) -> &'a [u8] {
-        let length = length.min(frame.offset as usize);
-        self.mapping.slice(
-            frame.index as usize * FRAME_SIZE + frame.offset as usize - length,
-            length,
-        )
+        let length = length.min(usize::from(frame.offset).min(self.frame_size));
+        let (start, _) = self.extent(frame);
+        self.mapping.slice(start - length, length)
     }
 
     /// The `length` bytes just below the packet, to change: a request to the
     /// device. Empty when the packet begins too near the frame's start.
     pub(crate) fn below_mut<'a>(&'a self, frame: &'a mut Frame, length: usize) -> &'a mut [u8] {
-        let Some(below) = (frame.offset as usize).checked_sub(length) else {
+        if length > usize::from(frame.offset).min(self.frame_size) {
             return &mut [];
-        };
-        self.mapping
-            .slice_mut(frame.index as usize * FRAME_SIZE + below, length, frame)
+        }
+        let (start, _) = self.extent(frame);
+        self.mapping.slice_mut(start - length, length, frame)
     }
 
     /// Writes `bytes` just below the packet. False, and nothing written, when
@@ -161,5 +184,35 @@ impl FrameMemory {
         }
         room.copy_from_slice(bytes);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_shows_no_byte_of_its_neighbours() {
+        for size in [FRAME_SIZE, 66 * 1024] {
+            let memory = FrameMemory::with_frame_size(3, size).unwrap();
+            let mut frames: Vec<Frame> = (0..3).map(|index| Frame::new(index, 0, 0)).collect();
+            for frame in &mut frames {
+                let mark = frame.index() as u8 + 1;
+                for offset in [0, 1000, u16::MAX] {
+                    frame.set_extent(offset, u16::MAX);
+                    let length = memory.packet(frame).len();
+                    let room = size.saturating_sub(usize::from(offset));
+                    assert_eq!(length, room.min(usize::from(u16::MAX)));
+                    memory.packet_mut(frame).fill(mark);
+                    assert!(memory.below(frame, 70_000).len() <= size);
+                    memory.below_mut(frame, 24).fill(mark);
+                }
+            }
+            for frame in &mut frames {
+                frame.set_extent(0, u16::MAX);
+                let mark = frame.index() as u8 + 1;
+                assert!(memory.packet(frame).iter().all(|&byte| byte == mark));
+            }
+        }
     }
 }

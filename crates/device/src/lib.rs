@@ -3,13 +3,14 @@
 //! Lives here: frame memory and frame ownership ([`frame`]), the queue
 //! interface that the stack sees ([`queue`]), the demultiplexer in the driver
 //! and its tables ([`demux`]), and the devices: [`afxdp`] (an AF_XDP queue of
-//! a Linux interface) and [`memory`] (a link inside one process). What a real
-//! card lets its host decide, put back afterwards: [`ethtool`].
+//! a Linux interface), [`tap`] (the far end of a Linux interface, for 64 KiB
+//! segments) and [`memory`] (a link inside one process). What a real card lets
+//! its host decide, put back afterwards: [`ethtool`].
 //! Does not live here: channels, protocols, sockets, policy.
 //!
 //! Read first: Documentation/networking/af_xdp.rst and napi.rst in the Linux
-//! tree; LRP (Druschel & Banga, OSDI 1996) §3.2 on the demultiplexing
-//! function.
+//! tree, for the tap tuntap.rst and Virtio 1.2 §5.1.6; LRP (Druschel & Banga,
+//! OSDI 1996) §3.2 on the demultiplexing function.
 //!
 //! ```text
 //!  wire ──► device queue ──► demux ──► (channel id + credit as metadata) ──► receive
@@ -25,3 +26,4 @@ pub mod queue;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod restore;
+pub mod tap;

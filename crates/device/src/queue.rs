@@ -137,6 +137,30 @@ pub trait Transmit: Send {
     /// True when [`Offload`] is honoured.
     fn checksum_offload(&self) -> bool;
 
+    /// Longest TCP payload, in bytes, that [`Transmit::transmit_segments`] takes
+    /// in one frame; 0: the device does not cut.
+    fn segmentation(&self) -> u32 {
+        0
+    }
+
+    /// Queues a frame with one long TCP segment, over IPv4 or IPv6, which the
+    /// device cuts into segments of `segment_size` bytes of payload (or hands on
+    /// whole, where the receiver takes that). IP's length field tells the whole
+    /// length, and the TCP checksum holds the sum of the pseudo-header with that
+    /// length, as Linux's own `CHECKSUM_PARTIAL`.
+    ///
+    /// # Errors
+    /// The frame itself, when there is no room, and always where
+    /// [`Transmit::segmentation`] is 0.
+    fn transmit_segments(
+        &mut self,
+        frame: Frame,
+        _offload: Offload,
+        _segment_size: u16,
+    ) -> Result<(), Frame> {
+        Err(frame)
+    }
+
     /// First offset in a frame at which a packet may be written, so that the
     /// device's own header fits below.
     fn headroom(&self) -> u16;

@@ -386,7 +386,12 @@ impl Session<'_> {
         self.child.cpu()
     }
 
-    /// Datagrams that the services have processed so far.
+    /// The test bed it runs on.
+    pub(crate) fn bench(&self) -> &Bench {
+        self.bench
+    }
+
+    /// Datagrams or requests that the services have processed so far.
     pub(crate) fn received(&self) -> anyhow::Result<u64> {
         let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
         Ok(reader.read().iter().map(|counts| counts.received).sum())

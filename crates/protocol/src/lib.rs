@@ -21,9 +21,9 @@
 mod dropped;
 pub mod icmp;
 pub mod ip;
-pub mod timer;
 mod options;
 pub mod tcp;
+pub mod timer;
 pub mod udp;
 
 pub use dropped::Drop;

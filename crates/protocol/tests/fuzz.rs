@@ -19,6 +19,14 @@ use tidewall_wire::icmp::{v4, v6};
 use tidewall_wire::ipv4::FragmentOffset;
 use tidewall_wire::{Protocol, checksum, ipv4, ipv6};
 
+#[path = "tcp/fuzzed.rs"]
+mod fuzzed;
+#[path = "tcp/link.rs"]
+#[allow(dead_code, reason = "shared with the test `tcp`")]
+mod link;
+
+use fuzzed::{tcp_input, tcp_pair, tcp_peer, tcp_sent, tcp_thaw};
+
 /// Time for random inputs to one target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(500);
 
@@ -67,6 +75,29 @@ fn fuzz_reassembly_of_one() {
 #[test]
 fn fuzz_reassembly_script() {
     fuzz("reassembly_script", reassembly_script);
+}
+
+#[test]
+fn fuzz_tcp_input() {
+    fuzz("tcp_input", |bytes| {
+        tcp_input(bytes);
+        tcp_input(&mended(bytes));
+    });
+}
+
+#[test]
+fn fuzz_tcp_peer() {
+    fuzz("tcp_peer", tcp_peer);
+}
+
+#[test]
+fn fuzz_tcp_pair() {
+    fuzz("tcp_pair", tcp_pair);
+}
+
+#[test]
+fn fuzz_tcp_thaw() {
+    fuzz("tcp_thaw", tcp_thaw);
 }
 
 /// Runs a target on its seeds and on random bytes, and each time also on a seed
@@ -276,6 +307,16 @@ fn mend_v4(bytes: &mut [u8]) {
             mend_transport(transport, 6, Some(length), pseudo);
         }
         1 => mend_transport(transport, 2, None, checksum::Sum::ZERO),
+        6 => {
+            let length = transport.len() as u16;
+            let pseudo = checksum::pseudo_header_v4(
+                packet_source,
+                packet_destination,
+                Protocol::TCP,
+                length,
+            );
+            mend_transport(transport, 16, None, pseudo);
+        }
         _ => {}
     }
 }
@@ -296,12 +337,13 @@ fn mend_v6(bytes: &mut [u8]) {
     match found.protocol {
         Protocol::UDP => mend_transport(transport, 6, Some(length), pseudo),
         Protocol::ICMPV6 => mend_transport(transport, 2, None, pseudo),
+        Protocol::TCP => mend_transport(transport, 16, None, pseudo),
         _ => {}
     }
 }
 
 fn mend_transport(transport: &mut [u8], field: usize, length: Option<u16>, sum: checksum::Sum) {
-    if transport.len() < 8 {
+    if transport.len() < 8.max(field + 2) {
         return;
     }
     if let Some(length) = length {
@@ -398,7 +440,30 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         [2, 0, 2, 1, 0, 255],
     ];
     let script = |steps: &[[u8; 6]]| steps.concat();
+    let tcp4 = tcp_sent(false);
+    let tcp6 = tcp_sent(true);
+    let step = |parts: &[[u8; 8]]| [&[7u8][..], &parts.concat()].concat();
+    // A handshake, data in and out of order, an acknowledgment, a close.
+    let session = step(&[
+        [64 + 4, 0, 0, 0, 0, 1, 0, 0],
+        [64, 0x12, 5, 180, 0, 0, 0x04, 255],
+        [64 + 32, 0x10, 0, 0, 0, 0, 0, 100],
+        [64 + 32, 0x18, 2, 0, 0, 0, 4, 90],
+        [64 + 7, 0, 0, 0, 0, 0, 0, 200],
+        [64, 0x10, 0, 0, 0, 0, 0, 9],
+        [6, 7, 0, 0, 0, 0, 0, 0],
+        [64 + 6, 3, 0, 0, 0, 0, 0, 0],
+        [64 + 5, 0, 0, 0, 0, 0, 0, 0],
+    ]);
+    let pair = [&[10, 5, 20, 30, 60, 0x77, 0xff, 1][..], &[0x5a; 300]].concat();
     vec![
+        ("tcp_input", "v4", tcp4.clone()),
+        ("tcp_input", "v4-cut", tcp4[..30].to_vec()),
+        ("tcp_input", "v6", tcp6),
+        ("tcp_peer", "session", session),
+        ("tcp_pair", "hostile", pair),
+        ("tcp_thaw", "unchanged", Vec::new()),
+        ("tcp_thaw", "changed", vec![0, 5, 1, 1, 0, 9]),
         ("udp_input", "v4", udp4.clone()),
         ("udp_input", "v4-left-to-offload", left4),
         ("udp_input", "v4-martian-padded", martian4),

@@ -32,7 +32,7 @@ mod transmit;
 mod udp;
 mod wait;
 
-pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TrafficClass};
+pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
 pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
 use tidewall_protocol::Drop as Cause;
+use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
 use crate::stack::{Core, lock};
@@ -75,8 +76,11 @@ pub struct StackSnapshot {
     pub microseconds: u64,
     /// One entry a queue.
     pub queues: Vec<QueueSnapshot>,
-    /// One entry an open socket.
+    /// One entry an open UDP socket and TCP listener.
     pub sockets: Vec<SocketSnapshot>,
+    /// TCP connections.
+    #[serde(default)]
+    pub tcp: TcpSnapshot,
     /// Drops of the protocol stage by cause; only causes that occurred.
     pub protocol: BTreeMap<String, u64>,
     /// Reassembly counters by name; only those that are not zero.
@@ -154,7 +158,7 @@ pub struct SocketSnapshot {
     pub local: String,
     /// Peer, if connected.
     pub peer: Option<String>,
-    /// Datagrams received.
+    /// Datagrams received, or connections that wait to be accepted.
     pub received: u64,
     /// Of those, through the kernel.
     pub through_kernel: u64,
@@ -164,6 +168,99 @@ pub struct SocketSnapshot {
     pub limit: u32,
     /// Dropped by the driver because the channel was at its limit.
     pub dropped_full: u64,
+}
+
+/// TCP connections of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TcpSnapshot {
+    /// Connections by state, those in TIME-WAIT included; only states that
+    /// occur. Names as in RFC 9293, in small letters.
+    pub states: BTreeMap<String, u64>,
+    /// Connections that have a channel of their own.
+    pub with_channel: u64,
+    /// Connections that the application has closed and the stack still drives.
+    pub orphans: u64,
+    /// Half-open connections of all listeners.
+    pub half_open: u64,
+    /// Listeners whose SYNs the driver answers with cookies.
+    pub cookies: u64,
+    /// Timers that are armed or late.
+    pub timers: u64,
+    /// What happened since the start, by name: connections `opened`, `closed`,
+    /// `accepted`, `accepted-by-kernel`; `refused` for want of room in the
+    /// driver's tables; times that sending was `held-up` by the device or an
+    /// unresolved neighbour.
+    pub counters: BTreeMap<String, u64>,
+}
+
+impl TcpSnapshot {
+    fn take(core: &Core) -> Self {
+        let mut snapshot = TcpSnapshot {
+            orphans: core.tcp.orphans(),
+            timers: core.tcp.timers.armed() as u64,
+            counters: core
+                .tcp
+                .counters
+                .values()
+                .map(|(name, count)| (name.to_owned(), count))
+                .into(),
+            ..TcpSnapshot::default()
+        };
+        for connection in core.tcp.timers.connections() {
+            let state = connection.lock();
+            let name = state_name(state.connection.state());
+            *snapshot.states.entry(name.to_owned()).or_default() += 1;
+            snapshot.with_channel += u64::from(state.has_channel());
+        }
+        let waiting = lock(&core.tcp.time_wait).len() as u64;
+        if waiting > 0 {
+            *snapshot
+                .states
+                .entry(state_name(State::TimeWait).to_owned())
+                .or_default() += waiting;
+        }
+        for listener in core.tcp.all_listeners() {
+            let (_, half_open, cookies) = listener.counts();
+            snapshot.half_open += half_open as u64;
+            snapshot.cookies += u64::from(cookies);
+        }
+        snapshot
+    }
+}
+
+/// A state's name.
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::Closed => "closed",
+        State::SynSent => "syn-sent",
+        State::SynReceived => "syn-received",
+        State::Established => "established",
+        State::FinWait1 => "fin-wait-1",
+        State::FinWait2 => "fin-wait-2",
+        State::CloseWait => "close-wait",
+        State::Closing => "closing",
+        State::LastAck => "last-ack",
+        State::TimeWait => "time-wait",
+    }
+}
+
+/// Frames that wait in a channel on all queues, and those that the driver
+/// dropped because it was full.
+fn channel_counts(core: &Core, number: u16) -> (u32, u64) {
+    let (mut occupancy, mut dropped_full) = (0, 0);
+    for queue in &core.queues {
+        let queue = queue.shared.queue();
+        let host = core.host.get().and_then(|host| host.get(queue as usize));
+        let head = host.map_or_else(
+            || core.tables.head(queue, number),
+            |host| host.admitted(number),
+        );
+        // Read after the head, the tail may be ahead of it.
+        let waiting = head.wrapping_sub(core.tables.tail(queue, number)) as i32;
+        occupancy += waiting.max(0) as u32;
+        dropped_full += core.tables.dropped(queue, number);
+    }
+    (occupancy, dropped_full)
 }
 
 impl ControlSnapshot {
@@ -242,19 +339,7 @@ impl StackSnapshot {
             let socket = core.socket(number)?;
             let ends = socket.ends();
             let (received, through_kernel) = socket.counts();
-            let (mut occupancy, mut dropped_full) = (0, 0);
-            for queue in &core.queues {
-                let queue = queue.shared.queue();
-                let host = core.host.get().and_then(|host| host.get(queue as usize));
-                let head = host.map_or_else(
-                    || core.tables.head(queue, number),
-                    |host| host.admitted(number),
-                );
-                // Read after the head, the tail may be ahead of it.
-                let waiting = head.wrapping_sub(core.tables.tail(queue, number)) as i32;
-                occupancy += waiting.max(0) as u32;
-                dropped_full += core.tables.dropped(queue, number);
-            }
+            let (occupancy, dropped_full) = channel_counts(core, number);
             Some(SocketSnapshot {
                 channel: number,
                 protocol: "udp".to_owned(),
@@ -264,6 +349,22 @@ impl StackSnapshot {
                 through_kernel,
                 occupancy,
                 limit: socket.limit(),
+                dropped_full,
+            })
+        });
+        let listeners = core.tcp.all_listeners();
+        let listeners = listeners.iter().filter_map(|listener| {
+            let number = listener.channel()?;
+            let (occupancy, dropped_full) = channel_counts(core, number);
+            Some(SocketSnapshot {
+                channel: number,
+                protocol: "tcp".to_owned(),
+                local: listener.local().to_string(),
+                peer: None,
+                received: listener.counts().0 as u64,
+                through_kernel: 0,
+                occupancy,
+                limit: core.tables.limit(0, number),
                 dropped_full,
             })
         });
@@ -289,7 +390,8 @@ impl StackSnapshot {
             architecture: core.architecture.name().to_owned(),
             microseconds: core.age().as_micros() as u64,
             queues: queues.collect(),
-            sockets: sockets.collect(),
+            sockets: sockets.chain(listeners).collect(),
+            tcp: TcpSnapshot::take(core),
             protocol: Cause::ALL
                 .iter()
                 .zip(&core.causes.protocol)

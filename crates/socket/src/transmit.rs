@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidewall_device::frame::{FRAME_SIZE, Frame, FrameMemory};
+use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::{Offload, Transmit};
 use tidewall_protocol::tcp::{self, Flow, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
@@ -48,7 +48,8 @@ impl Transmitter {
         mac: MacAddress,
         mtu: usize,
     ) -> Self {
-        let mtu = mtu.min(FRAME_SIZE - HEADER_LEN - usize::from(device.headroom()));
+        let headroom = usize::from(device.headroom());
+        let mtu = mtu.min(memory.frame_size().saturating_sub(HEADER_LEN + headroom));
         Transmitter {
             device,
             memory,
@@ -93,7 +94,7 @@ impl Transmitter {
         };
         let offloaded = payload.len() > OFFLOAD_ABOVE && self.device.checksum_offload();
         let headroom = self.device.headroom();
-        frame.set_extent(headroom, FRAME_SIZE as u16);
+        frame.set_extent(headroom, u16::MAX);
         let output = Output {
             source_mac: self.mac,
             destination_mac: heading.neighbour,
@@ -145,7 +146,7 @@ impl Transmitter {
         };
         let offloaded = outgoing.payload_len() > OFFLOAD_ABOVE && self.device.checksum_offload();
         let headroom = self.device.headroom();
-        frame.set_extent(headroom, FRAME_SIZE as u16);
+        frame.set_extent(headroom, u16::MAX);
         let link = Link {
             source_mac: self.mac,
             destination_mac: neighbour,
@@ -173,11 +174,17 @@ impl Transmitter {
         } else {
             ipv6::HEADER_LEN
         };
-        let offload = offloaded.then_some(Offload {
+        let offload = Offload {
             checksum_start: (HEADER_LEN + network) as u16,
             checksum_offset: TCP_CHECKSUM_OFFSET,
-        });
-        self.send(frame, offload)
+        };
+        if outgoing.payload_len() > usize::from(outgoing.segment_size) {
+            let size = outgoing.segment_size;
+            return self.give(frame, |device, frame| {
+                device.transmit_segments(frame, offload, size)
+            });
+        }
+        self.send(frame, offloaded.then_some(offload))
     }
 
     /// Bytes of an IP datagram in one frame.
@@ -185,12 +192,26 @@ impl Transmitter {
         self.mtu
     }
 
+    /// Longest TCP payload of one frame, where the device cuts it into segments;
+    /// else 0.
+    pub(crate) fn segmentation(&self) -> u32 {
+        self.device.segmentation()
+    }
+
     fn send(&mut self, frame: Frame, offload: Option<Offload>) -> io::Result<()> {
-        if let Err(frame) = self.device.transmit(frame, offload) {
+        self.give(frame, |device, frame| device.transmit(frame, offload))
+    }
+
+    fn give(
+        &mut self,
+        frame: Frame,
+        transmit: impl Fn(&mut dyn Transmit, Frame) -> Result<(), Frame>,
+    ) -> io::Result<()> {
+        if let Err(frame) = transmit(&mut *self.device, frame) {
             // A full completion ring stops the device too.
             self.device.reclaim(&mut self.free);
             self.device.flush()?;
-            if let Err(frame) = self.device.transmit(frame, offload) {
+            if let Err(frame) = transmit(&mut *self.device, frame) {
                 self.free.push(frame);
                 self.no_frame += 1;
                 return Err(io::Error::from_raw_os_error(libc::ENOBUFS));

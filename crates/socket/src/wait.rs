@@ -96,11 +96,6 @@ pub(crate) struct WaitList {
 }
 
 impl WaitList {
-    /// True when somebody waits; a hint.
-    pub(crate) fn is_waited_on(&self) -> bool {
-        self.count.load(Ordering::Relaxed) != 0
-    }
-
     pub(crate) fn enter(&self, waiter: &Arc<Waiter>) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         list.push(waiter.clone());

@@ -79,7 +79,7 @@ pub struct Arguments {
     /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
     policy: Option<PolicyKind>,
-    /// Largest Bp that the policy may set, 2 to 3000 [default: 3000]; of napi the Bp itself
+    /// Largest Bp that the policy may set, 2 to 3000 [default: 256, of threads 3000]; of napi the Bp itself
     #[arg(long, value_name = "FRAMES", value_parser = budget)]
     budget: Option<u32>,
     /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 200us]; of napi the
@@ -90,8 +90,9 @@ pub struct Arguments {
     /// file at the end, as CSV: such files are replayed through every policy by the tests
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Poll for so long before sleeping, in µs (or as 20us, 1ms); costs processor time while idle
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = spin)]
+    /// Poll for up to so long before sleeping, in µs (or as 1ms), where the last answer's next question
+    /// came within that time; 0: never
+    #[arg(long, value_name = "TIME", default_value = "20us", value_parser = spin)]
     spin: Duration,
     /// Floating-point multiplications to make for each datagram or request
     #[arg(long, value_name = "N", default_value_t = 0)]

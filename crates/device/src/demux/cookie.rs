@@ -1,6 +1,5 @@
-//! SYN cookies in the driver (RFC 4987 §3.6): the part of `bpf/demux.bpf.c`
-//! between "SYN cookies" and "Tracing", in its order. The bits are explained
-//! there.
+//! SYN cookies in the driver (RFC 4987 §3.6): `bpf/cookie.h` and the strict ports
+//! of `bpf/demux.bpf.c`, in their order. The bits are explained there.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -167,12 +166,13 @@ fn answer(
     let named = syn.options.maximum_segment_size.filter(|&mss| mss != 0);
     let mss = named.unwrap_or(if v4 { 536 } else { 1220 });
     let number = COOKIE_MSS.iter().rposition(|&place| place <= mss)? as u32;
-    // Nobody sends from 0/8, 127/8, 224/4 and above, ::, ::1 or ff00::/8.
+    // Nobody sends from 0/8, 127/8, 224/4 and above, ::/64 (unspecified,
+    // loopback, IPv4-mapped) or ff00::/8.
     let remote_bytes = address(ends.remote);
     let martian = if v4 {
         matches!(remote_bytes[12], 0 | 127 | 224..)
     } else {
-        remote_bytes[0] == 0xff || remote_bytes[..12] == [0; 12]
+        remote_bytes[0] == 0xff || ends.remote[0] == 0
     };
     if martian {
         return None;

@@ -386,8 +386,10 @@ pub struct Cookies {
     pub mss: [AtomicU16; 2],
     /// Hop limit (time to live) of answers.
     pub hop_limit: AtomicU8,
+    /// 1: answers leave by XDP_REDIRECT to their own interface, not by XDP_TX.
+    pub redirect: AtomicU8,
     /// Zero.
-    pub pad: [u8; 3],
+    pub pad: [u8; 2],
 }
 
 /// One exact flow, or a listener on one address. Writer: application.
@@ -528,6 +530,7 @@ mod tests {
         assert_eq!(offset_of!(Cookies, epoch), 16);
         assert_eq!(offset_of!(Cookies, mss), 24);
         assert_eq!(offset_of!(Cookies, hop_limit), 28);
+        assert_eq!(offset_of!(Cookies, redirect), 29);
         assert_eq!(offset_of!(Application, tags), 1_572_864);
         assert_eq!(offset_of!(Application, flows), 1_835_008);
         assert_eq!(offset_of!(Application, channels), 14_417_920);

@@ -113,8 +113,11 @@ impl Tables {
     /// Says what the driver does about SYN cookies at a port that
     /// [`Tables::listen_tcp`] made strict.
     ///
-    /// On veth an answer reaches the peer only if that end has GRO on or an XDP
-    /// program of its own: the kernel drops XDP_TX frames otherwise, silently.
+    /// On veth an answer reaches the peer only if that end has an XDP program of
+    /// its own, such as one that passes everything, or GRO on and
+    /// [`Tables::set_cookie_redirect`] here. Otherwise the kernel drops it, or
+    /// leaves it in a ring until something else wakes its reader, and says
+    /// nothing: no client gets in. Devices with a wire need nothing.
     ///
     /// # Errors
     /// EINVAL for port 0, and when there is no key
@@ -147,6 +150,15 @@ impl Tables {
             place.store(mss, Relaxed);
         }
         cookies.hop_limit.store(parameters.hop_limit, Release);
+    }
+
+    /// True: the driver sends its answers by XDP_REDIRECT to the interface they
+    /// came by, in place of XDP_TX. For veth, where that reaches a peer with GRO
+    /// on (`ethtool -K PEER gro on`) as well as one with an XDP program; other
+    /// devices may lack the queues for it.
+    pub fn set_cookie_redirect(&self, redirect: bool) {
+        let cookies = &self.application().cookies;
+        cookies.redirect.store(redirect.into(), Release);
     }
 
     /// Keeps the flags of `keep` and sets those of `set`.

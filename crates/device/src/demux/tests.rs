@@ -401,3 +401,120 @@ fn an_address_has_the_same_words_however_it_is_written() {
         address_words(ip("192.0.2.2"))
     );
 }
+
+/// A SYN with Linux's options in front of nothing else.
+fn syn(source: &str, destination: &str) -> Vec<u8> {
+    let mut frame = datagram(source, destination);
+    frame.truncate(38);
+    frame[17] = 52;
+    frame[23] = 6;
+    frame.extend([0, 0, 0, 9, 0, 0, 0, 0, 0x80, 2, 0xfa, 0xf0, 0, 0, 0, 0]);
+    frame.extend([2, 4, 5, 0xb4, 1, 1, 4, 2, 1, 3, 3, 7]);
+    frame
+}
+
+const OFFER: CookieOffer = CookieOffer {
+    window: 65_535,
+    window_scale: Some(7),
+    timestamps: true,
+    sack: true,
+};
+const COOKIES: CookieParameters = CookieParameters {
+    key: [7; 16],
+    epoch: std::time::Duration::ZERO,
+    mss: [1460, 1440],
+    hop_limit: 64,
+};
+
+#[test]
+fn a_strict_port_is_so_until_its_last_listener_goes() {
+    // Late enough for the bucket of resets to be full.
+    const NOW: u64 = 10_000_000_000;
+    let tables = tables();
+    tables.own_port(Tcp, None, 80, 0).unwrap();
+    let (any, local) = (open(&tables, 1), open(&tables, 2));
+    tables.listen_tcp(None, 80, any, &OFFER).unwrap();
+    tables
+        .listen_tcp(Some(ip(LOCAL)), 80, local, &OFFER)
+        .unwrap();
+    let (peer, here) = ("198.51.100.1:9", "192.0.2.1:80");
+    let mut ack = syn(peer, here);
+    ack[47] = 0x10;
+    let refused = Verdict::Kernel {
+        class: Class::NoConnection,
+    };
+    assert_eq!(channel_of(drive(&tables, 0, &mut syn(peer, here), NOW)), 2);
+    assert_eq!(drive(&tables, 0, &mut ack, NOW), refused);
+    tables.unlisten_tcp(Some(ip(LOCAL)), 80);
+    assert_eq!(channel_of(drive(&tables, 0, &mut syn(peer, here), NOW)), 1);
+    assert_eq!(drive(&tables, 0, &mut ack, NOW), refused);
+    // A flow has its channel; without it a listener on nothing is the kernel's.
+    let flow = open(&tables, 3);
+    tables.connect(Tcp, end(here), end(peer), flow).unwrap();
+    assert_eq!(channel_of(drive(&tables, 0, &mut ack, NOW)), 3);
+    tables.unlisten_tcp(None, 80);
+    assert_eq!(channel_of(drive(&tables, 0, &mut ack, NOW)), 3);
+    tables.disconnect(Tcp, end(here), end(peer));
+    assert!(matches!(
+        drive(&tables, 0, &mut ack, NOW),
+        Verdict::Kernel {
+            class: Class::Established
+        }
+    ));
+}
+
+#[test]
+fn a_queue_lets_a_thousand_a_second_be_reset() {
+    let tables = tables();
+    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables
+        .listen_tcp(None, 80, open(&tables, 1), &OFFER)
+        .unwrap();
+    let mut ack = syn("198.51.100.1:9", "192.0.2.1:80");
+    ack[47] = 0x10;
+    let second = 1_000_000_000;
+    let passed = |from: u64| {
+        let verdicts = (0..5000).map(|_| drive(&tables, 0, &mut ack.clone(), from));
+        verdicts
+            .filter(|verdict| matches!(verdict, Verdict::Kernel { .. }))
+            .count()
+    };
+    assert_eq!((passed(100 * second), passed(101 * second)), (1000, 1000));
+    assert_eq!(tables.counter(0, Counter::NoConnection), 10_000);
+    let counts = tables.class(0, Class::NoConnection);
+    assert_eq!((counts.passed, counts.dropped), (2000, 8000));
+}
+
+#[test]
+fn cookies_need_a_key_and_go_out_only_when_asked_for() {
+    let tables = tables();
+    tables.own_port(Tcp, None, 80, 0).unwrap();
+    let one = open(&tables, 1);
+    tables.listen_tcp(None, 80, one, &OFFER).unwrap();
+    let refused = tables.set_cookies(80, CookieMode::Answer).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+    let wide = CookieOffer {
+        window_scale: Some(15),
+        ..OFFER
+    };
+    assert!(tables.listen_tcp(None, 80, one, &wide).is_err());
+    tables.set_cookie_parameters(&COOKIES);
+    assert!(tables.set_cookies(0, CookieMode::Answer).is_err());
+    let answered = || {
+        let verdict = drive(&tables, 0, &mut syn("198.51.100.1:9", "192.0.2.1:80"), 0);
+        matches!(verdict, Verdict::Answered(_))
+    };
+    for (mode, expected) in [
+        (CookieMode::Answer, true),
+        (CookieMode::Take, false),
+        (CookieMode::Answer, true),
+        (CookieMode::Off, false),
+    ] {
+        tables.set_cookies(80, mode).unwrap();
+        assert_eq!(answered(), expected, "{mode:?}");
+    }
+    // Listening again changes the offer and keeps the mode.
+    tables.set_cookies(80, CookieMode::Answer).unwrap();
+    tables.listen_tcp(None, 80, one, &OFFER).unwrap();
+    assert!(answered());
+}

@@ -7,3 +7,4 @@ pub(crate) mod fork;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 pub(crate) mod syscall;
+pub(crate) mod tun;

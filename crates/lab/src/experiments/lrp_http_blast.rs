@@ -19,7 +19,7 @@ pub const PAPER: &str = "LRP, text (HTTP)";
 
 /// Multiplications a request: about 20 µs, which make the server heavier than
 /// client and sender together.
-pub(super) const WORK: u32 = 20_000;
+pub(crate) const WORK: u32 = 20_000;
 /// The blast at which the claims are judged, packets/s.
 const JUDGED: f64 = 400_000.0;
 

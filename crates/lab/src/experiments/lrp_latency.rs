@@ -77,7 +77,9 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 system,
                 setting,
                 y: None,
-                spin: None,
+                // As an application gets it that says nothing; the other
+                // experiments measure without.
+                spin: (system == System::NiLrp).then_some(20),
                 control: None,
                 classes: Vec::new(),
                 tcp: None,

@@ -14,7 +14,8 @@ pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
-mod tcp;
+pub(crate) mod tcp;
+pub mod tcp_bulk;
 
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 13] = [
+pub static EXPERIMENTS: [Experiment; 14] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
@@ -170,6 +171,13 @@ pub static EXPERIMENTS: [Experiment; 13] = [
         config: rhip_classes::config,
         run: rhip_classes::run,
     },
+    Experiment {
+        name: tcp_bulk::NAME,
+        paper: tcp_bulk::PAPER,
+        about: "one TCP connection as fast as it goes: 64 KiB segments over a tap, Linux over veth",
+        config: Config::default,
+        run: tcp_bulk::run,
+    },
 ];
 
 /// The experiment of this name.
@@ -204,6 +212,7 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         rhip_ping::NAME => Some(rhip_ping::claims(series)),
         rhip_model::NAME => Some(rhip_model::claims(series)),
         rhip_classes::NAME => Some(rhip_classes::claims(series)),
+        tcp_bulk::NAME => Some(tcp_bulk::claims(series)),
         _ => None,
     }
 }

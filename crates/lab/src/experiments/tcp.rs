@@ -17,13 +17,13 @@ use crate::testbed::{Config, more_clients};
 use crate::worker::{TcpKind, TcpSpec, scratch};
 
 /// Port of the web server.
-pub(super) const HTTP_PORT: u16 = 80;
+pub(crate) const HTTP_PORT: u16 = 80;
 /// Port of the same program that listens and where nobody accepts.
-pub(super) const DUMMY_PORT: u16 = 81;
+pub(crate) const DUMMY_PORT: u16 = 81;
 /// UDP port of the same program that it never reads from.
 pub(super) const UNREAD_PORT: u16 = 9;
 /// The document's path.
-pub(super) const DOCUMENT: &str = "/document";
+pub(crate) const DOCUMENT: &str = "/document";
 /// Its bytes: as LRP's.
 const DOCUMENT_BYTES: usize = 1_300;
 /// Connections of the client.
@@ -53,12 +53,12 @@ pub(super) const SYSTEMS: [System; 4] = [
 ];
 
 /// A directory with the document, which goes when this is dropped.
-pub(super) struct Site {
+pub(crate) struct Site {
     root: PathBuf,
 }
 
 impl Site {
-    pub(super) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let site = Site {
             root: scratch("www"),
         };
@@ -70,7 +70,7 @@ impl Site {
     }
 
     /// A web server that makes `work` multiplications for each request.
-    pub(super) fn server(&self, work: u32) -> TcpSpec {
+    pub(crate) fn server(&self, work: u32) -> TcpSpec {
         TcpSpec {
             kind: TcpKind::Http {
                 root: self.root.clone(),

@@ -2,7 +2,7 @@ use super::*;
 use crate::testbed::RealTime;
 
 /// A sample as the costs would give it.
-fn sample(budget: u32, machine: &Machine, burst: u32) -> Sample {
+fn sample(budget: u32, machine: &Machine, for_interrupts: bool) -> Sample {
     let [protocol, application, to_application, to_poller, interrupt] = [
         machine.protocol,
         machine.application,
@@ -12,20 +12,25 @@ fn sample(budget: u32, machine: &Machine, burst: u32) -> Sample {
     ]
     .map(|time| time.as_nanos() as f64);
     let rounds = 1_000.0;
-    let taken = if burst == 1 { 1.0 } else { f64::from(budget) };
-    let each = if burst == 1 { interrupt } else { to_poller };
+    let taken = if for_interrupts {
+        1.0
+    } else {
+        f64::from(budget)
+    };
+    let each = if for_interrupts { interrupt } else { to_poller };
     Sample {
         budget,
         interval_us: 0,
-        offered: if burst == 1 { 20_000.0 } else { 1.4e6 },
-        burst,
+        offered: if for_interrupts { 500_000.0 } else { 1.4e6 },
+        burst: 32,
         goodput: 4e5 + f64::from(budget),
         idle: Some(0.0),
         frames: taken * rounds,
         delivered: taken * rounds,
         overflowed: 0.0,
         rounds,
-        interrupts: if burst == 1 { rounds } else { 0.0 },
+        interrupts: if for_interrupts { rounds } else { 0.0 },
+        for_interrupts,
         switches: 2.0 * rounds,
         poller_ns: rounds * (each + taken * protocol),
         application_ns: rounds * (to_application + taken * application),
@@ -48,9 +53,9 @@ fn costs_are_found_in_the_samples_they_explain() {
     let machine = machine();
     let mut samples: Vec<Sample> = CALIBRATION
         .iter()
-        .map(|&budget| sample(budget, &machine, 32))
+        .map(|&budget| sample(budget, &machine, false))
         .collect();
-    samples.push(sample(128, &machine, 1));
+    samples.push(sample(128, &machine, true));
     let found = costs(&samples, SLICE).unwrap();
     for (found, made) in [
         (found.protocol, machine.protocol),
@@ -68,10 +73,10 @@ fn samples_without_packets_are_no_costs() {
     let machine = machine();
     let empty = Sample {
         rounds: 0.0,
-        ..sample(8, &machine, 32)
+        ..sample(8, &machine, false)
     };
     assert!(costs(&[empty], SLICE).is_err());
-    let flood = [sample(8, &machine, 32), sample(64, &machine, 32)];
+    let flood = [sample(8, &machine, false), sample(64, &machine, false)];
     let error = costs(&flood, SLICE).unwrap_err().to_string();
     assert!(error.contains("interrupt"), "{error}");
 }
@@ -79,7 +84,7 @@ fn samples_without_packets_are_no_costs() {
 #[test]
 fn the_best_of_equals_is_the_most_idle() {
     let machine = machine();
-    let [mut a, mut b, c] = [64, 128, 512].map(|budget| sample(budget, &machine, 32));
+    let [mut a, mut b, c] = [64, 128, 512].map(|budget| sample(budget, &machine, false));
     (a.goodput, a.idle) = (1_000.0, Some(0.3));
     (b.goodput, b.idle) = (1_005.0, Some(0.2));
     let c = Sample {
@@ -93,9 +98,9 @@ fn the_best_of_equals_is_the_most_idle() {
 #[test]
 fn only_samples_at_the_rate_asked_for_are_compared() {
     let machine = machine();
-    let (flood, sparse) = (sample(64, &machine, 32), sample(64, &machine, 1));
+    let (flood, sparse) = (sample(64, &machine, false), sample(64, &machine, true));
     assert!(is_wanted(&flood, None) && !is_wanted(&sparse, None));
-    assert!(!is_wanted(&flood, Some(20_000)) && is_wanted(&flood, Some(1_350_000)));
+    assert!(!is_wanted(&flood, Some(500_000)) && is_wanted(&flood, Some(1_350_000)));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
 //! then how many it has, and ends with its input.
 
+mod bulk;
 mod child;
 mod cpu;
 mod hold;
@@ -30,6 +31,8 @@ use tidewall_service::linux;
 use crate::raw_process;
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
 
+pub(crate) use bulk::CHUNK as BULK_CHUNK;
+pub use bulk::{BulkJob, BulkOutcome, Direction};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub(crate) use service::{Account, Drops};
@@ -49,6 +52,8 @@ pub enum Job {
     /// Drop what comes for [`NOWHERE`] at the client's interface, until the
     /// standard input ends.
     Swallow,
+    /// One end of a bulk transfer.
+    Bulk(BulkJob),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -219,6 +224,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
         Job::Swallow => swallow(),
+        Job::Bulk(job) => bulk::run(&job),
         Job::Spin => spin(),
     }
 }
@@ -310,6 +316,11 @@ mod tests {
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::Swallow,
+            Job::Bulk(BulkJob::TapServer {
+                interface: "tw-t".into(),
+                address: [10, 78, 0, 2].into(),
+                port: 1,
+            }),
             Job::Spin,
         ];
         for job in jobs {

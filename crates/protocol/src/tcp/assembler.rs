@@ -216,3 +216,78 @@ impl Assembler {
         self.unread = bytes.len() as u32;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// So that everything wraps.
+    const FIRST: u32 = u32::MAX - 300;
+
+    fn byte(offset: usize) -> u8 {
+        (offset * 7 + offset / 256) as u8
+    }
+
+    fn data(from: usize, length: usize) -> Vec<u8> {
+        (from..from + length).map(byte).collect()
+    }
+
+    #[test]
+    fn islands_are_bounded_and_known_ones_grow() {
+        let mut assembler = Assembler::new(FIRST);
+        for island in 0..RANGES_MAX as u32 {
+            let at = FIRST.wrapping_add(island * 10 + 5);
+            assert_eq!(assembler.insert(at, b"abc"), Inserted::Beyond);
+        }
+        let next = FIRST.wrapping_add(RANGES_MAX as u32 * 10 + 5);
+        assert_eq!(assembler.insert(next, b"abc"), Inserted::Refused);
+        assert_eq!(
+            assembler.insert(FIRST.wrapping_add(8), b"de"),
+            Inserted::Beyond,
+            "it touches one"
+        );
+        assert_eq!(
+            assembler.insert(FIRST.wrapping_add(6), b"bcd"),
+            Inserted::Duplicate
+        );
+        assert_eq!(assembler.beyond.capacity(), RANGES_MAX);
+        assert_eq!(assembler.furthest(), Some(next.wrapping_sub(7)));
+    }
+
+    proptest! {
+        /// Whatever comes in whatever order and overlap: what is in order is what
+        /// was sent, and what is told to be held is held.
+        #[test]
+        fn order_is_restored(
+            segments in prop::collection::vec((0usize..600, 1usize..80, 0usize..90), 1..60),
+        ) {
+            let mut assembler = Assembler::new(FIRST);
+            let mut held = vec![false; 700];
+            let mut read = 0;
+            for (from, length, consumed) in segments {
+                let refused = assembler.insert(
+                    FIRST.wrapping_add(from as u32), &data(from, length),
+                ) == Inserted::Refused;
+                if !refused {
+                    held[from..from + length].fill(true);
+                }
+                let next = held.iter().position(|held| !held).unwrap();
+                prop_assert_eq!(assembler.next(), FIRST.wrapping_add(next as u32));
+                let unread = assembler.unread_slices().concat();
+                prop_assert_eq!(&unread, &data(read, next - read));
+                for (first, pieces) in assembler.islands() {
+                    let first = first.wrapping_sub(FIRST) as usize;
+                    let bytes = pieces.concat();
+                    prop_assert!(!held[first - 1] && first > next);
+                    prop_assert!(!held[first + bytes.len()]);
+                    prop_assert_eq!(&bytes, &data(first, bytes.len()));
+                }
+                let islands: usize = assembler.islands().map(|island| island.1.concat().len()).sum();
+                let beyond = held[next..].iter().filter(|held| **held).count();
+                prop_assert_eq!(islands, beyond);
+                read += assembler.consume(consumed) as usize;
+            }
+        }
+    }
+}

@@ -79,7 +79,8 @@ impl Connection {
         self.receive.assembler.clear();
         self.finish_writing();
         if self.state == State::FinWait2 {
-            self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+            self.timers
+                .set(Timer::Wait, now, self.config.fin_timeout.get());
         }
     }
 
@@ -216,20 +217,29 @@ impl Connection {
     }
 
     fn user_timed_out(&self, now: Time) -> bool {
-        match (self.config.user_timeout, self.send.stalled) {
+        match (self.config.user_timeout(), self.send.stalled) {
             (Some(limit), Some(since)) => now.saturating_sub(since) >= limit,
             _ => false,
         }
     }
 
+    /// Whether the same was tried often enough. A closed window is no reason to
+    /// give up (RFC 9293 §3.8.6.1) unless what is sent to it stays without
+    /// answer, or the application is gone: then answers do not count, only
+    /// progress, or a peer could hold our memory for ever ("sockstress", RFC
+    /// 6429).
+    fn given_up(&self, now: Time) -> bool {
+        let (count, limit) = if self.orphan {
+            (self.round_trip.backoff, self.config.orphan_retries)
+        } else {
+            (self.send.retries, self.config.retries)
+        };
+        count >= limit || self.user_timed_out(now)
+    }
+
     /// The retransmission timer has expired with data in flight (RFC 6298 §5.4).
     fn retransmit(&mut self, now: Time) {
-        let retries = if self.orphan {
-            self.config.orphan_retries
-        } else {
-            self.config.retries
-        };
-        if self.send.retries >= retries || self.user_timed_out(now) {
+        if self.given_up(now) {
             self.time_out();
             return;
         }
@@ -258,15 +268,7 @@ impl Connection {
             self.pending.add(Pending::OVERRIDE);
             return;
         }
-        // A closed window is no reason to give up (RFC 9293 §3.8.6.1) unless the
-        // probes stay without answer, or the application is gone: a peer could
-        // hold our memory for ever ("sockstress", RFC 6429).
-        let (count, limit) = if self.orphan {
-            (self.round_trip.backoff, self.config.orphan_retries)
-        } else {
-            (self.send.retries, self.config.retries)
-        };
-        if count >= limit || self.user_timed_out(now) {
+        if self.given_up(now) {
             let orphan = self.orphan;
             self.time_out();
             if orphan {
@@ -286,7 +288,7 @@ impl Connection {
     }
 
     fn keepalive_timer(&mut self, now: Time) {
-        let Some(keepalive) = self.config.keepalive else {
+        let Some(keepalive) = self.config.keepalive() else {
             return;
         };
         let silence = now.saturating_sub(self.receive.last);
@@ -300,7 +302,7 @@ impl Connection {
                 .set(Timer::Keepalive, self.receive.last, keepalive.idle);
             return;
         }
-        let given_up = match self.config.user_timeout {
+        let given_up = match self.config.user_timeout() {
             Some(limit) => self.keepalive_probes > 0 && silence >= limit,
             None => self.keepalive_probes >= keepalive.count,
         };
@@ -311,8 +313,7 @@ impl Connection {
         }
         self.keepalive_probes = self.keepalive_probes.saturating_add(1);
         self.pending.add(Pending::PROBE);
-        let interval = keepalive.interval.max(Duration::from_millis(1));
-        self.timers.set(Timer::Keepalive, now, interval);
+        self.timers.set(Timer::Keepalive, now, keepalive.interval);
     }
 
     /// Takes an ICMP error about this flow. Anyone can send one (RFC 5927): it

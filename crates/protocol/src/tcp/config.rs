@@ -2,6 +2,8 @@
 
 use core::time::Duration;
 
+use super::connection::{BUFFER_MAX, BUFFER_MIN, MSS_MIN};
+
 /// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
@@ -123,6 +125,106 @@ impl Config {
     /// §2.2). A connection from a passive handshake takes it for announced.
     #[must_use]
     pub fn syn_window(&self) -> u16 {
-        u16::try_from(self.receive_buffer.max(2048)).unwrap_or(u16::MAX)
+        u16::try_from(self.receive_buffer.max(BUFFER_MIN)).unwrap_or(u16::MAX)
+    }
+}
+
+/// A length of time in milliseconds, as small as a hundred thousand connections
+/// want it; 49 days at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Span(pub(super) u32);
+
+impl Span {
+    /// Rounded up: a timer may be late, never early.
+    pub(super) fn new(time: Duration) -> Self {
+        let milliseconds = time.as_nanos().div_ceil(1_000_000);
+        Self(u32::try_from(milliseconds).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn get(self) -> Duration {
+        Duration::from_millis(self.0.into())
+    }
+}
+
+/// A [`Config`] as a connection keeps it: within bounds, and small.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) receive_buffer: u32,
+    pub(super) receive_buffer_max: u32,
+    pub(super) send_buffer: u32,
+    pub(super) send_buffer_max: u32,
+    pub(super) offload: u32,
+    /// As [`Keepalive`]; a count of zero is none.
+    pub(super) keepalive_idle: Span,
+    pub(super) keepalive_interval: Span,
+    /// Zero is none.
+    pub(super) user_timeout: Span,
+    pub(super) delayed_ack: Span,
+    pub(super) timeout_min: Span,
+    pub(super) timeout_max: Span,
+    pub(super) fin_timeout: Span,
+    pub(super) mss: u16,
+    pub(super) keepalive_count: u8,
+    pub(super) syn_retries: u8,
+    pub(super) retries: u8,
+    pub(super) orphan_retries: u8,
+    pub(super) initial_window: u8,
+    pub(super) traffic_class: u8,
+    pub(super) nodelay: bool,
+}
+
+impl Settings {
+    pub(super) fn new(config: &Config) -> Self {
+        let mut settings = Self {
+            receive_buffer: config.receive_buffer.clamp(BUFFER_MIN, BUFFER_MAX),
+            receive_buffer_max: config.receive_buffer_max.min(BUFFER_MAX),
+            send_buffer: config.send_buffer.clamp(BUFFER_MIN, BUFFER_MAX),
+            send_buffer_max: config.send_buffer_max.clamp(BUFFER_MIN, BUFFER_MAX),
+            offload: config.offload,
+            keepalive_idle: Span(0),
+            keepalive_interval: Span(0),
+            user_timeout: Span::new(config.user_timeout.unwrap_or_default()),
+            delayed_ack: Span::new(config.delayed_ack),
+            timeout_min: Span::new(config.timeout_min),
+            timeout_max: Span::new(config.timeout_max),
+            fin_timeout: Span::new(config.fin_timeout),
+            mss: config.mss.max(MSS_MIN),
+            keepalive_count: 0,
+            syn_retries: config.syn_retries,
+            retries: config.retries,
+            orphan_retries: config.orphan_retries,
+            initial_window: config.initial_window,
+            traffic_class: config.traffic_class,
+            nodelay: config.nodelay,
+        };
+        settings.set_keepalive(config.keepalive);
+        settings
+    }
+
+    pub(super) fn syn_window(&self) -> u16 {
+        u16::try_from(self.receive_buffer).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn keepalive(&self) -> Option<Keepalive> {
+        (self.keepalive_count > 0).then(|| Keepalive {
+            idle: self.keepalive_idle.get(),
+            interval: self.keepalive_interval.get(),
+            count: self.keepalive_count,
+        })
+    }
+
+    pub(super) fn set_keepalive(&mut self, keepalive: Option<Keepalive>) {
+        let Some(keepalive) = keepalive else {
+            self.keepalive_count = 0;
+            return;
+        };
+        self.keepalive_count = keepalive.count.max(1);
+        self.keepalive_idle = Span::new(keepalive.idle);
+        // A probe a millisecond at the most.
+        self.keepalive_interval = Span::new(keepalive.interval.max(Duration::from_millis(1)));
+    }
+
+    pub(super) fn user_timeout(&self) -> Option<Duration> {
+        (self.user_timeout.0 > 0).then(|| self.user_timeout.get())
     }
 }

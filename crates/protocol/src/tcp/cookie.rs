@@ -1,6 +1,6 @@
 //! SYN cookies (RFC 4987 §3.6): a handshake without memory.
 //!
-//! `bpf/demux.bpf.c` makes and checks the same bits in the driver, and explains
+//! `bpf/cookie.h` makes and checks the same bits in the driver, and explains
 //! them there: the initial sequence number of the answer is a MAC of the flow,
 //! the peer's initial sequence number, the time and the rounded maximum segment
 //! size; window scale and SACK are in the low bits of the answer's timestamp,
@@ -70,7 +70,7 @@ impl Cookies {
             let scale = peer.window_scale.filter(|_| self.config.window_scaling);
             options.window_scale = scale.map(|_| self.config.window_scale());
             let kept = u32::from(scale.map_or(NO_SCALE, |scale| scale.min(14)))
-                | u32::from(options.sack_permitted) * SACK;
+                | (u32::from(options.sack_permitted) * SACK);
             let clock = timestamp(now, isn::timestamp_offset(&self.key, flow));
             let mut value = clock & !OPTIONS | kept;
             // Never ahead of the clock: later segments must not be older.

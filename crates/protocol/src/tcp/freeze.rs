@@ -12,6 +12,7 @@ use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
+use super::config::{Settings, Span};
 use super::congestion::NewReno;
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
@@ -21,7 +22,7 @@ use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Errno, Flow, Keepalive, State, Time, timestamp};
+use super::{Config, Errno, Flow, State, Time, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
@@ -492,33 +493,27 @@ fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
     }
 }
 
-fn config<C: Codec>(config: &Config, codec: &mut C) -> Config {
-    let none = Keepalive::default();
-    Config {
-        mss: codec.u16(config.mss),
+fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
+    Settings {
         receive_buffer: codec.u32(config.receive_buffer),
         receive_buffer_max: codec.u32(config.receive_buffer_max),
         send_buffer: codec.u32(config.send_buffer),
         send_buffer_max: codec.u32(config.send_buffer_max),
         offload: codec.u32(config.offload),
-        timestamps: codec.flag(config.timestamps),
-        sack: codec.flag(config.sack),
-        window_scaling: codec.flag(config.window_scaling),
-        nodelay: codec.flag(config.nodelay),
-        keepalive: codec.maybe(config.keepalive, none, |codec, keepalive| Keepalive {
-            idle: codec.length(keepalive.idle),
-            interval: codec.length(keepalive.interval),
-            count: codec.u8(keepalive.count),
-        }),
-        user_timeout: codec.maybe(config.user_timeout, Duration::ZERO, C::length),
+        keepalive_idle: Span(codec.u32(config.keepalive_idle.0)),
+        keepalive_interval: Span(codec.u32(config.keepalive_interval.0)),
+        user_timeout: Span(codec.u32(config.user_timeout.0)),
+        delayed_ack: Span(codec.u32(config.delayed_ack.0)),
+        timeout_min: Span(codec.u32(config.timeout_min.0)),
+        timeout_max: Span(codec.u32(config.timeout_max.0)),
+        fin_timeout: Span(codec.u32(config.fin_timeout.0)),
+        mss: codec.u16(config.mss),
+        keepalive_count: codec.u8(config.keepalive_count),
         syn_retries: codec.u8(config.syn_retries),
         retries: codec.u8(config.retries),
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
-        delayed_ack: codec.length(config.delayed_ack),
-        timeout_min: codec.length(config.timeout_min),
-        timeout_max: codec.length(config.timeout_max),
-        fin_timeout: codec.length(config.fin_timeout),
         traffic_class: codec.u8(config.traffic_class),
+        nodelay: codec.flag(config.nodelay),
     }
 }

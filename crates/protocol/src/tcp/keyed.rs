@@ -8,7 +8,7 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 use super::Flow;
 
 /// SipHash-2-4 of a flow and perhaps one word more. `cookie_hash` of
-/// `bpf/demux.bpf.c` is the same function: words of the machine's own byte order
+/// `bpf/cookie.h` is the same function: words of the machine's own byte order
 /// where that has them.
 pub(super) fn hash(key: &[u8; 16], flow: &Flow, word: Option<u64>) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);

@@ -13,11 +13,13 @@
 //!            next_timeout(), timeout()
 //! ```
 //!
-//! One concern a file: `segment` (bytes), `connection` (what an application
-//! sees), `receive` (RFC 9293 §3.10.7), `send` (what may be sent and when),
-//! `assembler` and `send_buffer` (the two rings), `recovery` (what is lost),
-//! `congestion` (how much may be in flight), `round_trip` (RFC 6298), `timers`,
-//! `close`, `freeze` (to bytes and back), `info`. Before a connection is
+//! One concern a file: `segment` (bytes), `connection` (the state and its
+//! beginning), `application` and `options` (what its owner does with it),
+//! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
+//! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
+//! `recovery` (what is lost), `congestion` (how much may be in flight),
+//! `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
+//! included), `freeze` (to bytes and back), `info`. Before a connection is
 //! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
@@ -25,14 +27,16 @@
 //! recovery), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
 //! (user timeout), 1122 §4.2.
 
+mod acknowledgment;
+mod application;
 mod assembler;
 mod close;
 mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
-mod half_open;
 mod freeze;
+mod half_open;
 mod info;
 pub mod isn;
 mod keyed;

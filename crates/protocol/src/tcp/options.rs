@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::config::Span;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection};
 use super::timers::Timer;
 use super::{Keepalive, State, Time};
@@ -32,7 +33,7 @@ impl Connection {
     /// Probes a silent peer, or does not (`SO_KEEPALIVE`, `TCP_KEEPIDLE`,
     /// `TCP_KEEPINTVL`, `TCP_KEEPCNT`).
     pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>, now: Time) {
-        self.config.keepalive = keepalive;
+        self.config.set_keepalive(keepalive);
         self.keepalive_probes = 0;
         let open = !matches!(
             self.state,
@@ -51,18 +52,18 @@ impl Connection {
     /// See [`Connection::set_keepalive`].
     #[must_use]
     pub fn keepalive(&self) -> Option<Keepalive> {
-        self.config.keepalive
+        self.config.keepalive()
     }
 
     /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`).
     pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
-        self.config.user_timeout = timeout;
+        self.config.user_timeout = Span::new(timeout.unwrap_or_default());
     }
 
     /// See [`Connection::set_user_timeout`].
     #[must_use]
     pub fn user_timeout(&self) -> Option<Duration> {
-        self.config.user_timeout
+        self.config.user_timeout()
     }
 
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was

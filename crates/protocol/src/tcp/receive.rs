@@ -8,7 +8,7 @@ use core::time::Duration;
 use super::connection::{Connection, MSS_DEFAULT, Pending, QUICK_ACKS};
 use super::send::milliseconds;
 use super::timers::Timer;
-use super::{Errno, Segment, State, Time, timestamp};
+use super::{Errno, Segment, State, Time};
 use crate::tcp::assembler::Inserted;
 use crate::tcp::ring::KEEP_ABOVE;
 use tidewall_wire::tcp::{Flags, Header, before};
@@ -95,7 +95,7 @@ impl Connection {
 
     /// Asks for an answer to something that is not acceptable, unless one was
     /// sent a short while ago.
-    fn challenge(&mut self, now: Time) {
+    pub(super) fn challenge(&mut self, now: Time) {
         self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
         if self
             .receive
@@ -107,15 +107,17 @@ impl Connection {
         }
     }
 
+    /// Whether our SYN is acknowledged; nothing can do that before it has left.
+    fn acknowledges_syn(&self, header: &Header) -> bool {
+        self.send.next != self.send.first && header.acknowledgment == self.send.next
+    }
+
     /// RFC 9293 §3.10.7.3.
     fn input_syn_sent(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
-        // Before our SYN has left, nothing can acknowledge it.
-        let acceptable = acknowledges
-            && self.send.next != self.send.first
-            && header.acknowledgment == self.send.next;
+        let acceptable = acknowledges && self.acknowledges_syn(header);
         if acknowledges && !acceptable {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
@@ -181,7 +183,7 @@ impl Connection {
             && flags.contains(Flags::ACK)
             && !reset
             && sequence.wrapping_add(1) == self.next_expected()
-            && header.acknowledgment == self.send.next
+            && self.acknowledges_syn(header)
         {
             // The peer's SYN-ACK of a simultaneous open: its SYN is known, and
             // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
@@ -226,7 +228,7 @@ impl Connection {
             return;
         }
         if self.state == State::SynReceived {
-            if header.acknowledgment != self.send.next {
+            if !self.acknowledges_syn(header) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
                 return;
@@ -304,153 +306,6 @@ impl Connection {
         !before(end, self.receive.acknowledged) && !before(self.receive.edge, sequence)
     }
 
-    /// The ACK field (RFC 9293 §3.10.7.4, fifth). `plain` without payload and
-    /// FIN. False when the segment is to be dropped.
-    #[inline]
-    fn acknowledge(&mut self, header: &Header, plain: bool, now: Time) -> bool {
-        let acknowledgment = header.acknowledgment;
-        if before(self.send.next, acknowledgment) {
-            // Of what was never sent.
-            self.challenge(now);
-            return false;
-        }
-        let first = self.send.first;
-        if before(acknowledgment, first) {
-            // RFC 5961 §5.2: one that is older than any window is an attack.
-            if first.wrapping_sub(acknowledgment) > self.send.window_max {
-                self.challenge(now);
-                return false;
-            }
-            return true;
-        }
-        let scale = if header.flags.contains(Flags::SYN) {
-            0
-        } else {
-            self.send.scale
-        };
-        let window = u32::from(header.window) << scale;
-        let updates = window != self.send.window;
-        let in_flight = self.send.next.wrapping_sub(first);
-        if acknowledgment != first {
-            self.acknowledge_new(header, now);
-        }
-        let news = self.sack
-            && !header.options.sack.is_empty()
-            && self.recovery.sack(
-                header.options.sack.as_slice(),
-                acknowledgment,
-                self.send.next,
-            );
-        let duplicate = acknowledgment == first && plain && !updates && !self.sack;
-        if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
-            self.acknowledge_duplicate(now);
-        }
-        if updates || acknowledgment != first || before(self.send.window_sequence, header.sequence)
-        {
-            self.update_window(header, window);
-        }
-        if self.send.window == 0 {
-            // The peer is there: what is sent to a closed window is no loss.
-            self.send.retries = 0;
-        }
-        true
-    }
-
-    /// New data is acknowledged.
-    #[inline]
-    fn acknowledge_new(&mut self, header: &Header, now: Time) {
-        let acknowledgment = header.acknowledgment;
-        let bytes = acknowledgment.wrapping_sub(self.send.first);
-        let mss = u32::from(self.send.mss);
-        self.send.first = acknowledgment;
-        let data = self.send.buffer.acknowledge(bytes);
-        let acknowledged = self.counters.bytes_acknowledged;
-        self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
-        self.send.retries = 0;
-        self.send.stalled = None;
-        self.soft_error = None;
-        self.round_trip.backoff = 0;
-        let mut round_trip = self.round_trip.acknowledged(acknowledgment, now);
-        if round_trip.is_none()
-            && self.round_trip.timed.is_none()
-            && let Some(timestamps) = header.options.timestamps
-            && self.timestamps
-        {
-            // Nothing was timed since something was sent again; the echo tells
-            // apart which of both was acknowledged (RFC 7323 §4).
-            let clock = timestamp(now, self.timestamp_offset);
-            let age = clock.wrapping_sub(timestamps.echo);
-            if age < 120_000 {
-                round_trip = Some(Duration::from_millis(age.max(1).into()));
-            }
-        }
-        if let Some(sample) = round_trip {
-            self.round_trip.sample(sample);
-        }
-        let was_quiet = self.recovery.is_quiet();
-        let fast = self.recovery.phase == super::recovery::Phase::Fast;
-        let over =
-            self.recovery
-                .acknowledged(acknowledgment, self.send.next, bytes, mss, self.sack);
-        if was_quiet || !fast && !over {
-            use super::congestion::{Acknowledged, Algorithm};
-            self.congestion.on_acknowledged(&Acknowledged {
-                bytes,
-                in_flight: self.send.flight,
-                round_trip,
-                now,
-                mss,
-            });
-        }
-        if acknowledgment == self.send.next {
-            self.timers.stop(Timer::Retransmit);
-            if self.send.buffer.len() == 0 && self.send.buffer.capacity() > KEEP_ABOVE {
-                self.release_later(now);
-            }
-        } else {
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
-        }
-    }
-
-    fn acknowledge_duplicate(&mut self, now: Time) {
-        let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
-        let in_flight = self.recovery.pipe(first, next, mss, self.sack);
-        if self.recovery.duplicate(first, next, mss, self.sack) {
-            use super::congestion::Algorithm;
-            self.congestion.on_loss(in_flight.max(mss), mss);
-            self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
-            self.round_trip.timed = None;
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
-        }
-    }
-
-    /// SND.WL1 and SND.WL2 keep old segments from updating the window.
-    #[inline]
-    fn update_window(&mut self, header: &Header, window: u32) {
-        let newer = before(self.send.window_sequence, header.sequence)
-            || self.send.window_sequence == header.sequence
-                && !before(header.acknowledgment, self.send.window_acknowledgment);
-        if newer {
-            let opened = window > self.send.window;
-            self.take_window(header.sequence, header.acknowledgment, window);
-            if opened && self.send.first == self.send.next && self.unsent() > 0 {
-                // The end of a persist state; output starts a new one if need be.
-                self.timers.stop(Timer::Retransmit);
-                self.round_trip.backoff = 0;
-                self.send.stalled = None;
-            }
-        }
-    }
-
-    pub(super) fn take_window(&mut self, sequence: u32, acknowledgment: u32, window: u32) {
-        self.send.window = window;
-        self.send.window_max = self.send.window_max.max(window);
-        self.send.window_sequence = sequence;
-        self.send.window_acknowledgment = acknowledgment;
-    }
-
     /// State changes once our FIN is acknowledged.
     fn after_acknowledgment(&mut self, now: Time) {
         if !self.fin_sent() || self.send.first != self.send.next {
@@ -460,7 +315,8 @@ impl Connection {
             State::FinWait1 => {
                 self.state = State::FinWait2;
                 if self.orphan {
-                    self.timers.set(Timer::Wait, now, self.config.fin_timeout);
+                    self.timers
+                        .set(Timer::Wait, now, self.config.fin_timeout.get());
                 }
             }
             State::Closing => self.enter_time_wait(now),
@@ -565,7 +421,7 @@ impl Connection {
                     // segment (RFC 9293 §3.8.6.3).
                     self.pending.add(Pending::ACKNOWLEDGE);
                 } else if !self.timers.is_running(Timer::Acknowledge) {
-                    let delay = self.config.delayed_ack;
+                    let delay = self.config.delayed_ack.get();
                     self.timers.set(Timer::Acknowledge, now, delay);
                 }
             }
@@ -652,7 +508,7 @@ impl Connection {
     }
 
     /// Has the buffers given back when they are still empty in a while.
-    fn release_later(&mut self, now: Time) {
+    pub(super) fn release_later(&mut self, now: Time) {
         if !self.timers.is_running(Timer::Release) {
             self.timers.set(Timer::Release, now, RELEASE_AFTER);
         }

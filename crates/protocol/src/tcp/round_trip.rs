@@ -71,6 +71,9 @@ impl RoundTrip {
             let slack = Duration::from_micros(u64::from(self.variation) * 4);
             Duration::from_micros(self.smoothed.into()) + slack.max(min)
         };
+        if self.backoff == 0 {
+            return base.min(max);
+        }
         base.saturating_mul(1 << self.backoff.min(20)).min(max)
     }
 }

@@ -299,7 +299,7 @@ impl Connection {
     #[inline]
     fn answers_data(&self, now: Time) -> bool {
         let age = milliseconds(now).wrapping_sub(self.receive.data_at);
-        self.counters.bytes_received > 0 && u128::from(age) < self.config.delayed_ack.as_millis()
+        self.counters.bytes_received > 0 && age < self.config.delayed_ack.0
     }
 
     fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {

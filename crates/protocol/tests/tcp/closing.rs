@@ -201,6 +201,23 @@ fn a_peer_that_keeps_its_window_closed_cannot_hold_an_orphan() {
 }
 
 #[test]
+fn a_peer_that_never_takes_the_fin_cannot_hold_an_orphan() {
+    let mut peer = Peer::established(&plain());
+    peer.window = 0;
+    peer.give(ACK, 0, 0, b"");
+    close(&mut peer);
+    assert_eq!(peer.brief(), [(FIN, 0, 0, 0)]);
+    let began = peer.now;
+    while peer.state() != State::Closed {
+        peer.wait_for_timer();
+        if !peer.sent().is_empty() {
+            peer.give(ACK, 0, 0, b"");
+        }
+    }
+    assert!(peer.now - began < Duration::from_secs(300));
+}
+
+#[test]
 fn aborting_is_seen_by_the_peer() {
     let mut peer = Peer::established(&plain());
     peer.write(10);

@@ -188,3 +188,17 @@ fn a_simultaneous_open_can_be_closed_or_refused_half_way() {
     peer.give(RST, 0, 0, b"");
     assert_eq!(peer.engine.take_error(), Some(Errno::CONNREFUSED));
 }
+
+#[test]
+fn nothing_acknowledges_a_syn_that_has_not_left() {
+    let mut peer = Peer::connecting(&plain());
+    peer.give_raw(SYN, THEIRS, 0, b"");
+    assert_eq!(peer.state(), State::SynReceived);
+    for acknowledgment in [OURS, OURS.wrapping_add(1)] {
+        peer.give_raw(ACK, THEIRS.wrapping_add(1), acknowledgment, b"");
+        assert_eq!(peer.state(), State::SynReceived);
+    }
+    assert!(peer.brief().contains(&(both(SYN, ACK), u32::MAX, 0, 0)));
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(peer.state(), State::Established);
+}

@@ -1,7 +1,9 @@
 //! The TCP engine: two of them over a link, and one against a peer whose
 //! segments are written by hand.
 
+mod attacks;
 mod closing;
+mod frozen;
 mod handshake;
 mod link;
 mod peer;

@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Received};
+use tidewall_device::queue::{Interrupt, Patience, Received};
 
 use super::{HostCounters, Occupancy, Upcalls, find};
-use crate::control::{self, Activity, Waiting};
+use crate::control::{self, Activity, TIMER_LOT, TIMER_TURNS, Waiting};
 use crate::poller::{self, Poller, Shared};
 use crate::raw::WakeFd;
 
@@ -28,13 +28,6 @@ use crate::raw::WakeFd;
 /// time slice of the paper's kernel was a hundred milliseconds at nice 0; a
 /// service that answers within that is not what it starves here.
 const QUANTUM: Duration = Duration::from_millis(10);
-/// Frames that the device's timer may bring without a poll of ours: half of what
-/// its ring holds.
-const TIMER_LOT: usize = POLL_MAX as usize;
-/// One lot in so many is followed by a poll all the same: a device whose timer
-/// once found nothing is woken by the sender, and then runs on the sender's
-/// processor until it is polled here.
-const TIMER_TURNS: u32 = 16;
 /// How often a stopped softirq (a budget of zero) looks at the queues again.
 const STOPPED: Duration = Duration::from_micros(100);
 

@@ -23,6 +23,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tidewall_device::queue::POLL_MAX;
+
 mod adaptive;
 mod aic;
 mod controller;
@@ -74,6 +76,13 @@ pub const BUDGET_MIN: u32 = 2;
 pub const BUDGET_MAX: u32 = 3000;
 /// Longest interval that may be asked for.
 pub const INTERVAL_MAX: Duration = Duration::from_millis(1);
+/// Frames that the device's timer may bring without a poll of the receiver's:
+/// half of what a veth's ring holds. Its poll is a softirq's, without a budget.
+pub const TIMER_LOT: usize = POLL_MAX as usize;
+/// One lot in so many is followed by a poll all the same: for credit that was
+/// lost, and because a device whose timer once found nothing is woken by the
+/// sender, and then runs on the sender's processor until it is polled here.
+pub const TIMER_TURNS: u32 = 16;
 /// Longest interval where nobody asks for another: a ring of 256 frames holds
 /// what comes in it at 1.28 million a second.
 pub const INTERVAL_USUAL: Duration = Duration::from_micros(200);

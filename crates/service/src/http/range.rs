@@ -105,6 +105,8 @@ fn join(parts: &mut Vec<Range<u64>>, new: Range<u64>) {
 }
 
 #[cfg(test)]
+// One part is a range, not a list of numbers.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use proptest::prelude::*;
 

@@ -17,7 +17,8 @@ use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::InputOptions;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
-    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, Waiting,
+    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
+    TIMER_TURNS, Waiting,
 };
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
@@ -66,13 +67,13 @@ const BUSY_NAP: Duration = Duration::from_micros(50);
 
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
-/// Frames in a lot of the device's timer from which the receiver polls again by
-/// itself: the ring holds twice as many, and the timer's poll is a softirq.
-const TIMER_LOT: usize = POLL_MAX as usize;
-/// See [`Core::device_polls`].
-const TIMER_TURNS: u32 = 16;
 /// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
+/// Largest Bp of a receiver that polls for itself, unless told otherwise: half
+/// of what a channel holds by default. A larger round overflows it before
+/// anybody can read, and after each pause a policy tries the largest again
+/// (RHIP lost 15,000 frames/s so).
+const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
 /// How long a poller waits that receive control forbids to take anything.
 const STOPPED_NAP: Duration = Duration::from_micros(100);
 
@@ -99,7 +100,8 @@ pub struct EmbeddedConfig {
     pub receiver_cpu: Option<usize>,
     /// Receive control policy, which sets Bp and T.
     pub policy: PolicyKind,
-    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000.
+    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000,
+    /// or 256 where the receiver polls for itself.
     pub budget: Option<u32>,
     /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
     /// ring of 256 frames does not overflow; of `napi` zero.
@@ -107,9 +109,11 @@ pub struct EmbeddedConfig {
     /// Traffic classes, the first of which comes on queue 0 and is polled first.
     /// None: all queues are equal.
     pub classes: Vec<TrafficClass>,
-    /// How long a blocking call polls before it sleeps. Costs CPU while idle;
-    /// 20 µs took an idle
-    /// round trip from 19.8 µs to 3.6 µs (docs/results.md).
+    /// How long, at most, a blocking call polls before it sleeps; zero: not at
+    /// all. It does so after a wait that would have ended within that time and
+    /// in which an answer was owed, and until one does not: a client that asks
+    /// again at once is answered without a wake-up (3.6 µs for 19.8 µs,
+    /// docs/results.md), and an idle stack polls for nobody.
     pub spin: Duration,
     /// Frames of memory a queue, 2 KiB each; a power of two from 4096.
     pub frames: u32,
@@ -128,7 +132,7 @@ impl Default for EmbeddedConfig {
             budget: None,
             interval: None,
             classes: Vec::new(),
-            spin: Duration::ZERO,
+            spin: Duration::from_micros(20),
             frames: 8192,
             control: true,
         }
@@ -170,10 +174,12 @@ impl EmbeddedConfig {
             ));
         }
         let usual = self.policy.limits();
+        let preempts = self.architecture.has_threads();
+        let most = if preempts { usual.budget } else { OWN_BUDGET };
         Ok(Limits {
-            budget: self.budget.unwrap_or(usual.budget),
+            budget: self.budget.unwrap_or(usual.budget.min(most)),
             interval: self.interval.unwrap_or(usual.interval),
-            preempts: self.architecture.has_threads(),
+            preempts,
             ..usual
         })
     }
@@ -250,6 +256,9 @@ pub(crate) struct Core {
     pub(crate) causes: Causes,
     pub(crate) trace: TraceLog,
     pub(crate) spin: Duration,
+    /// The last wait was so short that the next one may begin with polling.
+    spins: AtomicBool,
+    sent_before_sleep: AtomicU64,
     /// Queues are traffic classes, in order.
     classed: bool,
     /// False on the in-memory device: there is no kernel to hold ports.
@@ -471,6 +480,8 @@ impl Stack {
             causes: Causes::default(),
             trace: TraceLog::default(),
             spin: parts.spin,
+            spins: AtomicBool::new(false),
+            sent_before_sleep: AtomicU64::new(0),
             classed: !parts.classes.is_empty(),
             has_kernel: parts.has_kernel,
             name: parts.name,
@@ -633,10 +644,12 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
 mod classes;
 mod receive;
 mod sleep;
+mod tap;
 
 pub use classes::TrafficClass;
 use classes::Turns;
 use sleep::{Pace, Past};
+pub use tap::TapConfig;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves counters and queues in a state that is at worst

@@ -216,9 +216,6 @@ impl Core {
     /// True when the device's timer brings frames in lots that it can bear, so
     /// that a poll of ours between two of them would only cost.
     pub(crate) fn device_polls(&self) -> bool {
-        // Now and then we look ourselves: for credit that was lost, and because
-        // a device whose timer once found nothing is woken by the sender, and
-        // then runs its poll on the sender's processor until we poll.
         let turns = self.timer_turns.load(Ordering::Relaxed);
         // Receive control may have changed its mind since the last lot: whoever
         // waits without a timer, or without sleeping, must poll.
@@ -347,6 +344,36 @@ impl Core {
         match target {
             Some(socket) => socket.push_stray(stray, payload),
             None => self.causes.no_socket(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidewall_device::memory::{LinkConfig, pair};
+
+    #[test]
+    fn whoever_may_not_sleep_polls() {
+        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
+        let config = MemoryConfig {
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+            mac: MacAddress([2, 0, 0, 0, 0, 1]),
+            peer: MacAddress([2, 0, 0, 0, 0, 2]),
+        };
+        let stack = Stack::in_memory(end, config).unwrap();
+        let core = stack.core();
+        // The device's timer brings lots that it can bear ...
+        core.queues[0].waiting.store(200_000, Ordering::Relaxed);
+        core.timer_turns.store(1, Ordering::Relaxed);
+        assert!(core.device_polls());
+        core.timer_turns.store(TIMER_TURNS, Ordering::Relaxed);
+        assert!(!core.device_polls(), "now and then we look ourselves");
+        // ... until somebody waits for answers: nothing may depend on it then.
+        core.timer_turns.store(1, Ordering::Relaxed);
+        for waiting in [DO_NOT_SLEEP, 0] {
+            core.queues[0].waiting.store(waiting, Ordering::Relaxed);
+            assert!(!core.device_polls(), "{waiting}");
         }
     }
 }

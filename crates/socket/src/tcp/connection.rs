@@ -496,11 +496,6 @@ impl State {
         self.channel.is_some()
     }
 
-    /// True while the application has it.
-    pub(crate) fn is_attached(&self) -> bool {
-        !self.detached && !self.orphan
-    }
-
     fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
         if now < self.neighbour_until && self.neighbour.is_some() {
             return self.neighbour;

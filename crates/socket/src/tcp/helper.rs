@@ -145,13 +145,15 @@ impl Helper {
                 return;
             };
             let calls = self.calls.load(Ordering::Relaxed);
-            let busy = if calls == seen {
-                self.see_to(&core)
+            if core.leadership.is_taken() && !self.something_waits(&core) {
+                // Whoever sleeps in the stack sees to it.
+                quiet = QUIET_TICKS;
+            } else if calls != seen || self.see_to(&core) {
+                quiet = 0;
             } else {
-                true
-            };
+                quiet = quiet.saturating_add(1);
+            }
             seen = calls;
-            quiet = if busy { 0 } else { quiet.saturating_add(1) };
         }
     }
 
@@ -171,6 +173,17 @@ impl Helper {
         }
         let next = core.tcp.next_timer(core.age());
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
+    }
+
+    /// True when something waits that no thread in the stack may see to.
+    fn something_waits(&self, core: &Core) -> bool {
+        let selectors = lock(&self.selectors);
+        core.tcp.dirty() > 0
+            || core.tcp.has_unattended()
+            || selectors
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|selector| !selector.is_inside() && selector.has_frames())
     }
 
     /// Does what is due. True if there was anything.

@@ -107,7 +107,6 @@ pub(crate) struct Counters {
     accepted: AtomicU64,
     accepted_by_kernel: AtomicU64,
     held_up: AtomicU64,
-    resets: AtomicU64,
     refused: AtomicU64,
     orphans: AtomicUsize,
 }
@@ -146,23 +145,17 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn reset(&self) {
-        self.resets.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Opened, closed, accepted, accepted through the kernel, held up, resets,
-    /// refused.
-    pub(crate) fn values(&self) -> [u64; 7] {
+    /// By name.
+    pub(crate) fn values(&self) -> [(&'static str, u64); 6] {
         [
-            &self.opened,
-            &self.closed,
-            &self.accepted,
-            &self.accepted_by_kernel,
-            &self.held_up,
-            &self.resets,
-            &self.refused,
+            ("opened", &self.opened),
+            ("closed", &self.closed),
+            ("accepted", &self.accepted),
+            ("accepted-by-kernel", &self.accepted_by_kernel),
+            ("held-up", &self.held_up),
+            ("refused", &self.refused),
         ]
-        .map(|counter| counter.load(Ordering::Relaxed))
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
     }
 }
 
@@ -177,12 +170,16 @@ impl Tcp {
         let commons_id = ChannelId::new(COMMONS_CHANNEL, 1);
         let mut commons = Vec::with_capacity(queues.len());
         let mut mtu = usize::from(u16::MAX);
+        let mut offload = u32::MAX;
         for queue in queues {
             commons.push(lock(&queue.poller).open_channel(commons_id, COMMONS_LIMIT)?);
-            mtu = mtu.min(lock(&queue.transmitter).mtu());
+            let transmitter = lock(&queue.transmitter);
+            mtu = mtu.min(transmitter.mtu());
+            offload = offload.min(transmitter.segmentation());
         }
         let config = |headers: usize| Config {
             mss: mtu.saturating_sub(headers).max(88) as u16,
+            offload,
             ..Config::default()
         };
         let timers = Timers::default();
@@ -281,6 +278,8 @@ impl Tcp {
         let mut dirty = lock(&self.dirty);
         dirty.push(connection);
         self.dirty_count.store(dirty.len(), Ordering::SeqCst);
+        drop(dirty);
+        self.helper.needed();
     }
 
     /// Connections that want to send.
@@ -297,6 +296,16 @@ impl Tcp {
     pub(crate) fn unattended(&self, connection: Arc<ConnectionInner>) {
         lock(&self.unattended).push(connection);
         self.helper.needed();
+    }
+
+    /// True when connections have frames that no selector watches.
+    pub(crate) fn has_unattended(&self) -> bool {
+        !lock(&self.unattended).is_empty()
+    }
+
+    /// Connections that the application has closed.
+    pub(crate) fn orphans(&self) -> u64 {
+        self.counters.orphans.load(Ordering::Relaxed) as u64
     }
 
     /// Time until a timer expires.
@@ -407,6 +416,11 @@ impl Core {
         for connection in unattended {
             connection.attend();
             connection.process(self);
+        }
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
+        for listener in self.tcp.all_listeners() {
+            listener.process(self);
         }
     }
 

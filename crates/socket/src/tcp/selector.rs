@@ -405,6 +405,11 @@ impl SelectorInner {
         }
     }
 
+    /// True when frames wait that the protocol has not seen.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.framed_count.load(Ordering::SeqCst) != 0
+    }
+
     /// True while a thread waits here.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::SeqCst) != 0

@@ -144,6 +144,12 @@ impl Timers {
         found
     }
 
+    /// Timers that are armed, or late.
+    pub(crate) fn armed(&self) -> usize {
+        let state = lock(&self.state);
+        state.wheel.len() + state.late.len()
+    }
+
     /// Every connection, for those who count.
     pub(crate) fn connections(&self) -> Vec<Arc<ConnectionInner>> {
         let state = lock(&self.state);

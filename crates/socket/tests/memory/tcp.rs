@@ -1,13 +1,12 @@
 //! Streams between two stacks that run in real time, helper threads and all.
 
-use std::collections::HashMap;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
 use tidewall_device::memory::{LinkConfig, pair_on_clock};
-use tidewall_socket::tcp::{Event, Interest, ListenOptions, State};
-use tidewall_socket::{MemoryConfig, Selector, Stack, TcpListener, TcpStream};
+use tidewall_socket::tcp::{Event, Interest, State};
+use tidewall_socket::{MemoryConfig, Selector, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::support::{FAR4, FAR6, NEAR4, NEAR6, at};
@@ -110,4 +109,236 @@ fn megabytes_arrive_intact_each_way() {
             });
         }
     });
+}
+
+/// Waits for `done` by looking again and again, without a call that would make
+/// a stack do anything.
+fn wait_until(mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+#[test]
+fn a_stack_whose_application_is_away_acknowledges_all_the_same() {
+    let (near, far) = stacks();
+    let (mut client, server) = streams(&near, &far);
+    let sent = pattern(20_000);
+    client.write_all(&sent).unwrap();
+    // Nobody calls anything of either stack; `info` does not count.
+    assert!(
+        wait_until(|| client.info().unwrap().unacknowledged == 0),
+        "{:?}",
+        client.info()
+    );
+    assert_eq!(client.info().unwrap().timeouts, 0);
+    let mut got = vec![0; sent.len()];
+    (&server).read_exact(&mut got).unwrap();
+    assert!(got == sent);
+}
+
+#[test]
+fn what_was_written_before_a_drop_arrives() {
+    let (near, far) = stacks();
+    let (client, server) = streams(&near, &far);
+    let sent = pattern(300_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut server = server;
+            server.write_all(&sent).unwrap();
+        });
+        let mut got = Vec::new();
+        (&client).read_to_end(&mut got).unwrap();
+        assert!(got == sent, "{} bytes", got.len());
+    });
+    drop(client);
+    // Who closed first waits, without channel or connection.
+    assert!(wait_until(|| {
+        let states = far.snapshot().tcp.states;
+        states.get("time-wait") == Some(&1) && states.len() == 1
+    }));
+    let snapshot = far.snapshot().tcp;
+    assert_eq!(
+        (snapshot.with_channel, snapshot.orphans),
+        (0, 0),
+        "{snapshot:?}"
+    );
+    assert!(wait_until(|| near.snapshot().tcp.states.is_empty()));
+}
+
+#[test]
+fn unread_data_resets_the_peer() {
+    let (near, far) = stacks();
+    let (mut client, server) = streams(&near, &far);
+    client.write_all(b"never read").unwrap();
+    assert!(wait_until(|| server.info().unwrap().unread == 10));
+    drop(server);
+    let error = client.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let error = client.write(b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+}
+
+#[test]
+fn a_read_that_gets_nothing_ends_at_its_timeout() {
+    let (near, far) = stacks();
+    let (mut client, server) = streams(&near, &far);
+    let timeout = Duration::from_millis(30);
+    client.set_read_timeout(Some(timeout)).unwrap();
+    let start = Instant::now();
+    let error = client.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    assert!(start.elapsed() >= timeout);
+    client.set_nonblocking(true).unwrap();
+    let error = client.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    drop(server);
+}
+
+#[test]
+fn a_blocking_write_waits_for_the_reader() {
+    let (near, far) = stacks();
+    let (client, server) = streams(&near, &far);
+    let timeout = Duration::from_millis(50);
+    client.set_write_timeout(Some(timeout)).unwrap();
+    let chunk = pattern(1 << 20);
+    let mut written = 0;
+    // More than both buffers may grow to.
+    let error = loop {
+        match (&client).write(&chunk) {
+            Ok(length) => written += length,
+            Err(error) => break error,
+        }
+        assert!(written < 64 << 20, "nobody reads");
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    let reading = std::thread::spawn(move || {
+        let mut got = vec![0; 1 << 16];
+        let mut total = 0;
+        loop {
+            match (&server).read(&mut got).unwrap() {
+                0 => return total,
+                length => total += length,
+            }
+        }
+    });
+    drop(client);
+    assert_eq!(reading.join().unwrap(), written);
+}
+
+#[test]
+fn peeking_and_borrowing_take_what_they_say() {
+    let (near, far) = stacks();
+    let (mut client, server) = streams(&near, &far);
+    client.write_all(b"one two").unwrap();
+    let mut buffer = [0; 16];
+    assert_eq!(server.peek(&mut buffer).unwrap(), 7);
+    assert_eq!(server.peek(&mut buffer).unwrap(), 7);
+    let taken = server
+        .receive_with(|[first, second]| {
+            assert_eq!([first, second].concat(), b"one two");
+            4
+        })
+        .unwrap();
+    assert_eq!(taken, 4);
+    assert_eq!((&server).read(&mut buffer).unwrap(), 3);
+    assert_eq!(&buffer[..3], b"two");
+    drop(client);
+    assert_eq!(server.peek(&mut buffer).unwrap(), 0);
+    assert_eq!(server.receive_with(|_| unreachable!()).unwrap(), 0);
+}
+
+#[test]
+fn a_selector_waits_for_all_kinds_of_sockets() {
+    let (near, far) = stacks();
+    let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
+    let datagrams = UdpSocket::bind(&far, at(FAR4, PORT)).unwrap();
+    let selector = Selector::new(&far).unwrap();
+    selector.add(&listener, 1, Interest::READABLE).unwrap();
+    selector.add(&datagrams, 2, Interest::READABLE).unwrap();
+    let again = selector.add(&listener, 9, Interest::READABLE).unwrap_err();
+    assert_eq!(again.raw_os_error(), Some(libc::EEXIST));
+    let of_near = UdpSocket::bind(&near, at(NEAR4, 0)).unwrap();
+    assert_eq!(
+        selector
+            .add(&of_near, 3, Interest::READABLE)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
+    let mut events: Vec<Event> = Vec::new();
+    let mut wait = |selector: &Selector| {
+        selector.wait(&mut events, Some(PATIENCE)).unwrap();
+        events.iter().map(|event| event.token).collect::<Vec<_>>()
+    };
+    of_near.send_to(b"hello", at(FAR4, PORT)).unwrap();
+    assert_eq!(wait(&selector), [2]);
+    // Level-triggered: until it was dealt with.
+    assert_eq!(wait(&selector), [2]);
+    datagrams.set_nonblocking(true).unwrap();
+    datagrams.recv_from(&mut [0; 8]).unwrap();
+    let connecting = std::thread::spawn(move || TcpStream::connect(&near, at(FAR4, PORT)).unwrap());
+    assert_eq!(wait(&selector), [1]);
+    let (server, _) = listener.accept().unwrap();
+    let mut client = connecting.join().unwrap();
+    selector.add(&server, 4, Interest::READABLE).unwrap();
+    client.write_all(b"question").unwrap();
+    assert_eq!(wait(&selector), [4]);
+    assert_eq!((&server).read(&mut [0; 16]).unwrap(), 8);
+    selector
+        .modify(&server, 5, Interest::READABLE | Interest::WRITABLE)
+        .unwrap();
+    assert_eq!(wait(&selector), [5]);
+    selector.modify(&server, 6, Interest::NONE).unwrap();
+    let mut none = Vec::new();
+    let short = Some(Duration::from_millis(5));
+    assert_eq!(selector.wait(&mut none, short).unwrap(), 0);
+    selector.remove(&server).unwrap();
+    assert_eq!(
+        selector.remove(&server).unwrap_err().raw_os_error(),
+        Some(libc::ENOENT)
+    );
+}
+
+#[test]
+fn threads_of_one_stack_do_not_wait_for_each_other() {
+    let (near, far) = stacks();
+    let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
+    let (near, far_snapshot) = (&near, &far);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for stream in listener.incoming().take(8) {
+                let stream = stream.unwrap();
+                scope.spawn(move || {
+                    let mut buffer = [0; 512];
+                    while let Ok(length) = (&stream).read(&mut buffer) {
+                        if length == 0 {
+                            return;
+                        }
+                        (&stream).write_all(&buffer[..length]).unwrap();
+                    }
+                });
+            }
+        });
+        for number in 0..8u8 {
+            scope.spawn(move || {
+                let stream = TcpStream::connect(near, at(FAR4, PORT)).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                for turn in 0..100u8 {
+                    let sent = [number ^ turn; 200];
+                    (&stream).write_all(&sent).unwrap();
+                    let mut back = [0; 200];
+                    (&stream).read_exact(&mut back).unwrap();
+                    assert_eq!(back, sent);
+                }
+            });
+        }
+    });
+    let counters = far_snapshot.snapshot().tcp.counters;
+    assert_eq!(counters["accepted"], 8);
 }

@@ -7,7 +7,7 @@ use super::raw_system::Packets;
 use super::support::*;
 
 /// A capture file (libpcap's format, Ethernet).
-fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
+pub fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1] {
         file.extend(word.to_ne_bytes());

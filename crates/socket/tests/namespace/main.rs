@@ -15,7 +15,12 @@ mod life;
 mod policies;
 mod raw_system;
 mod support;
+mod tap;
+mod tap_engine;
 mod tcp;
+mod tcp_attacks;
+mod tcp_bulk;
+mod tcp_capture;
 mod waiting;
 
 macro_rules! system_tests {
@@ -69,7 +74,28 @@ system_tests! {
     policies::a_fixed_interval_is_what_the_device_gets on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     tcp::kernel_clients_are_served_by_a_selector on 1,
+    tcp::streams_reach_services_of_the_kernel on 1,
+    tcp::ten_megabytes_each_way_arrive_intact on 2,
+    tcp::localhost_and_the_network_meet_in_one_listener on 1,
+    tcp::a_tcp_port_has_one_owner_on_the_host on 1,
+    tcp::resets_are_heard_both_ways on 1,
+    tcp::a_nonblocking_connect_ends_in_the_selector on 1,
+    tcp::idle_connections_wake_nobody on 1,
+    tcp::a_killed_server_leaves_nothing_behind on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
+    tap::a_tap_serves_the_kernel_at_its_other_end on 1,
+    tap::a_tap_is_a_host_that_is_routed_to on 1,
+    tap::a_tap_that_cannot_be_is_refused on 1,
+    tap_engine::the_engine_sends_long_segments_to_the_kernel on 1,
+    tap_engine::the_engine_receives_long_segments_from_the_kernel on 1,
+    tap_engine::the_engine_and_the_kernel_mend_what_a_link_loses on 1,
+    tcp_attacks::blind_segments_do_not_reach_a_connection on 1,
+    tcp_attacks::acknowledgments_of_the_unsent_start_no_storm on 1,
+    tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
+    tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
+    tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,
+    tcp_capture::a_clean_run_of_tcp_is_clean_to_tshark on 1,
+    tcp_capture::a_clean_run_over_a_tap_is_clean_to_tshark on 1,
 }
 
 /// The process that `life` kills.
@@ -77,4 +103,11 @@ system_tests! {
 #[ignore = "started by another test"]
 fn owner() {
     life::own_until_killed();
+}
+
+/// The process that `tcp` kills.
+#[test]
+#[ignore = "started by another test"]
+fn server() {
+    tcp::serve_until_killed();
 }

@@ -61,6 +61,25 @@ impl Packets {
         }
     }
 
+    /// Lets so many bytes of frames wait, whatever the system's limit.
+    pub fn hold(self, bytes: i32) -> io::Result<Packets> {
+        // SAFETY: four valid bytes for the call's duration.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVBUFFORCE,
+                (&raw const bytes).cast(),
+                size_of_val(&bytes) as libc::socklen_t,
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(self)
+        }
+    }
+
     /// Sends a frame.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: `frame` is valid for its length.

@@ -185,6 +185,7 @@ pub mod tests {
                 limit: 1,
                 dropped_full: 0,
             }],
+            tcp: Default::default(),
             protocol: BTreeMap::new(),
             fragments: BTreeMap::new(),
             no_socket: 0,

@@ -418,6 +418,7 @@ pub mod tests {
                 limit: 1024,
                 dropped_full: full,
             }],
+            tcp: Default::default(),
             protocol: BTreeMap::from([("udp-checksum".to_owned(), 4)]),
             fragments: BTreeMap::from([("reassembled".to_owned(), 9)]),
             no_socket: 0,

@@ -300,3 +300,47 @@ fn offload_finishes_the_checksum_on_the_wire() {
         assert_eq!(a.queues[0].frames.len(), 1024);
     }
 }
+
+#[test]
+fn what_the_driver_answers_goes_back_over_the_wire() {
+    use crate::demux::layout::Protocol;
+    use crate::demux::{CookieMode, CookieOffer, CookieParameters};
+    let (link, mut a, mut b) = link(LinkConfig::default());
+    let (port, local) = (80, "10.0.0.2".parse().unwrap());
+    b.tables.set_locals(&[local]).unwrap();
+    b.tables.own_port(Protocol::Tcp, None, port, 0).unwrap();
+    let offer = CookieOffer {
+        window: 1000,
+        window_scale: None,
+        timestamps: false,
+        sack: false,
+    };
+    let channel = crate::demux::ChannelId::new(1, 1);
+    b.tables.listen_tcp(None, port, channel, &offer).unwrap();
+    b.tables.set_cookie_parameters(&CookieParameters {
+        key: [1; 16],
+        epoch: Duration::ZERO,
+        mss: [1460, 1440],
+        hop_limit: 64,
+    });
+    b.tables.set_cookies(port, CookieMode::Answer).unwrap();
+    let mut syn = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+    syn.extend([0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+    syn.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+    syn.extend([
+        4, 0, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 1, 0, 0, 0, 0, 0,
+    ]);
+    link.inject(Side::B, &syn);
+    poll(&mut b);
+    poll(&mut a);
+    let [frame] = &link.take_kernel(Side::A)[..] else {
+        panic!("one frame comes back")
+    };
+    assert_eq!(frame.bytes[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+    assert_eq!(frame.bytes[47], 0x12);
+    assert_eq!(
+        b.tables
+            .counter(0, crate::demux::layout::Counter::CookieSent),
+        1
+    );
+}

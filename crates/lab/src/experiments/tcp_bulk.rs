@@ -1,0 +1,237 @@
+//! One TCP connection as fast as it goes: Tidewall over a tap in segments of 64
+//! KiB, Linux over a veth pair with every offload that it has.
+//!
+//! Nobody promised a win here: a kernel with segmentation offload moves bulk
+//! data without a copy to user space that a tap does not pay too. The figure is
+//! printed, whatever it is. The client is Linux, on the other processor.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::{Options, environment, ratio};
+use crate::bench::Bench;
+use crate::bound::Bound;
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::system::System;
+use crate::testbed::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE};
+use crate::worker::{BULK_CHUNK, BulkJob, BulkOutcome, Child, Direction, Job, Place};
+
+/// Its name.
+pub const NAME: &str = "tcp-bulk";
+/// What it reproduces: nothing; no paper of the five measures it.
+pub const PAPER: &str = "docs/testbed.md §5 (no paper)";
+
+const PORT: u16 = 5001;
+/// The tap, and the addresses of its two ends.
+const TAP: &str = "tw-t";
+const TAP_KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+const TAP_STACK: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
+const WINDOW: Duration = Duration::from_millis(800);
+/// How long a transfer may take beyond that.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const RECEIVES: &str = "server receives";
+const SENDS: &str = "server sends";
+const DIRECTIONS: [(&str, Direction); 2] = [
+    (RECEIVES, Direction::ToServer),
+    (SENDS, Direction::ToClient),
+];
+const SYSTEMS: [System; 4] = [
+    System::NiLrp,
+    System::LinuxPlain,
+    System::LinuxRps,
+    System::LinuxTimer,
+];
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
+    let mut results: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+    for round in 0..rounds {
+        let steps = (SYSTEMS.len() * DIRECTIONS.len()) as u64;
+        progress.begin(&format!("{NAME}, round {}", round + 1), steps);
+        for (place, system) in SYSTEMS.iter().enumerate() {
+            for (way, (setting, direction)) in DIRECTIONS.iter().enumerate() {
+                interrupt::check()?;
+                let outcome = transfer(bench, *system, *direction)?;
+                let gigabits = outcome.gigabits();
+                progress.step(&format!(
+                    "{} {setting}: {gigabits:.1} Gbit/s",
+                    system.name()
+                ));
+                results.entry((place, way)).or_default().push(gigabits);
+            }
+        }
+        progress.end();
+    }
+    let mut series = Vec::new();
+    for ((place, way), measured) in results {
+        let (Some(system), Some((setting, _))) = (SYSTEMS.get(place), DIRECTIONS.get(way)) else {
+            continue;
+        };
+        series.push(Series {
+            system: system.name().to_owned(),
+            setting: Some((*setting).to_owned()),
+            points: point(measured).into_iter().collect(),
+            ..Series::default()
+        });
+    }
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment: environment(bench, &SYSTEMS, &["one kernel TCP connection"])?,
+        axes: Axes {
+            x: "bytes a read or write".into(),
+            y: "Gbit/s of payload".into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes: vec![
+            "ni-lrp here is a stack at the far end of a tap in the client's namespace: one read or \
+             write system call a segment of up to 64 KiB. Linux has checksum, segmentation and \
+             receive offloads on at both ends of the veth pair, as it comes."
+                .to_owned(),
+        ],
+    })
+}
+
+/// The median of what was measured, and its range.
+fn point(mut measured: Vec<f64>) -> Option<Point> {
+    measured.sort_by(f64::total_cmp);
+    Some(Point {
+        x: BULK_CHUNK as f64,
+        y: *measured.get(measured.len() / 2)?,
+        low: *measured.first()?,
+        high: *measured.last()?,
+        runs: measured.len() as u32,
+        ..Point::default()
+    })
+}
+
+fn transfer(
+    bench: &mut Bench,
+    system: System,
+    direction: Direction,
+) -> anyhow::Result<BulkOutcome> {
+    let testbed = &mut bench.testbed;
+    testbed.set_mode(system.mode())?;
+    let config = testbed.config();
+    let (job, server, namespace) = if system.is_linux() {
+        // The test bed has taken checksum offload from the client, as no wire
+        // has it; a tap has it too.
+        testbed.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "tx", "on", "tso", "on"])?;
+        testbed.in_server(&[
+            "ethtool",
+            "-K",
+            SERVER_INTERFACE,
+            "tx",
+            "on",
+            "tso",
+            "on",
+            "gro",
+            "on",
+        ])?;
+        let address = SocketAddr::from((SERVER.0, PORT));
+        (BulkJob::LinuxServer { address }, address, testbed.server())
+    } else {
+        let job = BulkJob::TapServer {
+            interface: TAP.to_owned(),
+            address: TAP_STACK,
+            port: PORT,
+        };
+        (job, SocketAddr::from((TAP_STACK, PORT)), testbed.client())
+    };
+    let place = Place {
+        namespace,
+        cpu: config.server_cpu,
+    };
+    let _server = Child::start_ready(place, &Job::Bulk(job), system.name())?;
+    if !system.is_linux() {
+        let address = format!("{TAP_KERNEL}/24");
+        testbed.in_client(&["ip", "address", "add", &address, "dev", TAP])?;
+    }
+    let client = BulkJob::Client {
+        server,
+        direction,
+        duration: WINDOW,
+    };
+    let place = Place {
+        namespace: testbed.client(),
+        cpu: config.client_cpu,
+    };
+    let mut client = Child::start(place, &Job::Bulk(client), "the client")?;
+    let line = client.line(WINDOW + PATIENCE)?;
+    serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let of = |system: &str, setting| {
+        find(series, system, Some(setting))
+            .and_then(Series::last)
+            .map(|point| point.y)
+    };
+    let best = |setting| {
+        SYSTEMS
+            .iter()
+            .filter(|system| system.is_linux())
+            .filter_map(|system| of(system.name(), setting))
+            .max_by(f64::total_cmp)
+    };
+    [("bulk-receive", RECEIVES), ("bulk-send", SENDS)]
+        .into_iter()
+        .map(|(id, setting)| {
+            Claim::judge(
+                id,
+                &format!(
+                    "bulk transfer, {setting}: Tidewall over a tap, 64 KiB segments, over the best \
+                     Linux mode over veth; printed, whatever it is"
+                ),
+                None,
+                ratio(of("ni-lrp", setting), best(setting)),
+                Bound::above(0.0),
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    #[test]
+    fn claims_compare_with_the_fastest_linux() {
+        let x = BULK_CHUNK as f64;
+        let series = [
+            curve("ni-lrp", Some(RECEIVES), &[(x, 10.0)]),
+            curve("linux-rps", Some(RECEIVES), &[(x, 12.5)]),
+            curve("linux-plain", Some(RECEIVES), &[(x, 20.0)]),
+            curve("ni-lrp", Some(SENDS), &[(x, 10.0)]),
+        ];
+        let claims = claims(&series);
+        assert_eq!(claims[0].measured, Some(0.5));
+        assert!(claims[0].holds);
+        assert_eq!(claims[1].measured, None);
+    }
+
+    #[test]
+    fn a_point_is_the_median_and_its_range() {
+        let point = point(vec![3.0, 1.0, 2.0]).unwrap();
+        assert_eq!(
+            (point.y, point.low, point.high, point.runs),
+            (2.0, 1.0, 3.0, 3)
+        );
+        assert!(super::point(Vec::new()).is_none());
+    }
+}

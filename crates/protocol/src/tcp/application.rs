@@ -1,0 +1,157 @@
+//! What an application does with a connection: reading, writing, asking.
+
+use super::connection::Connection;
+use super::timers::Timer;
+use super::{Errno, Flow, State};
+
+impl Connection {
+    /// True when a read would not be [`Errno::AGAIN`]: data, the end of the
+    /// stream, or an error.
+    #[must_use]
+    pub fn readable(&self) -> bool {
+        self.receive.assembler.unread() > 0
+            || self.receive.finished
+            || self.receive.closed
+            || self.error.is_some()
+            || self.state == State::Closed
+    }
+
+    /// True when a third of the send buffer is free, as Linux has it, or a write
+    /// would fail.
+    #[must_use]
+    pub fn writable(&self) -> bool {
+        if self.send.closed || self.error.is_some() || self.state == State::Closed {
+            return true;
+        }
+        let held = self.send.buffer.len();
+        self.can_hold_data() && held + held / 2 <= self.send_limit() && held < self.send_limit()
+    }
+
+    fn can_hold_data(&self) -> bool {
+        matches!(self.state, State::Established | State::CloseWait)
+    }
+
+    /// What is in order and not read, in up to two pieces.
+    #[must_use]
+    pub fn received(&self) -> [&[u8]; 2] {
+        self.receive.assembler.unread_slices()
+    }
+
+    /// Forgets up to `bytes` of [`Connection::received`]: they were read.
+    pub fn consume(&mut self, bytes: usize) {
+        let bytes = self.receive.assembler.consume(bytes);
+        if bytes > 0 {
+            self.after_consuming(bytes);
+        }
+    }
+
+    /// Reads what is in order; `Ok(0)` is the end of the stream (or an empty
+    /// `buffer`).
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] when there is nothing yet; once, what ended the
+    /// connection.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut copied = 0;
+        for piece in self.received() {
+            let Some(place) = buffer.get_mut(copied..) else {
+                break;
+            };
+            let length = piece.len().min(place.len());
+            let (Some(place), Some(piece)) = (place.get_mut(..length), piece.get(..length)) else {
+                break;
+            };
+            place.copy_from_slice(piece);
+            copied += length;
+        }
+        if copied > 0 {
+            self.consume(copied);
+            return Ok(copied);
+        }
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        if self.receive.finished || self.receive.closed || self.state == State::Closed {
+            return Ok(0);
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Takes bytes to be sent, as many as the buffer holds.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] when it holds none, or the handshake is not complete;
+    /// once, what ended the connection; then, and after a shutdown for writing,
+    /// [`Errno::PIPE`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        if self.send.closed || self.state == State::Closed {
+            return Err(Errno::PIPE);
+        }
+        if !self.can_hold_data() {
+            return Err(Errno::AGAIN);
+        }
+        let room = self.send_limit().saturating_sub(self.send.buffer.len()) as usize;
+        let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        if taken.is_empty() && !bytes.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        self.send.buffer.push(taken);
+        self.send.written = self.send.written.wrapping_add(taken.len() as u32);
+        Ok(taken.len())
+    }
+
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The two ends.
+    #[must_use]
+    pub fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    /// What ended the connection, if it was not told yet (`SO_ERROR`).
+    pub fn take_error(&mut self) -> Option<Errno> {
+        self.error.take()
+    }
+
+    /// True while [`Connection::take_error`] has something to take.
+    #[must_use]
+    pub fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// True once the peer's FIN is in order: nothing more will be received.
+    #[must_use]
+    pub fn receive_closed(&self) -> bool {
+        self.receive.finished || self.receive.closed || self.state == State::Closed
+    }
+
+    /// True when nothing more can be written.
+    #[must_use]
+    pub fn send_closed(&self) -> bool {
+        self.send.closed || self.state == State::Closed
+    }
+
+    /// True for an established connection that holds no data and no buffers and
+    /// waits for nothing but its keepalive timer.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Established
+            && !self.wants_output()
+            && self.send.first == self.send.next
+            && self.receive.assembler.capacity() == 0
+            && self.send.buffer.capacity() == 0
+            && !self.timers.is_running(Timer::Retransmit)
+            && !self.timers.is_running(Timer::Acknowledge)
+            && !self.timers.is_running(Timer::Release)
+    }
+}

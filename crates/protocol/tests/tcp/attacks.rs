@@ -1,0 +1,349 @@
+//! Attacks on a connection, by name: bounded memory, bounded answers, the
+//! connection intact. A blind attacker knows the flow but not the sequence
+//! numbers; a hostile peer knows all.
+
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{Config, MSS_MIN, State, Timestamps};
+use tidewall_wire::tcp::{Flags, SackBlocks};
+
+use crate::link::{End, FAIR, Link, Random, pattern};
+use crate::peer::{ACK, MSS, OURS, Peer, RST, SYN, THEIRS, both, ms, plain};
+
+/// The connection works in both directions.
+fn assert_intact(peer: &mut Peer, offset: u32, acknowledged: u32) {
+    assert_eq!(peer.state(), State::Established);
+    peer.now += Duration::from_secs(1);
+    let before = peer.engine.received().concat().len();
+    peer.give(ACK, offset, acknowledged, b"intact");
+    assert_eq!(peer.engine.received().concat().len(), before + 6);
+    peer.write(5);
+    assert!(peer.sent().iter().any(|frame| frame.payload == [7; 5]));
+}
+
+#[test]
+fn blind_reset() {
+    // RFC 5961 §3: only the exact sequence number resets; within the window there
+    // is a challenge, one in half a second.
+    let mut peer = Peer::settled(&plain());
+    let mut challenges = 0;
+    for guess in 1..10_000u32 {
+        peer.give(RST, guess * 5 % 50_000 + 1, 0, b"");
+        challenges += peer.sent().len();
+    }
+    for guess in 0..10_000u32 {
+        peer.give(RST, 60_000 + guess * 400_000, 0, b"");
+        challenges += peer.sent().len();
+    }
+    assert_eq!(challenges, 1);
+    peer.now += ms(600);
+    peer.give(RST, 1, 0, b"");
+    assert_eq!(peer.brief(), [(ACK, 0, 0, 0)]);
+    assert_intact(&mut peer, 0, 0);
+}
+
+#[test]
+fn blind_syn() {
+    // RFC 5961 §4: a SYN never does anything but challenge.
+    let mut peer = Peer::settled(&plain());
+    let mut challenges = 0;
+    for guess in 0..10_000u32 {
+        for flags in [SYN, both(SYN, ACK)] {
+            peer.give(flags, guess.wrapping_mul(429_497), 0, b"");
+            challenges += peer.sent().len();
+        }
+    }
+    assert_eq!(challenges, 1);
+    assert_intact(&mut peer, 0, 0);
+}
+
+#[test]
+fn blind_data() {
+    // RFC 5961 §5: data in the window, but its acknowledgment is of something
+    // never sent, or older than any window.
+    let mut peer = Peer::settled(&plain());
+    let mut answers = 0;
+    for guess in 0..10_000u32 {
+        let acknowledged = 100_000 + guess * 200_000;
+        peer.give(ACK, 0, acknowledged, b"forged");
+        peer.give(ACK, 0, 0u32.wrapping_sub(acknowledged), b"forged");
+        answers += peer.sent().len();
+    }
+    assert_eq!(answers, 1);
+    assert!(!peer.engine.readable());
+    // Without ACK nothing is taken at all.
+    peer.give(Flags::PSH, 0, 0, b"forged");
+    assert!(!peer.engine.readable());
+    assert_intact(&mut peer, 0, 0);
+}
+
+#[test]
+fn acknowledgment_storm() {
+    // Two ends that disagree after an injection answer each other's
+    // acknowledgments for ever, unless the answers are limited.
+    let mut a = Peer::settled(&plain());
+    let mut b = Peer::settled(&plain());
+    let mut sent = 0;
+    a.give(ACK, 40_000_000, 0, b"");
+    for _ in 0..1000 {
+        for _ in a.sent() {
+            sent += 1;
+            b.give(ACK, 40_000_000, 0, b"");
+        }
+        for _ in b.sent() {
+            sent += 1;
+            a.give(ACK, 40_000_000, 0, b"");
+        }
+        a.now += Duration::from_micros(100);
+        b.now += Duration::from_micros(100);
+    }
+    assert!(sent <= 4, "{sent} in a tenth of a second");
+    assert_intact(&mut a, 0, 0);
+}
+
+#[test]
+fn window_shrink() {
+    // RFC 9293 §3.8.6: the peer takes back what it has promised.
+    let mut peer = Peer::settled(&plain());
+    peer.write(20 * MSS);
+    assert_eq!(peer.sent().len(), 10);
+    peer.window = 100;
+    peer.give(ACK, 0, 2 * MSS as u32, b"");
+    assert_eq!(peer.brief(), [], "nothing new beyond the window");
+    // Only the first segment is tried again, beyond the window as it is.
+    peer.wait_for_timer();
+    assert_eq!(peer.brief(), [(ACK, 2 * MSS as u32, 0, MSS)]);
+    peer.window = 0;
+    peer.give(ACK, 0, 2 * MSS as u32, b"");
+    for _ in 0..30 {
+        peer.wait_for_timer();
+        for segment in peer.brief() {
+            assert_eq!(segment.1, 2 * MSS as u32);
+        }
+        // The peer lives: it is no reason to give up.
+        peer.give(ACK, 0, 2 * MSS as u32, b"");
+    }
+    peer.window = 60_000;
+    peer.give(ACK, 0, 2 * MSS as u32, b"");
+    let mut acknowledged = 2 * MSS as u32;
+    while peer.engine.info().unacknowledged + peer.engine.info().not_sent > 0 {
+        if !peer.engine.wants_output() {
+            peer.wait_for_timer();
+        }
+        for segment in peer.brief() {
+            if segment.1 == acknowledged {
+                acknowledged += segment.3 as u32;
+            }
+        }
+        peer.give(ACK, 0, acknowledged, b"");
+    }
+    assert_eq!(acknowledged, 20 * MSS as u32);
+    assert_intact(&mut peer, 0, acknowledged);
+}
+
+#[test]
+fn tiny_maximum_segment() {
+    // CVE-2019-11479: a packet for every byte.
+    for mss in [0, 1, 48, 87] {
+        let ends = [
+            End::new(
+                Config {
+                    mss: 1460,
+                    ..Config::default()
+                },
+                pattern(100_000, 1),
+            ),
+            End::new(
+                Config {
+                    mss,
+                    ..Config::default()
+                },
+                Vec::new(),
+            ),
+        ];
+        let mut link = Link::new(ends, FAIR, 9);
+        link.trace = Some(Vec::new());
+        link.run(Duration::from_secs(3600));
+        link.assert_delivered();
+        let full = usize::from(MSS_MIN) - 12;
+        let trace = link.trace.take().unwrap();
+        let data = trace
+            .iter()
+            .filter(|(_, from, frame)| *from == 0 && !frame.payload.is_empty());
+        assert!(
+            data.clone().count() <= 100_000 / full + 30,
+            "{}",
+            data.count()
+        );
+        assert_eq!(
+            usize::try_from(link.ends[0].connection().info().send_mss),
+            Ok(full)
+        );
+    }
+}
+
+#[test]
+fn sack_holes_of_the_receiver() {
+    // One byte in two, all over the window: the islands are bounded, and so is
+    // what each further costs.
+    let mut peer = Peer::settled(&plain());
+    for hole in 0..24_000u32 {
+        peer.give(ACK, hole * 2 + 1, 0, b"x");
+    }
+    let sent = peer.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].header.options.sack.as_slice().len(), 4);
+    assert!(peer.engine.freeze(peer.now).len() < 2000);
+    // What was not kept is sent again by an honest peer.
+    peer.give(ACK, 0, 0, &[b'x'; 20_000]);
+    assert_eq!(peer.engine.received().concat(), [b'x'; 20_000]);
+    assert_intact(&mut peer, 20_000, 0);
+}
+
+#[test]
+fn sack_holes_of_the_sender() {
+    // CVE-2019-11477 and -11478: blocks that split what is in flight into crumbs.
+    let mut peer = Peer::settled(&plain());
+    peer.write(10 * MSS);
+    peer.sent();
+    let at = |offset: u32| OURS.wrapping_add(1 + offset);
+    let mut segments = 0;
+    for hole in 0..5000u32 {
+        peer.sack = SackBlocks::default();
+        for part in 0..4 {
+            let start = (hole * 4 + part) * 2 % 9_990 + 1;
+            peer.sack.push(at(start), at(start + 1));
+        }
+        peer.give(ACK, 0, 0, b"");
+        segments += peer.sent().len();
+    }
+    // Bounded by what is lost, not by what the peer says.
+    assert!(segments < 100, "{segments}");
+    // Blocks of what was never sent, reversed and empty ones tell nothing.
+    for (start, end) in [(20_000, 30_000), (500, 400), (400, 400), (u32::MAX - 9, 10)] {
+        peer.sack.push(at(start), at(end));
+    }
+    peer.give(ACK, 0, 0, b"");
+    peer.give(ACK, 0, 10 * MSS as u32, b"");
+    peer.sent();
+    assert_eq!(peer.engine.info().unacknowledged, 0);
+    assert_intact(&mut peer, 0, 10 * MSS as u32);
+}
+
+#[test]
+fn sequence_wrap() {
+    // PAWS (RFC 7323 §5): a segment from 4 GiB ago has the right numbers and an
+    // old timestamp.
+    let config = Config {
+        timestamps: true,
+        ..plain()
+    };
+    let mut peer = Peer::settled(&config);
+    peer.timestamps = Some(Timestamps {
+        value: 10_000,
+        echo: 0,
+    });
+    peer.give(ACK, 0, 0, b"new");
+    peer.sent();
+    peer.timestamps = Some(Timestamps {
+        value: 9000,
+        echo: 0,
+    });
+    peer.give(ACK, 3, 0, b"4 GiB old");
+    peer.give(both(ACK, Flags::FIN), 3, 0, b"");
+    peer.give(SYN, 3, 0, b"");
+    assert_eq!(peer.engine.received().concat(), b"new");
+    assert_eq!(peer.state(), State::Established);
+    peer.timestamps = Some(Timestamps {
+        value: 10_001,
+        echo: 0,
+    });
+    peer.sent();
+    assert_intact(&mut peer, 3, 0);
+    // All the numbers of these tests wrap near their beginning, and so do those
+    // of a transfer of more than 4 GiB; here one that begins just below.
+    let mut wrapped = Peer::settled(&plain());
+    let mut offset = 0;
+    for _ in 0..10 {
+        wrapped.give(ACK, offset, 0, &[1; MSS]);
+        offset += MSS as u32;
+    }
+    assert!(THEIRS.wrapping_add(1 + offset) < THEIRS);
+    assert_eq!(wrapped.engine.received().concat().len(), 10 * MSS);
+}
+
+#[test]
+fn out_of_order_gigabyte() {
+    // Data all over the sequence space: only what lies in the window is kept.
+    let mut peer = Peer::settled(&Config {
+        receive_buffer: 64 << 10,
+        receive_buffer_max: 6 << 20,
+        ..plain()
+    });
+    let mut random = Random::new(3);
+    let mut answers = 0;
+    for _ in 0..100_000 {
+        let offset = 1 + random.below(1 << 31) as u32;
+        peer.give(ACK, offset, 0, &[0; MSS]);
+        if random.percent(1) {
+            answers += peer.sent().len();
+        }
+    }
+    peer.sent();
+    assert!(answers <= 2000);
+    assert!(!peer.engine.readable());
+    let frozen = peer.engine.freeze(peer.now).len();
+    assert!(frozen < (64 << 10) + 2000, "{frozen}");
+    // Filling the window to the brim, twice over, costs no more.
+    for segment in 0..130u32 {
+        peer.give(ACK, segment * 1000 % 65_000, 0, &[0; MSS]);
+        peer.sent();
+    }
+    let info = peer.engine.info();
+    assert!(info.unread + info.receive_window <= 64 << 10, "{info:?}");
+}
+
+#[test]
+fn optimistic_acknowledgments() {
+    // Acknowledging what was never sent does not speed us up.
+    let mut peer = Peer::settled(&plain());
+    peer.write(30 * MSS);
+    assert_eq!(peer.sent().len(), 10);
+    for segments in 11..30 {
+        peer.give(ACK, 0, segments * MSS as u32, b"");
+    }
+    assert_eq!(peer.brief(), [(ACK, 10 * MSS as u32, 0, 0)]);
+    assert_eq!(peer.engine.info().unacknowledged, 10 * MSS as u32);
+    peer.give(ACK, 0, 10 * MSS as u32, b"");
+    assert!(!peer.sent().is_empty());
+}
+
+#[test]
+fn reneging() {
+    // A peer that drops what it has selectively acknowledged (RFC 2018 §8).
+    let mut peer = Peer::settled(&plain());
+    peer.write(10 * MSS);
+    peer.sent();
+    let at = |segments: u32| OURS.wrapping_add(1 + segments * MSS as u32);
+    peer.sack.push(at(1), at(10));
+    peer.give(ACK, 0, 0, b"");
+    assert_eq!(peer.brief(), [(ACK, 0, 0, MSS)]);
+    let mut acknowledged = MSS as u32;
+    peer.give(ACK, 0, acknowledged, b"");
+    for _ in 0..100 {
+        if acknowledged == 10 * MSS as u32 {
+            break;
+        }
+        if !peer.engine.wants_output() {
+            peer.wait_for_timer();
+        }
+        for segment in peer.brief() {
+            if segment.1 == acknowledged {
+                acknowledged += segment.3 as u32;
+            }
+        }
+        peer.give(ACK, 0, acknowledged, b"");
+    }
+    assert_eq!(acknowledged, 10 * MSS as u32);
+    assert_intact(&mut peer, 0, acknowledged);
+}

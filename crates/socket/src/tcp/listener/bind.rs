@@ -1,0 +1,153 @@
+//! How to listen, and who has the port.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as KernelListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tidewall_protocol::tcp::{Config, Keepalive};
+
+use super::ListenerInner;
+use crate::raw::options;
+use crate::stack::{Core, lock};
+use crate::tcp::Tcp;
+use crate::udp::specified;
+
+/// How to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Connections that may wait to be accepted, 1 to 65,535; as `listen(2)`.
+    /// When so many wait, further SYNs are dropped by the driver.
+    pub backlog: u32,
+    /// SO_REUSEADDR. True by default, as in the standard library.
+    pub reuse_address: bool,
+    /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
+    pub only_v6: bool,
+    /// TCP_NODELAY of accepted connections.
+    pub nodelay: bool,
+    /// SO_KEEPALIVE and its times, of accepted connections.
+    pub keepalive: Option<Keepalive>,
+    /// SO_RCVBUF of accepted connections, in bytes; `None`: it grows as needed.
+    pub receive_buffer: Option<u32>,
+    /// SO_SNDBUF of accepted connections, in bytes; `None`: it grows as needed.
+    pub send_buffer: Option<u32>,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        ListenOptions {
+            backlog: 4096,
+            reuse_address: true,
+            only_v6: false,
+            nodelay: false,
+            keepalive: None,
+            receive_buffer: None,
+            send_buffer: None,
+        }
+    }
+}
+
+impl ListenOptions {
+    pub(super) fn apply(&self, config: Config) -> Config {
+        let mut config = Config {
+            nodelay: self.nodelay,
+            keepalive: self.keepalive,
+            ..config
+        };
+        if let Some(bytes) = self.receive_buffer {
+            config.receive_buffer = bytes;
+            config.receive_buffer_max = bytes;
+        }
+        if let Some(bytes) = self.send_buffer {
+            config.send_buffer = bytes;
+            config.send_buffer_max = bytes;
+        }
+        config
+    }
+}
+
+/// The kernel's socket that holds the port.
+pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<KernelListener> {
+    let socket: OwnedFd = options::tcp_socket(address.is_ipv6(), true)?;
+    let fd = socket.as_fd();
+    if options.reuse_address {
+        options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    }
+    if address.is_ipv6() {
+        let only = i32::from(options.only_v6);
+        options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
+    }
+    if let Some(bytes) = options.receive_buffer {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        options::set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        options::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
+    }
+    options::bind(fd, address)?;
+    options::listen(fd, options.backlog as i32)?;
+    Ok(KernelListener::from(socket))
+}
+
+impl Tcp {
+    pub(super) fn add_listener(&self, listener: &Arc<ListenerInner>) {
+        let mut listeners = lock(&self.listeners);
+        listeners
+            .entry(listener.local.port())
+            .or_default()
+            .push(listener.clone());
+    }
+
+    pub(super) fn remove_listener(&self, listener: &Arc<ListenerInner>) {
+        let mut listeners = lock(&self.listeners);
+        let port = listener.local.port();
+        if let Some(of_port) = listeners.get_mut(&port) {
+            of_port.retain(|other| !Arc::ptr_eq(other, listener));
+            if of_port.is_empty() {
+                listeners.remove(&port);
+            }
+        }
+    }
+
+    /// Every listener, for those who count.
+    pub(crate) fn all_listeners(&self) -> Vec<Arc<ListenerInner>> {
+        lock(&self.listeners).values().flatten().cloned().collect()
+    }
+}
+
+impl Core {
+    /// The in-memory device's ports.
+    pub(super) fn tcp_bind_without_kernel(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        if specified(address).is_some_and(|address| !lock(&self.routes).is_own(address)) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let taken = |port: u16| {
+            let listeners = lock(&self.tcp.listeners);
+            listeners.get(&port).is_some_and(|of_port| {
+                of_port
+                    .iter()
+                    .any(|other| match (specified(other.local), specified(address)) {
+                        (Some(theirs), Some(ours)) => theirs == ours,
+                        (Some(theirs), None) => address.is_ipv6() || theirs.is_ipv4(),
+                        (None, Some(ours)) => other.takes(ours),
+                        (None, None) => other.both || other.local.is_ipv4() == address.is_ipv4(),
+                    })
+            })
+        };
+        match address.port() {
+            0 => self
+                .tcp_free_port()
+                .map(|port| SocketAddr::new(address.ip(), port)),
+            port if taken(port) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            _ => Ok(address),
+        }
+    }
+
+    /// A port that nobody uses, on the in-memory device.
+    pub(crate) fn tcp_free_port(&self) -> io::Result<u16> {
+        (32_768..=60_999)
+            .find(|&port| !self.tcp.ports.is_used(port))
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
+    }
+}

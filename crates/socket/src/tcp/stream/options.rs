@@ -1,0 +1,257 @@
+//! What can be set on a stream, and asked of it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidewall_protocol::tcp::Keepalive;
+
+use super::{Inner, NO_LINGER, TcpStream, duration};
+use crate::tcp::connection::State;
+use crate::tcp::frames::After;
+
+impl TcpStream {
+    /// Makes reading and writing return EAGAIN instead of waiting.
+    ///
+    /// # Errors
+    /// What the kernel reports, for a connection of its own.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.set_nonblocking(nonblocking),
+            Inner::Own { .. } => Ok(()),
+        }
+    }
+
+    /// Bounds how long reading waits (SO_RCVTIMEO).
+    ///
+    /// # Errors
+    /// EINVAL for a zero duration.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_duration(&self.read_timeout, timeout)?;
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.set_read_timeout(timeout),
+            Inner::Own { .. } => Ok(()),
+        }
+    }
+
+    /// Bounds how long writing waits (SO_SNDTIMEO).
+    ///
+    /// # Errors
+    /// EINVAL for a zero duration.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_duration(&self.write_timeout, timeout)?;
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.set_write_timeout(timeout),
+            Inner::Own { .. } => Ok(()),
+        }
+    }
+
+    /// The bound on reading, if any.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(duration(&self.read_timeout))
+    }
+
+    /// The bound on writing, if any.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(duration(&self.write_timeout))
+    }
+
+    /// Sends small segments at once (TCP_NODELAY).
+    ///
+    /// # Errors
+    /// What the kernel reports, for a connection of its own.
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.set_nodelay(on),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_nodelay(on)),
+        }
+    }
+
+    /// Whether small segments are sent at once.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn nodelay(&self) -> io::Result<bool> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.nodelay(),
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.nodelay()),
+        }
+    }
+
+    /// Sends full segments only, until it is taken back (TCP_CORK).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_cork(&self, on: bool) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_CORK, on.into()),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_cork(on)),
+        }
+    }
+
+    /// Acknowledges at once (TCP_QUICKACK).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_quick_ack(&self, on: bool) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_QUICKACK, on.into()),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_quick_ack(on)),
+        }
+    }
+
+    /// Probes a silent peer (SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL,
+    /// TCP_KEEPCNT).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set_keepalive(keepalive),
+            Inner::Own { .. } => {
+                self.change(|state, now| state.connection.set_keepalive(keepalive, now))
+            }
+        }
+    }
+
+    /// How a silent peer is probed, if it is.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn keepalive(&self) -> io::Result<Option<Keepalive>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.keepalive(),
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.keepalive()),
+        }
+    }
+
+    /// Gives the connection up when data stays unacknowledged for so long
+    /// (TCP_USER_TIMEOUT).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let time = timeout.unwrap_or_default().as_millis();
+                let time = i32::try_from(time).unwrap_or(i32::MAX);
+                kernel.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, time)
+            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_user_timeout(timeout)),
+        }
+    }
+
+    /// What dropping the stream does (SO_LINGER): `None` sends the rest in the
+    /// background; zero resets the connection; another time waits until
+    /// everything is acknowledged, for so long at most.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        let value = linger.map_or(NO_LINGER, |time| {
+            u64::try_from(time.as_nanos()).unwrap_or(NO_LINGER - 1)
+        });
+        self.linger.store(value, Ordering::Relaxed);
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set_linger(linger),
+            Inner::Own { .. } => Ok(()),
+        }
+    }
+
+    /// What dropping the stream does; see [`TcpStream::set_linger`].
+    pub fn linger(&self) -> Option<Duration> {
+        match self.linger.load(Ordering::Relaxed) {
+            NO_LINGER => None,
+            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// Sets the bytes that may wait to be read (SO_RCVBUF).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+                kernel.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
+            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_receive_buffer(bytes)),
+        }
+    }
+
+    /// Sets the bytes that may wait to be sent and acknowledged (SO_SNDBUF).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+                kernel.set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)
+            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_send_buffer(bytes)),
+        }
+    }
+
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_IP, libc::IP_TOS, tos.into()),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_traffic_class(tos)),
+        }
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
+    ///
+    /// # Errors
+    /// EINVAL for 0.
+    pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
+        if ttl == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.stream.set_ttl(ttl.into()),
+            Inner::Own { .. } => self.change(|state, _| state.hop_limit = ttl),
+        }
+    }
+
+    /// Changes something of a connection of ours, and sends what that frees.
+    fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
+        if let Inner::Own { connection, .. } = &self.inner {
+            let core = self.stack.core();
+            let mut after = After::default();
+            let wants = {
+                let mut state = connection.lock();
+                how(&mut state, core.age());
+                connection.settle(core, &mut state, &mut after);
+                state.connection.wants_output()
+            };
+            core.tcp_after(after);
+            if wants {
+                self.send_unless_later(connection);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_duration(place: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
+    let nanoseconds = match timeout {
+        None => 0,
+        Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
+        Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+    };
+    place.store(nanoseconds, Ordering::Relaxed);
+    Ok(())
+}

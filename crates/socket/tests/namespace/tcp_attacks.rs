@@ -1,0 +1,301 @@
+//! Attacks on TCP over a real link: segments written by hand beside a connection
+//! that must not notice.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream as KernelStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::{self, Checksum, Flow, Link, Outgoing, State};
+use tidewall_socket::{Stack, TcpListener, TcpStream};
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::tcp::{Flags, Header, Options, Packet};
+
+use super::kernel::peer_index;
+use super::raw_system::Packets;
+use super::support::*;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn link_address(interface: &str) -> MacAddress {
+    let script = format!("cat /sys/class/net/{interface}/address");
+    let text = if interface == PEER {
+        let peer = peer_namespace();
+        shell(&format!("ip netns exec {peer} sh -c '{script}'"))
+    } else {
+        shell(&script)
+    };
+    text.trim().parse().unwrap()
+}
+
+/// Who writes segments as if they were the peer's.
+struct Forger {
+    packets: Packets,
+    link: Link,
+    flow: Flow,
+}
+
+impl Forger {
+    /// For a connection from `client` to `server`.
+    fn new(client: SocketAddr, server: SocketAddr) -> Forger {
+        let index = peer_index();
+        Forger {
+            packets: in_peer(move || Packets::open(index).unwrap()),
+            link: Link {
+                source_mac: link_address(PEER),
+                destination_mac: link_address(HERE),
+                hop_limit: 64,
+                checksum: Checksum::Software,
+            },
+            flow: Flow {
+                local: client,
+                remote: server,
+            },
+        }
+    }
+
+    fn send(&self, header: Header, payload: &[u8]) {
+        let header = Header {
+            source_port: self.flow.local.port(),
+            destination_port: self.flow.remote.port(),
+            window: 1000,
+            ..header
+        };
+        let outgoing = Outgoing {
+            header,
+            payload: [payload, &[]],
+            segment_size: 1460,
+            traffic_class: 0,
+        };
+        let mut frame = vec![0; 2048];
+        let length = tcp::output(&mut frame, &self.link, &self.flow, &outgoing).unwrap();
+        self.transmit(&frame[..length]);
+    }
+
+    /// Sends a frame, when the link has room for it.
+    fn transmit(&self, frame: &[u8]) {
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = self.packets.send(frame) {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOBUFS), "{error}");
+            assert!(Instant::now() < end, "the link takes nothing any more");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Headers of our connection's segments that the stack sent since the last
+    /// call. What it sends arrives a little later.
+    fn answers(&self) -> Vec<Header> {
+        std::thread::sleep(Duration::from_millis(60));
+        let mut found = Vec::new();
+        while let Some(frame) = self.packets.receive() {
+            let ours = frame.get(6..12) == Some(&self.link.destination_mac.0)
+                && frame.get(12..14) == Some(&[8, 0])
+                && frame.get(23) == Some(&6);
+            if let Some(segment) = frame.get(34..).filter(|_| ours) {
+                found.push(Packet::new(segment).unwrap().header());
+            }
+        }
+        found
+    }
+}
+
+/// An echo service on a connection, in a thread that ends with the client.
+fn echo(listener: &TcpListener) -> (std::thread::JoinHandle<TcpStream>, Arc<AtomicBool>) {
+    let (stream, _) = listener.accept().unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = over.clone();
+    let thread = std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match (&stream).read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => (&stream).write_all(&buffer[..length]).unwrap(),
+                Err(error) => panic!("the connection broke: {error}"),
+            }
+        }
+        ended.store(true, Ordering::Release);
+        stream
+    });
+    (thread, over)
+}
+
+fn exchange(client: &KernelStream, text: &[u8]) {
+    let mut stream = client;
+    stream.write_all(text).unwrap();
+    let mut got = vec![0; text.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(got, text);
+}
+
+struct Bed {
+    stack: Stack,
+    listener: TcpListener,
+    client: KernelStream,
+    forger: Forger,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let stack = stack();
+        let listener = TcpListener::bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE)).unwrap();
+        let server = at(HERE4, SERVICE);
+        let client = in_peer(move || KernelStream::connect_timeout(&server, PATIENCE).unwrap());
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let forger = Forger::new(client.local_addr().unwrap(), server);
+        Bed {
+            stack,
+            listener,
+            client,
+            forger,
+        }
+    }
+}
+
+/// What the connection expects, from its own last segments.
+fn last_acknowledgment(bed: &Bed) -> (u32, u32) {
+    bed.forger.answers();
+    exchange(&bed.client, b"where are we?");
+    let answers = bed.forger.answers();
+    let last = answers.last().expect("an echo was seen");
+    let length = b"where are we?".len() as u32;
+    let data = answers
+        .iter()
+        .rev()
+        .find(|header| header.flags.contains(Flags::PSH));
+    let sent = data.map_or(last.sequence, |header| header.sequence.wrapping_add(length));
+    (last.acknowledgment, sent)
+}
+
+pub fn blind_segments_do_not_reach_a_connection() {
+    let bed = Bed::new();
+    let (server, over) = echo(&bed.listener);
+    exchange(&bed.client, b"before");
+    let (expected, next) = last_acknowledgment(&bed);
+    let mut answers = 0;
+    for (what, flags, payload) in [
+        ("RST", Flags::RST, &b""[..]),
+        ("RST|ACK", Flags::RST | Flags::ACK, b""),
+        ("SYN", Flags::SYN, b""),
+        ("SYN|ACK", Flags::SYN | Flags::ACK, b""),
+        ("data", Flags::ACK | Flags::PSH, b"evil bytes"),
+        ("FIN", Flags::ACK | Flags::FIN, b""),
+    ] {
+        for guess in 0..400u32 {
+            // Some within the window, some anywhere; never the exact number.
+            let offset = match guess % 2 {
+                0 => 1 + guess * 100,
+                _ => guess.wrapping_mul(10_737_418) | 1,
+            };
+            let blind = flags.contains(Flags::ACK) && !flags.intersects(Flags::RST | Flags::SYN);
+            bed.forger.send(
+                Header {
+                    sequence: expected.wrapping_add(offset),
+                    // Who cannot see the connection does not know what it sent.
+                    acknowledgment: if blind {
+                        next.wrapping_add(0x4000_0000 + guess)
+                    } else {
+                        next
+                    },
+                    flags,
+                    options: Options::default(),
+                    ..Header::default()
+                },
+                payload,
+            );
+        }
+        let found = bed.forger.answers();
+        assert!(found.len() <= 4, "{} answers to {what}", found.len());
+        assert!(
+            found.iter().all(|header| header.flags == Flags::ACK),
+            "{what}: {found:?}"
+        );
+        answers += found.len();
+        exchange(&bed.client, what.as_bytes());
+        bed.forger.answers();
+    }
+    assert!(answers > 0, "nothing was challenged");
+    assert!(!over.load(Ordering::Acquire));
+    drop(bed.client);
+    let stream = server.join().unwrap();
+    let info = stream.info().unwrap();
+    assert_eq!(info.state, State::CloseWait, "{info:?}");
+    assert!(info.segments_refused > 0, "{info:?}");
+    drop(bed.stack);
+}
+
+pub fn acknowledgments_of_the_unsent_start_no_storm() {
+    let bed = Bed::new();
+    let (server, _) = echo(&bed.listener);
+    exchange(&bed.client, b"before");
+    let (expected, next) = last_acknowledgment(&bed);
+    for guess in 0..3000u32 {
+        bed.forger.send(
+            Header {
+                sequence: expected,
+                acknowledgment: next.wrapping_add(1_000_000 + guess),
+                flags: Flags::ACK,
+                ..Header::default()
+            },
+            b"",
+        );
+    }
+    let answers = bed.forger.answers();
+    assert!(answers.len() <= 6, "{} answers", answers.len());
+    exchange(&bed.client, b"after");
+    drop(bed.client);
+    server.join().unwrap();
+}
+
+/// Segments that look established but match nothing are dropped in the driver,
+/// and new clients get in beside them.
+pub fn spoofed_established_segments_die_in_the_driver() {
+    let bed = Bed::new();
+    let (server, _) = echo(&bed.listener);
+    exchange(&bed.client, b"before");
+    bed.forger.answers();
+    let driver = |stack: &Stack| stack.snapshot().queues[0].driver.clone();
+    let before = driver(&bed.stack);
+    let spoof = |n: u32| {
+        let source = Ipv4Addr::from(0x0a4d_0000 + 100 + n % 100);
+        let mut forger_flow = bed.forger.flow;
+        forger_flow.local = SocketAddr::from((source, 1024 + (n % 60_000) as u16));
+        forger_flow
+    };
+    let link = bed.forger.link;
+    for n in 0..6000u32 {
+        let flow = spoof(n);
+        let outgoing = Outgoing {
+            header: Header {
+                source_port: flow.local.port(),
+                destination_port: flow.remote.port(),
+                sequence: n.wrapping_mul(7919),
+                acknowledgment: n.wrapping_mul(104_729),
+                flags: Flags::ACK,
+                window: 1000,
+                ..Header::default()
+            },
+            payload: [b"not for anybody", &[]],
+            segment_size: 1460,
+            traffic_class: 0,
+        };
+        let mut frame = vec![0; 2048];
+        let length = tcp::output(&mut frame, &link, &flow, &outgoing).unwrap();
+        bed.forger.transmit(&frame[..length]);
+    }
+    exchange(&bed.client, b"after");
+    let after = driver(&bed.stack);
+    let grown =
+        |name: &str| after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
+    assert!(grown("no-connection") > 3000, "{before:?} {after:?}");
+    // A new client is served.
+    let to = at(HERE4, SERVICE);
+    let second = in_peer(move || KernelStream::connect_timeout(&to, PATIENCE).unwrap());
+    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (other, _) = echo(&bed.listener);
+    exchange(&second, b"and me?");
+    drop(second);
+    other.join().unwrap();
+    drop(bed.client);
+    server.join().unwrap();
+}

@@ -1,0 +1,217 @@
+//! A clean run of TCP, as an independent dissector sees it: nothing malformed,
+//! and nothing sent twice that was not lost.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpStream as KernelStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewall_socket::{Stack, TcpListener, TcpStream};
+
+use super::capture::pcap;
+use super::kernel::peer_index;
+use super::raw_system::Packets;
+use super::support::*;
+use super::tap::{NAME, TAP4, TAP6, tap_stack};
+use super::tcp_bulk::{receive_all, send_all};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const TOTAL: usize = 400_000;
+
+fn is_missing(what: &str) -> bool {
+    let missing = Command::new("tshark").arg("--version").output().is_err();
+    if missing {
+        println!("SKIPPED {what}: needs tshark");
+    }
+    missing
+}
+
+/// Collects every frame of an interface while something runs.
+struct Capture {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Vec<u8>>>,
+}
+
+impl Capture {
+    fn start(packets: Packets) -> Capture {
+        let packets = packets.hold(64 << 20).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut frames = Vec::new();
+            loop {
+                match packets.receive() {
+                    Some(frame) => frames.push(frame),
+                    None if stopped.load(Ordering::Acquire) => return frames,
+                    None => std::thread::sleep(Duration::from_micros(100)),
+                }
+            }
+        });
+        Capture { stop, thread }
+    }
+
+    fn finish(self) -> Vec<Vec<u8>> {
+        // The last segments are on their way.
+        std::thread::sleep(Duration::from_millis(100));
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().unwrap()
+    }
+}
+
+/// What tshark prints of each TCP segment, by field.
+fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
+    let file: PathBuf = std::env::temp_dir().join(format!("tw-tcp-{}.pcap", std::process::id()));
+    fs::write(&file, pcap(frames)).unwrap();
+    let check = |protocol: &str| format!("{protocol}.check_checksum:{checksums}");
+    let output = Command::new("tshark")
+        .arg("-r")
+        .arg(&file)
+        .args(["-o", &check("tcp"), "-o", &check("ip")])
+        // What else is known to use our port is not meant.
+        .args(["-d", &format!("tcp.port=={SERVICE},data")])
+        .args(["-Y", "tcp", "-T", "fields", "-E", "separator=;"])
+        .args(FIELDS.iter().flat_map(|field| ["-e", field]))
+        .output();
+    fs::remove_file(&file).unwrap();
+    let output = output.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| line.split(';').map(str::to_owned).collect())
+        .collect()
+}
+
+/// What a clean run has none of, after the first three.
+const FIELDS: [&str; 12] = [
+    "tcp.srcport",
+    "tcp.checksum.status",
+    "tcp.flags.str",
+    "_ws.malformed",
+    "tcp.analysis.retransmission",
+    "tcp.analysis.fast_retransmission",
+    "tcp.analysis.spurious_retransmission",
+    "tcp.analysis.out_of_order",
+    "tcp.analysis.lost_segment",
+    "tcp.analysis.ack_lost_segment",
+    "tcp.analysis.duplicate_ack",
+    "tcp.analysis.window_full",
+];
+/// The peer's window may fill up: that is no fault.
+const FAULTS: std::ops::Range<usize> = 3..11;
+
+fn judge(segments: &[Vec<String>], checksums: bool, least: usize) {
+    for segment in segments {
+        for place in FAULTS {
+            assert_eq!(
+                segment.get(place).map(String::as_str),
+                Some(""),
+                "{}: {segment:?}",
+                FIELDS[place]
+            );
+        }
+        if checksums && segment[0] == SERVICE.to_string() {
+            // 1: good.
+            assert_eq!(segment[1], "1", "checksum: {segment:?}");
+        }
+    }
+    let ours = segments
+        .iter()
+        .filter(|segment| segment[0] == SERVICE.to_string())
+        .count();
+    assert!(
+        ours >= least,
+        "{ours} segments of ours among {}",
+        segments.len()
+    );
+}
+
+fn timeouts(stream: &TcpStream) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// A conversation: small questions and answers, then bulk both ways, then each
+/// end closes its half.
+fn converse(stack: &Stack, connect: impl FnOnce() -> KernelStream) {
+    let listener = TcpListener::bind(stack, at(Ipv6Addr::UNSPECIFIED, SERVICE)).unwrap();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        timeouts(&stream);
+        let mut small = [0; 100];
+        for _ in 0..20 {
+            (&stream).read_exact(&mut small).unwrap();
+            (&stream).write_all(&small).unwrap();
+        }
+        receive_all(&stream, TOTAL);
+        send_all(&stream, TOTAL);
+        stream.shutdown(Shutdown::Write).unwrap();
+        stream.info().unwrap()
+    });
+    let mut stream = connect();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    for n in 0..20 {
+        let mut small = [n; 100];
+        stream.write_all(&small).unwrap();
+        stream.read_exact(&mut small).unwrap();
+        assert_eq!(small, [n; 100]);
+    }
+    send_all(&stream, TOTAL);
+    stream.shutdown(Shutdown::Write).unwrap();
+    receive_all(&stream, TOTAL);
+    let info = server.join().unwrap();
+    assert_eq!((info.retransmissions, info.timeouts), (0, 0), "{info:?}");
+}
+
+pub fn a_clean_run_of_tcp_is_clean_to_tshark() {
+    if is_missing("a_clean_run_of_tcp_is_clean_to_tshark") {
+        return;
+    }
+    // Every segment must carry its own checksum, and come as it was sent.
+    shell(&format!("ethtool -K {HERE} tx off >/dev/null"));
+    let peer = peer_namespace();
+    shell(&format!(
+        "ip netns exec {peer} ethtool -K {PEER} tx off gro off >/dev/null"
+    ));
+    let stack = stack();
+    for to in [at(HERE4, SERVICE), at(HERE6, SERVICE)] {
+        let index = peer_index();
+        let capture = Capture::start(in_peer(move || Packets::open(index).unwrap()));
+        converse(&stack, || {
+            in_peer(move || KernelStream::connect_timeout(&to, PATIENCE).unwrap())
+        });
+        let segments = dissect(&capture.finish(), true);
+        judge(&segments, true, 300);
+    }
+}
+
+pub fn a_clean_run_over_a_tap_is_clean_to_tshark() {
+    if is_missing("a_clean_run_over_a_tap_is_clean_to_tshark") {
+        return;
+    }
+    let stack = tap_stack();
+    let index = shell(&format!("cat /sys/class/net/{NAME}/ifindex"));
+    let index: u32 = index.trim().parse().unwrap();
+    for to in [at(TAP4, SERVICE), at(TAP6, SERVICE)] {
+        let capture = Capture::start(Packets::open(index).unwrap());
+        converse(&stack, || {
+            KernelStream::connect_timeout(&to, PATIENCE).unwrap()
+        });
+        // Between two ends of one machine checksums stay unfinished.
+        let segments = dissect(&capture.finish(), false);
+        judge(&segments, false, 30);
+    }
+    // A port that nobody listens on: silence, which a client must bear.
+    let nobody = at(Ipv4Addr::from(TAP4), SERVICE + 1);
+    let refused = KernelStream::connect_timeout(&nobody, Duration::from_millis(300));
+    assert!(refused.is_err());
+}
