@@ -42,10 +42,10 @@
 #define AT(type, field, offset) _Static_assert(__builtin_offsetof(struct type, field) == (offset), #type "." #field)
 SIZE(tw_metadata, 24); AT(tw_metadata, kind, 12); AT(tw_metadata, network, 16); AT(tw_metadata, fragment, 22);
 SIZE(tw_class_bucket, 48); AT(tw_class_bucket, passed, 32);
-SIZE(tw_control, 1088); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
+SIZE(tw_control, 1128); AT(tw_control, taught_sequence, 1088); AT(tw_control, taught_protocol, 1120); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
 AT(tw_control, teach_port, 32); AT(tw_control, taught_port, 48); AT(tw_control, locals, 64);
 SIZE(tw_queue, 432); AT(tw_queue, classes, 192);
-SIZE(tw_device, 528832); AT(tw_device, queues, 1088); AT(tw_device, ports, 4544);
+SIZE(tw_device, 528872); AT(tw_device, queues, 1128); AT(tw_device, ports, 4584);
 SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
@@ -615,18 +615,37 @@ OUTLINE int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 ver
 
 /* ---- Teaching ------------------------------------------------------------ */
 
-/* Turns an owned UDP datagram over to the helper socket of its queue, which
- * learns from it the NAPI id of the queue and hands the payload on. */
-OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u32 transport, __u32 version)
+/* Turns an owned datagram over to the helper socket of its queue, which learns
+ * from it the NAPI id of the queue and hands the payload on. A TCP segment
+ * becomes a UDP datagram in place: its sequence number, which gives way to UDP's
+ * length and checksum, is kept in `control`, so that nothing of it is lost. */
+OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place, __u32 version, __u32 protocol)
 {
-	__u32 queue = ctx->rx_queue_index;
-	__u16 *data = (void *)(long)ctx->data + (transport & 0x3fff), *data_end = (void *)(long)ctx->data_end;
-	if (data + 4 > data_end || queue >= TW_QUEUES)
+	__u32 queue = ctx->rx_queue_index, transport = PLACE_TRANSPORT(place);
+	__u8 *frame = (void *)(long)ctx->data;
+	__u16 *data = (void *)(frame + (transport & 0x3fff)), *data_end = (void *)(long)ctx->data_end;
+	if (data + 4 > data_end || (__u16 *)(frame + NETWORK + V4_HEADER) > data_end || queue >= TW_QUEUES)
 		return 0;
 	__u16 port = htons(READ_ONCE(control->teach_port[queue]));
 	__u16 original = data[1];
 	data[1] = port;
-	if (version == 4) {
+	if (protocol == TCP) {
+		WRITE_ONCE(control->taught_sequence[queue], (__u32)ntohs(data[2]) << 16 | ntohs(data[3]));
+		data[2] = htons(PLACE_END(place) - transport);
+		data[3] = 0;
+		if (version == 4) {
+			__u16 *word = (__u16 *)(frame + NETWORK + 8), *checksum = (__u16 *)(frame + NETWORK + 10);
+			__u16 old = *word;
+			frame[NETWORK + 9] = UDP;
+			/* RFC 1624, equation 3. */
+			__u32 sum = (__u16)~*checksum + (__u16)~old + *word;
+			sum = (sum & 0xffff) + (sum >> 16);
+			sum = (sum & 0xffff) + (sum >> 16);
+			*checksum = ~sum;
+		} else {
+			frame[NETWORK + 6] = UDP;
+		}
+	} else if (version == 4) {
 		data[3] = 0;
 	} else if (data[3]) {
 		/* RFC 1624, equation 3; zero is written as its other form. */
@@ -635,6 +654,7 @@ OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u32 transpor
 		sum = (sum & 0xffff) + (sum >> 16);
 		data[3] = (__u16)~sum ? (__u16)~sum : 0xffff;
 	}
+	WRITE_ONCE(control->taught_protocol[queue], protocol);
 	WRITE_ONCE(control->taught_port[queue], ntohs(original));
 	WRITE_ONCE(control->teach_port[queue], 0);
 	return 1;
@@ -816,8 +836,11 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	if (!application)
 		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
 
-	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM && protocol == UDP) {
-		if (teach(ctx, control, transport, version)) {
+	/* Of a segment behind extension headers, the last of them would have to
+	 * change. */
+	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM &&
+	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
+		if (teach(ctx, control, PLACE(transport, end, 1), version, protocol)) {
 			count(queue, TW_COUNT_TAUGHT);
 			*cause = TW_COUNT_TAUGHT;
 			return XDP_PASS;

@@ -102,6 +102,8 @@ struct tw_control {
 	__u16 teach_port[TW_QUEUES];   /* host order; nonzero: teach this queue. Driver clears it */
 	__u16 taught_port[TW_QUEUES];  /* host order: original port of the teaching frame. Writer: driver */
 	__u8 locals[TW_LOCALS][16];    /* open-addressed set of local addresses; all zero = free */
+	__u32 taught_sequence[TW_QUEUES]; /* host order: sequence number of a teaching segment. Writer: driver */
+	__u8 taught_protocol[TW_QUEUES];  /* of the teaching frame: UDP or TCP. Writer: driver */
 };
 
 /* What one receive queue counts. Writer: the driver program on that queue. */

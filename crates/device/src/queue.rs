@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::demux::layout::Metadata;
+use crate::demux::layout::{Metadata, Protocol};
 use crate::frame::{Frame, FrameMemory};
 
 /// A frame that the demux gave to the owner of this queue.
@@ -75,9 +75,13 @@ pub trait Receive: Send {
     }
 }
 
-/// A UDP datagram that came through the kernel (see [`Receive::take_stray`]).
+/// A UDP datagram or a TCP segment that came through the kernel (see
+/// [`Receive::take_stray`]). What was taken of it is UDP's payload, or the whole
+/// segment, header included and its checksum not looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stray {
+    /// Which of both.
+    pub protocol: Protocol,
     /// Sender.
     pub source: std::net::SocketAddr,
     /// The address and port it was sent to.

@@ -12,7 +12,7 @@ use demux_support::{
 };
 use tidewall_device::afxdp::Program;
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
-use tidewall_device::demux::{CookieMode, Tables, Verdict, classify_host, drive};
+use tidewall_device::demux::{CookieMode, Tables, Taught, Verdict, classify_host, drive};
 
 const DROP: u32 = 1;
 const PASS: u32 = 2;
@@ -43,7 +43,7 @@ struct Outcome {
     counters: Vec<u64>,
     classes: Vec<(u64, u64)>,
     accounts: Vec<(u32, u64)>,
-    taught: Option<u16>,
+    taught: Option<Taught>,
 }
 
 impl Outcome {

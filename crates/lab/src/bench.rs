@@ -104,7 +104,7 @@ pub(crate) struct Held {
 /// A test bed with everything that measuring on it needs.
 pub(crate) struct Bench {
     // Ended before the test bed is taken down.
-    _spinners: Vec<Child>,
+    _helpers: Vec<Child>,
     pub(crate) testbed: Testbed,
     shortcomings: Vec<String>,
 }
@@ -113,6 +113,15 @@ impl Bench {
     pub(crate) fn new(config: Config, spinners: bool) -> anyhow::Result<Self> {
         let testbed = Testbed::new(config)?;
         let mut children = Vec::new();
+        // Before any traffic: see `Swallow::attach`.
+        if config.swallow {
+            let place = Place {
+                namespace: testbed.client(),
+                cpu: config.client_cpu,
+            };
+            let what = "the program that drops answers to nobody";
+            children.push(Child::start_ready(place, &Job::Swallow, what)?);
+        }
         if spinners {
             for (namespace, cpu) in [
                 (testbed.client(), config.client_cpu),
@@ -127,7 +136,7 @@ impl Bench {
             }
         }
         Ok(Bench {
-            _spinners: children,
+            _helpers: children,
             testbed,
             shortcomings: Vec::new(),
         })

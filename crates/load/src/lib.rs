@@ -40,6 +40,7 @@ mod run;
 mod sender;
 mod spec;
 mod stream;
+mod swallow;
 pub mod template;
 
 pub use prefix::{InvalidPrefix, Prefix};
@@ -54,3 +55,4 @@ pub use spec::{
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
     Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
 };
+pub use swallow::Swallow;

@@ -7,9 +7,11 @@
 use std::fs::File;
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 
+use crate::prefix::Prefix;
 use crate::template::Places;
 
 const BPF_PROG_LOAD: libc::c_int = 5;
@@ -20,6 +22,10 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRIVER_MODE: u32 = 1 << 2;
+/// What an XDP program says of a packet (`enum xdp_action`).
+const XDP_DROP: i32 = 1;
+const XDP_PASS: i32 = 2;
 /// `BPF_FUNC_get_prandom_u32`.
 const HELPER_RANDOM: i32 = 7;
 /// `BPF_FUNC_redirect`.
@@ -112,6 +118,11 @@ impl Instruction {
     /// BPF_JMP | BPF_JGT | BPF_X
     const fn jump_if_above(left: u8, right: u8, over: i16) -> Self {
         Self::of(0x2d, left, right, over, 0)
+    }
+
+    /// BPF_JMP32 | BPF_JNE | BPF_K
+    const fn jump_if_not(register: u8, value: i32, over: i16) -> Self {
+        Self::of(0x56, register, 0, over, value)
     }
 
     /// BPF_JMP | BPF_CALL
@@ -291,18 +302,7 @@ impl Redirect {
             Instruction::call(HELPER_REDIRECT),
             Instruction::exit(),
         ]);
-        let mut name = [0; 16];
-        name[..13].copy_from_slice(b"tidewall_load");
-        let mut load = Load {
-            program_type: BPF_PROG_TYPE_XDP,
-            instruction_count: instructions.len() as u32,
-            instructions: instructions.as_ptr() as u64,
-            license: c"Dual MIT/GPL".as_ptr() as u64,
-            name,
-            expected_attach_type: ATTACH_XDP,
-            ..Load::default()
-        };
-        let program = descriptor(bpf(BPF_PROG_LOAD, &mut load)?)?;
+        let program = load(&instructions)?;
         let registration = register(&program)?;
         Ok(Redirect {
             program,
@@ -324,6 +324,82 @@ impl Redirect {
         };
         bpf(BPF_PROG_TEST_RUN, &mut run).map(|_| ())
     }
+}
+
+/// Loads an XDP program.
+fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    let mut name = [0; 16];
+    name[..13].copy_from_slice(b"tidewall_load");
+    let mut load = Load {
+        program_type: BPF_PROG_TYPE_XDP,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+        name,
+        expected_attach_type: ATTACH_XDP,
+        ..Load::default()
+    };
+    descriptor(bpf(BPF_PROG_LOAD, &mut load)?)
+}
+
+/// Attaches a program that drops what comes for these addresses to the
+/// interface of this index in the caller's namespace, in the driver, where it
+/// costs least. It goes with the descriptor.
+pub(crate) fn attach_swallowing(interface: u32, prefix: &Prefix) -> io::Result<OwnedFd> {
+    let program = load(&swallowing(prefix))?;
+    let mut create = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        target: interface,
+        attach_type: ATTACH_XDP,
+        flags: XDP_FLAGS_DRIVER_MODE,
+    };
+    descriptor(bpf(BPF_LINK_CREATE, &mut create)?)
+}
+
+/// Drops packets of Ethernet whose destination lies in the prefix.
+fn swallowing(prefix: &Prefix) -> Vec<Instruction> {
+    let in_memory = |word: u32| i32::from_ne_bytes(word.to_be_bytes());
+    // Where destination and packet begin, and the number of the EtherType.
+    let (at, address, bits, ethertype) = match prefix.address() {
+        IpAddr::V4(address) => (30, u128::from(address.to_bits()) << 96, 32, 0x0800u16),
+        IpAddr::V6(address) => (38, address.to_bits(), 128, 0x86dd),
+    };
+    let length = u32::from(prefix.length().min(bits));
+    let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
+    let mut compare = vec![
+        Instruction::load_word(1, 2, 12),
+        Instruction::jump_if_not(1, i32::from(u16::from_ne_bytes(ethertype.to_be_bytes())), 0),
+    ];
+    for (number, offset) in (0..4u32).zip([at, at + 4, at + 8, at + 12]) {
+        let word = |of: u128| (of >> (96 - 32 * number)) as u32;
+        if word(mask) != 0 {
+            compare.extend([
+                Instruction::load_double_word(1, 2, offset),
+                Instruction::mask(1, in_memory(word(mask))),
+                Instruction::jump_if_not(1, in_memory(word(address & mask)), 0),
+            ]);
+        }
+    }
+    compare.extend([Instruction::set(0, XDP_DROP), Instruction::exit()]);
+    // All jumps lead behind the drop.
+    let behind = compare.len() as i16;
+    for (place, instruction) in (0..).zip(&mut compare) {
+        if instruction.code == 0x56 {
+            instruction.offset = behind - place - 1;
+        }
+    }
+    let needed = i32::from(at) + i32::from(bits / 8);
+    let mut all = vec![
+        // `data` and `data_end` of struct xdp_md.
+        Instruction::load_double_word(2, 1, 0),
+        Instruction::load_double_word(3, 1, 4),
+        Instruction::copy(4, 2),
+        Instruction::add_value(4, needed),
+        Instruction::jump_if_above(4, 3, behind),
+    ];
+    all.append(&mut compare);
+    all.extend([Instruction::set(0, XDP_PASS), Instruction::exit()]);
+    all
 }
 
 /// An attachment of the program to the loopback interface of a network

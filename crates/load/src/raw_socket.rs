@@ -50,8 +50,25 @@ pub(crate) fn send_many(
 /// EPERM without CAP_NET_ADMIN.
 pub(crate) fn prefer_busy_poll(socket: BorrowedFd<'_>) -> io::Result<()> {
     const SO_PREFER_BUSY_POLL: i32 = 69;
-    for (name, value) in [(libc::SO_BUSY_POLL, 50), (SO_PREFER_BUSY_POLL, 1)] {
-        let value: i32 = value;
+    set_options(
+        socket,
+        &[(libc::SO_BUSY_POLL, 50), (SO_PREFER_BUSY_POLL, 1)],
+    )
+}
+
+/// As [`prefer_busy_poll`], with as many packets a poll as the kernel allows:
+/// for a socket that polls on behalf of others.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN.
+pub(crate) fn poll_much(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const SO_BUSY_POLL_BUDGET: i32 = 70;
+    prefer_busy_poll(socket)?;
+    set_options(socket, &[(SO_BUSY_POLL_BUDGET, 64)])
+}
+
+fn set_options(socket: BorrowedFd<'_>, options: &[(i32, i32)]) -> io::Result<()> {
+    for &(name, value) in options {
         // SAFETY: four valid bytes for the call's duration.
         let result = unsafe {
             libc::setsockopt(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::raw_socket::prefer_busy_poll;
+use crate::raw_socket::poll_much;
 use crate::raw_tcp::{bytes_acknowledged, set_send_buffer};
 use crate::report::{Latency, StreamReport};
 use crate::spec::{StreamKind, StreamSpec};
@@ -44,7 +44,7 @@ impl Stream {
                 set_send_buffer(stream.as_fd(), bytes)?;
             }
             // Without CAP_NET_ADMIN, what comes is received by interrupt.
-            let _ = prefer_busy_poll(stream.as_fd());
+            let _ = poll_much(stream.as_fd());
             stream.set_nonblocking(true)?;
             Ok(stream)
         };

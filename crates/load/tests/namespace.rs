@@ -119,6 +119,16 @@ impl Bed {
         Some(bed)
     }
 
+    /// Drops what comes for a prefix at an interface of the first namespace.
+    fn swallow(&self, interface: &str, prefix: &str) -> io::Result<tidewall_load::Swallow> {
+        let prefix = prefix.parse().unwrap();
+        let attach = || {
+            self.enter(0);
+            tidewall_load::Swallow::attach(interface, &prefix)
+        };
+        thread::scope(|scope| scope.spawn(attach).join().unwrap())
+    }
+
     fn set_peer_gro(&self, state: &str) {
         ip(&[
             "netns",
@@ -407,6 +417,90 @@ fn peer_counter(bed: &Bed, protocol: &str, name: &str) -> u64 {
     let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
     let place = names.split(' ').position(|found| found == name).unwrap();
     values.split(' ').nth(place).unwrap().parse().unwrap()
+}
+
+/// IP packets that the client's namespace has taken in.
+fn taken_in(bed: &Bed) -> u64 {
+    let read = || {
+        bed.enter(0);
+        let four = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+        let six = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+        (four, six)
+    };
+    let (four, six) = thread::scope(|scope| scope.spawn(read).join().unwrap());
+    // "no route" and "no such host" included, unlike in `snmp`.
+    let mut lines = four.lines().filter(|line| line.starts_with("IpExt:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let place = names
+        .split(' ')
+        .position(|name| name == "InNoECTPkts")
+        .unwrap();
+    let four: u64 = values.split(' ').nth(place).unwrap().parse().unwrap();
+    let six = six
+        .lines()
+        .find_map(|line| line.strip_prefix("Ip6InReceives"));
+    four + six.unwrap().trim().parse::<u64>().unwrap()
+}
+
+#[test]
+fn answers_to_nobody_are_dropped_at_the_device() {
+    let Some(bed) = Bed::new("swallow") else {
+        return;
+    };
+    for route in [["10.98.0.0/16", "10.99.0.1"], ["fd98::/64", "fd99::1"]] {
+        let [prefix, via] = route;
+        ip(&["-n", &bed.names[1], "route", "add", prefix, "via", via]);
+    }
+    for (closed, prefix) in [
+        ("10.99.0.2:80", "10.98.0.0/16"),
+        ("[fd99::2]:80", "fd98::/64"),
+    ] {
+        let mut flood = BlastSpec::syn(SenderKind::Skb, closed.parse().unwrap());
+        flood.spoof = Some(prefix.parse().unwrap());
+        (flood.packets, flood.rate) = (Some(200), Some(2000));
+        let spec = load(Some(flood), None, 200);
+        let mut answers = Vec::new();
+        for swallow in [false, true] {
+            let _swallow = swallow.then(|| bed.swallow("vA", prefix).unwrap());
+            let before = taken_in(&bed);
+            bed.load(&spec).unwrap();
+            answers.push(taken_in(&bed) - before);
+        }
+        assert!(
+            answers[0] >= 190 && answers[1] <= 20,
+            "{closed}: {answers:?}"
+        );
+    }
+    // Other answers come as ever.
+    let echo: SocketAddr = "10.99.0.2:4000".parse().unwrap();
+    let socket = bed.peer_socket(echo);
+    let _swallow = bed.swallow("vA", "10.98.0.0/16").unwrap();
+    let over = AtomicBool::new(false);
+    let echoed = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 64];
+            let patience = Some(Duration::from_millis(20));
+            socket.set_read_timeout(patience).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+        });
+        let mut ping = PingSpec::new(echo);
+        ping.wait = tidewall_load::Wait::Block;
+        let report = bed.load(&load(None, Some(ping), 100));
+        over.store(true, Ordering::Relaxed);
+        report.unwrap().ping.unwrap().whole.echoed
+    });
+    assert!(echoed > 10, "{echoed}");
+    let error = bed.swallow("lo", "10.98.0.0/16").unwrap_err();
+    assert!(
+        error.to_string().contains("no XDP program on lo"),
+        "{error}"
+    );
+    let error = bed.swallow("nowhere", "10.98.0.0/16").unwrap_err();
+    assert!(error.to_string().contains("nowhere"), "{error}");
 }
 
 #[test]

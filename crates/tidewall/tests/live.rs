@@ -2,7 +2,7 @@
 //! `trace` and `doctor` while a blast runs. Needs root; skipped without.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 

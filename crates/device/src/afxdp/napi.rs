@@ -7,7 +7,8 @@
 //! queue's NAPI id, and each nonblocking `recv` on it runs the driver's poll,
 //! the XDP program and XSK delivery in the caller's context. The driver
 //! program teaches such a *helper* by sending one owned datagram to it (see
-//! "Teaching" in bpf/demux.bpf.c); that datagram is read back here, not lost.
+//! "Teaching" in bpf/demux.bpf.c); that datagram, or TCP segment in the guise of
+//! one, is read back here, not lost.
 //!
 //! There are two helpers a queue. One prefers busy polling: after its poll the
 //! device stays masked and only a timer may wake it, which is what keeps a
@@ -21,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use crate::demux::Tables;
+use crate::demux::layout::Protocol;
 use crate::queue::{Interrupt, POLL_MAX, Stray};
 use crate::raw::syscall;
 
@@ -29,6 +31,8 @@ const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL: i32 = 46;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
 const SO_INCOMING_NAPI_ID: i32 = 56;
+/// A segment in a datagram's guise has no UDP checksum, which IPv6 wants.
+const UDP_NO_CHECK6_RX: i32 = 102;
 
 /// Microseconds; any nonzero value makes a nonblocking `recv` poll once.
 const BUSY_POLL_TIME: i32 = 50;
@@ -42,10 +46,15 @@ struct Helper {
 impl Helper {
     fn new(prefer: bool, budget: i32) -> io::Result<Self> {
         // Dual-stack, so that the first owned datagram may be of either family.
-        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
-            .or_else(|_| UdpSocket::bind(("0.0.0.0", 0)))?;
+        let (socket, v6) = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
+            Ok(socket) => (socket, true),
+            Err(_) => (UdpSocket::bind(("0.0.0.0", 0))?, false),
+        };
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
+        if v6 {
+            syscall::set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, &1i32)?;
+        }
         syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &BUSY_POLL_TIME)?;
         syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget)?;
         syscall::set_option(
@@ -155,7 +164,7 @@ impl Napi {
             Lesson::Armed => &self.armed,
             Lesson::Done => return None,
         };
-        let port = self.tables.taught(self.queue)?;
+        let taught = self.tables.taught(self.queue)?;
         payload.resize(u16::MAX as usize, 0);
         let (length, source, destination) =
             syscall::receive_with_destination(helper.socket.as_fd(), payload).ok()?;
@@ -173,10 +182,24 @@ impl Napi {
             Lesson::Done => {}
         }
         let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-        Some(Stray {
+        let stray = Stray {
+            protocol: if taught.sequence.is_some() {
+                Protocol::Tcp
+            } else {
+                Protocol::Udp
+            },
             source: canonical(source),
-            destination: SocketAddr::new(destination.to_canonical(), port),
-        })
+            destination: SocketAddr::new(destination.to_canonical(), taught.port),
+        };
+        if let Some(sequence) = taught.sequence {
+            // The eight bytes that were UDP's header.
+            let mut header = [0; 8];
+            header[..2].copy_from_slice(&stray.source.port().to_be_bytes());
+            header[2..4].copy_from_slice(&taught.port.to_be_bytes());
+            header[4..].copy_from_slice(&sequence.to_be_bytes());
+            payload.splice(0..0, header);
+        }
+        Some(stray)
     }
 }
 

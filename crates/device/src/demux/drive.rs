@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::cookie::{Answer, Strict, strict};
 use super::headers::{
-    Datagram, Ends, ICMP, ICMPV6, NETWORK, Part, Refused, TCP, UDP, group_class, local_slot,
-    parse_v4, parse_v6, read, read_u16,
+    Datagram, Ends, ICMP, ICMPV6, NETWORK, Part, Refused, TCP, UDP, V4_HEADER, V6_HEADER,
+    group_class, local_slot, parse_v4, parse_v6, read, read_u16,
 };
 use super::layout::{
     Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LISTEN_TCP_STRICT,
@@ -157,7 +157,10 @@ impl Driver<'_> {
             .teach_port
             .get(self.queue as usize)
             .map_or(0, |port| port.load(Acquire));
-        if teach != 0 && kind == Kind::Datagram && datagram.protocol == UDP {
+        // Of a segment behind extension headers, the last of them would have to
+        // change.
+        let plain = datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER;
+        if teach != 0 && kind == Kind::Datagram && (datagram.protocol == UDP || plain) {
             return Err(self.teach(frame, &datagram, teach));
         }
         let metadata = metadata(&datagram, self.trace);
@@ -339,7 +342,15 @@ impl Driver<'_> {
         let original = u16::from_be_bytes([header[2], header[3]]);
         let checksum = u16::from_be_bytes([header[6], header[7]]);
         header[2..4].copy_from_slice(&port.to_be_bytes());
+        let segment = datagram.protocol != UDP;
+        let mut sequence = 0;
+        if segment {
+            sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+            let length = (datagram.end - datagram.transport) as u16;
+            header[4..6].copy_from_slice(&length.to_be_bytes());
+        }
         let checksum = match (datagram.version, checksum) {
+            _ if segment => 0,
             (4, _) | (_, 0) => 0,
             // RFC 1624, equation 3; zero is written as its other form.
             (_, checksum) => {
@@ -353,7 +364,19 @@ impl Driver<'_> {
             }
         };
         header[6..8].copy_from_slice(&checksum.to_be_bytes());
+        if segment {
+            become_udp(frame, datagram.version);
+        }
         let queue = self.queue as usize;
+        if let (Some(taught), Some(protocol)) = (
+            control.taught_sequence.get(queue),
+            control.taught_protocol.get(queue),
+        ) {
+            if segment {
+                taught.store(sequence, Release);
+            }
+            protocol.store(datagram.protocol, Release);
+        }
         if let (Some(taught), Some(teach)) = (
             control.taught_port.get(queue),
             control.teach_port.get(queue),
@@ -495,4 +518,29 @@ fn fragment_key(frame: &[u8], datagram: &Datagram) -> FragmentKey {
     };
     key[32..36].copy_from_slice(&identification.to_ne_bytes());
     key
+}
+
+/// Makes the IP header one of a UDP datagram.
+fn become_udp(frame: &mut [u8], version: u8) {
+    let Some(network) = frame.get_mut(NETWORK..) else {
+        return;
+    };
+    if version != 4 {
+        if let Some(next) = network.get_mut(6) {
+            *next = UDP;
+        }
+        return;
+    }
+    let Some(header) = network.first_chunk_mut::<V4_HEADER>() else {
+        return;
+    };
+    let old = u16::from_be_bytes([header[8], header[9]]);
+    header[9] = UDP;
+    let new = u16::from_be_bytes([header[8], header[9]]);
+    let checksum = u16::from_be_bytes([header[10], header[11]]);
+    // RFC 1624, equation 3, as the driver program has it.
+    let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }

@@ -9,8 +9,8 @@ use super::layout::{Class, LOCALS};
 
 /// Offset of the IP header: a frame with a tag is not parsed on.
 pub(super) const NETWORK: usize = 14;
-const V4_HEADER: usize = 20;
-const V6_HEADER: usize = 40;
+pub(super) const V4_HEADER: usize = 20;
+pub(super) const V6_HEADER: usize = 40;
 /// More in one datagram is an attack.
 const EXTENSION_HEADERS: usize = 8;
 

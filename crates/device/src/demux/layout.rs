@@ -340,6 +340,10 @@ pub struct Control {
     pub taught_port: [AtomicU16; QUEUES],
     /// Open-addressed set of local addresses; all zero = free.
     pub locals: [[AtomicU64; 2]; LOCALS],
+    /// Host order: sequence number of a teaching segment. Writer: driver.
+    pub taught_sequence: [AtomicU32; QUEUES],
+    /// Of the teaching frame: UDP or TCP. Writer: driver.
+    pub taught_protocol: [AtomicU8; QUEUES],
 }
 
 /// What one receive queue counts. Writer: the driver program on that queue.
@@ -506,17 +510,19 @@ mod tests {
         assert_eq!(offset_of!(Metadata, fragment), 22);
         assert_eq!(size_of::<ClassBucket>(), 48);
         assert_eq!(offset_of!(ClassBucket, passed), 32);
-        assert_eq!(size_of::<Control>(), 1088);
+        assert_eq!(size_of::<Control>(), 1128);
         assert_eq!(offset_of!(Control, raw), 16);
         assert_eq!(offset_of!(Control, trace_remaining), 24);
         assert_eq!(offset_of!(Control, teach_port), 32);
         assert_eq!(offset_of!(Control, taught_port), 48);
         assert_eq!(offset_of!(Control, locals), 64);
+        assert_eq!(offset_of!(Control, taught_sequence), 1088);
+        assert_eq!(offset_of!(Control, taught_protocol), 1120);
         assert_eq!(size_of::<Queue>(), 432);
         assert_eq!(offset_of!(Queue, classes), 192);
-        assert_eq!(size_of::<Device>(), 528_832);
-        assert_eq!(offset_of!(Device, queues), 1088);
-        assert_eq!(offset_of!(Device, ports), 4544);
+        assert_eq!(size_of::<Device>(), 528_872);
+        assert_eq!(offset_of!(Device, queues), 1128);
+        assert_eq!(offset_of!(Device, ports), 4584);
         assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);

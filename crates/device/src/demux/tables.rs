@@ -72,6 +72,16 @@ pub(super) fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
     address.filter(|address| !address.to_canonical().is_unspecified())
 }
 
+/// A datagram that taught a helper socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taught {
+    /// The port that it was sent to.
+    pub port: u16,
+    /// Of a TCP segment its sequence number, in whose place UDP's length and
+    /// checksum are now.
+    pub sequence: Option<u32>,
+}
+
 impl Tables {
     /// Empty tables on the heap, for a device inside this process and for
     /// tests. The flow table's key is constant: no stranger sends here.
@@ -259,8 +269,8 @@ impl Tables {
         self.device().control.raw.store(raw.into(), Release);
     }
 
-    /// Asks the driver to turn the next owned UDP datagram of the queue over to
-    /// the kernel socket bound to `port`, so that the socket learns the queue's
+    /// Asks the driver to turn the next owned datagram of the queue over to the
+    /// kernel's UDP socket bound to `port`, so that the socket learns the queue's
     /// NAPI id. Port 0 asks for nothing.
     pub fn teach(&self, queue: u32, port: u16) {
         let control = &self.device().control;
@@ -269,13 +279,19 @@ impl Tables {
         }
     }
 
-    /// Once the driver has done what [`Tables::teach`] asked: the port that the
-    /// datagram was sent to.
-    pub fn taught(&self, queue: u32) -> Option<u16> {
+    /// Once the driver has done what [`Tables::teach`] asked: what the datagram
+    /// was before.
+    pub fn taught(&self, queue: u32) -> Option<Taught> {
         let control = &self.device().control;
-        let pending = control.teach_port.get(queue as usize)?.load(Acquire);
-        let port = control.taught_port.get(queue as usize)?.load(Acquire);
-        (pending == 0 && port != 0).then_some(port)
+        let queue = queue as usize;
+        let pending = control.teach_port.get(queue)?.load(Acquire);
+        let port = control.taught_port.get(queue)?.load(Acquire);
+        let protocol = control.taught_protocol.get(queue)?.load(Acquire);
+        let sequence = control.taught_sequence.get(queue)?.load(Acquire);
+        (pending == 0 && port != 0).then_some(Taught {
+            port,
+            sequence: (protocol != Protocol::Udp as u8).then_some(sequence),
+        })
     }
 
     /// Samples the next `frames` frames: each gets a trace id, and a record in

@@ -35,6 +35,15 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// Time measured.
 const WINDOW: Duration = Duration::from_millis(700);
 
+/// A test bed whose client does not get the answers to a flood, with one or
+/// without.
+pub(super) fn config() -> Config {
+    Config {
+        swallow: true,
+        ..Config::default()
+    }
+}
+
 /// What an expert has to choose from, and the stack.
 pub(super) const SYSTEMS: [System; 4] = [
     System::NiLrp,

@@ -76,6 +76,9 @@ pub struct Config {
     /// ring nobody empties: what is sent there costs the sender what a full ring
     /// costs it, and the server nothing.
     pub sink: bool,
+    /// The client's interface drops what comes for [`NOWHERE`]. Nobody would
+    /// send an attacker the answers to addresses that are not his.
+    pub swallow: bool,
     /// Processor of the client and the sender.
     pub client_cpu: usize,
     /// Processor of the server, and of all receiving for it.
@@ -88,6 +91,7 @@ impl Default for Config {
             queues: 1,
             client_queue: None,
             sink: false,
+            swallow: false,
             client_cpu: 0,
             server_cpu: 1,
         }

@@ -24,11 +24,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts};
+use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
 use crate::raw_process;
+use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
 
 pub(crate) use bulk::CHUNK as BULK_CHUNK;
 pub use bulk::{BulkJob, BulkOutcome, Direction};
@@ -48,6 +49,9 @@ pub enum Job {
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
     Hold(IdleSpec),
+    /// Drop what comes for [`NOWHERE`] at the client's interface, until the
+    /// standard input ends.
+    Swallow,
     /// One end of a bulk transfer.
     Bulk(BulkJob),
     /// Use up processor time nobody else wants (nice 19), until the standard
@@ -219,9 +223,17 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
+        Job::Swallow => swallow(),
         Job::Bulk(job) => bulk::run(&job),
         Job::Spin => spin(),
     }
+}
+
+fn swallow() -> anyhow::Result<()> {
+    let prefix = Prefix::new(NOWHERE.0.into(), NOWHERE.1)?;
+    let _swallow = Swallow::attach(CLIENT_INTERFACE, &prefix)?;
+    println!("ready");
+    service::until_input_ends(|_| Ok(()))
 }
 
 fn spin() -> anyhow::Result<()> {
@@ -303,6 +315,7 @@ mod tests {
                 trace: true,
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
+            Job::Swallow,
             Job::Bulk(BulkJob::TapServer {
                 interface: "tw-t".into(),
                 address: [10, 78, 0, 2].into(),

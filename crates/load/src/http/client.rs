@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 
 use super::request;
 use super::response::{Outcome, Response};
-use crate::raw_socket::prefer_busy_poll;
+use crate::raw_socket::poll_much;
 use crate::raw_tcp::{Epoll, Event, connect};
 use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport};
 use crate::spec::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, Wait};
@@ -289,7 +289,7 @@ impl Client {
                 _ => {
                     self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
                     if let Ok(stream) = connect(self.plan.destination, None) {
-                        let _ = prefer_busy_poll(stream.as_fd());
+                        let _ = poll_much(stream.as_fd());
                         *poller = stream;
                     }
                 }
@@ -565,7 +565,7 @@ fn open_poller(destination: SocketAddr) -> io::Result<TcpStream> {
             format!("cannot connect to {destination}: {error}"),
         )
     })?;
-    let _ = prefer_busy_poll(stream.as_fd());
+    let _ = poll_much(stream.as_fd());
     stream.set_nonblocking(true)?;
     Ok(stream)
 }

@@ -62,7 +62,7 @@ pub use cookie::Cookies;
 pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
-pub use segment::{Link, Outgoing, OutputError, Segment, input, output, reset_for};
+pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
 pub use tidewall_wire::tcp::Timestamps;
 pub use tidewall_wire::udp::Checksum;
 pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};

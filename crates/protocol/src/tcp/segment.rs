@@ -52,12 +52,37 @@ pub fn input<'a>(
     options: &InputOptions,
 ) -> Result<Segment<'a>, Drop> {
     let received = ip::input(bytes, transport_offset, [Protocol::TCP; 2])?;
-    let packet = tcp::Packet::new(received.transport).map_err(|error| match error {
+    accept(
+        received.transport,
+        received.addresses,
+        received.traffic_class,
+        options,
+    )
+}
+
+/// As [`input`], for a segment whose IP header was read elsewhere: `bytes` are
+/// the segment, from its TCP header to its end.
+pub fn input_bare<'a>(
+    bytes: &'a [u8],
+    addresses: Addresses,
+    options: &InputOptions,
+) -> Result<Segment<'a>, Drop> {
+    accept(bytes, addresses, 0, options)
+}
+
+#[inline]
+fn accept<'a>(
+    bytes: &'a [u8],
+    addresses: Addresses,
+    traffic_class: u8,
+    options: &InputOptions,
+) -> Result<Segment<'a>, Drop> {
+    let packet = tcp::Packet::new(bytes).map_err(|error| match error {
         tcp::Error::Truncated => Drop::Truncated,
         tcp::Error::DataOffset => Drop::TcpDataOffset,
     })?;
     if !options.verified {
-        let state = match received.addresses {
+        let state = match addresses {
             Addresses::V4(source, destination) => packet.checksum_v4(source, destination),
             Addresses::V6(source, destination) => packet.checksum_v6(source, destination),
         };
@@ -71,7 +96,7 @@ pub fn input<'a>(
     if header.source_port == 0 || header.destination_port == 0 {
         return Err(Drop::TcpPort);
     }
-    let flow = match received.addresses {
+    let flow = match addresses {
         Addresses::V4(source, destination) => Flow {
             local: SocketAddr::V4(SocketAddrV4::new(destination, header.destination_port)),
             remote: SocketAddr::V4(SocketAddrV4::new(source, header.source_port)),
@@ -90,7 +115,7 @@ pub fn input<'a>(
         flow,
         header,
         payload: packet.payload(),
-        traffic_class: received.traffic_class,
+        traffic_class,
     })
 }
 

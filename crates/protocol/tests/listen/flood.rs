@@ -68,7 +68,7 @@ fn one_prefix_gets_no_more_than_its_share() {
         let abuser = |number: u32| {
             let address: IpAddr = if six {
                 let low = u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8;
-                let address = (0x2001_0db8_0066 << 80 | low & u128::from(u64::MAX)) as u128;
+                let address = 0x2001_0db8_0066 << 80 | low & u128::from(u64::MAX);
                 std::net::Ipv6Addr::from(address).into()
             } else {
                 std::net::Ipv4Addr::from(0xcb00_7100 + number % 256).into()

@@ -323,6 +323,8 @@ impl Stack {
         let tables = device.tables();
         tables.set_locals(&interface.addresses)?;
         tables.set_raw(config.architecture.has_threads());
+        // XDP_TX leaves a veth's peer only where that has a program of its own.
+        tables.set_cookie_redirect(device.checksum_offload_possible);
         for queue in 0..device.queues.len() as u32 {
             for (class, rate, burst) in CLASS_RATES {
                 tables.set_class(queue, class, rate, burst);
@@ -330,12 +332,14 @@ impl Stack {
         }
         for (queue, class) in config.classes.iter().enumerate() {
             for &port in &class.ports {
-                let flow = Flow {
-                    protocol: Protocol::Udp,
-                    address: None,
-                    port,
-                };
-                device.steer(flow, queue as u32);
+                for protocol in [Protocol::Udp, Protocol::Tcp] {
+                    let flow = Flow {
+                        protocol,
+                        address: None,
+                        port,
+                    };
+                    device.steer(flow, queue as u32);
+                }
             }
         }
         let queues = std::mem::take(&mut device.queues);

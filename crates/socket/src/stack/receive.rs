@@ -329,9 +329,14 @@ impl Core {
         self.tcp_copy_out();
     }
 
-    /// A datagram that reached a helper socket while the poll was learned.
+    /// A datagram or segment that reached a helper socket while the poll was
+    /// learned.
     pub(crate) fn deliver_stray(&self, stray: Stray, payload: &[u8]) {
         self.strays.fetch_add(1, Ordering::Relaxed);
+        if stray.protocol == Protocol::Tcp {
+            self.tcp_take_stray(stray, payload);
+            return;
+        }
         let target = {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
             sockets

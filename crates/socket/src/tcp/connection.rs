@@ -466,6 +466,18 @@ impl ConnectionInner {
         core.tcp_after(after);
     }
 
+    /// True for one that the application has closed and that has something to
+    /// send, or waits to hear that it arrived.
+    pub(crate) fn has_more(&self) -> bool {
+        let state = self.lock();
+        let connection = &state.connection;
+        let waits = matches!(
+            connection.state(),
+            Phase::FinWait1 | Phase::Closing | Phase::LastAck
+        );
+        state.orphan && !state.detached && (waits || connection.wants_output())
+    }
+
     /// True once nothing is left for the stack to do.
     pub(crate) fn is_over(&self) -> bool {
         self.lock().detached

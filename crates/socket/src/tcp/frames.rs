@@ -6,15 +6,18 @@ use std::sync::PoisonError;
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
+use tidewall_device::queue::Stray;
 use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
 use tidewall_protocol::{Drop as Cause, InputOptions};
 use tidewall_receive::poller::{Channel, Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::udp::Addresses;
 
 use super::connection::flow_of;
 use crate::owner::Owner;
+use crate::routes::Route;
 use crate::stack::{Core, lock};
 
 /// Number of the channel that connections without one share.
@@ -192,6 +195,28 @@ impl Core {
                 }
             }
             Err(cause) => self.causes.protocol(cause),
+        }
+    }
+
+    /// A segment that reached a helper socket while the poll was learned.
+    pub(crate) fn tcp_take_stray(&self, stray: Stray, bytes: &[u8]) {
+        let addresses = Addresses::new(stray.source.ip(), stray.destination.ip());
+        let Some(addresses) = addresses else {
+            return;
+        };
+        let segment = match tcp::input_bare(bytes, addresses, &self.input_options) {
+            Ok(segment) => segment,
+            Err(cause) => return self.causes.protocol(cause),
+        };
+        match self.route(stray.source, Some(stray.destination.ip())) {
+            Route::Link { neighbour, .. } => self.tcp_dispatch(&segment, neighbour, 0),
+            // Only whoever knows its neighbour can make anything of it; it will
+            // come again.
+            Route::Kernel => {
+                if let Some(connection) = self.tcp.find(&segment.flow) {
+                    connection.input(self, &segment, 0);
+                }
+            }
         }
     }
 

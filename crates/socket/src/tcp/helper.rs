@@ -210,7 +210,6 @@ impl Helper {
                 .next_timer(core.age())
                 .is_some_and(|left| left.is_zero());
         core.tcp_before_sleep();
-        core.tcp_collect_channels();
         frames > 0 || due
     }
 }

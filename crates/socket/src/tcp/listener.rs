@@ -387,7 +387,7 @@ impl ListenerInner {
         }
         self.waiters.wake_all();
         if !self.watch.has_frames() {
-            core.tcp.helper.needed();
+            core.tcp.unattended_listener();
         }
     }
 

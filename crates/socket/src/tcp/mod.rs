@@ -3,7 +3,7 @@
 //! The protocol runs in the thread that receives, sends, accepts or waits, on
 //! the frames of the channels that are its own business ([`Selector::wait`], a
 //! blocking read). What it makes (acknowledgments, data) is sent once a turn,
-//! for all connections together. A [`helper`] thread sees to connections that
+//! for all connections together. A helper thread sees to connections that
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
@@ -68,6 +68,8 @@ const QUIET: Duration = Duration::from_secs(2);
 const TIME_WAIT_MAX: usize = 131_072;
 /// Connections that are asked for their channel at a time.
 const ASKED: usize = 64;
+/// How often they are asked, in milliseconds.
+const ASK_EVERY: u64 = 10;
 
 /// TCP of one stack.
 pub(crate) struct Tcp {
@@ -83,6 +85,8 @@ pub(crate) struct Tcp {
     unkicked: AtomicU32,
     /// Connections with frames that no selector watches.
     unattended: Mutex<Vec<Arc<ConnectionInner>>>,
+    /// Listeners have some.
+    knocked: AtomicBool,
     pub(crate) commons: Mutex<Box<[Channel]>>,
     pub(crate) commons_id: ChannelId,
     /// Frames came to the commons in a context that may not process them.
@@ -90,6 +94,8 @@ pub(crate) struct Tcp {
     pub(crate) spares: Mutex<Vec<ChannelSet>>,
     /// Channels open for connections.
     channels: AtomicUsize,
+    /// When connections were last asked for theirs, in milliseconds.
+    asked: AtomicU64,
     pub(crate) time_wait: Mutex<TimeWaitTable>,
     time_wait_timer: u32,
     pub(crate) secrets: Secrets,
@@ -193,11 +199,13 @@ impl Tcp {
             dirty_count: AtomicUsize::new(0),
             unkicked: AtomicU32::new(0),
             unattended: Mutex::default(),
+            knocked: AtomicBool::new(false),
             commons: Mutex::new(commons.into()),
             commons_id,
             commons_waiting: AtomicBool::new(false),
             spares: Mutex::default(),
             channels: AtomicUsize::new(0),
+            asked: AtomicU64::new(0),
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, key(sequence))),
             time_wait_timer,
             secrets: Secrets {
@@ -298,9 +306,15 @@ impl Tcp {
         self.helper.needed();
     }
 
-    /// True when connections have frames that no selector watches.
+    /// A listener has frames, and no selector watches it.
+    pub(crate) fn unattended_listener(&self) {
+        self.knocked.store(true, Ordering::Release);
+        self.helper.needed();
+    }
+
+    /// True when connections or listeners have frames that no selector watches.
     pub(crate) fn has_unattended(&self) -> bool {
-        !lock(&self.unattended).is_empty()
+        self.knocked.load(Ordering::Acquire) || !lock(&self.unattended).is_empty()
     }
 
     /// Connections that the application has closed.
@@ -354,9 +368,10 @@ impl Core {
         }
     }
 
-    /// Sees to timers that have expired.
+    /// Sees to timers that have expired, and to channels that are scarce.
     pub(crate) fn tcp_run_timers(&self) {
         let now = self.age();
+        self.tcp_collect_channels(now);
         if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
@@ -410,17 +425,19 @@ impl Core {
         }
     }
 
-    /// Runs the protocol for connections that no selector watches.
+    /// Runs the protocol for connections and listeners that no selector watches.
     pub(crate) fn tcp_attend(&self) {
+        // Handshakes are completed up to the backlog while the application is
+        // elsewhere, as by Linux.
+        if self.tcp.knocked.swap(false, Ordering::AcqRel) {
+            for listener in self.tcp.all_listeners() {
+                listener.process(self);
+            }
+        }
         let unattended = std::mem::take(&mut *lock(&self.tcp.unattended));
         for connection in unattended {
             connection.attend();
             connection.process(self);
-        }
-        // Handshakes are completed up to the backlog while the application is
-        // elsewhere, as by Linux.
-        for listener in self.tcp.all_listeners() {
-            listener.process(self);
         }
     }
 
@@ -443,11 +460,17 @@ impl Core {
         }
     }
 
-    /// Channels are scarce: idle connections give theirs back.
-    pub(crate) fn tcp_collect_channels(&self) {
+    /// Channels are scarce: idle connections give theirs back, some at a time.
+    fn tcp_collect_channels(&self, now: Duration) {
         if self.tcp.channels_left() > CHANNELS / 8 {
             return;
         }
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let before = self.tcp.asked.load(Ordering::Relaxed);
+        if now < before.saturating_add(ASK_EVERY) {
+            return;
+        }
+        self.tcp.asked.store(now, Ordering::Relaxed);
         for connection in self.tcp.timers.some_connections(ASKED) {
             connection.lend_channel(self, QUIET);
         }
@@ -457,11 +480,15 @@ impl Core {
     /// for a while; then their flows end with the driver's tables.
     pub(crate) fn tcp_end(&self) {
         self.tcp.helper.stop();
-        if !self.tcp.helper.is_allowed() || self.tcp.counters.orphans.load(Ordering::Relaxed) == 0 {
+        if !self.tcp.helper.is_allowed() {
             return;
         }
+        let has_more = || {
+            let connections = self.tcp.timers.connections();
+            self.tcp.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
+        };
         let end = Instant::now() + LINGER_AT_END;
-        while Instant::now() < end && self.tcp.counters.orphans.load(Ordering::Relaxed) > 0 {
+        while Instant::now() < end && has_more() {
             let left = end.saturating_duration_since(Instant::now());
             let step = Instant::now() + left.min(Duration::from_millis(5));
             if self.sleep(&[], Some(step)).is_err() {

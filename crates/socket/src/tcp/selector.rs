@@ -20,6 +20,8 @@ use crate::wait::{WaitList, Waitable};
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
+/// Waits after which the device is polled in any case.
+const POLL_EVERY: u32 = 16;
 /// Waits with something to do after which the kernel's descriptors are looked
 /// at although nobody has said that they are ready.
 const KERNELS_TURN: u32 = 16;
@@ -96,6 +98,8 @@ pub(crate) struct SelectorInner {
     kernel_count: AtomicUsize,
     kernel_ready: AtomicBool,
     turns: AtomicU32,
+    /// The application has dropped it.
+    gone: AtomicBool,
     helper: Arc<Helper>,
 }
 
@@ -168,6 +172,7 @@ impl Selector {
             kernel_count: AtomicUsize::new(0),
             kernel_ready: AtomicBool::new(false),
             turns: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
             helper: core.tcp.helper.clone(),
         });
         core.tcp.helper.add_selector(&inner);
@@ -289,7 +294,11 @@ impl Selector {
         // The last turn's output.
         core.tcp_flush(false);
         core.tcp_run_timers();
-        if core.is_busy() && !core.device_polls() {
+        let turn = inner.turns.fetch_add(1, Ordering::Relaxed);
+        let busy = core.is_busy() && !core.device_polls();
+        // An application that leaves what is ready may not keep the device from
+        // being looked at.
+        if busy || turn.is_multiple_of(POLL_EVERY) {
             core.round_and_return()?;
         } else {
             core.collect();
@@ -321,15 +330,14 @@ impl Selector {
 
 impl Drop for Selector {
     fn drop(&mut self) {
+        let core = self.stack.core();
         // Sockets may outlive it; then nobody watches them.
-        let lists = [
-            std::mem::take(&mut *lock(&self.inner.ready)).into(),
-            std::mem::take(&mut *lock(&self.inner.framed)),
-        ];
-        for registration in lists.into_iter().flatten() {
-            registration.active.store(false, Ordering::Release);
-        }
-        self.stack.core().tcp.helper.remove_selector(&self.inner);
+        self.inner.gone.store(true, Ordering::SeqCst);
+        self.inner.process(core);
+        core.tcp.helper.remove_selector(&self.inner);
+        // They point to it, and it to them.
+        drop(std::mem::take(&mut *lock(&self.inner.ready)));
+        drop(std::mem::take(&mut *lock(&self.inner.kernel)));
     }
 }
 
@@ -403,6 +411,11 @@ impl SelectorInner {
         if self.inside.load(Ordering::SeqCst) == 0 {
             self.helper.needed();
         }
+    }
+
+    /// True once the application has dropped it.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
     }
 
     /// True when frames wait that the protocol has not seen.
@@ -512,7 +525,7 @@ impl SelectorInner {
         if self.kernel_count.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turns.load(Ordering::Relaxed);
         if !self.kernel_ready.load(Ordering::Relaxed)
             && !insist
             && !turn.is_multiple_of(KERNELS_TURN)

@@ -194,9 +194,9 @@ impl TcpStream {
                 local: SocketAddr::new(source, port),
                 remote,
             };
-            core.tcp
-                .ports
-                .enter(&core.tables, Some(source), port, held)?;
+            // On any address: the table of ports by address is not for
+            // thousands, and what belongs to no flow goes to the kernel.
+            core.tcp.ports.enter(&core.tables, None, port, held)?;
             let config = core.tcp.config(remote.is_ipv4());
             let connection = core.tcp_connection(flow, &config);
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
@@ -241,7 +241,7 @@ impl TcpStream {
     /// Receives without taking: the next read gets the same bytes.
     ///
     /// # Errors
-    /// As [`TcpStream::read_vectored`].
+    /// As [`std::io::Read::read`] of this type.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
@@ -272,7 +272,7 @@ impl TcpStream {
     /// end of the stream, when `each` is not called.
     ///
     /// # Errors
-    /// As [`TcpStream::read_vectored`]; `Unsupported` for a connection of the
+    /// As [`std::io::Read::read`] of this type; `Unsupported` for a connection of the
     /// kernel's, which has no memory to lend.
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {

@@ -64,6 +64,11 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
+    /// False once its selector is gone.
+    fn lives(&self) -> bool {
+        !self.selector.is_gone()
+    }
+
     /// Tells the selector, if it is interested.
     pub(crate) fn notify(self: &Arc<Self>, readiness: Readiness) {
         let interest = self.interest.load(Ordering::Relaxed);
@@ -83,13 +88,13 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn get(&self) -> Option<Arc<Registration>> {
-        lock(&self.registration).clone()
+        lock(&self.registration).clone().filter(|it| it.lives())
     }
 
     /// Enters a registration; false when there is one already.
     pub(crate) fn set(&self, registration: Arc<Registration>) -> bool {
         let mut place = lock(&self.registration);
-        if place.is_some() {
+        if place.as_ref().is_some_and(|it| it.lives()) {
             return false;
         }
         *place = Some(registration);
@@ -101,7 +106,9 @@ impl Watch {
     }
 
     pub(crate) fn is_watched(&self) -> bool {
-        lock(&self.registration).is_some()
+        lock(&self.registration)
+            .as_ref()
+            .is_some_and(|it| it.lives())
     }
 
     /// True while the application has been told of something, or is about to
@@ -115,7 +122,9 @@ impl Watch {
 
     /// The socket became ready.
     pub(crate) fn notify(&self, readiness: Readiness) {
-        if let Some(registration) = &*lock(&self.registration) {
+        if let Some(registration) = &*lock(&self.registration)
+            && registration.lives()
+        {
             registration.notify(readiness);
         }
     }
@@ -123,7 +132,7 @@ impl Watch {
     /// Frames wait for the socket; false when nobody watches it.
     pub(crate) fn has_frames(&self) -> bool {
         let place = lock(&self.registration);
-        let Some(registration) = &*place else {
+        let Some(registration) = place.as_ref().filter(|it| it.lives()) else {
             return false;
         };
         if !registration.framed.swap(true, Ordering::AcqRel) {

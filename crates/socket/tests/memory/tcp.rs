@@ -342,3 +342,32 @@ fn threads_of_one_stack_do_not_wait_for_each_other() {
     let counters = far_snapshot.snapshot().tcp.counters;
     assert_eq!(counters["accepted"], 8);
 }
+
+#[test]
+fn a_listener_that_nobody_accepts_from_completes_handshakes() {
+    let (near, far) = stacks();
+    let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
+    let mut client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+    client.write_all(b"early").unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(server.read(&mut buffer).unwrap(), 5);
+}
+
+#[test]
+fn streams_outlive_their_selector() {
+    let (near, far) = stacks();
+    let (mut client, mut server) = streams(&near, &far);
+    let selector = Selector::new(&far).unwrap();
+    selector.add(&server, 1, Interest::READABLE).unwrap();
+    drop(selector);
+    client.write_all(b"one").unwrap();
+    let mut buffer = [0; 8];
+    assert_eq!(server.read(&mut buffer).unwrap(), 3);
+    let selector = Selector::new(&far).unwrap();
+    selector.add(&server, 2, Interest::READABLE).unwrap();
+    client.write_all(b"two").unwrap();
+    let mut events = Vec::new();
+    selector.wait(&mut events, Some(PATIENCE)).unwrap();
+    assert_eq!(events[0].token, 2);
+}

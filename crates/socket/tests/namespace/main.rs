@@ -82,6 +82,7 @@ system_tests! {
     tcp::a_nonblocking_connect_ends_in_the_selector on 1,
     tcp::idle_connections_wake_nobody on 1,
     tcp::a_killed_server_leaves_nothing_behind on 1,
+    tcp::all_architectures_carry_streams on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_socket::tcp::{Event, Interest};
-use tidewall_socket::{Selector, Stack, TcpListener, TcpStream};
+use tidewall_socket::{Architecture, EmbeddedConfig, Selector, Stack, TcpListener, TcpStream};
 
 use super::support::*;
 
@@ -467,5 +467,28 @@ pub fn a_killed_server_leaves_nothing_behind() {
             wait_until(|| !shell(&format!("ip link show {HERE}")).contains("xdp")),
             "the program is still attached"
         );
+    }
+}
+
+pub fn all_architectures_carry_streams() {
+    for architecture in Architecture::ALL {
+        let stack = stack_with(EmbeddedConfig {
+            architecture,
+            ..config()
+        });
+        let server = Server::start(&stack, at(HERE4, SERVICE));
+        in_peer(|| {
+            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+            patient(&stream);
+            for length in [1, 20_000, 300_000] {
+                exchange(&stream, &pattern(length));
+            }
+        });
+        let echo = kernel_echo(at(PEER4, SERVICE), 1);
+        let stream = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE), PATIENCE).unwrap();
+        ask_for(&stream, &pattern(20_000));
+        drop(stream);
+        echo.join().unwrap();
+        assert_eq!(server.finish(), 1, "{architecture}");
     }
 }

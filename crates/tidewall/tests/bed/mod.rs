@@ -54,6 +54,7 @@ impl Bed {
                 "-n {namespace} addr add 10.99.0.{host}/24 dev {device}"
             ))?;
             ip(&format!("-n {namespace} link set {device} up"))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
         }
         Ok(bed)
     }

@@ -1,0 +1,268 @@
+//! Connections on a virtual clock: what becomes of them when much is lost, when
+//! nobody accepts, when there are too many, and when time passes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidewall_device::demux::layout::Counter;
+use tidewall_device::memory::Side;
+use tidewall_protocol::tcp::{Checksum, Flow, Link, Outgoing, output};
+use tidewall_socket::tcp::{Event, Interest, ListenOptions};
+use tidewall_socket::{Selector, TcpListener, TcpStream};
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::tcp::{Flags, Header};
+
+use super::support::*;
+
+const PORT: u16 = 80;
+
+/// A bed with a listener at the far end and a selector at each.
+struct Meeting {
+    bed: Bed,
+    listener: TcpListener,
+    near: Selector,
+    far: Selector,
+}
+
+impl Meeting {
+    fn with(options: ListenOptions) -> Meeting {
+        let bed = Bed::new();
+        let listener = TcpListener::bind_with(&bed.far, at(FAR4, PORT), options).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (near, far) = (
+            Selector::new(&bed.near).unwrap(),
+            Selector::new(&bed.far).unwrap(),
+        );
+        far.add(&listener, 0, Interest::READABLE).unwrap();
+        Meeting {
+            bed,
+            listener,
+            near,
+            far,
+        }
+    }
+
+    fn new() -> Meeting {
+        Meeting::with(ListenOptions::default())
+    }
+
+    /// Lets both ends look at what has come, until nothing comes any more.
+    /// Returns the tokens of near streams that were ready.
+    fn pump(&self) -> Vec<u64> {
+        let mut events: Vec<Event> = Vec::new();
+        let mut ready = Vec::new();
+        for _ in 0..12 {
+            self.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
+            self.near.wait(&mut events, Some(Duration::ZERO)).unwrap();
+            ready.extend(events.iter().map(|event| event.token));
+        }
+        ready.sort_unstable();
+        ready.dedup();
+        ready
+    }
+
+    fn connect(&self, token: u64) -> TcpStream {
+        let stream = TcpStream::connect_nonblocking(&self.bed.near, at(FAR4, PORT)).unwrap();
+        self.near.add(&stream, token, Interest::READABLE).unwrap();
+        stream
+    }
+
+    fn accept(&self, token: u64) -> Option<TcpStream> {
+        match self.listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(true).unwrap();
+                self.far.add(&stream, token, Interest::READABLE).unwrap();
+                Some(stream)
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                None
+            }
+        }
+    }
+
+    fn states(&self) -> [Vec<(String, u64)>; 2] {
+        [&self.bed.near, &self.bed.far]
+            .map(|stack| stack.snapshot().tcp.states.into_iter().collect())
+    }
+}
+
+/// A SYN of a host that does not exist, as a frame.
+fn syn(source: SocketAddr, sequence: u32) -> Vec<u8> {
+    let header = Header {
+        source_port: source.port(),
+        destination_port: PORT,
+        sequence,
+        flags: Flags::SYN,
+        window: 1000,
+        ..Header::default()
+    };
+    let link = Link {
+        source_mac: MacAddress([2, 0, 0, 0, 0, 1]),
+        destination_mac: MacAddress([2, 0, 0, 0, 0, 2]),
+        hop_limit: 64,
+        checksum: Checksum::Software,
+    };
+    let flow = Flow {
+        local: source,
+        remote: at(FAR4, PORT),
+    };
+    let outgoing = Outgoing {
+        header,
+        payload: [&[]; 2],
+        segment_size: 0,
+        traffic_class: 0,
+    };
+    let mut frame = vec![0; 100];
+    let length = output(&mut frame, &link, &flow, &outgoing).unwrap();
+    frame.truncate(length);
+    frame
+}
+
+fn talk(client: &TcpStream, server: &TcpStream, meeting: &Meeting) {
+    (&mut &*client).write_all(b"question").unwrap();
+    meeting.pump();
+    let mut buffer = [0; 16];
+    let mut from_client = server;
+    assert_eq!(from_client.read(&mut buffer).unwrap(), 8);
+    (&mut &*server).write_all(b"answer").unwrap();
+    meeting.pump();
+    let mut from_server = client;
+    assert_eq!(from_server.read(&mut buffer).unwrap(), 6);
+}
+
+#[test]
+fn a_lost_syn_is_sent_again() {
+    let meeting = Meeting::new();
+    meeting
+        .bed
+        .link
+        .set_filter(Side::A, Some(Box::new(|number, _| number > 0)));
+    let client = meeting.connect(1);
+    meeting.pump();
+    assert!(meeting.accept(1).is_none());
+    meeting.bed.advance(Duration::from_millis(1001));
+    meeting.pump();
+    let server = meeting.accept(1).expect("the second SYN arrived");
+    talk(&client, &server, &meeting);
+}
+
+#[test]
+fn the_question_rides_with_its_acknowledgment_home() {
+    let meeting = Meeting::new();
+    let client = meeting.connect(1);
+    meeting.pump();
+    let server = meeting.accept(1).unwrap();
+    meeting.pump();
+    let tap = meeting.bed.far_tap();
+    (&client).write_all(b"question").unwrap();
+    let mut events = Vec::new();
+    // The client's turn ends, the server's begins and ends.
+    meeting
+        .near
+        .wait(&mut events, Some(Duration::ZERO))
+        .unwrap();
+    meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    assert_eq!(events.len(), 1);
+    assert_eq!((&server).read(&mut [0; 16]).unwrap(), 8);
+    (&server).write_all(b"answer").unwrap();
+    meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    // A question and an answer: no acknowledgment went alone.
+    assert_eq!(tap.take().len(), 2);
+}
+
+#[test]
+fn a_full_backlog_lets_syns_die_in_the_driver() {
+    let meeting = Meeting::with(ListenOptions {
+        backlog: 2,
+        ..ListenOptions::default()
+    });
+    let clients: Vec<TcpStream> = (1..=6).map(|token| meeting.connect(token)).collect();
+    meeting.pump();
+    assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
+    for port in 0..2000u16 {
+        meeting.bed.inject(&syn(at(OTHER4, 1024 + port), 7));
+        if port % 64 == 0 {
+            meeting.pump();
+            meeting.pump();
+        }
+    }
+    let full = meeting.bed.driver(Counter::ChannelFull);
+    assert!(full > 1000, "{full}: {:?}", meeting.bed.far.snapshot());
+    let listener = meeting.bed.far.snapshot().sockets[0].clone();
+    assert_eq!((listener.protocol.as_str(), listener.received), ("tcp", 2));
+    // Those that had connected are there once somebody accepts.
+    let mut servers = Vec::new();
+    for _ in 0..50 {
+        meeting.pump();
+        servers.extend(meeting.accept(100 + servers.len() as u64));
+        meeting.bed.advance(Duration::from_millis(300));
+    }
+    assert_eq!(servers.len(), clients.len());
+}
+
+#[test]
+fn who_closed_first_waits_a_minute_and_is_gone() {
+    let meeting = Meeting::new();
+    let client = meeting.connect(1);
+    meeting.pump();
+    let server = meeting.accept(1).unwrap();
+    talk(&client, &server, &meeting);
+    drop(client);
+    meeting.pump();
+    drop(server);
+    meeting.pump();
+    let waiting = vec![("time-wait".to_owned(), 1)];
+    assert_eq!(meeting.states(), [waiting.clone(), vec![]]);
+    meeting.bed.advance(Duration::from_secs(59));
+    meeting.pump();
+    assert_eq!(meeting.states(), [waiting, vec![]]);
+    meeting.bed.advance(Duration::from_secs(2));
+    meeting.pump();
+    assert_eq!(meeting.states(), [vec![], vec![]]);
+    let tcp = meeting.bed.near.snapshot().tcp;
+    assert_eq!((tcp.with_channel, tcp.orphans), (0, 0));
+}
+
+#[test]
+fn connections_without_a_channel_of_their_own_work_too() {
+    const MANY: usize = 4300;
+    let meeting = Meeting::new();
+    let mut clients = Vec::new();
+    let mut servers = Vec::new();
+    while clients.len() < MANY {
+        for _ in 0..50 {
+            clients.push(meeting.connect(clients.len() as u64));
+        }
+        meeting.pump();
+        while let Some(server) = meeting.accept(1_000_000 + servers.len() as u64) {
+            servers.push(server);
+        }
+        // Not so long that anybody is idle for long.
+        meeting.bed.advance(Duration::from_millis(1));
+    }
+    meeting.pump();
+    assert_eq!(servers.len(), MANY);
+    let tcp = meeting.bed.far.snapshot().tcp;
+    assert_eq!(tcp.states["established"], MANY as u64);
+    assert!((3000..4000).contains(&tcp.with_channel), "{tcp:?}");
+    for number in [0, 1, 2000, MANY - 2, MANY - 1] {
+        talk(&clients[number], &servers[number], &meeting);
+    }
+    // The idle ones give their channels back; a busy one without takes one.
+    for _ in 0..80 {
+        meeting.bed.advance(Duration::from_secs(1));
+        meeting.pump();
+    }
+    let before = meeting.bed.far.snapshot().tcp.with_channel;
+    assert!(before < tcp.with_channel, "{before} channels");
+    let last = MANY - 1;
+    for _ in 0..20 {
+        talk(&clients[last], &servers[last], &meeting);
+    }
+    talk(&clients[0], &servers[0], &meeting);
+    let resets = [&meeting.bed.near, &meeting.bed.far]
+        .map(|stack| stack.snapshot().tcp.states["established"]);
+    assert_eq!(resets, [MANY as u64; 2]);
+}
