@@ -216,6 +216,18 @@ impl Connection {
         self.round_trip.backoff = self.round_trip.backoff.saturating_add(1);
     }
 
+    /// How long to wait for an answer: the retransmission timeout, but no longer
+    /// than the user timeout lasts.
+    fn next_try(&self, now: Time) -> Duration {
+        let timeout = self.retransmission_timeout();
+        match (self.config.user_timeout(), self.send.stalled) {
+            (Some(limit), Some(since)) => {
+                timeout.min(since.saturating_add(limit).saturating_sub(now))
+            }
+            _ => timeout,
+        }
+    }
+
     fn user_timed_out(&self, now: Time) -> bool {
         match (self.config.user_timeout(), self.send.stalled) {
             (Some(limit), Some(since)) => now.saturating_sub(since) >= limit,
@@ -254,8 +266,7 @@ impl Connection {
         self.round_trip.timed = None;
         self.again(now);
         self.counters.timeouts = self.counters.timeouts.wrapping_add(1);
-        let timeout = self.retransmission_timeout();
-        self.timers.set(Timer::Retransmit, now, timeout);
+        self.timers.set(Timer::Retransmit, now, self.next_try(now));
     }
 
     /// Nothing is in flight but something waits: the window is closed, or it was
@@ -278,8 +289,7 @@ impl Connection {
         }
         self.again(now);
         self.pending.add(Pending::PROBE);
-        let timeout = self.retransmission_timeout();
-        self.timers.set(Timer::Retransmit, now, timeout);
+        self.timers.set(Timer::Retransmit, now, self.next_try(now));
     }
 
     fn time_out(&mut self) {

@@ -83,7 +83,7 @@ impl Algorithm for NewReno {
     #[inline]
     fn on_acknowledged(&mut self, acknowledged: &Acknowledged) {
         let &Acknowledged {
-            bytes,
+            mut bytes,
             in_flight,
             mss,
             ..
@@ -95,11 +95,13 @@ impl Algorithm for NewReno {
                 return;
             }
             // L = 2 (RFC 3465 §2.2) is for acknowledgments of two segments; ours
-            // and Linux's receivers coalesce a batch into one, so all counts.
-            self.window = self.window.saturating_add(bytes).min(WINDOW_MAX);
-            return;
+            // and Linux's receivers coalesce a batch into one, so all counts, up
+            // to the threshold. What one covers beyond is avoidance's.
+            let growth = bytes.min(self.threshold - self.window);
+            self.window = self.window.saturating_add(growth).min(WINDOW_MAX);
+            bytes -= growth;
         }
-        if in_flight.saturating_add(mss) <= self.window {
+        if bytes == 0 || in_flight.saturating_add(mss) <= self.window {
             return;
         }
         self.counted = self.counted.saturating_add(bytes);

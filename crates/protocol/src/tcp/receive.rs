@@ -76,7 +76,11 @@ impl Connection {
     fn input_predicted(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
         self.heard(now);
-        if let Some(timestamps) = header.options.timestamps {
+        // While an acknowledgment is due, its echo stays that of the first
+        // segment it covers (RFC 7323 §4.3).
+        if let Some(timestamps) = header.options.timestamps
+            && header.sequence == self.receive.acknowledged
+        {
             self.receive.timestamp = timestamps.value;
             self.receive.timestamp_at = now.as_secs() as u32;
         }
@@ -280,6 +284,12 @@ impl Connection {
             return true;
         }
         let Some(timestamps) = header.options.timestamps else {
+            if header.flags.contains(Flags::SYN) {
+                // Of a peer that has restarted, and agreed on nothing yet: it
+                // resets this connection once it is challenged (RFC 5961 §4.2).
+                self.challenge(now);
+                return false;
+            }
             // Agreed on, so every segment must have one (RFC 7323 §3.2).
             self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
             return false;

@@ -135,9 +135,15 @@ impl Connection {
             return true;
         }
         !self.cork
-            && (self.config.nodelay
-                || self.send.first == self.send.next
-                || !before(self.send.first, self.send.small))
+            && (self.config.nodelay || self.send.first == self.send.next || !self.small_in_flight())
+    }
+
+    /// A segment that was not full is not acknowledged. Asked of what is in flight
+    /// only: after two gigabytes of full segments the mark compares as ahead.
+    #[inline]
+    fn small_in_flight(&self) -> bool {
+        let ahead = self.send.small.wrapping_sub(self.send.first);
+        ahead != 0 && ahead <= self.send.next.wrapping_sub(self.send.first)
     }
 
     /// Payload of a full segment now: SACK blocks take their part of it.
@@ -367,14 +373,14 @@ impl Connection {
     }
 
     /// A segment without payload whose sequence number is old: every receiver
-    /// answers it with what it expects and its window (as Linux).
+    /// answers it with what it expects and its window (as Linux). Nobody reads
+    /// the rest of such a segment, so it does not count as an acknowledgment.
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
-        let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, false);
+        let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, true);
         if !self.give(header, (0, 0), send) {
             return false;
         }
         self.pending.clear(Pending::PROBE);
-        self.acknowledgment_sent(&header);
         true
     }
 
