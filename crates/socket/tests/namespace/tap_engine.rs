@@ -353,7 +353,7 @@ fn exchange_with_loss(config: &Config, loss: u64, total: usize) {
             bed.connection.shutdown(Shutdown::Write, now).unwrap();
         }
         rounds += 1;
-        if rounds % 64 == 0 {
+        if rounds.is_multiple_of(64) {
             // As if another process took over.
             let now = bed.start.elapsed();
             let frozen = bed.connection.freeze(now);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpStream as KernelStream};
+use std::net::{Ipv6Addr, Shutdown, TcpStream as KernelStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -211,7 +211,7 @@ pub fn a_clean_run_over_a_tap_is_clean_to_tshark() {
         judge(&segments, false, 30);
     }
     // A port that nobody listens on: silence, which a client must bear.
-    let nobody = at(Ipv4Addr::from(TAP4), SERVICE + 1);
+    let nobody = at(TAP4, SERVICE + 1);
     let refused = KernelStream::connect_timeout(&nobody, Duration::from_millis(300));
     assert!(refused.is_err());
 }
