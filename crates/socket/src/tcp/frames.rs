@@ -208,7 +208,15 @@ impl Core {
             Ok(segment) => segment,
             Err(cause) => return self.causes.protocol(cause),
         };
-        match self.route(stray.source, Some(stray.destination.ip())) {
+        let route = || self.route(stray.source, Some(stray.destination.ip()));
+        let found = match route() {
+            // A neighbour that the kernel is to check first has an address all
+            // the same: the second answer names it. Without it the first client
+            // of a stack would wait for its SYN's retransmission.
+            Route::Kernel => route(),
+            link => link,
+        };
+        match found {
             Route::Link { neighbour, .. } => self.tcp_dispatch(&segment, neighbour, 0),
             // Only whoever knows its neighbour can make anything of it; it will
             // come again.
