@@ -53,7 +53,9 @@ pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u
     };
     match (spec.content, rate) {
         // 250 µs worth.
-        (Content::Syn, Some(rate)) if !answered => default_burst(Some(rate / 2 * 5), most),
+        (Content::Syn, Some(rate)) if !answered || spec.kind == SenderKind::Frame => {
+            default_burst(Some(rate / 2 * 5), most)
+        }
         _ => default_burst(rate, most),
     }
 }
