@@ -28,8 +28,9 @@ const SLEEP_MIN: u64 = 60_000;
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest round trip that the histogram tells apart, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
-/// Bursts of a paced stream sent between two looks at replies.
-const BURSTS_MAX: usize = 8;
+/// Packets of a paced stream sent between two looks at replies: half of a
+/// veth's ring.
+const CATCH_UP: u32 = 128;
 /// Replies taken between two looks at the schedule.
 const REPLIES_MAX: usize = 64;
 
@@ -99,13 +100,14 @@ pub fn run_with_interval(
         let mut blasting = false;
         if let Some(blast) = &mut parts.blast {
             match blast.step(time)? {
-                Step::Send(_) => {
+                Step::Send(mut sent) => {
                     (busy, blasting) = (true, true);
                     // What became due while replies were looked at.
-                    for _ in 1..BURSTS_MAX {
-                        if !(blast.is_paced() && matches!(blast.step(now())?, Step::Send(_))) {
-                            break;
-                        }
+                    while blast.is_paced()
+                        && sent < CATCH_UP
+                        && let Step::Send(more) = blast.step(now())?
+                    {
+                        sent += more;
                     }
                 }
                 Step::Wait(until) => (next, blasting) = (next.min(until), true),

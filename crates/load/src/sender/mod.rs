@@ -42,7 +42,8 @@ pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>>
 /// thread has replies to look at as well.
 pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u32 {
     let most = match (spec.content, spec.kind, answered) {
-        (Content::Syn, SenderKind::Frame, false) => SYN_FRAMES_MAX,
+        // A call costs much to begin.
+        (Content::Syn, SenderKind::Frame, _) => SYN_FRAMES_MAX,
         (Content::Syn, _, false) => SYN_BURST_MAX,
         // The more bursts, the more often the thread looks for replies.
         (Content::Syn, SenderKind::Skb, true) => 16,
@@ -52,7 +53,9 @@ pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u
     };
     match (spec.content, rate) {
         // 250 µs worth.
-        (Content::Syn, Some(rate)) if !answered => default_burst(Some(rate / 2 * 5), most),
+        (Content::Syn, Some(rate)) if !answered || spec.kind == SenderKind::Frame => {
+            default_burst(Some(rate / 2 * 5), most)
+        }
         _ => default_burst(rate, most),
     }
 }
