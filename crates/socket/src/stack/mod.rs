@@ -65,6 +65,8 @@ const FLOODED_FROM: f64 = 200_000.0;
 /// How long a sleeper leaves a busy device alone.
 const BUSY_NAP: Duration = Duration::from_micros(50);
 
+/// Frames in a round that speak of a flood.
+const FLOODED_ROUND: u64 = 32;
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
 /// [`QueueHandle::waiting`] of a queue whose poller may not sleep.

@@ -40,6 +40,13 @@ impl Core {
             .any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
     }
 
+    /// True while so much comes that a device left alone loses some of it soon.
+    pub(crate) fn is_flooded(&self) -> bool {
+        self.queues
+            .iter()
+            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= FLOODED_ROUND)
+    }
+
     /// One round on every queue, in order: queue 0 is polled first. A queue
     /// that another thread is polling is left to it, unless the caller `leads`:
     /// who is about to sleep on the devices must be the last to poll them.
@@ -85,7 +92,7 @@ impl Core {
             };
             // Arming is for a device that has nothing for us: under load its
             // poll would go on in softirq, ahead of everybody.
-            let busy = queue.last_round.load(Ordering::Relaxed) >= 32;
+            let busy = queue.last_round.load(Ordering::Relaxed) >= FLOODED_ROUND;
             let interrupt = if arm && !busy {
                 Interrupt::Armed
             } else {

@@ -20,6 +20,9 @@ use crate::wait::{WaitList, Waitable};
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
+/// How long the application may be away while the device is flooded: the ring of
+/// a veth, 256 frames, fills in 128 µs at two million frames/s.
+const FLOODED_TURN: Duration = Duration::from_micros(128);
 /// Waits after which the device is polled in any case.
 const POLL_EVERY: u32 = 16;
 /// Waits with something to do after which the kernel's descriptors are looked
@@ -98,6 +101,12 @@ pub(crate) struct SelectorInner {
     kernel_count: AtomicUsize,
     kernel_ready: AtomicBool,
     turns: AtomicU32,
+    /// What an event has cost the application lately, ns, and what the next
+    /// [`Selector::wait`] learns it from: when the last one returned, in ns since
+    /// the stack started, and with how many.
+    event_cost: AtomicU64,
+    returned_at: AtomicU64,
+    returned: AtomicUsize,
     /// The application has dropped it.
     gone: AtomicBool,
     helper: Arc<Helper>,
@@ -172,6 +181,9 @@ impl Selector {
             kernel_count: AtomicUsize::new(0),
             kernel_ready: AtomicBool::new(false),
             turns: AtomicU32::new(0),
+            event_cost: AtomicU64::new(0),
+            returned_at: AtomicU64::new(0),
+            returned: AtomicUsize::new(0),
             gone: AtomicBool::new(false),
             helper: core.tcp.helper.clone(),
         });
@@ -282,8 +294,12 @@ impl Selector {
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         events.clear();
         self.inner.inside.fetch_add(1, Ordering::SeqCst);
+        self.inner.learn_cost(self.stack.core().age());
         let result = self.wait_inside(events, timeout);
         self.inner.inside.fetch_sub(1, Ordering::SeqCst);
+        let now = self.stack.core().age().as_nanos() as u64;
+        self.inner.returned_at.store(now, Ordering::Relaxed);
+        self.inner.returned.store(events.len(), Ordering::Relaxed);
         result
     }
 
@@ -308,7 +324,7 @@ impl Selector {
         loop {
             inner.process(core);
             inner.look_at_kernel(events, polled)?;
-            inner.take_ready(events);
+            inner.take_ready(events, inner.most_events(core));
             core.tcp_flush(true);
             if !events.is_empty() {
                 return Ok(events.len());
@@ -455,13 +471,36 @@ impl SelectorInner {
         }
     }
 
-    fn take_ready(&self, events: &mut Vec<Event>) {
+    fn learn_cost(&self, now: Duration) {
+        let events = self.returned.swap(0, Ordering::Relaxed) as u64;
+        if events > 0 {
+            let since = self.returned_at.load(Ordering::Relaxed);
+            let cost = (now.as_nanos() as u64).saturating_sub(since) / events;
+            let known = self.event_cost.load(Ordering::Relaxed);
+            let learned = known - known / 8 + cost / 8;
+            self.event_cost.store(learned, Ordering::Relaxed);
+        }
+    }
+
+    /// How many events the application may have at once. While the device is
+    /// flooded it must be looked at again before its ring is full: 32 requests of
+    /// 20 µs each are as long as 256 frames at 400,000/s, and what is lost then
+    /// are segments of connections, too.
+    fn most_events(&self, core: &Core) -> usize {
+        if !core.is_flooded() {
+            return EVENTS;
+        }
+        let cost = self.event_cost.load(Ordering::Relaxed).max(1);
+        (FLOODED_TURN.as_nanos() as u64 / cost).clamp(1, EVENTS as u64) as usize
+    }
+
+    fn take_ready(&self, events: &mut Vec<Event>, most: usize) {
         if self.ready_count.load(Ordering::SeqCst) == 0 {
             return;
         }
         let batch: Vec<Arc<Registration>> = {
             let mut ready = lock(&self.ready);
-            let count = ready.len().min(EVENTS);
+            let count = ready.len().min(most);
             let batch = ready.drain(..count).collect();
             self.ready_count.store(ready.len(), Ordering::SeqCst);
             batch

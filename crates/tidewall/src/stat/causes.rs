@@ -303,6 +303,27 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Protocol,
+        "tcp-data-offset",
+        Loss,
+        "The TCP data offset is below five words or beyond the segment's end.",
+        DAMAGED,
+    ),
+    entry(
+        Protocol,
+        "tcp-checksum",
+        Loss,
+        "The TCP checksum is wrong.",
+        "Damaged on its way. On a real device with every segment wrong, its checksum offload is at fault: ethtool -K IF rx off tx off.",
+    ),
+    entry(
+        Protocol,
+        "tcp-port",
+        Loss,
+        "A TCP segment from or to port zero.",
+        "No honest peer sends one; somebody scans.",
+    ),
+    entry(
+        Protocol,
         "tcp-no-connection",
         Loss,
         "A TCP segment that belongs to no connection; its sender was reset if it may be.",
