@@ -36,6 +36,8 @@ use bind::hold;
 
 /// Frames that may wait for a listener, a queue, beside its backlog.
 const CHANNEL_LIMIT: u32 = 256;
+/// How long after an accept another one is expected.
+const ATTENDED_FOR: Duration = Duration::from_secs(1);
 /// Accepts in a row that find connections in user space before the kernel's
 /// socket is asked all the same.
 const KERNELS_TURN: u64 = 16;
@@ -68,6 +70,9 @@ pub(crate) struct ListenerInner {
     waiting: AtomicUsize,
     waiters: WaitList,
     watch: Watch,
+    /// Until when somebody who accepts is expected back, ns since the stack
+    /// started; the largest number while one waits.
+    attended_until: AtomicU64,
     kernel: Option<KernelListener>,
     kernel_ready: AtomicBool,
 }
@@ -151,6 +156,7 @@ impl TcpListener {
                 waiting: AtomicUsize::new(0),
                 waiters: WaitList::default(),
                 watch: Watch::default(),
+                attended_until: AtomicU64::new(0),
                 kernel,
                 kernel_ready: AtomicBool::new(false),
             });
@@ -195,6 +201,15 @@ impl TcpListener {
         let core = self.stack.core();
         let inner = &self.inner;
         core.tcp.helper.application_is_here();
+        inner.attended_until.store(u64::MAX, Ordering::Relaxed);
+        let result = self.accept_attended(core);
+        let until = (core.age() + ATTENDED_FOR).as_nanos() as u64;
+        inner.attended_until.store(until, Ordering::Relaxed);
+        result
+    }
+
+    fn accept_attended(&self, core: &Core) -> io::Result<(TcpStream, SocketAddr)> {
+        let inner = &self.inner;
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
@@ -391,6 +406,14 @@ impl ListenerInner {
         }
     }
 
+    /// Whether anybody is to accept. Where nobody is, the driver does not answer a
+    /// flood: LRP's rule for a socket whose owner does not keep up. What finds
+    /// room in the channel is answered still, at the helper's pace.
+    fn is_attended(&self, core: &Core) -> bool {
+        let until = self.attended_until.load(Ordering::Relaxed);
+        self.watch.is_watched() || u128::from(until) > core.age().as_nanos()
+    }
+
     fn is_full(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) >= self.options.backlog as usize
     }
@@ -572,9 +595,10 @@ impl ListenerInner {
             self.waiters.wake_all();
             self.watch.notify(Readiness::READABLE);
         }
-        let cookies = if state.protocol.attacked() {
+        let attacked = state.protocol.attacked();
+        let cookies = if attacked && self.is_attended(core) {
             CookieMode::Answer
-        } else if state.protocol.takes_cookies() {
+        } else if attacked || state.protocol.takes_cookies() {
             CookieMode::Take
         } else {
             CookieMode::Off
