@@ -473,9 +473,9 @@ impl SelectorInner {
 
     fn learn_cost(&self, now: Duration) {
         let events = self.returned.swap(0, Ordering::Relaxed) as u64;
-        if events > 0 {
-            let since = self.returned_at.load(Ordering::Relaxed);
-            let cost = (now.as_nanos() as u64).saturating_sub(since) / events;
+        let since = self.returned_at.load(Ordering::Relaxed);
+        let away = (now.as_nanos() as u64).saturating_sub(since);
+        if let Some(cost) = away.checked_div(events) {
             let known = self.event_cost.load(Ordering::Relaxed);
             let learned = known - known / 8 + cost / 8;
             self.event_cost.store(learned, Ordering::Relaxed);
