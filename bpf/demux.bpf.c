@@ -837,9 +837,10 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
 
 	/* Of a segment behind extension headers, the last of them would have to
-	 * change. */
+	 * change. Host architectures take segments in the order of the ring only. */
 	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM &&
-	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
+	    (protocol == UDP ||
+	     (!READ_ONCE(control->raw) && (version == 4 || transport == NETWORK + V6_HEADER)))) {
 		if (teach(ctx, control, PLACE(transport, end, 1), version, protocol)) {
 			count(queue, TW_COUNT_TAUGHT);
 			*cause = TW_COUNT_TAUGHT;

@@ -158,8 +158,9 @@ impl Driver<'_> {
             .get(self.queue as usize)
             .map_or(0, |port| port.load(Acquire));
         // Of a segment behind extension headers, the last of them would have to
-        // change.
-        let plain = datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER;
+        // change. Host architectures take segments in the order of the ring only.
+        let plain = control.raw.load(Relaxed) == 0
+            && (datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER);
         if teach != 0 && kind == Kind::Datagram && (datagram.protocol == UDP || plain) {
             return Err(self.teach(frame, &datagram, teach));
         }

@@ -226,6 +226,8 @@ impl Core {
                 }
             }
         }
+        // The thread may be one that sends nothing of its own afterwards.
+        self.tcp_flush(false);
     }
 
     /// Gives a segment to whom it belongs. No connection may be locked.

@@ -472,6 +472,7 @@ pub fn a_killed_server_leaves_nothing_behind() {
 
 pub fn all_architectures_carry_streams() {
     for architecture in Architecture::ALL {
+        println!("{architecture}");
         let stack = stack_with(EmbeddedConfig {
             architecture,
             ..config()
