@@ -217,6 +217,22 @@ impl Connection {
         self.send_acknowledgments(now, send);
     }
 
+    /// A sequence number that the peer takes a segment without data by. SND.NXT,
+    /// unless the peer has taken back window that we had used: it then refuses
+    /// what lies beyond the edge, acknowledgments included, and both sides would
+    /// send again for ever (Linux `tcp_acceptable_seq`; a Linux receiver out of
+    /// memory closes its window in this way).
+    fn acceptable_sequence(&self) -> u32 {
+        let edge = self.send.first.wrapping_add(self.send.window);
+        let beyond = self.send.next.wrapping_sub(edge);
+        // The window is only known to the precision of its scale.
+        if !before(edge, self.send.next) || self.scaling && beyond < 1 << self.send.scale {
+            self.send.next
+        } else {
+            edge
+        }
+    }
+
     fn send_acknowledgments(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         if matches!(self.state, State::Closed | State::SynSent) {
             self.pending.clear(Pending::ACKNOWLEDGE);
@@ -227,7 +243,7 @@ impl Connection {
             // The window must be the same in duplicates, or the peer does not
             // take them for such (RFC 5681 §2).
             let duplicates = self.receive.duplicates;
-            let header = self.header(self.send.next, Flags::ACK, now, duplicates > 0);
+            let header = self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
             if !self.give(header, (0, 0), send) {
                 return;
             }

@@ -142,6 +142,22 @@ fn window_shrink() {
 }
 
 #[test]
+fn acknowledgments_keep_to_a_window_taken_back() {
+    // A Linux receiver out of memory closes its window below what is in flight,
+    // and refuses every segment beyond, ours without data too.
+    let mut peer = Peer::settled(&plain());
+    peer.write(20 * MSS);
+    assert_eq!(peer.sent().len(), 10);
+    peer.window = 0;
+    peer.give(ACK, 0, 2 * MSS as u32, b"");
+    peer.brief();
+    peer.give(ACK, 0, 2 * MSS as u32, b"x");
+    peer.wait_for_timer();
+    let sent = peer.brief();
+    assert!(sent.contains(&(ACK, 2 * MSS as u32, 1, 0)), "{sent:?}");
+}
+
+#[test]
 fn tiny_maximum_segment() {
     // CVE-2019-11479: a packet for every byte.
     for mss in [0, 1, 48, 87] {
