@@ -4,7 +4,7 @@
 
 use core::time::Duration;
 
-use super::congestion::{Acknowledged, Algorithm};
+use super::congestion::Acknowledged;
 use super::connection::Connection;
 use super::recovery::Phase;
 use super::ring::KEEP_ABOVE;
@@ -103,6 +103,8 @@ impl Connection {
                 .acknowledged(acknowledgment, self.send.next, bytes, mss, self.sack);
         if was_quiet || !fast && !over {
             self.congestion.on_acknowledged(&Acknowledged {
+                first: acknowledgment,
+                next: self.send.next,
                 bytes,
                 in_flight: self.send.flight,
                 round_trip,
@@ -125,7 +127,7 @@ impl Connection {
         let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
         let in_flight = next.wrapping_sub(first);
         if self.recovery.duplicate(first, next, mss, self.sack) {
-            self.congestion.on_loss(in_flight.max(mss), mss);
+            self.congestion.on_loss(in_flight.max(mss), mss, now);
             self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
             self.round_trip.timed = None;
             let timeout = self.retransmission_timeout();

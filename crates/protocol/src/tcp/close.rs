@@ -3,7 +3,6 @@
 
 use core::time::Duration;
 
-use super::congestion::Algorithm;
 use super::connection::{Connection, MSS_MIN, Pending};
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
@@ -259,7 +258,7 @@ impl Connection {
         let mss = u32::from(self.send.mss);
         let in_flight = self.send.next.wrapping_sub(self.send.first);
         if self.send.window > 0 {
-            self.congestion.on_timeout(in_flight, mss, !repeated);
+            self.congestion.on_timeout(in_flight, mss, !repeated, now);
         }
         self.recovery
             .timeout(self.send.first, self.send.next, repeated);

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::assembler::Assembler;
 use super::config::Settings;
-use super::congestion::{Algorithm, NewReno};
+use super::congestion::Controller;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
@@ -199,7 +199,7 @@ pub struct Connection {
     pub(super) timers: Timers,
     pub(super) round_trip: RoundTrip,
     pub(super) recovery: Recovery,
-    pub(super) congestion: NewReno,
+    pub(super) congestion: Controller,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -329,7 +329,7 @@ impl Connection {
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
-            congestion: NewReno::new(settings.initial_window.into(), mss.into()),
+            congestion: Controller::new(settings.initial_window.into(), mss.into()),
             counters: Counters::default(),
             config: settings,
         }
@@ -373,7 +373,7 @@ impl Connection {
         } else {
             u32::from(self.config.initial_window)
         };
-        self.congestion = NewReno::new(segments, self.send.mss.into());
+        self.congestion = Controller::new(segments, self.send.mss.into());
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
         self.send.flight_end = self.send.first;

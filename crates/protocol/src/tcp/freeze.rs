@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
 use super::config::{Settings, Span};
-use super::congestion::NewReno;
+use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
@@ -26,7 +26,7 @@ use super::{Config, Errno, Flow, State, Time, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0001;
+const VERSION: u32 = 0x5457_0002;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -293,11 +293,17 @@ impl Connection {
                 },
             },
             recovery: recovery(&self.recovery, codec),
-            congestion: NewReno {
+            congestion: Controller {
                 window: codec.u32(self.congestion.window),
                 threshold: codec.u32(self.congestion.threshold),
-                counted: codec.u32(self.congestion.counted),
                 initial: codec.u32(self.congestion.initial),
+                before: (
+                    codec.u32(self.congestion.before.0),
+                    codec.u32(self.congestion.before.1),
+                ),
+                algorithm: NewReno {
+                    counted: codec.u32(self.congestion.algorithm.counted),
+                },
             },
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),

@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 
-use super::congestion::Algorithm;
 use super::{Connection, State};
 use tidewall_wire::tcp::before;
 

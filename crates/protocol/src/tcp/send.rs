@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 
-use super::congestion::Algorithm;
 use super::connection::{Connection, Pending};
 use super::recovery::Phase;
 use super::timers::Timer;
