@@ -5,7 +5,7 @@
 //! ```text
 //!        longer than mtu?  queue full?      rate        lost?   delay, reordering,
 //! send ──────► gone ──────► dropped ──► transmitter ──► gone ──► duplicates, pauses ──► receive
-//!                     marked (ECN) ┘
+//!                           or marked
 //! ```
 //!
 //! A packet is lost on the wire, after the queue: it has used its share of the
@@ -24,6 +24,9 @@ pub struct Impairment {
     pub rate: Option<u64>,
     /// Propagation.
     pub delay: Duration,
+    /// How much longer a packet may take; how much is drawn evenly. None
+    /// overtakes another for that.
+    pub jitter: Duration,
     /// Which packets vanish on the wire.
     pub loss: Loss,
     /// Which packets are overtaken.
@@ -185,6 +188,7 @@ pub struct Link<P> {
     losses: Random,
     delays: Random,
     copies: Random,
+    jitters: Random,
     /// The state of [`Loss::GilbertElliott`].
     bad: bool,
     now: Duration,
@@ -193,6 +197,8 @@ pub struct Link<P> {
     /// What waits or is being sent: when its last bit leaves, and its bytes.
     waiting: VecDeque<(Duration, u32)>,
     waiting_bytes: u64,
+    /// When the last packet arrives that was not held back to be overtaken.
+    last: Duration,
     /// By arrival; of those that arrive together, in the order they entered.
     flying: VecDeque<Flying<P>>,
     counters: Counters,
@@ -211,11 +217,13 @@ impl<P: Clone> Link<P> {
             losses: random.fork(),
             delays: random.fork(),
             copies: random.fork(),
+            jitters: random.fork(),
             bad: false,
             now: Duration::ZERO,
             free: Duration::ZERO,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            last: Duration::ZERO,
             flying: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -351,12 +359,16 @@ impl<P: Clone> Link<P> {
     /// Puts a packet onto the wire.
     fn fly(&mut self, sent: Duration, bytes: u32, marked: bool, packet: P) {
         let mut at = sent.saturating_add(self.impairment.delay);
+        let jitter = self.impairment.jitter;
+        if jitter > Duration::ZERO {
+            at = at.saturating_add(up_to(&mut self.jitters, jitter));
+        }
+        at = at.max(self.last);
+        self.last = at;
         let Reorder { probability, delay } = self.impairment.reorder;
         if self.delays.chance(probability) {
             self.counters.reordered += 1;
-            let most = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-            let extra = self.delays.below(most.saturating_add(1));
-            at = at.saturating_add(Duration::from_nanos(extra));
+            at = at.saturating_add(up_to(&mut self.delays, delay));
         }
         if let Some(pause) = self.impairment.pause {
             at = pause.after(at);
@@ -374,6 +386,12 @@ impl<P: Clone> Link<P> {
             self.flying.insert(place, flying);
         }
     }
+}
+
+/// Any length up to `most`, both included.
+fn up_to(random: &mut Random, most: Duration) -> Duration {
+    let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(random.below(most.saturating_add(1)))
 }
 
 impl Pause {

@@ -82,7 +82,7 @@ fn a_full_queue_drops_what_comes_last_and_an_empty_one_takes_anything() {
     let (arrived, _) = outcome(impairment.clone(), 1, &burst(1, 9000));
     assert_eq!(numbers(&arrived), [0]);
     // Room again once the first has left.
-    let (arrived, _) = outcome(impairment, 1, &[(MS * 0, 1500), (MS * 0, 1500), (MS, 1500)]);
+    let (arrived, _) = outcome(impairment, 1, &[(Duration::ZERO, 1500), (Duration::ZERO, 1500), (MS, 1500)]);
     assert_eq!(numbers(&arrived), [0, 1, 2]);
 }
 
@@ -211,6 +211,7 @@ prop_compose! {
     fn impairments()(
         rate in prop::option::of(100_000u64..1_000_000_000),
         delay in 0u32..50_000,
+        jitter in 0u32..50_000,
         loss in losses(),
         reorder in 0.0..0.5,
         extra in 0u32..20_000,
@@ -223,6 +224,7 @@ prop_compose! {
         Impairment {
             rate,
             delay: delay * US,
+            jitter: jitter * US,
             loss,
             reorder: Reorder { probability: reorder, delay: extra * US },
             duplicate,
@@ -272,6 +274,7 @@ proptest! {
         let impairment = Impairment {
             rate: Some(rate),
             reorder: Reorder::default(),
+            jitter: Duration::ZERO,
             duplicate: 0.0,
             pause: None,
             ..impairment
