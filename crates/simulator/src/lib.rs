@@ -10,4 +10,5 @@
 #![forbid(unsafe_code)]
 
 pub mod link;
+pub mod network;
 pub mod random;

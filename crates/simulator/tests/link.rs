@@ -82,7 +82,11 @@ fn a_full_queue_drops_what_comes_last_and_an_empty_one_takes_anything() {
     let (arrived, _) = outcome(impairment.clone(), 1, &burst(1, 9000));
     assert_eq!(numbers(&arrived), [0]);
     // Room again once the first has left.
-    let (arrived, _) = outcome(impairment, 1, &[(Duration::ZERO, 1500), (Duration::ZERO, 1500), (MS, 1500)]);
+    let (arrived, _) = outcome(
+        impairment,
+        1,
+        &[(Duration::ZERO, 1500), (Duration::ZERO, 1500), (MS, 1500)],
+    );
     assert_eq!(numbers(&arrived), [0, 1, 2]);
 }
 
