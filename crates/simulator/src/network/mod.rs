@@ -14,6 +14,7 @@
 mod end;
 mod flow;
 mod packet;
+mod sighting;
 mod stream;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Errno, Segment};
 
 pub use flow::{Application, Reading, Report, Setup};
+pub use sighting::Sighting;
 
 use crate::link::{Counters, Ecn, Impairment, Link};
 use crate::random::Random;
@@ -94,6 +96,7 @@ pub struct Network {
     flows: Vec<Flow>,
     /// Kept for its memory.
     outbox: Vec<Packet>,
+    sightings: Option<Vec<Sighting>>,
 }
 
 impl Network {
@@ -107,6 +110,7 @@ impl Network {
             waits: Vec::new(),
             flows: Vec::new(),
             outbox: Vec::new(),
+            sightings: None,
         }
     }
 
@@ -128,6 +132,30 @@ impl Network {
     pub fn watch(&mut self, link: LinkId) {
         if let Some(waits) = self.waits.get_mut(link.0) {
             *waits = Some(Vec::new());
+        }
+    }
+
+    /// Notes from now on every segment that an end sends or receives.
+    pub fn trace(&mut self) {
+        self.sightings = Some(Vec::new());
+    }
+
+    /// What was noted since [`Network::trace`], in the order of time.
+    #[must_use]
+    pub fn sightings(&self) -> &[Sighting] {
+        self.sightings.as_deref().unwrap_or_default()
+    }
+
+    fn see(&mut self, packet: &Packet, arrived: bool) {
+        if let Some(sightings) = &mut self.sightings {
+            sightings.push(Sighting {
+                at: self.now,
+                flow: packet.flow,
+                from_client: packet.from == Side::Client,
+                arrived,
+                header: packet.header,
+                length: packet.payload.len(),
+            });
         }
     }
 
@@ -200,6 +228,9 @@ impl Network {
 
     /// Sends a packet onto the next link of its route, or to its end.
     fn forward(&mut self, mut packet: Packet) {
+        if packet.hops == 0 {
+            self.see(&packet, false);
+        }
         let flow = &mut self.flows[packet.flow.0];
         let route = match packet.from {
             Side::Client => &flow.setup.forward,
@@ -229,6 +260,8 @@ impl Network {
         if !current || flow.is_done() || flow.is_waiting() {
             return;
         }
+        self.see(&packet, true);
+        let flow = &mut self.flows[packet.flow.0];
         let segment = Segment {
             flow: addresses,
             header: packet.header,

@@ -68,7 +68,7 @@ fn cells(
     flows: &[(Config, Duration, Duration)],
     window: (Duration, Duration),
 ) -> [String; 3] {
-    let runs: Vec<Vec<f64>> = (0..5)
+    let runs: Vec<Vec<f64>> = (0..3)
         .map(|seed| shares(path, flows, window, seed))
         .collect();
     let index = median(&runs.iter().map(|run| jain(run)).collect::<Vec<_>>());
@@ -88,7 +88,7 @@ fn fairness() {
     let mut table = Table::new(
         "fairness",
         "Bulk flows of one engine on one bottleneck of 20 Mbit/s, measured from 10 s to 40\n\
-         s. Medians of five seeds.\n\
+         s. Medians of three seeds.\n\
          \n\
          case   same: round trips of 20 ms, starts 100 ms apart\n\
          \x20      rtt-N: the last flow's round trip is N ms instead\n\
