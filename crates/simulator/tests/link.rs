@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewall_simulator::link::{Counters, Ecn, Impairment, Link, Loss, Pause, Queue, Reorder};
+use tidewall_simulator::link::{
+    Counters, Ecn, Impairment, Link, Loss, Pause, Queue, Reorder, Thin,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
@@ -114,17 +116,31 @@ fn packets_that_find_a_long_queue_are_marked_if_they_can_be() {
 }
 
 #[test]
-fn a_script_and_thinning_lose_what_they_say() {
+fn a_script_loses_what_it_says() {
     let script = Impairment {
         loss: Loss::Script(vec![3, 0]),
         ..Impairment::default()
     };
     assert_eq!(numbers(&outcome(script, 1, &burst(5, 100)).0), [1, 2, 4]);
+}
+
+#[test]
+fn of_packets_close_together_thinning_leaves_the_last() {
     let thin = Impairment {
-        loss: Loss::Thin { keep_one_of: 4 },
+        thin: Some(Thin {
+            keep_one_of: 4,
+            within: 5 * MS,
+        }),
         ..Impairment::default()
     };
-    assert_eq!(numbers(&outcome(thin, 1, &burst(10, 100)).0), [0, 4, 8]);
+    let times = [0, 1, 2, 3, 4, 5, 20, 40, 44].map(|at| (at * MS, 100));
+    let (arrived, counters) = outcome(thin, 1, &times);
+    let arrived: Vec<(u128, usize)> = arrived
+        .iter()
+        .map(|arrival| (arrival.0.as_millis(), arrival.1))
+        .collect();
+    assert_eq!(arrived, [(3, 3), (9, 5), (25, 6), (45, 8)]);
+    assert_eq!(counters.lost, 5);
 }
 
 #[test]
@@ -200,13 +216,12 @@ fn the_ecn_field_is_that_of_rfc_3168() {
 }
 
 prop_compose! {
-    fn losses()(kind in 0..5, a in 0.0..0.5, b in 0.01..1.0, keep in 0u32..5, lost in prop::collection::vec(0u64..200, 0..50)) -> Loss {
+    fn losses()(kind in 0..4, a in 0.0..0.5, b in 0.01..1.0, lost in prop::collection::vec(0u64..200, 0..50)) -> Loss {
         match kind {
             0 => Loss::None,
             1 => Loss::Random { probability: a },
             2 => Loss::GilbertElliott { to_bad: a, to_good: b, loss_good: 0.01, loss_bad: 0.9 },
-            3 => Loss::Script(lost),
-            _ => Loss::Thin { keep_one_of: keep },
+            _ => Loss::Script(lost),
         }
     }
 }
@@ -223,6 +238,7 @@ prop_compose! {
         limit in prop::option::of(0u32..50_000),
         mark in prop::option::of(0u32..50_000),
         pause in prop::option::of((0u32..50_000, 0u32..20_000)),
+        thin in prop::option::of((0u32..5, 0u32..20_000)),
         mtu in prop::option::of(100u32..2000),
     ) -> Impairment {
         Impairment {
@@ -234,6 +250,7 @@ prop_compose! {
             duplicate,
             queue: Queue { limit, mark },
             pause: pause.map(|(every, length)| Pause { every: every * US, length: length * US }),
+            thin: thin.map(|(keep_one_of, within)| Thin { keep_one_of, within: within * US }),
             mtu,
         }
     }
@@ -281,6 +298,7 @@ proptest! {
             jitter: Duration::ZERO,
             duplicate: 0.0,
             pause: None,
+            thin: None,
             ..impairment
         };
         let (arrived, _) = outcome(impairment, 1, &packets);

@@ -1,6 +1,6 @@
 //! One bulk flow whose acknowledgments are lost, thinned out or slow.
 
-use tidewall_simulator::link::{Impairment, Loss, Queue};
+use tidewall_simulator::link::{Impairment, Loss, Pause, Queue, Thin};
 
 use crate::scenario::{MS, PACKET, Path, SECOND, bulks, engines, names};
 use crate::table::{Table, head};
@@ -12,10 +12,11 @@ fn acknowledgments() {
     let mut table = Table::new(
         "acknowledgments",
         "One bulk flow (50 Mbit/s, round trip 20 ms, a queue of a round trip) whose\n\
-         acknowledgments do not all arrive, 5 s. Medians of three seeds.\n\
+         acknowledgments do not all arrive, 10 s. Medians of three seeds.\n\
          \n\
-         way back  lost N%: at random; one of N: the others are dropped; N kbit/s: of that\n\
-         \x20         rate with a queue of ten acknowledgments\n\
+         way back  lost N%: at random; one of N: of those within 5 ms, the others are\n\
+         \x20         dropped; held: they arrive together afterwards; N kbit/s: of that rate\n\
+         \x20         with a queue of ten acknowledgments\n\
          goodput   percent of the payload that the link carries\n\
          resent    segments sent again, percent of the packets sent\n\
          timeouts  retransmission timeouts",
@@ -26,7 +27,17 @@ fn acknowledgments() {
         ..Impairment::default()
     };
     let thin = |keep_one_of| Impairment {
-        loss: Loss::Thin { keep_one_of },
+        thin: Some(Thin {
+            keep_one_of,
+            within: 5 * MS,
+        }),
+        ..Impairment::default()
+    };
+    let held = |length| Impairment {
+        pause: Some(Pause {
+            every: 10 * MS,
+            length: length * MS,
+        }),
         ..Impairment::default()
     };
     let slow = |kilobits: u64| Impairment {
@@ -43,6 +54,7 @@ fn acknowledgments() {
         ("lost 50%", lost(0.5)),
         ("one of 4", thin(4)),
         ("one of 16", thin(16)),
+        ("held 9 of 10 ms", held(9)),
         ("200 kbit/s", slow(200)),
         ("50 kbit/s", slow(50)),
     ];
@@ -54,7 +66,7 @@ fn acknowledgments() {
             path.forward.loss = Loss::Random { probability: loss };
             let mut row = vec![name.to_string(), format!("{:.0}", loss * 100.0)];
             for (_, config) in engines() {
-                let summary = bulks(&path, config, 5 * SECOND, 3, |_| {});
+                let summary = bulks(&path, config, 10 * SECOND, 3, |_| {});
                 row.extend([summary.goodput, summary.resent, summary.timeouts]);
             }
             table.row(row);

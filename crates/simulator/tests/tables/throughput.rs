@@ -12,7 +12,8 @@ fn throughput() {
     let mut table = Table::new(
         "throughput",
         "One bulk flow over a link that loses packets at random. Medians of three seeds;\n\
-         10 s at 10 Mbit/s, 4 s at 100 Mbit/s, 1 s at 1 Gbit/s. The queue holds a round\n\
+         10 s at 10 Mbit/s, 5 s at 100 Mbit/s and at a round trip of 100 ms, 1 s at the\n\
+         rest of 1 Gbit/s. The queue holds a round\n\
          trip's worth, 20 packets at least.\n\
          \n\
          rtt       round trip without queueing, milliseconds\n\
@@ -23,9 +24,13 @@ fn throughput() {
          timeouts  retransmission timeouts",
         head,
     );
-    for (bits, time) in [(10, 10), (100, 4), (1000, 1)] {
-        let (bits, time) = (bits * 1_000_000, time * SECOND);
+    for bits in [10_000_000, 100_000_000, 1_000_000_000] {
         for round_trip in [1, 10, 100] {
+            let time = match (bits, round_trip) {
+                (10_000_000, _) => 10 * SECOND,
+                (100_000_000, _) | (_, 100) => 5 * SECOND,
+                _ => SECOND,
+            };
             for loss in [0.0, 0.001, 0.01, 0.03] {
                 let path = Path {
                     forward: Impairment {

@@ -13,7 +13,7 @@ fn windows() {
     let head = head(&["window", "reads", "loss%"], &names(), &columns);
     let mut table = Table::new(
         "windows",
-        "One bulk flow (100 Mbit/s, round trip 20 ms) to a receiver that decides how fast\n\
+        "One bulk flow (1 Gbit/s, round trip 20 ms) to a receiver that decides how fast\n\
          it may be, 5 s. Medians of three seeds.\n\
          \n\
          window    bytes of the receive buffer, which does not grow\n\
@@ -43,7 +43,7 @@ fn windows() {
     ];
     for (window, reads) in readers {
         for loss in [0.0, 0.01] {
-            let mut path = Path::new(100_000_000, 20 * MS);
+            let mut path = Path::new(1_000_000_000, 20 * MS);
             path.forward.loss = Loss::Random { probability: loss };
             let time = 5 * SECOND;
             let mut most = f64::from(window) * 50.0;
