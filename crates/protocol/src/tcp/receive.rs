@@ -86,7 +86,7 @@ impl Connection {
         }
         self.acknowledge(header, segment.payload.is_empty(), now);
         if !segment.payload.is_empty() {
-            self.take_payload(header.sequence, segment.payload, now);
+            self.take_payload(header.sequence, segment.payload, segment.traffic_class, now);
         }
     }
 
@@ -143,6 +143,7 @@ impl Connection {
         let timestamps = options.timestamps.filter(|_| self.timestamps);
         let announced = u32::from(self.config.syn_window());
         self.sack &= options.sack_permitted;
+        self.ecn_answer(flags, acceptable);
         self.synchronized(
             header.sequence,
             options.maximum_segment_size.unwrap_or(MSS_DEFAULT),
@@ -249,8 +250,12 @@ impl Connection {
             self.receive.timestamp_at = now.as_secs() as u32;
         }
         let plain = segment.payload.is_empty() && !flags.contains(Flags::FIN);
+        let first = self.send.first;
         if !self.acknowledge(header, plain, now) {
             return;
+        }
+        if self.ecn.is_agreed() && flags.intersects(Flags::ECE | Flags::CWR) && !syn {
+            self.receive_echo(flags, first, plain, now);
         }
         self.after_acknowledgment(now);
         if !plain {
@@ -392,7 +397,7 @@ impl Connection {
             self.receive.fin = Some(end);
         }
         if !payload.is_empty() {
-            self.take_payload(sequence, payload, now);
+            self.take_payload(sequence, payload, segment.traffic_class, now);
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
             self.take_fin(now);
@@ -404,13 +409,21 @@ impl Connection {
     /// Puts payload within the window where it belongs, and decides how it is
     /// acknowledged.
     #[inline]
-    fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
+    fn take_payload(&mut self, sequence: u32, mut payload: &[u8], class: u8, now: Time) {
         let room = self.receive.edge.wrapping_sub(sequence) as usize;
         if payload.len() > room {
             payload = payload.get(..room).unwrap_or_default();
             self.pending.add(Pending::ACKNOWLEDGE);
         }
         let length = payload.len();
+        if self.ecn.is_agreed()
+            && before(
+                self.receive.assembler.next(),
+                sequence.wrapping_add(length as u32),
+            )
+        {
+            self.receive_codepoint(class);
+        }
         let filled = !self.receive.assembler.is_contiguous();
         match self.receive.assembler.insert(sequence, payload) {
             Inserted::InOrder(bytes) => {

@@ -164,6 +164,9 @@ impl Connection {
     /// The most payload of one [`Outgoing`]: full segments only.
     #[inline]
     fn burst(&self, mss: u32) -> u32 {
+        if self.ecn.has_to_tell() {
+            return mss;
+        }
         let most = self.config.offload.min(OFFLOAD_MAX);
         (most - most % mss).max(mss)
     }
@@ -276,10 +279,17 @@ impl Connection {
         if fin && length == 0 {
             flags = Flags::ACK | Flags::FIN;
         }
+        let tells = length > 0 && self.ecn.has_to_tell() && matches!(plan, Plan::New { .. });
+        if tells {
+            flags |= Flags::CWR;
+        }
         let header = self.header(sequence, flags, now, false);
         let held = self.send.written.wrapping_sub(self.send.buffer.len());
         if !self.give(header, (sequence.wrapping_sub(held), length), send) {
             return false;
+        }
+        if tells {
+            self.ecn.told();
         }
         if length > 0 && self.answers_data(now) {
             // Data follows data: acknowledgments will have company.
@@ -326,7 +336,11 @@ impl Connection {
     fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let answers = self.state == State::SynReceived;
         let mut flags = Flags::SYN;
-        if answers {
+        if !answers {
+            flags |= self.ecn_request();
+        } else if self.ecn.is_agreed() {
+            flags |= Flags::ACK | Flags::ECE;
+        } else {
             flags |= Flags::ACK;
         }
         let isn = self.send.first;
@@ -408,7 +422,7 @@ impl Connection {
             destination_port: self.flow.remote.port(),
             sequence,
             acknowledgment: self.next_expected(),
-            flags,
+            flags: self.ecn.echo(flags),
             window: self.announce_window(same_window),
             urgent: 0,
             options: self.options(timestamp(now, self.timestamp_offset)),
@@ -481,11 +495,15 @@ impl Connection {
         (offset, length): (u32, u32),
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
+        let mut traffic_class = self.config.traffic_class;
+        if length > 0 && header.sequence == self.send.next {
+            traffic_class |= self.ecn.codepoint();
+        }
         let sent = send(&Outgoing {
             header,
             payload: self.send.buffer.slices(offset, length),
             segment_size: self.payload_max() as u16,
-            traffic_class: self.config.traffic_class,
+            traffic_class,
         });
         if sent {
             self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);
