@@ -133,24 +133,18 @@ impl Connection {
             0 => {
                 // Most likely a retransmission: the sender waits for it.
                 if self.ecn.has_seen() {
-                    self.acknowledge_quickly();
+                    self.acknowledge_quickly(QUICK);
                 }
                 return;
             }
             EXPERIENCED if self.ecn.flags & EcnState::ECHO == 0 => {
                 // The sender's window may be too small to wait for more.
-                self.acknowledge_quickly();
+                self.acknowledge_quickly(QUICK);
                 self.ecn.flags |= EcnState::ECHO;
             }
             _ => {}
         }
         self.ecn.flags |= EcnState::SEEN;
-    }
-
-    /// The next acknowledgments are not delayed.
-    pub(super) fn acknowledge_quickly(&mut self) {
-        self.receive.quick = self.receive.quick.max(QUICK);
-        self.receive.interactive = false;
     }
 
     /// ECE and CWR of a segment that acknowledges; `first` was the first byte in

@@ -460,6 +460,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
+    let copy = assembler.copy();
+    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
     let count = codec.u8(assembler.islands().count() as u8);
     for _ in 0..count {

@@ -206,9 +206,8 @@ impl Connection {
             } else if segment.payload.is_empty() {
                 self.challenge(now);
             } else {
-                // Data again: our acknowledgment was lost.
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-                self.pending.add(Pending::ACKNOWLEDGE);
+                self.acknowledge_copy(sequence, sequence.wrapping_add(length));
             }
             return;
         }
@@ -307,7 +306,8 @@ impl Connection {
             self.challenge(now);
         } else {
             self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            self.pending.add(Pending::ACKNOWLEDGE);
+            let end = header.sequence.wrapping_add(segment.sequence_len());
+            self.acknowledge_copy(header.sequence, end);
         }
         false
     }
@@ -357,7 +357,8 @@ impl Connection {
         ) {
             // After the peer's FIN there is nothing to take; a FIN that comes
             // again wants to be acknowledged again.
-            self.pending.add(Pending::ACKNOWLEDGE);
+            let end = sequence.wrapping_add(segment.sequence_len());
+            self.acknowledge_copy(sequence, end);
             if self.state == State::TimeWait {
                 self.timers.set(Timer::Wait, now, TIME_WAIT);
             }
@@ -453,8 +454,37 @@ impl Connection {
                 self.acknowledge_disorder();
             }
             // Our acknowledgment was lost, or the network has made a copy.
-            Inserted::Duplicate => self.pending.add(Pending::ACKNOWLEDGE),
+            Inserted::Duplicate => {
+                self.pending.add(Pending::ACKNOWLEDGE);
+                if !before(
+                    self.receive.assembler.next(),
+                    sequence.wrapping_add(length as u32),
+                ) {
+                    self.acknowledge_quickly(QUICK_ACKS);
+                }
+            }
         }
+    }
+
+    /// A segment that was not taken occupies sequence numbers; what of it had come
+    /// before is told (RFC 2883, as Linux `tcp_send_dupack`).
+    fn acknowledge_copy(&mut self, sequence: u32, end: u32) {
+        self.pending.add(Pending::ACKNOWLEDGE);
+        let expected = self.next_expected();
+        if before(sequence, expected) {
+            let end = if before(expected, end) { expected } else { end };
+            self.receive.assembler.note_copy(sequence, end);
+            self.acknowledge_quickly(QUICK_ACKS);
+        }
+    }
+
+    /// The next acknowledgments are not delayed, half a window of them and `most`
+    /// at most: the peer waits for them.
+    pub(super) fn acknowledge_quickly(&mut self, most: u8) {
+        let segments = self.receive.limit / (2 * u32::from(self.receive.mss));
+        let count = segments.clamp(2, most.into()) as u8;
+        self.receive.quick = self.receive.quick.max(count);
+        self.receive.interactive = false;
     }
 
     fn acknowledge_disorder(&mut self) {

@@ -149,7 +149,7 @@ impl Connection {
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
-        if self.receive.assembler.is_contiguous() || !self.sack {
+        if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
         let with = self.options(0);
@@ -164,7 +164,8 @@ impl Connection {
     /// The most payload of one [`Outgoing`]: full segments only.
     #[inline]
     fn burst(&self, mss: u32) -> u32 {
-        if self.ecn.has_to_tell() {
+        // What is to be told once leaves with one segment, not with each of many.
+        if self.ecn.has_to_tell() || self.receive.assembler.has_copy() {
             return mss;
         }
         let most = self.config.offload.min(OFFLOAD_MAX);
@@ -438,7 +439,7 @@ impl Connection {
                 echo: self.receive.timestamp,
             });
         }
-        if self.sack && !self.receive.assembler.is_contiguous() {
+        if self.sack && self.receive.assembler.has_blocks() {
             options.sack = self.receive.assembler.sack();
         }
         options
@@ -481,6 +482,7 @@ impl Connection {
             self.receive.quick -= 1;
         }
         self.pending.clear(Pending::ACKNOWLEDGE);
+        self.receive.assembler.told();
         self.receive.acknowledged = header.acknowledgment;
         self.receive.window_field = header.window;
         self.timers.stop(Timer::Acknowledge);

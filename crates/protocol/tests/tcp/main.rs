@@ -3,6 +3,7 @@
 
 mod attacks;
 mod closing;
+mod duplicates;
 mod ecn;
 mod frozen;
 mod handshake;
