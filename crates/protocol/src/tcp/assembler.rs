@@ -39,6 +39,8 @@ pub(super) struct Assembler {
     /// What has come again since the peer was last told of such (RFC 2883);
     /// empty if nothing has.
     copy: (u32, u32),
+    /// Whether there is any of both.
+    disorder: bool,
 }
 
 impl Assembler {
@@ -61,6 +63,7 @@ impl Assembler {
     }
 
     /// True when nothing waits beyond a hole.
+    #[inline]
     pub(super) fn is_contiguous(&self) -> bool {
         self.beyond.is_empty()
     }
@@ -85,18 +88,21 @@ impl Assembler {
             }
         }
         self.copy = (first, end);
+        self.disorder = true;
     }
 
     /// True while the peer is to be told that something has come again.
-    #[inline]
-    pub(super) fn has_copy(&self) -> bool {
+    fn has_copy(&self) -> bool {
         self.copy.0 != self.copy.1
     }
 
     /// The peer was told.
     #[inline]
     pub(super) fn told(&mut self) {
-        self.copy = (0, 0);
+        if self.disorder {
+            self.copy = (0, 0);
+            self.disorder = !self.beyond.is_empty();
+        }
     }
 
     /// The note, for [`freeze`](super::freeze).
@@ -107,12 +113,13 @@ impl Assembler {
     /// See [`Assembler::copy`].
     pub(super) fn restore_copy(&mut self, copy: (u32, u32)) {
         self.copy = copy;
+        self.disorder = self.has_copy();
     }
 
     /// True when there is something for a SACK option to tell.
     #[inline]
     pub(super) fn has_blocks(&self) -> bool {
-        !self.beyond.is_empty() || self.has_copy()
+        self.disorder
     }
 
     /// The end of what lies furthest beyond a hole, if anything does.
@@ -186,6 +193,7 @@ impl Assembler {
         }
         if self.beyond.is_empty() {
             self.beyond = Vec::new();
+            self.disorder = self.has_copy();
         }
         advanced
     }
@@ -225,6 +233,7 @@ impl Assembler {
         }
         self.beyond
             .insert(0, (origin.wrapping_add(first), origin.wrapping_add(end)));
+        self.disorder = true;
         if known {
             return Inserted::Duplicate;
         }

@@ -13,7 +13,7 @@ use tidewall_wire::tcp::Flags;
 /// The two bits of the traffic class or type of service (RFC 3168 §5).
 const FIELD: u8 = 3;
 /// ECN-capable transport, the codepoint that senders use.
-const ECT_0: u8 = 2;
+pub(super) const ECT_0: u8 = 2;
 /// Congestion experienced.
 const EXPERIENCED: u8 = 3;
 
@@ -61,11 +61,8 @@ impl EcnState {
     /// The flags of a segment that is not a SYN.
     #[inline]
     pub(super) fn echo(self, flags: Flags) -> Flags {
-        if self.flags & Self::ECHO != 0 {
-            flags | Flags::ECE
-        } else {
-            flags
-        }
+        // Without a branch: every segment comes by here.
+        Flags(flags.0 | (self.flags & Self::ECHO) * (Flags::ECE.0 / Self::ECHO))
     }
 
     /// Whether the next new data is to say that the window was reduced: one
@@ -77,12 +74,6 @@ impl EcnState {
 
     pub(super) fn told(&mut self) {
         self.flags &= !Self::REDUCED;
-    }
-
-    /// The ECN bits of data sent for the first time.
-    #[inline]
-    pub(super) fn codepoint(self) -> u8 {
-        if self.is_agreed() { ECT_0 } else { 0 }
     }
 
     /// The congestion window was reduced, for whatever reason, with `next` the
@@ -128,6 +119,7 @@ impl Connection {
     }
 
     /// Data has come that is not a mere copy (RFC 3168 §6.1.3).
+    #[inline(never)]
     pub(super) fn receive_codepoint(&mut self, traffic_class: u8) {
         match traffic_class & FIELD {
             0 => {

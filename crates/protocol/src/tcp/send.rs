@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use super::connection::{Connection, Pending};
+use super::ecn::ECT_0;
 use super::recovery::Phase;
 use super::timers::Timer;
 use super::{Outgoing, State, Time, timestamp};
@@ -164,8 +165,9 @@ impl Connection {
     /// The most payload of one [`Outgoing`]: full segments only.
     #[inline]
     fn burst(&self, mss: u32) -> u32 {
-        // What is to be told once leaves with one segment, not with each of many.
-        if self.ecn.has_to_tell() || self.receive.assembler.has_copy() {
+        // What is to be told once leaves with one segment, not with each of many:
+        // CWR, and the blocks of a SACK option.
+        if self.ecn.has_to_tell() || mss != u32::from(self.send.mss) {
             return mss;
         }
         let most = self.config.offload.min(OFFLOAD_MAX);
@@ -280,7 +282,7 @@ impl Connection {
         if fin && length == 0 {
             flags = Flags::ACK | Flags::FIN;
         }
-        let tells = length > 0 && self.ecn.has_to_tell() && matches!(plan, Plan::New { .. });
+        let tells = self.ecn.has_to_tell() && length > 0 && matches!(plan, Plan::New { .. });
         if tells {
             flags |= Flags::CWR;
         }
@@ -498,8 +500,8 @@ impl Connection {
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
         let mut traffic_class = self.config.traffic_class;
-        if length > 0 && header.sequence == self.send.next {
-            traffic_class |= self.ecn.codepoint();
+        if self.ecn.is_agreed() && length > 0 && header.sequence == self.send.next {
+            traffic_class |= ECT_0;
         }
         let sent = send(&Outgoing {
             header,

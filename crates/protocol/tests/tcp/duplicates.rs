@@ -191,7 +191,7 @@ fn beside_timestamps_there_is_room_for_two_more() {
         ..plain()
     });
     let stamp = Timestamps {
-        value: 600,
+        value: 500,
         echo: 0,
     };
     peer.timestamps = Some(stamp);
@@ -207,7 +207,7 @@ fn beside_timestamps_there_is_room_for_two_more() {
     assert_eq!(options.sack.as_slice()[0], options.sack.as_slice()[1]);
     // An old timestamp, too, tells of a copy (RFC 2883 §4.3).
     peer.timestamps = Some(Timestamps {
-        value: 599,
+        value: 499,
         ..stamp
     });
     give(&mut peer, 5000, 5500);
@@ -220,7 +220,7 @@ fn beside_timestamps_there_is_room_for_two_more() {
     give(&mut peer, 0, 1000);
     peer.sent();
     peer.timestamps = Some(Timestamps {
-        value: 599,
+        value: 499,
         ..stamp
     });
     assert_eq!(answer(&mut peer, 1000, 2000).1[0], (1000, 1500));
