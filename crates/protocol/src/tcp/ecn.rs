@@ -62,7 +62,7 @@ impl EcnState {
     #[inline]
     pub(super) fn echo(self, flags: Flags) -> Flags {
         // Without a branch: every segment comes by here.
-        Flags(flags.0 | (self.flags & Self::ECHO) * (Flags::ECE.0 / Self::ECHO))
+        Flags(flags.0 | ((self.flags & Self::ECHO) * (Flags::ECE.0 / Self::ECHO)))
     }
 
     /// Whether the next new data is to say that the window was reduced: one

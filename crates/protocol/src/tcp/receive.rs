@@ -86,7 +86,10 @@ impl Connection {
         }
         self.acknowledge(header, segment.payload.is_empty(), now);
         if !segment.payload.is_empty() {
-            self.take_payload(header.sequence, segment.payload, segment.traffic_class, now);
+            if self.ecn.is_agreed() {
+                self.receive_codepoint(segment.traffic_class);
+            }
+            self.take_payload(header.sequence, segment.payload, now);
         }
     }
 
@@ -398,7 +401,11 @@ impl Connection {
             self.receive.fin = Some(end);
         }
         if !payload.is_empty() {
-            self.take_payload(sequence, payload, segment.traffic_class, now);
+            // A copy of what is in order says nothing (as Linux).
+            if self.ecn.is_agreed() && before(self.receive.assembler.next(), end) {
+                self.receive_codepoint(segment.traffic_class);
+            }
+            self.take_payload(sequence, payload, now);
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
             self.take_fin(now);
@@ -410,21 +417,13 @@ impl Connection {
     /// Puts payload within the window where it belongs, and decides how it is
     /// acknowledged.
     #[inline]
-    fn take_payload(&mut self, sequence: u32, mut payload: &[u8], class: u8, now: Time) {
+    fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
         let room = self.receive.edge.wrapping_sub(sequence) as usize;
         if payload.len() > room {
             payload = payload.get(..room).unwrap_or_default();
             self.pending.add(Pending::ACKNOWLEDGE);
         }
         let length = payload.len();
-        if self.ecn.is_agreed()
-            && before(
-                self.receive.assembler.next(),
-                sequence.wrapping_add(length as u32),
-            )
-        {
-            self.receive_codepoint(class);
-        }
         let filled = !self.receive.assembler.is_contiguous();
         match self.receive.assembler.insert(sequence, payload) {
             Inserted::InOrder(bytes) => {

@@ -167,7 +167,10 @@ impl Connection {
     fn burst(&self, mss: u32) -> u32 {
         // What is to be told once leaves with one segment, not with each of many:
         // CWR, and the blocks of a SACK option.
-        if self.ecn.has_to_tell() || mss != u32::from(self.send.mss) {
+        if self.config.offload <= mss
+            || self.ecn.has_to_tell()
+            || self.receive.assembler.has_blocks()
+        {
             return mss;
         }
         let most = self.config.offload.min(OFFLOAD_MAX);
@@ -336,6 +339,7 @@ impl Connection {
         self.counters.bytes_received > 0 && age < self.config.delayed_ack.0
     }
 
+    #[cold]
     fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let answers = self.state == State::SynReceived;
         let mut flags = Flags::SYN;
@@ -380,6 +384,7 @@ impl Connection {
         true
     }
 
+    #[cold]
     fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         if self.pending.has(Pending::RESET_ANSWER) {
             let header = Header {
@@ -407,6 +412,7 @@ impl Connection {
     /// A segment without payload whose sequence number is old: every receiver
     /// answers it with what it expects and its window (as Linux). Nobody reads
     /// the rest of such a segment, so it does not count as an acknowledgment.
+    #[cold]
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, true);
         if !self.give(header, (0, 0), send) {
@@ -492,7 +498,7 @@ impl Connection {
 
     /// Gives a segment to the caller; the payload is an offset into the send
     /// buffer and a length.
-    #[inline]
+    #[inline(always)]
     fn give(
         &mut self,
         header: Header,
