@@ -13,7 +13,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
 use super::config::{Settings, Span};
-use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
@@ -26,7 +25,7 @@ use super::{Config, Errno, Flow, State, Time, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0002;
+const VERSION: u32 = 0x5457_0003;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +49,7 @@ impl fmt::Display for ThawError {
 impl std::error::Error for ThawError {}
 
 /// Writes a value down and returns it, or returns what was written.
-trait Codec {
+pub(super) trait Codec {
     fn word(&mut self, value: u64, bytes: usize) -> u64;
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
@@ -293,18 +292,7 @@ impl Connection {
                 },
             },
             recovery: recovery(&self.recovery, codec),
-            congestion: Controller {
-                window: codec.u32(self.congestion.window),
-                threshold: codec.u32(self.congestion.threshold),
-                initial: codec.u32(self.congestion.initial),
-                before: (
-                    codec.u32(self.congestion.before.0),
-                    codec.u32(self.congestion.before.1),
-                ),
-                algorithm: NewReno {
-                    counted: codec.u32(self.congestion.algorithm.counted),
-                },
-            },
+            congestion: self.congestion.with(codec),
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),
@@ -366,7 +354,7 @@ impl Connection {
             && self.config.mss >= MSS_MIN
             && self.send.scale <= 14
             && self.receive.scale <= 14
-            && self.congestion.window <= BUFFER_MAX
+            && self.congestion.is_sound()
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
@@ -521,5 +509,6 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
         nodelay: codec.flag(config.nodelay),
+        congestion: config.congestion.with(codec),
     }
 }
