@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::Congestion;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, MSS_MIN};
 
 /// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
@@ -81,6 +82,8 @@ pub struct Config {
     pub orphan_retries: u8,
     /// The initial congestion window in segments (RFC 6928).
     pub initial_window: u8,
+    /// How the congestion window moves (`TCP_CONGESTION`).
+    pub congestion: Congestion,
     /// How long an acknowledgment may wait (RFC 9293 §3.8.6.3; `TCP_DELACK_MIN`).
     /// Below a minute.
     pub delayed_ack: Duration,
@@ -117,6 +120,7 @@ impl Default for Config {
             retries: 15,
             orphan_retries: 8,
             initial_window: 10,
+            congestion: Congestion::Cubic,
             delayed_ack: Duration::from_millis(40),
             timeout_min: Duration::from_millis(200),
             timeout_max: Duration::from_secs(120),
@@ -189,6 +193,7 @@ pub(super) struct Settings {
     pub(super) traffic_class: u8,
     pub(super) ecn: Ecn,
     pub(super) nodelay: bool,
+    pub(super) congestion: Congestion,
 }
 
 impl Settings {
@@ -215,6 +220,7 @@ impl Settings {
             traffic_class: config.traffic_class & !3,
             ecn: config.ecn,
             nodelay: config.nodelay,
+            congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);
         settings

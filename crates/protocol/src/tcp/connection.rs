@@ -332,7 +332,7 @@ impl Connection {
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
-            congestion: Controller::new(settings.initial_window.into(), mss.into()),
+            congestion: Controller::new(mss.into(), settings.congestion),
             ecn: EcnState::default(),
             counters: Counters::default(),
             config: settings,
@@ -372,12 +372,12 @@ impl Connection {
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;
-        let segments = if lost {
-            1
+        let window = if lost {
+            self.send.mss.into()
         } else {
-            u32::from(self.config.initial_window)
+            self.initial_window()
         };
-        self.congestion = Controller::new(segments, self.send.mss.into());
+        self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
         // Outside of what is in flight.
         self.ecn.reduced_at = self.send.first.wrapping_sub(1);
@@ -391,6 +391,11 @@ impl Connection {
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }
+    }
+
+    /// The congestion window that a connection begins with (RFC 6928).
+    pub(super) fn initial_window(&self) -> u32 {
+        u32::from(self.config.initial_window.max(1)) * u32::from(self.send.mss)
     }
 
     /// Computes the payload of a full segment anew.

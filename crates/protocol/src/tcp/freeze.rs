@@ -13,7 +13,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
 use super::config::{Settings, Span};
-use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
@@ -51,7 +50,7 @@ impl fmt::Display for ThawError {
 impl std::error::Error for ThawError {}
 
 /// Writes a value down and returns it, or returns what was written.
-trait Codec {
+pub(super) trait Codec {
     fn word(&mut self, value: u64, bytes: usize) -> u64;
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
@@ -294,18 +293,7 @@ impl Connection {
                 },
             },
             recovery: recovery(&self.recovery, codec),
-            congestion: Controller {
-                window: codec.u32(self.congestion.window),
-                threshold: codec.u32(self.congestion.threshold),
-                initial: codec.u32(self.congestion.initial),
-                before: (
-                    codec.u32(self.congestion.before.0),
-                    codec.u32(self.congestion.before.1),
-                ),
-                algorithm: NewReno {
-                    counted: codec.u32(self.congestion.algorithm.counted),
-                },
-            },
+            congestion: self.congestion.with(codec),
             ecn: EcnState {
                 flags: codec.u8(self.ecn.flags),
                 reduced_at: codec.u32(self.ecn.reduced_at),
@@ -372,7 +360,7 @@ impl Connection {
             && self.config.mss >= MSS_MIN
             && self.send.scale <= 14
             && self.receive.scale <= 14
-            && self.congestion.window <= BUFFER_MAX
+            && self.congestion.is_sound()
             && self.ecn.flags <= EcnState::ALL
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
@@ -535,5 +523,6 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             _ => Ecn::Active,
         },
         nodelay: codec.flag(config.nodelay),
+        congestion: config.congestion.with(codec),
     }
 }

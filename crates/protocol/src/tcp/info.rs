@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Connection, State};
+use super::{Congestion, Connection, State};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -36,6 +36,8 @@ pub struct Info {
     pub send_mss: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
+    /// The algorithm of congestion control (`TCP_CONGESTION`).
+    pub congestion: Congestion,
     /// `tcpi_snd_cwnd`, in bytes.
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
@@ -100,6 +102,7 @@ impl Connection {
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
             receive_mss: self.receive.mss.into(),
+            congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
             send_window: self.send.window,

@@ -23,8 +23,8 @@
 //! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
-//! (SACK), 6298 (retransmission timer), 5681 and 6582 (congestion control, fast
-//! recovery), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
+//! (SACK), 6298 (retransmission timer), 5681, 6582, 9438 and 9406 (congestion
+//! control, fast recovery, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
 //! (user timeout), 1122 §4.2.
 
 mod acknowledgment;
@@ -58,6 +58,7 @@ use core::time::Duration;
 use std::net::SocketAddr;
 
 pub use config::{Config, Ecn, Keepalive};
+pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
 pub use freeze::ThawError;

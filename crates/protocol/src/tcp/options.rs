@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::config::Span;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection};
 use super::timers::Timer;
-use super::{Keepalive, State, Time};
+use super::{Congestion, Keepalive, State, Time};
 
 impl Connection {
     /// Sends small segments at once (`TCP_NODELAY`).
@@ -17,6 +17,19 @@ impl Connection {
     #[must_use]
     pub fn nodelay(&self) -> bool {
         self.config.nodelay
+    }
+
+    /// How the congestion window moves (`TCP_CONGESTION`); a connection in
+    /// mid-transfer goes on from the window that it has.
+    pub fn set_congestion(&mut self, congestion: Congestion) {
+        self.config.congestion = congestion;
+        self.congestion.set_congestion(congestion);
+    }
+
+    /// See [`Connection::set_congestion`].
+    #[must_use]
+    pub fn congestion(&self) -> Congestion {
+        self.congestion.congestion()
     }
 
     /// Sends full segments only, or after 200 ms (`TCP_CORK`).

@@ -198,11 +198,13 @@ impl Connection {
         if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
             return;
         }
-        if self.send.first == self.send.next
-            && self.unsent() > 0
-            && now.saturating_sub(self.send.last) > self.retransmission_timeout()
-        {
-            self.congestion.on_idle(self.send.mss.into());
+        if self.send.first == self.send.next && self.unsent() > 0 {
+            let idle = now.saturating_sub(self.send.last);
+            let timeout = self.retransmission_timeout();
+            if idle > timeout {
+                let initial = self.initial_window();
+                self.congestion.on_idle(idle, timeout, initial);
+            }
         }
         while let Some(plan) = self.plan() {
             if !self.send_plan(plan, now, send) {
