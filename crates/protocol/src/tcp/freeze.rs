@@ -21,7 +21,7 @@ use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Errno, Flow, State, Time, timestamp};
+use super::{Config, Errno, Flow, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
@@ -384,6 +384,10 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             codec.maybe(send.stalled, now, C::time)
         },
         last: codec.time(send.last),
+        drained: {
+            let now = microseconds(codec.now());
+            codec.u32(send.drained.wrapping_sub(now)).wrapping_add(now)
+        },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
             let mut buffer = SendBuffer::default();
@@ -509,6 +513,8 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
         nodelay: codec.flag(config.nodelay),
+        pacing: codec.flag(config.pacing),
+        pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
         congestion: config.congestion.with(codec),
     }
 }

@@ -17,7 +17,7 @@
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
-//! `recovery` (what is lost), `congestion` (how much may be in flight),
+//! `recovery` (what is lost), `congestion` (how much may be in flight), `pacing`,
 //! `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
 //! included), `freeze` (to bytes and back), `info`. Before a connection is
 //! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
@@ -42,6 +42,7 @@ pub mod isn;
 mod keyed;
 mod listen;
 mod options;
+mod pacing;
 mod receive;
 mod recovery;
 mod ring;
@@ -222,6 +223,14 @@ pub struct TimeWaitEntry {
     pub timestamp_recent: Option<u32>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.
     pub timestamp_offset: u32,
+}
+
+/// A time in microseconds, for what is compared within half an hour only.
+#[inline]
+const fn microseconds(time: Time) -> u32 {
+    (time.as_secs() as u32)
+        .wrapping_mul(1_000_000)
+        .wrapping_add(time.subsec_micros())
 }
 
 /// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the

@@ -6,6 +6,7 @@ mod closing;
 mod frozen;
 mod handshake;
 mod link;
+mod pacing;
 mod peer;
 mod receiving;
 mod sending;
