@@ -64,6 +64,7 @@ impl Pair {
             window_scale: Some(7),
             local_window_scale: 7,
             sack: true,
+            ecn: false,
             timestamps: Some(Timestamps { value: 1, echo: 1 }),
             timestamp_offset: 0,
             window: 65_535,

@@ -16,16 +16,17 @@ use super::config::{Settings, Span};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
+use super::ecn::EcnState;
 use super::recovery::{self, Phase, Recovery};
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Errno, Flow, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, Errno, Flow, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0003;
+const VERSION: u32 = 0x5457_0004;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -293,6 +294,11 @@ impl Connection {
             },
             recovery: recovery(&self.recovery, codec),
             congestion: self.congestion.with(codec),
+            ecn: EcnState {
+                flags: codec.u8(self.ecn.flags),
+                reduced_at: codec.u32(self.ecn.reduced_at),
+                delivered: codec.u32(self.ecn.delivered),
+            },
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),
@@ -355,6 +361,7 @@ impl Connection {
             && self.send.scale <= 14
             && self.receive.scale <= 14
             && self.congestion.is_sound()
+            && self.ecn.flags <= EcnState::ALL
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
@@ -445,6 +452,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
+    let copy = assembler.copy();
+    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
     let count = codec.u8(assembler.islands().count() as u8);
     for _ in 0..count {
@@ -512,6 +521,11 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
+        ecn: match codec.u8(config.ecn as u8) {
+            0 => Ecn::Off,
+            1 => Ecn::Passive,
+            _ => Ecn::Active,
+        },
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
