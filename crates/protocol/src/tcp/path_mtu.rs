@@ -10,6 +10,7 @@
 
 use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
+use super::send::Plan;
 use super::timers::Timer;
 use super::{MtuProbing, State, Time};
 use tidewall_wire::tcp::before;
@@ -215,9 +216,9 @@ impl Connection {
         self.update_mss();
     }
 
-    /// The payload of a probe that is to be sent now (Linux `tcp_mtu_probe`).
+    /// The probe that is to be sent now, if there is to be one (Linux `tcp_mtu_probe`).
     #[cold]
-    pub(super) fn path_probe_due(&mut self, now: Time) -> Option<u32> {
+    pub(super) fn path_probe_due(&mut self, now: Time) -> Option<Plan> {
         let (mss, quiet) = (u32::from(self.send.mss), self.recovery.is_quiet());
         let open = matches!(
             self.state,
@@ -250,7 +251,7 @@ impl Connection {
         let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
         // What SACK blocks take of a segment would be taken for the path's.
         let plain = !self.sack || !self.receive.assembler.has_blocks();
-        (fits && room && plain && payload > mss).then_some(payload)
+        (fits && room && plain && payload > mss).then_some(Plan::PathProbe { length: payload })
     }
 
     /// A probe of so much payload has left, from `start` on.

@@ -216,13 +216,11 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        if self.path.is_limited()
-            && let Some(length) = self.path_probe_due(now)
-            && !self.send_plan(Plan::PathProbe { length }, now, send)
-        {
-            return;
+        let mut probe = None;
+        if self.path.is_limited() {
+            probe = self.path_probe_due(now);
         }
-        while let Some(plan) = self.plan() {
+        while let Some(plan) = probe.take().or_else(|| self.plan()) {
             if !self.send_plan(plan, now, send) {
                 return;
             }
