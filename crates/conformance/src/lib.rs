@@ -12,4 +12,5 @@
 //! docs/tcp.md for what the public scripts find.
 #![deny(unsafe_code)]
 
+pub mod raw_interface;
 pub mod stack;

@@ -5,8 +5,10 @@
 //! counts as a packet for whoever looks on is what the device is given, so a
 //! host with segmentation offload puts segments together in the same way.
 
+use std::collections::VecDeque;
+
 use tidewall_protocol::tcp::{Connection, Outgoing};
-use tidewall_wire::tcp::{Flags, Header};
+use tidewall_wire::tcp::{Flags, Header, before};
 
 use super::Host;
 
@@ -51,11 +53,17 @@ pub(super) struct Rules {
     pub(super) min_segments: u32,
 }
 
+/// Packets that are remembered for [`State::pushed`]; more than a window has.
+const PUSHED_MAX: usize = 4096;
+
 /// What a connection remembers from one call to the next.
 #[derive(Default)]
 pub(super) struct State {
     /// The sequence number after the last byte that was ever sent.
     highest: Option<u32>,
+    /// Where packets ended that were sent with PSH: what is sent again from there
+    /// has it again.
+    pushed: VecDeque<u32>,
 }
 
 impl State {
@@ -68,25 +76,40 @@ impl State {
     ) -> Vec<Piece> {
         let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len());
         let limit = burst_limit(rules, connection);
-        for piece in pieces {
-            let joined = match merged.last_mut() {
-                Some(last) if joins(last, &piece, limit) => {
-                    let flags = piece.header.flags;
-                    last.payload.extend_from_slice(&piece.payload);
-                    last.header.flags |= flags;
-                    true
-                }
-                _ => false,
-            };
-            if !joined {
+        for mut piece in pieces {
+            if piece.payload.is_empty() {
                 merged.push(piece);
+                continue;
+            }
+            let end = piece.end();
+            if self.highest.is_some_and(|highest| !before(highest, end)) {
+                // Again. One segment a packet: nobody looks for more.
+                if self.pushed.contains(&end) {
+                    piece.header.flags |= Flags::PSH;
+                }
+                merged.push(piece);
+                continue;
+            }
+            self.highest = Some(end);
+            match merged.last_mut() {
+                Some(last) if joins(last, &piece, limit) => {
+                    last.payload.extend_from_slice(&piece.payload);
+                    // As Linux: whoever puts segments together again is to
+                    // deliver them at once.
+                    last.header.flags |= piece.header.flags | Flags::PSH;
+                }
+                _ => merged.push(piece),
             }
         }
-        if let Some(last) = merged.last()
-            && !last.payload.is_empty()
-        {
-            self.highest = Some(last.end());
+        for piece in &merged {
+            let end = piece.end();
+            let pushed = piece.header.flags.contains(Flags::PSH);
+            if pushed && !piece.payload.is_empty() && !self.pushed.contains(&end) {
+                self.pushed.push_back(end);
+            }
         }
+        let excess = self.pushed.len().saturating_sub(PUSHED_MAX);
+        self.pushed.drain(..excess);
         merged
     }
 }
@@ -134,7 +157,12 @@ fn burst_limit(rules: &Rules, connection: &Connection) -> u32 {
         bytes += u64::from(BURST_MAX) >> shift;
     }
     let bytes = bytes.min(BURST_MAX.into()) as u32;
-    (bytes / mss).max(rules.min_segments).saturating_mul(mss)
+    // At least two packets in flight (`tcp_cwnd_test`).
+    let half = (info.congestion_window / mss / 2).max(1);
+    (bytes / mss)
+        .max(rules.min_segments)
+        .min(half)
+        .saturating_mul(mss)
 }
 
 impl Host {

@@ -111,7 +111,8 @@ impl HostConfig {
         Config {
             mss: self.mtu.saturating_sub(40),
             receive_buffer: window(sysctl.receive_memory[1]),
-            receive_buffer_max: window(sysctl.receive_memory[2]),
+            // The window scale follows from all of it.
+            receive_buffer_max: sysctl.receive_memory[2],
             send_buffer_max: sysctl.send_memory[2],
             timestamps: sysctl.timestamps,
             sack: sysctl.sack,

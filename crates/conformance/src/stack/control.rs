@@ -4,6 +4,14 @@ use super::socket::Kind;
 use super::{Failure, Fd, Host, Result};
 
 impl Host {
+    /// True for a descriptor whose calls never wait (O_NONBLOCK).
+    #[must_use]
+    pub fn is_nonblocking(&self, fd: Fd) -> bool {
+        self.sockets
+            .get(&fd)
+            .is_some_and(|socket| socket.nonblocking)
+    }
+
     /// `fcntl(2)`: F_GETFL, F_SETFL (O_NONBLOCK), F_GETFD, F_SETFD.
     ///
     /// # Errors

@@ -154,6 +154,23 @@ tcp_info! {
     total_rto_recoveries: u16, "tcpi_total_rto_recoveries";
     /// Milliseconds spent in those.
     total_rto_time: u32, "tcpi_total_rto_time";
+    /// Segments received that were marked for congestion.
+    received_ce: u32, "tcpi_received_ce";
+    /// Bytes delivered and received by ECN codepoint: accurate ECN's, which is
+    /// not implemented.
+    delivered_e1_bytes: u32, "tcpi_delivered_e1_bytes";
+    /// As above.
+    delivered_e0_bytes: u32, "tcpi_delivered_e0_bytes";
+    /// As above.
+    delivered_ce_bytes: u32, "tcpi_delivered_ce_bytes";
+    /// As above.
+    received_e1_bytes: u32, "tcpi_received_e1_bytes";
+    /// As above.
+    received_e0_bytes: u32, "tcpi_received_e0_bytes";
+    /// As above.
+    received_ce_bytes: u32, "tcpi_received_ce_bytes";
+    /// Accurate ECN's mode and more options.
+    options2: u32, "tcpi_options2";
 }
 
 /// Linux's number of a state (`include/net/tcp_states.h`).

@@ -215,7 +215,7 @@ impl Host {
         let value = match (level, option) {
             (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(self.tcp_info(fd)?.to_bytes()),
             (libc::IPPROTO_TCP, TCP_CC_INFO) => return Ok(Vec::new()),
-            (libc::SOL_SOCKET, SO_MEMINFO) => return Ok(self.memory_info(fd)?),
+            (libc::SOL_SOCKET, SO_MEMINFO) => return self.memory_info(fd),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => return Ok(b"cubic\0".to_vec()),
             (libc::SOL_SOCKET, libc::SO_ERROR) => return self.take_error(fd),
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address.into(),

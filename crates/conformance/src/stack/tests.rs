@@ -93,7 +93,7 @@ fn both_families_and_the_mapped_one_carry_bytes() {
         assert_eq!(info.advmss, advertised);
         // The layout of `linux/tcp.h`.
         let bytes = info.to_bytes();
-        assert_eq!(bytes.len(), 248);
+        assert_eq!(bytes.len(), 280);
         assert_eq!(bytes[80..84], info.snd_cwnd.to_ne_bytes());
         assert_eq!(bytes[120..128], info.bytes_acked.to_ne_bytes());
     }

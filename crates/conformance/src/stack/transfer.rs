@@ -119,6 +119,10 @@ impl Host {
             entry.no_space = true;
             return Err(would_wait(nonblocking));
         }
+        if !nonblocking && entry.no_space && !connection.has_error() && !connection.send_closed() {
+            // Whoever waits for room is woken when a third is free.
+            return Err(Failure::Blocked);
+        }
         let taken = bytes.get(..bytes.len().min(room)).unwrap_or_default();
         let written = if taken.is_empty() && !bytes.is_empty() && !connection.send_closed() {
             match connection.take_error() {
