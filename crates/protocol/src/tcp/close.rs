@@ -259,6 +259,7 @@ impl Connection {
         let in_flight = self.send.next.wrapping_sub(self.send.first);
         if self.send.window > 0 {
             self.congestion.on_timeout(in_flight, mss, !repeated, now);
+            self.ecn.reduced(self.send.next);
         }
         self.recovery
             .timeout(self.send.first, self.send.next, repeated);

@@ -27,6 +27,19 @@ impl Default for Keepalive {
     }
 }
 
+/// When a connection uses explicit congestion notification (RFC 3168); `tcp_ecn`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Ecn {
+    /// Never (`tcp_ecn` of 0).
+    Off = 0,
+    /// When the peer asks for it (2).
+    #[default]
+    Passive = 1,
+    /// It is asked for, too (1).
+    Active = 2,
+}
+
 /// What a connection is told at its start. The default is Linux's; the maximum
 /// segment size is that of Ethernet over IPv4.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,8 +91,11 @@ pub struct Config {
     /// How long FIN-WAIT-2 lasts once the application has closed
     /// (`tcp_fin_timeout`).
     pub fin_timeout: Duration,
-    /// The traffic class or type of service of every segment.
+    /// The traffic class or type of service of every segment; its two ECN bits
+    /// do not count.
     pub traffic_class: u8,
+    /// Explicit congestion notification.
+    pub ecn: Ecn,
 }
 
 impl Default for Config {
@@ -106,6 +122,7 @@ impl Default for Config {
             timeout_max: Duration::from_secs(120),
             fin_timeout: Duration::from_secs(60),
             traffic_class: 0,
+            ecn: Ecn::Passive,
         }
     }
 }
@@ -170,6 +187,7 @@ pub(super) struct Settings {
     pub(super) orphan_retries: u8,
     pub(super) initial_window: u8,
     pub(super) traffic_class: u8,
+    pub(super) ecn: Ecn,
     pub(super) nodelay: bool,
 }
 
@@ -194,7 +212,8 @@ impl Settings {
             retries: config.retries,
             orphan_retries: config.orphan_retries,
             initial_window: config.initial_window,
-            traffic_class: config.traffic_class,
+            traffic_class: config.traffic_class & !3,
+            ecn: config.ecn,
             nodelay: config.nodelay,
         };
         settings.set_keepalive(config.keepalive);

@@ -5,6 +5,7 @@ use core::time::Duration;
 use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
+use super::ecn::EcnState;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
@@ -200,6 +201,7 @@ pub struct Connection {
     pub(super) round_trip: RoundTrip,
     pub(super) recovery: Recovery,
     pub(super) congestion: Controller,
+    pub(super) ecn: EcnState,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -236,6 +238,7 @@ impl Connection {
             now,
         );
         connection.sack = handshake.sack;
+        connection.ecn.agree(handshake.ecn);
         connection.timestamps = handshake.timestamps.is_some();
         connection.scaling = handshake.window_scale.is_some();
         if connection.scaling {
@@ -330,6 +333,7 @@ impl Connection {
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
             congestion: Controller::new(settings.initial_window.into(), mss.into()),
+            ecn: EcnState::default(),
             counters: Counters::default(),
             config: settings,
         }
@@ -375,6 +379,8 @@ impl Connection {
         };
         self.congestion = Controller::new(segments, self.send.mss.into());
         self.recovery = Recovery::new(self.send.first);
+        // Outside of what is in flight.
+        self.ecn.reduced_at = self.send.first.wrapping_sub(1);
         self.send.small = self.send.first;
         self.send.flight_end = self.send.first;
         self.send.retries = 0;

@@ -17,16 +17,17 @@ use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
+use super::ecn::EcnState;
 use super::recovery::{self, Phase, Recovery};
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Errno, Flow, State, Time, timestamp};
+use super::{Config, Ecn, Errno, Flow, State, Time, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0002;
+const VERSION: u32 = 0x5457_0003;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -305,6 +306,11 @@ impl Connection {
                     counted: codec.u32(self.congestion.algorithm.counted),
                 },
             },
+            ecn: EcnState {
+                flags: codec.u8(self.ecn.flags),
+                reduced_at: codec.u32(self.ecn.reduced_at),
+                delivered: codec.u32(self.ecn.delivered),
+            },
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),
@@ -367,6 +373,7 @@ impl Connection {
             && self.send.scale <= 14
             && self.receive.scale <= 14
             && self.congestion.window <= BUFFER_MAX
+            && self.ecn.flags <= EcnState::ALL
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
@@ -453,6 +460,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
+    let copy = assembler.copy();
+    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
     let count = codec.u8(assembler.islands().count() as u8);
     for _ in 0..count {
@@ -520,6 +529,11 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
+        ecn: match codec.u8(config.ecn as u8) {
+            0 => Ecn::Off,
+            1 => Ecn::Passive,
+            _ => Ecn::Active,
+        },
         nodelay: codec.flag(config.nodelay),
     }
 }

@@ -16,6 +16,10 @@ pub struct Info {
     pub timestamps: bool,
     /// SACK is in use (`TCPI_OPT_SACK`).
     pub sack: bool,
+    /// ECN is in use (`TCPI_OPT_ECN`).
+    pub ecn: bool,
+    /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
+    pub ecn_seen: bool,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
     /// `tcpi_rcv_wscale`: ours.
@@ -61,6 +65,9 @@ pub struct Info {
     pub timeouts: u32,
     /// Times that fast recovery was entered.
     pub fast_recoveries: u32,
+    /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
+    /// (ECE); counted from the bytes they cover.
+    pub delivered_ce: u32,
     /// `tcpi_segs_in`.
     pub segments_received: u32,
     /// `tcpi_segs_out`.
@@ -83,6 +90,8 @@ impl Connection {
             state: self.state,
             timestamps: self.timestamps,
             sack: self.sack,
+            ecn: self.ecn.is_agreed(),
+            ecn_seen: self.ecn.has_seen(),
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),
@@ -109,6 +118,7 @@ impl Connection {
             retransmissions: counters.retransmissions,
             timeouts: counters.timeouts,
             fast_recoveries: counters.fast_recoveries,
+            delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,
             segments_refused: counters.segments_refused,

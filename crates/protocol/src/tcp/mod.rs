@@ -18,7 +18,7 @@
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
 //! `recovery` (what is lost), `congestion` (how much may be in flight),
-//! `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
+//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `timers`, `close` (the ends, timers and ICMP errors
 //! included), `freeze` (to bytes and back), `info`. Before a connection is
 //! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
 //!
@@ -35,6 +35,7 @@ mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
+mod ecn;
 mod freeze;
 mod half_open;
 mod info;
@@ -56,7 +57,7 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
-pub use config::{Config, Keepalive};
+pub use config::{Config, Ecn, Keepalive};
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
 pub use freeze::ThawError;
@@ -196,6 +197,8 @@ pub struct Handshake {
     pub local_window_scale: u8,
     /// Both take SACK options.
     pub sack: bool,
+    /// Both use explicit congestion notification.
+    pub ecn: bool,
     /// If both use timestamps: the last of the peer, as it sent it.
     pub timestamps: Option<Timestamps>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.

@@ -3,6 +3,8 @@
 
 mod attacks;
 mod closing;
+mod duplicates;
+mod ecn;
 mod frozen;
 mod handshake;
 mod link;
