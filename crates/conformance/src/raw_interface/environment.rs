@@ -89,24 +89,24 @@ pub(super) fn sysctl() -> Sysctl {
         |name: &str, default: u8| value(name).map_or(default, |value| value.clamp(0, 255) as u8);
     let large = |name: &str, default: u32| value(name).map_or(default, |value| value as u32);
     let default = Sysctl::default();
-    let mut sysctl = Sysctl::default();
-    sysctl.receive_memory = three("tcp_rmem", default.receive_memory);
-    sysctl.send_memory = three("tcp_wmem", default.send_memory);
-    sysctl.timestamps = flag("tcp_timestamps", default.timestamps);
-    sysctl.sack = flag("tcp_sack", default.sack);
-    sysctl.window_scaling = flag("tcp_window_scaling", default.window_scaling);
-    sysctl.ecn = small("tcp_ecn", default.ecn);
-    sysctl.syn_retries = small("tcp_syn_retries", default.syn_retries);
-    sysctl.synack_retries = small("tcp_synack_retries", default.synack_retries);
-    sysctl.retries = small("tcp_retries2", default.retries);
-    sysctl.slow_start_after_idle = flag("tcp_slow_start_after_idle", default.slow_start_after_idle);
-    sysctl.notsent_lowat = large("tcp_notsent_lowat", default.notsent_lowat);
-    sysctl.min_tso_segments = large("tcp_min_tso_segs", default.min_tso_segments);
-    sysctl.tso_window_divisor = large("tcp_tso_win_divisor", default.tso_window_divisor);
     let fin = value("tcp_fin_timeout").and_then(|seconds| u64::try_from(seconds).ok());
-    sysctl.fin_timeout = fin.map_or(default.fin_timeout, Duration::from_secs);
-    sysctl.fastopen = large("tcp_fastopen", default.fastopen);
-    sysctl
+    Sysctl {
+        receive_memory: three("tcp_rmem", default.receive_memory),
+        send_memory: three("tcp_wmem", default.send_memory),
+        timestamps: flag("tcp_timestamps", default.timestamps),
+        sack: flag("tcp_sack", default.sack),
+        window_scaling: flag("tcp_window_scaling", default.window_scaling),
+        ecn: small("tcp_ecn", default.ecn),
+        syn_retries: small("tcp_syn_retries", default.syn_retries),
+        synack_retries: small("tcp_synack_retries", default.synack_retries),
+        retries: small("tcp_retries2", default.retries),
+        slow_start_after_idle: flag("tcp_slow_start_after_idle", default.slow_start_after_idle),
+        notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
+        min_tso_segments: large("tcp_min_tso_segs", default.min_tso_segments),
+        tso_window_divisor: large("tcp_tso_win_divisor", default.tso_window_divisor),
+        fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
+        fastopen: large("tcp_fastopen", default.fastopen),
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::stack::{Failure, Host, Result};
 
 /// What the clock shows at the beginning, in seconds since 1970: any time will
 /// do.
-const EPOCH: Duration = Duration::from_secs(1_700_000_000);
+pub(super) const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
 /// How much later than asked a sleeper wakes: the tool sleeps until so shortly
 /// before an event and then looks at the clock until it has come.

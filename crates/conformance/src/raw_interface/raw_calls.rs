@@ -13,9 +13,9 @@ use libc::{
 };
 
 use super::Interface;
-use super::machine::Machine;
+use super::machine::{EPOCH, Machine};
 use super::raw_memory::{address, bytes, bytes_mut, elements, gather, put, put_address, scatter};
-use crate::stack::{EpollEvent, Failure, PollFd, Result};
+use crate::stack::{EpollEvent, Failure, Notification, PollFd, Result};
 
 /// The most that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
@@ -238,13 +238,13 @@ unsafe extern "C" fn recv(
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
+        if place.is_null() && length > 0 && flags & libc::MSG_TRUNC == 0 {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
         let read = receive(machine, fd, length, flags)?;
         if flags & libc::MSG_TRUNC == 0 {
             // SAFETY: as many bytes as the caller says.
             let place = unsafe { bytes_mut(place, read.len()) };
-            if place.len() != read.len() {
-                return Err(Failure::Errno(libc::EFAULT));
-            }
             place.copy_from_slice(&read);
         }
         Ok(read.len())
@@ -292,58 +292,111 @@ unsafe extern "C" fn recvmsg(
         unsafe { scatter(read, vector) };
         message.msg_namelen = 0;
         message.msg_flags = 0;
-        let left = received.left.map(|left| left.to_ne_bytes());
+        let mut controls = Vec::new();
+        if let Some(left) = received.left {
+            controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
+        }
+        if let Some(notification) = received.notification {
+            let domain = machine.now(|host| host.getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN));
+            let v6 = domain.is_ok_and(|domain| domain == libc::AF_INET6.to_ne_bytes());
+            message.msg_flags |= libc::MSG_ERRQUEUE;
+            if let Notification::Timestamp { at, .. } = notification {
+                // What was sent is told with its time, and does not fit.
+                message.msg_flags |= libc::MSG_TRUNC;
+                controls.push((libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, stamp(at)));
+            }
+            let (level, kind) = match v6 {
+                true => (libc::SOL_IPV6, libc::IPV6_RECVERR),
+                false => (libc::SOL_IP, libc::IP_RECVERR),
+            };
+            controls.push((level, kind, extended_error(notification, v6)));
+        }
         // SAFETY: the message's own control buffer.
-        unsafe { put_control(message, left.as_ref().map(|left| (TCP_CM_INQ, &left[..]))) };
+        unsafe { put_control(message, &controls) };
         Ok(received.bytes)
     })
 }
 
-/// Writes one control message of TCP's level, or none.
+/// `struct scm_timestamping`: the first of its three times is software's.
+fn stamp(at: Duration) -> Vec<u8> {
+    let at = EPOCH + at;
+    let mut bytes = Vec::with_capacity(48);
+    bytes.extend_from_slice(&(at.as_secs() as i64).to_ne_bytes());
+    bytes.extend_from_slice(&i64::from(at.subsec_nanos()).to_ne_bytes());
+    bytes.resize(48, 0);
+    bytes
+}
+
+/// `struct sock_extended_err` and the offender's address, which nobody has.
+fn extended_error(notification: Notification, v6: bool) -> Vec<u8> {
+    // `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY`,
+    // `SO_EE_CODE_ZEROCOPY_COPIED`
+    let (errno, origin, code, info, data) = match notification {
+        Notification::Zerocopy { first, last } => (0, 5, 1, first, last),
+        Notification::Timestamp { what, byte, .. } => (libc::ENOMSG, 4, 0, what, byte),
+    };
+    let mut bytes = errno.to_ne_bytes().to_vec();
+    bytes.extend_from_slice(&[origin, 0, code, 0]);
+    bytes.extend_from_slice(&info.to_ne_bytes());
+    bytes.extend_from_slice(&data.to_ne_bytes());
+    let address = match v6 {
+        true => mem::size_of::<libc::sockaddr_in6>(),
+        false => mem::size_of::<libc::sockaddr_in>(),
+    };
+    bytes.resize(bytes.len() + address, 0);
+    bytes
+}
+
+/// Writes control messages: level, type and data of each.
 ///
 /// # Safety
 /// The message's control buffer is as long as it says.
-unsafe fn put_control(message: &mut msghdr, control: Option<(c_int, &[u8])>) {
+unsafe fn put_control(message: &mut msghdr, controls: &[(c_int, c_int, Vec<u8>)]) {
     let room = message.msg_controllen;
-    message.msg_controllen = 0;
-    let Some((kind, data)) = control else {
-        return;
-    };
-    // SAFETY: a computation.
-    let (space, length) = unsafe {
-        (
-            libc::CMSG_SPACE(data.len() as c_uint) as usize,
-            libc::CMSG_LEN(data.len() as c_uint) as usize,
-        )
-    };
-    if room < space || message.msg_control.is_null() {
-        message.msg_flags |= libc::MSG_CTRUNC;
-        return;
+    let mut used = 0;
+    for (level, kind, data) in controls {
+        // SAFETY: computations.
+        let (space, length) = unsafe {
+            (
+                libc::CMSG_SPACE(data.len() as c_uint) as usize,
+                libc::CMSG_LEN(data.len() as c_uint) as usize,
+            )
+        };
+        if room - used < length || message.msg_control.is_null() {
+            message.msg_flags |= libc::MSG_CTRUNC;
+            break;
+        }
+        let header = cmsghdr {
+            cmsg_len: length,
+            cmsg_level: *level,
+            cmsg_type: *kind,
+        };
+        // SAFETY: `length` bytes are there beyond `used`, enough for header and
+        // data.
+        unsafe {
+            let place = message.msg_control.cast::<u8>().add(used);
+            ptr::write_unaligned(place.cast(), header);
+            ptr::copy_nonoverlapping(data.as_ptr(), place.add(length - data.len()), data.len());
+        }
+        used = (used + space).min(room);
     }
-    message.msg_controllen = space;
-    let header = cmsghdr {
-        cmsg_len: length,
-        cmsg_level: libc::IPPROTO_TCP,
-        cmsg_type: kind,
-    };
-    // SAFETY: `space` bytes are there, enough for header and data.
-    unsafe {
-        ptr::write_unaligned(message.msg_control.cast(), header);
-        let place = message.msg_control.cast::<u8>();
-        let place = place.add(length - data.len());
-        ptr::copy_nonoverlapping(data.as_ptr(), place, data.len());
-    }
+    message.msg_controllen = used;
 }
 
 /// Writes all on a descriptor that waits; else what there is room for.
-fn transmit(machine: &Machine, fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
+fn transmit(machine: &Machine, fd: c_int, parts: &[&[u8]], flags: c_int) -> Result<usize> {
+    let wanted = parts.iter().map(|part| part.len()).sum();
     let mut done = 0;
     let result = machine.wait(None, |host| {
         loop {
-            let rest = bytes.get(done..).unwrap_or_default();
-            let written = host.send(fd, rest, flags)?;
+            let written = if done == 0 {
+                host.sendmsg(fd, parts, flags)?
+            } else {
+                let bytes = parts.concat();
+                host.send(fd, bytes.get(done..).unwrap_or_default(), flags)?
+            };
             done += written;
-            if done >= bytes.len() || host.is_nonblocking(fd) || flags & libc::MSG_DONTWAIT != 0 {
+            if done >= wanted || host.is_nonblocking(fd) || flags & libc::MSG_DONTWAIT != 0 {
                 return Ok(done);
             }
         }
@@ -379,8 +432,8 @@ unsafe extern "C" fn writev(
         // SAFETY: as many as the caller says.
         let vector = unsafe { elements(vector, count.max(0) as usize) };
         // SAFETY: as many bytes as the vector says.
-        let data = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
-        transmit(machine, fd, &data, 0)
+        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        transmit(machine, fd, &parts, 0)
     })
 }
 
@@ -399,7 +452,7 @@ unsafe extern "C" fn send(
         }
         // SAFETY: as many bytes as the caller says.
         let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
-        transmit(machine, fd, data, flags)
+        transmit(machine, fd, &[data], flags)
     })
 }
 
@@ -433,8 +486,8 @@ unsafe extern "C" fn sendmsg(
         // SAFETY: as many as the message says.
         let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
         // SAFETY: as many bytes as the vector says.
-        let data = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
-        transmit(machine, fd, &data, flags)
+        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        transmit(machine, fd, &parts, flags)
     })
 }
 
@@ -788,7 +841,7 @@ unsafe extern "C" fn splice(
         // SAFETY: our own bytes.
         let count = kernel(unsafe { libc::read(from, data.as_mut_ptr().cast(), data.len()) })?;
         data.truncate(count);
-        transmit(machine, to, &data, 0)
+        transmit(machine, to, &[&data], 0)
     })
 }
 
@@ -816,7 +869,7 @@ pub(super) unsafe fn send_file(
             }
         };
         data.truncate(kernel(read)?);
-        let sent = transmit(machine, to, &data, 0)?;
+        let sent = transmit(machine, to, &[&data], 0)?;
         if !offset.is_null() {
             // SAFETY: the offset may be written.
             unsafe { offset.write_unaligned(offset.read_unaligned() + sent as off64_t) };

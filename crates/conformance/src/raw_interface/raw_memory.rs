@@ -41,21 +41,20 @@ pub(super) unsafe fn elements<'a, T>(elements: *const T, count: usize) -> &'a [T
     unsafe { slice::from_raw_parts(elements, count) }
 }
 
-/// All that a vector points to, one after the other; nothing when an element
-/// without memory has a length, which is EFAULT.
+/// What a vector points to; nothing when an element without memory has a length,
+/// which is EFAULT.
 ///
 /// # Safety
 /// Each element is null or points to as many readable bytes as it says.
-pub(super) unsafe fn gather(vector: &[iovec]) -> Option<Vec<u8>> {
-    let mut gathered = Vec::new();
-    for element in vector {
-        if element.iov_base.is_null() && element.iov_len > 0 {
-            return None;
-        }
-        // SAFETY: the caller's promise.
-        gathered.extend_from_slice(unsafe { bytes(element.iov_base, element.iov_len) });
-    }
-    Some(gathered)
+pub(super) unsafe fn gather(vector: &[iovec]) -> Option<Vec<&[u8]>> {
+    vector
+        .iter()
+        .map(|element| {
+            let missing = element.iov_base.is_null() && element.iov_len > 0;
+            // SAFETY: the caller's promise.
+            (!missing).then(|| unsafe { bytes(element.iov_base, element.iov_len) })
+        })
+        .collect()
 }
 
 /// Fills what a vector points to, in order.

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
-use tidewall_protocol::tcp::Config;
+use tidewall_protocol::tcp::{Config, Ecn};
 
 /// The kernel parameters (`net.ipv4.*`) that change what sockets do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -117,6 +117,11 @@ impl HostConfig {
             timestamps: sysctl.timestamps,
             sack: sysctl.sack,
             window_scaling: sysctl.window_scaling,
+            ecn: match sysctl.ecn {
+                0 => Ecn::Off,
+                1 => Ecn::Active,
+                _ => Ecn::Passive,
+            },
             syn_retries: sysctl.syn_retries,
             retries: sysctl.retries,
             fin_timeout: sysctl.fin_timeout,

@@ -8,16 +8,17 @@
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
 //! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out), `burst` (how segments are put
-//! together for a device that cuts them).
+//! (`fcntl`, `ioctl`), `wire` (packets in and out), `queue` (what shares a packet),
+//! `error_queue` (`MSG_ERRQUEUE`).
 
 mod address;
-mod burst;
 mod config;
 mod control;
+mod error_queue;
 mod info;
 mod option;
 mod poll;
+mod queue;
 mod socket;
 mod transfer;
 mod wire;
@@ -29,9 +30,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWaitTable};
 
 pub use config::{HostConfig, Sysctl};
+use error_queue::ErrorQueue;
+pub use error_queue::Notification;
 pub use info::TcpInfo;
 pub use poll::{EpollEvent, PollFd};
+use queue::Queue;
 use socket::Socket;
+pub use transfer::Received;
 
 /// A descriptor of a [`Host`]. They begin at [`Host::FIRST_FD`], above what a
 /// process uses, so that a caller can tell them from its own.
@@ -93,7 +98,8 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
-    burst: burst::State,
+    queue: Queue,
+    errors: ErrorQueue,
 }
 
 /// A listening socket's half of the protocol.
@@ -160,10 +166,12 @@ impl Host {
         &self.config
     }
 
-    /// Changes kernel parameters: for sockets made and handshakes begun from now
-    /// on.
+    /// Changes kernel parameters: for connections that begin from now on.
     pub fn set_sysctl(&mut self, sysctl: Sysctl) {
-        self.config.sysctl = sysctl;
+        if self.config.sysctl != sysctl {
+            self.config.sysctl = sysctl;
+            self.refresh_listeners();
+        }
     }
 
     /// Changes the link's MTU, for connections that begin from now on.
@@ -223,7 +231,7 @@ impl Host {
             .map(|(&id, _)| id)
             .collect();
         for id in connections {
-            self.on_connection(id, |connection| connection.timeout(now));
+            self.on_timer(id);
         }
         let mut sent = Vec::new();
         for listening in self.listeners.values_mut() {

@@ -5,7 +5,7 @@ use core::time::Duration;
 use tidewall_protocol::tcp::Config;
 
 use super::socket::{Kind, Options};
-use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo};
+use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo, error_queue};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -77,9 +77,9 @@ impl Host {
     pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
         let options = self.get(fd)?.options.clone();
         if let Some(entry) = self.connections.get_mut(&id) {
-            if options.send_buffer != 0 {
-                entry.connection.set_send_buffer(options.send_buffer);
-            }
+            // Memory is counted here, as Linux counts it.
+            entry.connection.set_send_buffer(u32::MAX);
+            entry.errors.flags = options.timestamping;
             entry.connection.set_cork(options.cork);
         }
         Ok(())
@@ -124,6 +124,10 @@ impl Host {
                 let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
                 options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
             }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+                options.zerocopy = between(int(value)?, 0, 1)? != 0;
+            }
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => options.timestamping = int(value)? as u32,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
@@ -165,11 +169,40 @@ impl Host {
             }
             _ => return Err(Failure::Errno(libc::ENOPROTOOPT)),
         }
+        if matches!(socket.kind, Kind::Listener) {
+            return self.refresh_listener(fd);
+        }
         let (options, kind) = (options.clone(), &socket.kind);
         if let Kind::Stream(id) = *kind {
+            if option == libc::SO_TIMESTAMPING
+                && level == libc::SOL_SOCKET
+                && let Some(entry) = self.connections.get_mut(&id)
+            {
+                if options.timestamping & error_queue::OPT_ID & !entry.errors.flags != 0 {
+                    entry.errors.base = entry.queue.acknowledged;
+                }
+                entry.errors.flags = options.timestamping;
+            }
             self.apply(id, (level, option), &options, now);
         }
         Ok(())
+    }
+
+    /// A listener answers with the options as they are now.
+    fn refresh_listener(&mut self, fd: Fd) -> Result<()> {
+        let config = self.engine_config(fd, true)?;
+        if let Some(listening) = self.listeners.get_mut(&fd) {
+            listening.protocol.set_config(&config);
+        }
+        Ok(())
+    }
+
+    /// All listeners answer by the kernel parameters as they are now.
+    pub(super) fn refresh_listeners(&mut self) {
+        let listeners: Vec<_> = self.listeners.keys().copied().collect();
+        for fd in listeners {
+            let _ = self.refresh_listener(fd);
+        }
     }
 
     /// Tells a connection of an option that was set.
@@ -180,7 +213,6 @@ impl Host {
                 let keepalive = options.keepalive_on.then_some(options.keepalive);
                 connection.set_keepalive(keepalive, now);
             }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => connection.set_send_buffer(options.send_buffer),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 connection.set_receive_buffer(options.receive_buffer / 2);
             }

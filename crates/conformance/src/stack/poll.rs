@@ -82,7 +82,7 @@ impl Host {
                 if read_closed {
                     ready |= IN | libc::EPOLLRDHUP as u32;
                 }
-                if connection.has_error() {
+                if connection.has_error() || !entry.errors.is_empty() {
                     ready |= libc::EPOLLERR as u32;
                 }
                 if matches!(connection.state(), State::SynSent | State::SynReceived) {

@@ -8,7 +8,7 @@ use tidewall_protocol::tcp::{Connection, Flow, Keepalive, Listener, Shutdown, St
 
 use super::address::{canonical, check_family, shown, wildcard};
 use super::poll::Epoll;
-use super::{ConnectionId, Entry, Failure, Fd, Host, Listening, Result, burst};
+use super::{ConnectionId, Entry, ErrorQueue, Failure, Fd, Host, Listening, Queue, Result};
 
 /// What a descriptor is.
 pub(super) enum Kind {
@@ -39,6 +39,8 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) inquiry: bool,
     pub(super) quickack: bool,
+    pub(super) zerocopy: bool,
+    pub(super) timestamping: u32,
     /// Every other option that was set and changes nothing here.
     pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
@@ -62,6 +64,8 @@ impl Default for Options {
             traffic_class: 0,
             inquiry: false,
             quickack: true,
+            zerocopy: false,
+            timestamping: 0,
             others: std::collections::BTreeMap::new(),
         }
     }
@@ -377,7 +381,8 @@ impl Host {
                 readings: 0,
                 writings: 0,
                 no_space: false,
-                burst: burst::State::default(),
+                queue: Queue::default(),
+                errors: ErrorQueue::default(),
             },
         );
         id

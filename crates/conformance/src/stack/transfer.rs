@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tidewall_protocol::tcp::State;
 
 use super::socket::would_wait;
-use super::{ConnectionId, Entry, Failure, Fd, Host, Result};
+use super::{ConnectionId, Entry, Failure, Fd, Host, Notification, Result};
 
 /// What a read has brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,6 +16,8 @@ pub struct Received {
     /// With `TCP_INQ`: bytes that are left to be read, one more than there are
     /// after the end of the stream.
     pub left: Option<u32>,
+    /// With MSG_ERRQUEUE: what there was.
+    pub notification: Option<Notification>,
 }
 
 impl Host {
@@ -43,6 +45,9 @@ impl Host {
     /// # Errors
     /// As [`Host::recv`].
     pub fn receive(&mut self, fd: Fd, buffer: &mut [u8], flags: i32) -> Result<Received> {
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return self.notification(fd);
+        }
         let id = self.connected(fd, libc::ENOTCONN)?;
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
@@ -82,7 +87,22 @@ impl Host {
         Ok(Received {
             bytes,
             left: inquiry.then(|| left as u32 + u32::from(end && left == 0)),
+            notification: None,
         })
+    }
+
+    /// Never waits, as in Linux.
+    fn notification(&mut self, fd: Fd) -> Result<Received> {
+        let stream = self.stream(fd)?;
+        let entry = stream.and_then(|id| self.connections.get_mut(&id));
+        let notification = entry.and_then(|entry| entry.errors.pop());
+        match notification {
+            Some(_) => Ok(Received {
+                notification,
+                ..Received::default()
+            }),
+            None => Err(Failure::Errno(libc::EAGAIN)),
+        }
     }
 
     /// `recvfrom(2)`: TCP tells no address.
@@ -98,52 +118,149 @@ impl Host {
         Ok((self.recv(fd, buffer, flags)?, None))
     }
 
-    /// `send(2)` with MSG_DONTWAIT, MSG_MORE and MSG_EOR; `write` is the same
-    /// without flags. Takes what there is room for: on a blocking descriptor the
-    /// caller goes on with the rest until it is blocked, and waits.
+    /// `send(2)` with MSG_DONTWAIT, MSG_MORE, MSG_EOR and MSG_ZEROCOPY; `write` is
+    /// the same without flags. Takes what there is room for: on a blocking
+    /// descriptor the caller goes on with the rest until it is blocked, and waits.
     ///
     /// # Errors
     /// EPIPE without a connection or after `shutdown`, EAGAIN or
     /// [`Failure::Blocked`], why the connection ended.
     pub fn send(&mut self, fd: Fd, bytes: &[u8], flags: i32) -> Result<usize> {
+        self.sendmsg(fd, &[bytes], flags)
+    }
+
+    /// `sendmsg(2)` and `writev(2)`, as [`Host::send`].
+    ///
+    /// # Errors
+    /// As [`Host::send`].
+    pub fn sendmsg(&mut self, fd: Fd, parts: &[&[u8]], flags: i32) -> Result<usize> {
         let id = self.connected(fd, libc::EPIPE)?;
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let cork = socket.options.cork;
-        let room = self.send_room(id);
+        let zerocopy = socket.options.zerocopy && flags & libc::MSG_ZEROCOPY != 0;
+        let cork = socket.options.cork || flags & libc::MSG_MORE != 0;
         let entry = self.entry_mut(id, libc::EPIPE)?;
         let connection = &mut entry.connection;
-        if matches!(connection.state(), State::SynSent | State::SynReceived)
-            && !connection.has_error()
-        {
+        if let Some(error) = connection.take_error() {
+            return Err(error.into());
+        }
+        if connection.send_closed() {
+            return Err(Failure::Errno(libc::EPIPE));
+        }
+        if matches!(connection.state(), State::SynSent | State::SynReceived) {
             entry.no_space = true;
             return Err(would_wait(nonblocking));
         }
-        if !nonblocking && entry.no_space && !connection.has_error() && !connection.send_closed() {
+        if !nonblocking && entry.no_space {
             // Whoever waits for room is woken when a third is free.
             return Err(Failure::Blocked);
         }
-        let taken = bytes.get(..bytes.len().min(room)).unwrap_or_default();
-        let written = if taken.is_empty() && !bytes.is_empty() && !connection.send_closed() {
-            match connection.take_error() {
-                Some(error) => Err(error.into()),
-                None => Err(would_wait(nonblocking)),
+        connection.set_cork(cork);
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let mut done = 0;
+        // A packet of MSG_ZEROCOPY has this many pieces of memory at most
+        // (`MAX_SKB_FRAGS`).
+        let group = if zerocopy { 17 } else { parts.len().max(1) };
+        for (number, group) in parts.chunks(group).enumerate() {
+            if number > 0
+                && let Some(entry) = self.connections.get_mut(&id)
+            {
+                entry.queue.finish(true, true);
             }
-        } else {
-            match connection.write(taken) {
-                Err(error) if error.0 == libc::EAGAIN => Err(would_wait(nonblocking)),
-                Err(error) => Err(error.into()),
-                Ok(written) => Ok(written),
+            let bytes = group.concat();
+            let queued = self.enqueue(id, fd, &bytes);
+            done += queued;
+            if queued < bytes.len() {
+                break;
             }
-        };
-        if written.is_err() || written.is_ok_and(|written| written < bytes.len()) {
+        }
+        let entry = self.entry_mut(id, libc::EPIPE)?;
+        if done > 0 {
+            let more = flags & libc::MSG_MORE != 0;
+            entry
+                .queue
+                .finish(!more, flags & libc::MSG_EOR != 0 && done == wanted);
+            let end = entry.queue.written;
+            if zerocopy {
+                entry.errors.zerocopy(end);
+            }
+            entry.errors.watch(end, entry.queue.sent);
+        }
+        if done < wanted {
             entry.no_space = true;
         }
-        entry
-            .connection
-            .set_cork(cork || flags & libc::MSG_MORE != 0);
         self.settle(id);
-        written
+        if done == 0 && wanted > 0 {
+            return Err(would_wait(nonblocking));
+        }
+        Ok(done)
+    }
+
+    /// Puts bytes into the write queue as `tcp_sendmsg_locked` does: the last
+    /// packet is filled up, new ones begin while there is memory, and each full
+    /// one may leave at once.
+    fn enqueue(&mut self, id: ConnectionId, fd: Fd, bytes: &[u8]) -> usize {
+        let offload = self.config.segmentation_offload;
+        let mut done = 0;
+        loop {
+            let rest = bytes.get(done..).unwrap_or_default();
+            if rest.is_empty() {
+                return done;
+            }
+            let full = self.memory_is_full(id, fd);
+            let Some(entry) = self.connections.get_mut(&id) else {
+                return done;
+            };
+            let mss = entry.connection.info().send_mss;
+            let mut room = entry.queue.tail_room(mss, offload);
+            if room == 0 {
+                if full {
+                    return done;
+                }
+                entry.queue.begin();
+                room = entry.queue.packet_room(mss, offload);
+            }
+            let length = rest.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+            let part = rest.get(..length).unwrap_or_default();
+            if let Some(part) = entry.queue.append(part)
+                && entry.connection.write(part) != Ok(part.len())
+            {
+                // It has room for whatever Linux has memory for.
+                return done;
+            }
+            done += length;
+            if length as u64 == room {
+                entry.queue.filled();
+                self.settle(id);
+            }
+        }
+    }
+
+    /// No memory for another packet (`sk_stream_memory_free`).
+    fn memory_is_full(&self, id: ConnectionId, fd: Fd) -> bool {
+        let Some(entry) = self.connections.get(&id) else {
+            return true;
+        };
+        entry.queue.memory() >= self.memory_limit(entry)
+            || entry.queue.not_sent() >= u64::from(self.notsent_lowat(Some(fd)))
+    }
+
+    /// Memory that a connection may use to send (`sk_sndbuf`).
+    fn memory_limit(&self, entry: &Entry) -> u64 {
+        let fixed = entry
+            .fd
+            .and_then(|fd| self.sockets.get(&fd))
+            .map_or(0, |socket| socket.options.send_buffer);
+        if fixed != 0 {
+            return fixed.into();
+        }
+        // `tcp_sndbuf_expand`: two congestion windows of full packets.
+        let info = entry.connection.info();
+        let mss = u64::from(info.send_mss.max(1));
+        let segments = u64::from(info.congestion_window) / mss;
+        let wanted = 2 * segments.max(10) * (mss + 1280);
+        let [_, first, most] = self.config.sysctl.send_memory.map(u64::from);
+        wanted.min(most).max(first)
     }
 
     /// `sendto(2)`: a connected socket takes no notice of the address.
@@ -176,27 +293,19 @@ impl Host {
         self.send(fd, bytes, 0)
     }
 
-    /// Bytes that may be written now.
-    pub(super) fn send_room(&self, id: ConnectionId) -> usize {
-        let Some(entry) = self.connections.get(&id) else {
-            return 0;
-        };
-        let info = entry.connection.info();
-        let held = info.unacknowledged.saturating_add(info.not_sent);
-        info.send_buffer.saturating_sub(held) as usize
-    }
-
-    /// Whether a third of the send buffer is free, and no more waits to be sent
-    /// than `TCP_NOTSENT_LOWAT` allows.
+    /// Whether a third of the memory is free (`sk_stream_is_writeable`), and no
+    /// more waits to be sent than `TCP_NOTSENT_LOWAT` allows.
     pub(super) fn is_writable(&self, id: ConnectionId) -> bool {
         let Some(entry) = self.connections.get(&id) else {
             return true;
         };
-        if !entry.connection.writable() {
-            return false;
+        let connection = &entry.connection;
+        if connection.send_closed() || connection.has_error() {
+            return true;
         }
-        let waiting = entry.connection.info().not_sent;
-        waiting < self.notsent_lowat(entry.fd) || waiting == 0
+        let (memory, limit) = (entry.queue.memory(), self.memory_limit(entry));
+        let lowat = u64::from(self.notsent_lowat(entry.fd));
+        limit.saturating_sub(memory) >= memory / 2 && entry.queue.not_sent() * 2 < lowat
     }
 }
 

@@ -10,7 +10,7 @@ use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 
-use super::burst::Piece;
+use super::queue::Piece;
 use super::{ConnectionId, Entry, Fd, Host};
 
 /// The largest packet: an IP datagram with an Ethernet header before it.
@@ -182,6 +182,20 @@ impl Host {
         found
     }
 
+    /// A connection's timers expire.
+    pub(super) fn on_timer(&mut self, id: ConnectionId) {
+        let now = self.now;
+        if let Some(entry) = self.connections.get_mut(&id) {
+            let before = Seen::of(&entry.connection);
+            entry.connection.timeout(now);
+            if before != Seen::of(&entry.connection) {
+                entry.readings += 1;
+                entry.writings += 1;
+            }
+        }
+        self.settle_by(id, true);
+    }
+
     /// Does something to a connection, wakes who waits for what came of it, and
     /// lets it send.
     pub(super) fn on_connection(&mut self, id: ConnectionId, action: impl FnOnce(&mut Connection)) {
@@ -202,36 +216,70 @@ impl Host {
 
     /// Lets a connection send, and forgets one that is over.
     pub(super) fn settle(&mut self, id: ConnectionId) {
+        self.settle_by(id, false);
+    }
+
+    /// As [`Host::settle`]; `timer`: because one has expired.
+    fn settle_by(&mut self, id: ConnectionId, timer: bool) {
         let now = self.now;
-        let offload = self.config.segmentation_offload.then(|| self.burst_rules());
+        let rules = self.packet_rules();
         let Some(entry) = self.connections.get_mut(&id) else {
             return;
         };
-        let mut pieces: Vec<Piece> = Vec::new();
-        // Once is enough for an engine with room; a bound in case it is not.
-        for _ in 0..4 {
-            if !entry.connection.wants_output() {
+        let flow = *entry.connection.flow();
+        let nodelay = entry.connection.nodelay();
+        let mut packets = Vec::new();
+        loop {
+            entry.queue.update(&entry.connection.info());
+            let mut pieces: Vec<Piece> = Vec::new();
+            // What is not the last of the queue is not held back for more.
+            if entry.queue.withholds() {
+                entry.connection.set_nodelay(true);
+            }
+            // Once is enough for an engine with room; a bound in case it is not.
+            for _ in 0..4 {
+                if !entry.connection.wants_output() {
+                    break;
+                }
+                entry.connection.output(now, &mut |outgoing| {
+                    pieces.push(Piece::new(outgoing));
+                    true
+                });
+            }
+            let left = entry.queue.leave(pieces, &rules, &entry.connection, timer);
+            packets.extend(left);
+            if entry.connection.info().not_sent > 0 {
                 break;
             }
-            entry.connection.output(now, &mut |outgoing| {
-                pieces.push(Piece::new(outgoing));
-                true
-            });
-        }
-        if let Some(rules) = offload {
-            pieces = entry.burst.merge(pieces, &rules, &entry.connection);
-        }
-        let flow = *entry.connection.flow();
-        if entry.no_space && self.is_writable(id) {
-            if let Some(entry) = self.connections.get_mut(&id) {
-                entry.no_space = false;
-                entry.writings += 1;
+            let Some(bytes) = entry.queue.release() else {
+                break;
+            };
+            if entry.connection.write(&bytes).is_err() {
+                break;
             }
+        }
+        if entry.connection.nodelay() != nodelay {
+            entry.connection.set_nodelay(nodelay);
+        }
+        let (sent, acknowledged) = (entry.queue.sent, entry.queue.acknowledged);
+        let news = entry.errors.update(sent, acknowledged, now);
+        if news {
+            entry.readings += 1;
+        }
+        let waits = entry.no_space;
+        let writable = waits && self.is_writable(id);
+        if let Some(entry) = self.connections.get_mut(&id)
+            && writable
+        {
+            entry.no_space = false;
+            entry.writings += 1;
+        }
+        if news || writable {
             self.changes += 1;
         }
-        let sent: Vec<_> = pieces
+        let sent: Vec<_> = packets
             .iter()
-            .filter_map(|piece| datagram(&flow, &piece.outgoing()))
+            .filter_map(|packet| datagram(&flow, &packet.outgoing()))
             .collect();
         self.emit(sent);
         self.bury(id);
