@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Flow, Handshake, Segment, Shutdown, State, Timestamps,
+    Config, Congestion, Connection, Flow, Handshake, Segment, Shutdown, State, Timestamps,
 };
 use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks};
 
@@ -204,6 +204,7 @@ fn half_of_the_flight_is_kept_however_losses_are_told() {
             SACK,
             Config {
                 initial_window: 40,
+                congestion: Congestion::NewReno,
                 ..config()
             },
         );
@@ -237,6 +238,7 @@ fn slow_start_does_not_run_over_its_threshold() {
         PLAIN,
         Config {
             initial_window: 40,
+            congestion: Congestion::NewReno,
             ..config()
         },
     );

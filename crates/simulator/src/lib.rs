@@ -23,7 +23,7 @@
 //! them, and the difference is part of the review: a better number somewhere is
 //! the reason for a change of congestion control, a worse one elsewhere its price.
 //!
-//! Each row is a path, each group of columns an engine (`cubic:goodput`), each
+//! Each row is a path, each group of columns an engine, each
 //! number a median over seeds, the same for every engine. Beyond its own notes,
 //! look for this:
 //!

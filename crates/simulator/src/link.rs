@@ -54,8 +54,9 @@ pub enum Loss {
         /// From 0 to 1.
         probability: f64,
     },
-    /// In bursts: a Markov chain of two states, which takes a step before each
-    /// packet (Gilbert 1960, Elliott 1963). It begins in the good state.
+    /// In bursts: a Markov chain of two states (Gilbert 1960, Elliott 1963). It
+    /// begins in the good state and takes a step before each packet, and others
+    /// for the time that went by without one.
     GilbertElliott {
         /// The probability of going from good to bad.
         to_bad: f64,
@@ -65,6 +66,9 @@ pub enum Loss {
         loss_good: f64,
         /// Of a loss in the bad state.
         loss_bad: f64,
+        /// How long without a packet makes a step more; zero: none does, and a
+        /// burst waits for whoever is silent.
+        slot: Duration,
     },
     /// These, counted from zero as they enter the link.
     Script(Vec<u64>),
@@ -185,6 +189,9 @@ struct Flying<P> {
     packet: P,
 }
 
+/// Steps of [`Loss::GilbertElliott`] before one packet at most.
+const STEPS_MAX: u128 = 10_000;
+
 /// One direction of a link. Times are of the caller's clock and should not go
 /// backwards; one that does is taken for the last.
 #[derive(Clone, Debug)]
@@ -198,6 +205,8 @@ pub struct Link<P> {
     jitters: Random,
     /// The state of [`Loss::GilbertElliott`].
     bad: bool,
+    /// When it last took a step.
+    stepped: Duration,
     now: Duration,
     /// When the transmitter has sent everything that waits.
     free: Duration,
@@ -230,6 +239,7 @@ impl<P: Clone> Link<P> {
             copies: random.fork(),
             jitters: random.fork(),
             bad: false,
+            stepped: Duration::ZERO,
             now: Duration::ZERO,
             free: Duration::ZERO,
             waiting: VecDeque::new(),
@@ -358,9 +368,16 @@ impl<P: Clone> Link<P> {
                 to_good,
                 loss_good,
                 loss_bad,
+                slot,
             } => {
-                let changes = if self.bad { to_good } else { to_bad };
-                self.bad ^= self.losses.chance(changes);
+                let silence = self.now.saturating_sub(self.stepped).as_nanos();
+                self.stepped = self.now;
+                let slots = silence.checked_div(slot.as_nanos()).unwrap_or(0);
+                // After so many the chain has forgotten where it began.
+                for _ in 0..slots.clamp(1, STEPS_MAX) {
+                    let changes = if self.bad { to_good } else { to_bad };
+                    self.bad ^= self.losses.chance(changes);
+                }
                 let loss = if self.bad { loss_bad } else { loss_good };
                 self.losses.chance(loss)
             }

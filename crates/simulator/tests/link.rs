@@ -191,14 +191,44 @@ fn losses_come_as_often_and_as_long_as_their_model_says() {
             to_good: 0.2,
             loss_good: 0.0,
             loss_bad: 1.0,
+            slot: Duration::ZERO,
         },
         ..Impairment::default()
     };
-    let (arrived, counters) = outcome(bursts, 7, &burst(count, 100));
+    let (arrived, counters) = outcome(bursts.clone(), 7, &burst(count, 100));
     assert!((3600..4400).contains(&counters.lost), "{}", counters.lost);
     let gaps = arrived.windows(2).filter(|pair| pair[1].1 != pair[0].1 + 1);
     let mean = counters.lost as f64 / gaps.count() as f64;
     assert!((4.5..5.5).contains(&mean), "{mean}");
+
+    // With silence between packets the next one's luck is its own, on average the
+    // same.
+    let Loss::GilbertElliott {
+        to_bad,
+        to_good,
+        loss_good,
+        loss_bad,
+        ..
+    } = bursts.loss
+    else {
+        unreachable!("as set above")
+    };
+    let sparse = Impairment {
+        loss: Loss::GilbertElliott {
+            to_bad,
+            to_good,
+            loss_good,
+            loss_bad,
+            slot: MS,
+        },
+        ..Impairment::default()
+    };
+    let packets: Vec<(Duration, u32)> = (0..20_000).map(|index| (index * 50 * MS, 100)).collect();
+    let (arrived, counters) = outcome(sparse, 7, &packets);
+    assert!((320..480).contains(&counters.lost), "{}", counters.lost);
+    let gaps = arrived.windows(2).filter(|pair| pair[1].1 != pair[0].1 + 1);
+    let mean = counters.lost as f64 / gaps.count() as f64;
+    assert!(mean < 1.1, "{mean}");
 }
 
 #[test]
@@ -220,7 +250,7 @@ prop_compose! {
         match kind {
             0 => Loss::None,
             1 => Loss::Random { probability: a },
-            2 => Loss::GilbertElliott { to_bad: a, to_good: b, loss_good: 0.01, loss_bad: 0.9 },
+            2 => Loss::GilbertElliott { to_bad: a, to_good: b, loss_good: 0.01, loss_bad: 0.9, slot: MS },
             _ => Loss::Script(lost),
         }
     }

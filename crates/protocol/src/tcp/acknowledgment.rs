@@ -108,6 +108,7 @@ impl Connection {
                 bytes,
                 in_flight: self.send.flight,
                 round_trip,
+                smoothed: self.round_trip.smoothed,
                 now,
                 mss,
             });

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Connection, State};
+use super::{Congestion, Connection, State};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -36,10 +36,17 @@ pub struct Info {
     pub send_mss: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
+    /// The algorithm of congestion control (`TCP_CONGESTION`).
+    pub congestion: Congestion,
     /// `tcpi_snd_cwnd`, in bytes.
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
     pub slow_start_threshold: u32,
+    /// `tcpi_pacing_rate`, in bytes a second, whether pacing is on or not;
+    /// `u64::MAX` before the first measurement of the round trip.
+    pub pacing_rate: u64,
+    /// `tcpi_max_pacing_rate`, in bytes a second; `u64::MAX` is no limit.
+    pub pacing_rate_max: u64,
     /// What the peer's window allows beyond what it has acknowledged
     /// (`tcpi_snd_wnd`).
     pub send_window: u32,
@@ -100,8 +107,11 @@ impl Connection {
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
             receive_mss: self.receive.mss.into(),
+            congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
+            pacing_rate: self.pacing_rate(),
+            pacing_rate_max: self.config.pacing_rate_max(),
             send_window: self.send.window,
             receive_window: if before(expected, self.receive.edge) {
                 self.receive.edge.wrapping_sub(expected)

@@ -2,7 +2,7 @@
 
 use tidewall_simulator::link::{Impairment, Loss};
 
-use crate::scenario::{MS, Path, SECOND, bulks, engines, names};
+use crate::scenario::{MS, Path, SECOND, US, bulks, engines, names};
 use crate::table::{Table, head, percent};
 
 #[test]
@@ -16,7 +16,7 @@ fn bursts() {
          seeds.\n\
          \n\
          loss%       packets lost on average\n\
-         burst       packets lost together on average\n\
+         burst       how long all is lost on average, in packets at the link's rate\n\
          goodput     percent of the payload that the link carries\n\
          resent      segments sent again, percent of the packets sent\n\
          recoveries  times that fast recovery was entered\n\
@@ -34,6 +34,8 @@ fn bursts() {
                         to_good,
                         loss_good: 0.0,
                         loss_bad: 1.0,
+                        // What a packet takes at the link's rate.
+                        slot: 240 * US,
                     },
                     ..Impairment::default()
                 },

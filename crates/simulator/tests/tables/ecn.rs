@@ -1,14 +1,26 @@
 //! A bottleneck that marks packets instead of waiting until it drops them.
 
+use tidewall_protocol::tcp::{Config, Ecn};
 use tidewall_simulator::link::{Impairment, Queue};
 
-use crate::scenario::{MS, Path, SECOND, bulks, engines, names};
+use crate::scenario::{MS, Path, SECOND, bulks, engines};
 use crate::table::{Table, head};
 
 #[test]
 fn ecn() {
     let columns = ["goodput", "marked%", "resent", "mean", "p99"];
-    let head = head(&["rtt", "mark"], &names(), &columns);
+    let engines: Vec<(String, Config)> = engines()
+        .into_iter()
+        .flat_map(|(name, config)| {
+            let asks = Config {
+                ecn: Ecn::Active,
+                ..config
+            };
+            [(name.to_string(), config), (format!("{name}+ecn"), asks)]
+        })
+        .collect();
+    let names: Vec<&str> = engines.iter().map(|(name, _)| &name[..]).collect();
+    let head = head(&["rtt", "mark"], &names, &columns);
     let mut table = Table::new(
         "ecn",
         "One bulk flow on a bottleneck of 20 Mbit/s with a queue of two round trips, 20 s,\n\
@@ -41,8 +53,8 @@ fn ecn() {
                 ..Impairment::default()
             };
             let mut row = vec![round_trip.to_string(), name.to_string()];
-            for (_, config) in engines() {
-                let summary = bulks(&path, config, 20 * SECOND, 3, |_| {});
+            for (_, config) in &engines {
+                let summary = bulks(&path, *config, 20 * SECOND, 3, |_| {});
                 row.extend([
                     summary.goodput,
                     summary.marked,

@@ -87,7 +87,7 @@ fn fairness() {
     let head = head(&["case", "flows", "queue"], &names(), &columns);
     let mut table = Table::new(
         "fairness",
-        "Bulk flows of one engine on one bottleneck of 20 Mbit/s, measured from 10 s to 40\n\
+        "Bulk flows of one engine on one bottleneck of 20 Mbit/s, measured from 10 s to 30\n\
          s. Medians of three seeds.\n\
          \n\
          case   same: round trips of 20 ms, starts 100 ms apart\n\
@@ -99,7 +99,7 @@ fn fairness() {
          jain   Jain's index: 1 is fair, 1/flows is one flow having all",
         head,
     );
-    let window = (10 * SECOND, 40 * SECOND);
+    let window = (10 * SECOND, 30 * SECOND);
     let cases = [
         ("same", 2, 0, 0),
         ("same", 4, 0, 0),

@@ -14,7 +14,7 @@ fn mixed() {
     let mut table = Table::new(
         "mixed",
         "Objects one after the other, each on a new connection, beside bulk flows of the\n\
-         same direction: 20 Mbit/s, round trip 20 ms, from 3 s to 33 s. Of three seeds.\n\
+         same direction: 20 Mbit/s, round trip 20 ms, from 3 s to 23 s. Of three seeds.\n\
          \n\
          queue     of the bottleneck, in round trips\n\
          bulks     bulk flows\n\
@@ -62,9 +62,9 @@ fn mixed() {
                         };
                         run(&mut network, 3 * SECOND, &what);
                         let before = read(&network);
-                        run(&mut network, 33 * SECOND, &what);
+                        run(&mut network, 23 * SECOND, &what);
                         let gained = (read(&network) - before) as f64;
-                        shares.push(gained / path.capacity(30 * SECOND));
+                        shares.push(gained / path.capacity(20 * SECOND));
                         took.extend(report(&network, short).completions);
                     }
                     row.extend([

@@ -31,9 +31,16 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Columns in groups (`group:column`), each behind a bar and under its name.
     fn text(&self) -> String {
-        let lines = || std::iter::once(&self.head).chain(&self.rows);
-        let widths: Vec<usize> = (0..self.head.len())
+        let parts: Vec<(&str, &str)> = self
+            .head
+            .iter()
+            .map(|name| name.split_once(':').unwrap_or(("", name)))
+            .collect();
+        let columns: Vec<String> = parts.iter().map(|part| part.1.to_string()).collect();
+        let lines = || std::iter::once(&columns).chain(&self.rows);
+        let widths: Vec<usize> = (0..columns.len())
             .map(|column| lines().map(|row| row[column].chars().count()).max())
             .map(Option::unwrap_or_default)
             .collect();
@@ -42,12 +49,32 @@ impl Table {
             writeln!(text, "{}", format!("# {line}").trim_end()).unwrap();
         }
         text.push('\n');
+        let begins = |column: usize| column > 0 && parts[column].0 != parts[column - 1].0;
+        if parts.iter().any(|part| !part.0.is_empty()) {
+            let mut names = String::new();
+            let mut width = 0;
+            for column in 0..columns.len() {
+                if begins(column) {
+                    names = format!("{names:<width$} | {}", parts[column].0);
+                    width += 3;
+                } else if column > 0 {
+                    width += 2;
+                }
+                width += widths[column];
+            }
+            writeln!(text, "{names}").unwrap();
+        }
         for row in lines() {
-            let cells = row.iter().zip(&widths);
-            let line: Vec<String> = cells
-                .map(|(cell, &width)| format!("{cell:>width$}"))
-                .collect();
-            writeln!(text, "{}", line.join("  ").trim_end()).unwrap();
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                let gap = match column {
+                    0 => "",
+                    column if begins(column) => " | ",
+                    _ => "  ",
+                };
+                write!(line, "{gap}{cell:>width$}").unwrap();
+            }
+            writeln!(text, "{}", line.trim_end()).unwrap();
         }
         text
     }
@@ -150,6 +177,19 @@ pub fn rate(bits: u64) -> String {
 fn a_difference_shows_the_lines_that_differ() {
     let shown = difference("a\nb\nc\nd", "a\nx\nc\nd\ne");
     assert_eq!(shown, "- b\n+ x\n+ e\n");
+}
+
+#[test]
+fn columns_stand_in_groups() {
+    let mut table = Table::new(
+        "none",
+        "Notes.",
+        head(&["rtt"], &["a", "bcdefghij"], &["x", "y"]),
+    );
+    table.row(["10", "1.5", "2", "3", "4"].map(str::to_string).to_vec());
+    let expected =
+        "# Notes.\n\n    | a      | bcdefghij\nrtt |   x  y | x  y\n 10 | 1.5  2 | 3  4\n";
+    assert_eq!(table.text(), expected);
 }
 
 #[test]

@@ -13,8 +13,8 @@ fn throughput() {
         "throughput",
         "One bulk flow over a link that loses packets at random. Medians of three seeds;\n\
          10 s at 10 Mbit/s, 5 s at 100 Mbit/s and at a round trip of 100 ms, 1 s at the\n\
-         rest of 1 Gbit/s. The queue holds a round\n\
-         trip's worth, 20 packets at least.\n\
+         rest of 1 Gbit/s. The queue holds a round trip's worth, 20 packets at\n\
+         least.\n\
          \n\
          rtt       round trip without queueing, milliseconds\n\
          law       1.22 * MSS / (rtt * sqrt(loss)) (Mathis et al. 1997), at most the link;\n\
