@@ -1,0 +1,2 @@
+//! Provisional.
+pub mod script;
