@@ -101,8 +101,8 @@ pub(super) fn address(expression: &Expression) -> Result<Option<SocketAddr>, Str
     let family = any(["sa_family", "sin_family"])
         .or_else(|| any(["sin6_family", "sa_family"]))
         .ok_or_else(|| format!("expected an address or `...`, found {expression}"))?;
-    let port = any(["sin_port", "sin6_port"])
-        .ok_or_else(|| format!("expected a port in {expression}"))?;
+    let port =
+        any(["sin_port", "sin6_port"]).ok_or_else(|| format!("expected a port in {expression}"))?;
     let text = any(["sin_addr", "sin6_addr"]);
     let text = match text {
         Some(Expression::Call { arguments, .. }) => match arguments.as_slice() {

@@ -4,9 +4,7 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::argument::{
-    address, field, int, integer, iovec_length, needed, number, option_value,
-};
+use super::argument::{address, field, int, integer, iovec_length, needed, number, option_value};
 use super::constant;
 use super::settings::Settings;
 use crate::script::{Call, Expression};
@@ -151,8 +149,7 @@ impl Calls {
         let nothing = Expression::Integer(0);
         match (call.name.as_str(), call.arguments.as_slice()) {
             ("write", [fd, data, length]) => self.write(host, fd, data, length, 0, progress),
-            ("send", [fd, data, length, flags])
-            | ("sendto", [fd, data, length, flags, _, _]) => {
+            ("send", [fd, data, length, flags]) | ("sendto", [fd, data, length, flags, _, _]) => {
                 self.write(host, fd, data, length, int(flags)?, progress)
             }
             ("writev", [fd, vectors, _]) => {
@@ -162,11 +159,17 @@ impl Calls {
             ("sendmsg", [fd, message, flags]) => {
                 let length = iovec_length(needed(message, "msg_iov")?)?;
                 let length = Expression::Integer(length as i64);
-                self.write(host, fd, &Expression::Ellipsis, &length, int(flags)?, progress)
+                self.write(
+                    host,
+                    fd,
+                    &Expression::Ellipsis,
+                    &length,
+                    int(flags)?,
+                    progress,
+                )
             }
             ("read", [fd, data, length]) => self.read(host, fd, data, length, &nothing, None),
-            ("recv", [fd, data, length, flags])
-            | ("recvfrom", [fd, data, length, flags, _, _]) => {
+            ("recv", [fd, data, length, flags]) | ("recvfrom", [fd, data, length, flags, _, _]) => {
                 self.read(host, fd, data, length, flags, None)
             }
             ("readv", [fd, vectors, _]) => {
@@ -236,13 +239,13 @@ impl Calls {
         argument: &Expression,
     ) -> Outcome {
         let request = integer(request)? as u64;
-        let given = if request == libc::FIONBIO as u64 {
+        let given = if request == libc::FIONBIO {
             int(argument)?
         } else {
             0
         };
         match host.ioctl(self.live(fd)?, request, given) {
-            Ok(told) if request != libc::FIONBIO as u64 => {
+            Ok(told) if request != libc::FIONBIO => {
                 if *argument != Expression::Ellipsis && integer(argument)? != i64::from(told) {
                     return Err(format!("ioctl tells [{told}], expected {argument}"));
                 }

@@ -67,9 +67,11 @@ pub(super) fn differences(
             .collect()
     };
     check("options", without_values(wanted) == without_values(found));
-    if let (Some(tick), Some((wanted, _)), Some((found, _))) =
-        (rules.tick, flow::timestamps(expected), flow::timestamps(actual))
-    {
+    if let (Some(tick), Some((wanted, _)), Some((found, _))) = (
+        rules.tick,
+        flow::timestamps(expected),
+        flow::timestamps(actual),
+    ) {
         let apart = wanted.wrapping_sub(found) as i32;
         let apart = tick.saturating_mul(apart.unsigned_abs());
         check("timestamp", apart <= rules.tolerance);

@@ -7,9 +7,7 @@ use tidewall_wire::icmp::{v4, v6};
 use tidewall_wire::udp::ChecksumState;
 use tidewall_wire::{Protocol, ipv4, ipv6, tcp};
 
-use crate::script::{
-    EcnCheck, Icmp, IpFields, Tcp, TcpFlags, TcpOption, TcpOptions,
-};
+use crate::script::{EcnCheck, Icmp, IpFields, Tcp, TcpFlags, TcpOption, TcpOptions};
 
 /// Hops of inbound packets, as any Linux peer sends them.
 const HOP_LIMIT: u8 = 64;
@@ -58,7 +56,11 @@ fn header(source: SocketAddr, destination: SocketAddr, tcp: &Tcp) -> Vec<u8> {
     bytes.extend(destination.port().to_be_bytes());
     bytes.extend(tcp.sequence.to_be_bytes());
     bytes.extend(tcp.acknowledgment.unwrap_or(0).to_be_bytes());
-    let reserved = if tcp.flags.accurate_ecn { ACCURATE_ECN } else { 0 };
+    let reserved = if tcp.flags.accurate_ecn {
+        ACCURATE_ECN
+    } else {
+        0
+    };
     bytes.push((words as u8) << 4 | reserved);
     bytes.push(tcp.flags.bits);
     bytes.extend(tcp.window.unwrap_or(0).to_be_bytes());
@@ -121,11 +123,21 @@ fn pseudo_header(
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let length = u16::try_from(length).map_err(|_| too_long())?;
-            Ok(checksum::pseudo_header_v4(source, destination, protocol, length))
+            Ok(checksum::pseudo_header_v4(
+                source,
+                destination,
+                protocol,
+                length,
+            ))
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let length = u32::try_from(length).map_err(|_| too_long())?;
-            Ok(checksum::pseudo_header_v6(source, destination, protocol, length))
+            Ok(checksum::pseudo_header_v6(
+                source,
+                destination,
+                protocol,
+                length,
+            ))
         }
         _ => Err("the two ends are of different families".into()),
     }
@@ -346,7 +358,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
         (IpAddr::V6(source), IpAddr::V6(destination)) => packet.checksum_v6(source, destination),
         _ => return Err("the two ends are of different families".into()),
     };
-    if state != ChecksumState::Good {
+    if state != ChecksumState::Valid {
         return Err("the TCP checksum is wrong".into());
     }
     let header = packet.header();
@@ -362,12 +374,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
         accurate_ecn: reserved != 0,
     };
     let word = |at: usize| {
-        let pair = payload.get(at..at + 2).and_then(|pair| pair.try_into().ok());
+        let pair = payload
+            .get(at..at + 2)
+            .and_then(|pair| pair.try_into().ok());
         u16::from_be_bytes(pair.unwrap_or_default())
     };
     Ok(Segment {
-        source: SocketAddr::new(source, header.source),
-        destination: SocketAddr::new(destination, header.destination),
+        source: SocketAddr::new(source, header.source_port),
+        destination: SocketAddr::new(destination, header.destination_port),
         ip: IpFields {
             ecn: Some(match ip.0 & 3 {
                 0 => EcnCheck::NotCapable,
@@ -380,7 +394,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
             flow_label: ip.2,
         },
         tcp: Tcp {
-            ports: Some((header.source, header.destination)),
+            ports: Some((header.source_port, header.destination_port)),
             flags,
             sequence: header.sequence,
             length,
@@ -463,7 +477,7 @@ mod tests {
         for text in [
             "< S 7:7(0) win 8 <mss 1460,sackOK,TS val 1 ecr 2,nop,wscale 7>",
             "< [ce] FRPEWUA. 1:4(3) ack 9 win 65535 urg 3 <nop,nop,sack 1:2 3:4>",
-            "< - 1:1(0) win 0 <FOEXP 0102,nop,nop,generic 77 00,eol,eol,eol>",
+            "< - 1:1(0) win 0 <FOEXP 0102,nop,nop,generic 77 00,eol,eol,eol,eol,eol>",
             "< . 1:1(0) ack 1 win 0 <md5 00112233445566778899aabbccddeeff,nop,nop>",
             "< . 1:1(0) ack 1 win 0 <FO 0123456789abcdef,nop,nop>",
         ] {
@@ -480,7 +494,10 @@ mod tests {
                 assert_eq!(found.payload, payload);
                 assert_eq!(found.ip.ecn, ip.ecn.or(Some(EcnCheck::NotCapable)));
                 let ports = Some((40000, 8080));
-                let expected = Tcp { ports, ..tcp.clone() };
+                let expected = Tcp {
+                    ports,
+                    ..tcp.clone()
+                };
                 assert_eq!(found.tcp, expected, "{text}");
                 // A bit more, and the checksum finds it.
                 let mut damaged = bytes;
@@ -514,7 +531,7 @@ mod tests {
                 let bytes =
                     icmp_error(&message, IpFields::default(), local, remote, &quoted, 100).unwrap();
                 let transport = if local.is_ipv4() { 20 } else { 40 };
-                let found = tidewall_protocol::icmp::error(&bytes, transport).unwrap();
+                let found = tidewall_protocol::icmp::tcp_error(&bytes, transport).unwrap();
                 assert_eq!((found.local, found.remote), (local, remote));
                 assert_eq!(found.mtu.is_some(), code != Some("port_unreachable"));
             }

@@ -162,6 +162,11 @@ impl Flow {
         script
     }
 
+    /// The live sequence number of what went out with the script's.
+    pub(super) fn live_sequence(&self, sequence: u32) -> u32 {
+        sequence.wrapping_add(self.local_isn.offset(false))
+    }
+
     /// Where in its stream the first byte of an outbound segment is, from the
     /// script's sequence number.
     pub(super) fn position(sequence: u32) -> u64 {

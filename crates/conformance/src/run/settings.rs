@@ -136,7 +136,11 @@ impl Settings {
         let address = |old: IpAddr| -> Result<IpAddr, ParseError> {
             let new: IpAddr = value(option, "ADDRESS")?;
             // An address of the other family is for the other run.
-            Ok(if new.is_ipv4() == old.is_ipv4() { new } else { old })
+            Ok(if new.is_ipv4() == old.is_ipv4() {
+                new
+            } else {
+                old
+            })
         };
         match option.name.as_str() {
             "tolerance_usecs" => self.tolerance = microseconds()?,

@@ -4,13 +4,22 @@
 ///
 /// These forms are taken, separated by newlines, `;` or `&&`:
 /// `sysctl -q net.ipv4.tcp_ecn=1 …`, `…/set_sysctls.py /proc/sys/net/ipv4/tcp_ecn=1 …`,
-/// and, as doing nothing, `…/defaults.sh` (the public suite's: its settings are
-/// the defaults here) and the suite's restoring of settings.
+/// `…/defaults.sh` (the public suite's settings, as far as they are not the
+/// defaults here) and, as doing nothing, the suite's restoring of settings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Command {
     /// Name and value, in order.
     pub settings: Vec<(String, String)>,
 }
+
+/// What the public suite's scripts presume.
+const SUITE_DEFAULTS: [(&str, &str); 5] = [
+    ("net.ipv4.tcp_rmem", "4096 540000 15728640"),
+    ("net.ipv4.tcp_wmem", "4096 262144 4194304"),
+    ("net.ipv4.tcp_syn_retries", "5"),
+    ("net.ipv4.tcp_slow_start_after_idle", "0"),
+    ("net.ipv4.tcp_ecn", "0"),
+];
 
 impl Command {
     /// Reads what stood between the backticks; `Err` says what is wrong.
@@ -26,7 +35,12 @@ impl Command {
             let program = program.rsplit('/').next().unwrap_or_default();
             match program {
                 "sysctl" | "set_sysctls.py" => command.settings(arguments)?,
-                "defaults.sh" | "true" | ":" if arguments.is_empty() => {}
+                "defaults.sh" if arguments.is_empty() => {
+                    let all = SUITE_DEFAULTS.into_iter();
+                    let owned = all.map(|(name, value)| (name.into(), value.into()));
+                    command.settings.extend(owned);
+                }
+                "true" | ":" if arguments.is_empty() => {}
                 restore if restore.starts_with("sysctl_restore_") => {}
                 _ => {
                     return Err(format!(
@@ -93,8 +107,7 @@ mod tests {
 
     #[test]
     fn settings_are_read_from_either_form() {
-        let text = "../common/defaults.sh\n\
-            sysctl -q net.ipv4.tcp_ecn=1 net.ipv4.tcp_rmem=\"4096 1 2\" # a comment\n\
+        let text = "sysctl -q net.ipv4.tcp_ecn=1 net.ipv4.tcp_rmem=\"4096 1 2\" # a comment\n\
             ../common/set_sysctls.py \\\n /proc/sys/net/ipv4/tcp_min_tso_segs=4";
         let expected = [
             ("net.ipv4.tcp_ecn", "1"),
@@ -103,6 +116,8 @@ mod tests {
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(Command::parse(text).unwrap().settings, expected);
+        let defaults = Command::parse("../common/defaults.sh").unwrap();
+        assert_eq!(defaults.settings.len(), SUITE_DEFAULTS.len());
     }
 
     #[test]
