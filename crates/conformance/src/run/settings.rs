@@ -206,6 +206,8 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             "net.ipv4.tcp_fin_timeout" => {
                 sysctl.fin_timeout = Duration::from_secs(number()?.into());
             }
+            // Of Linux's own, only the value that makes it do as this stack does.
+            "net.ipv4.tcp_syn_linear_timeouts" if number()? == 0 => {}
             "net.ipv4.tcp_fastopen" => sysctl.fastopen = number()?,
             _ => return Err(format!("{name} is not a setting of this stack")),
         }
