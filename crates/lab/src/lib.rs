@@ -19,6 +19,7 @@
 
 mod bench;
 mod bound;
+pub mod bridge;
 mod command;
 mod demo;
 pub mod environment;

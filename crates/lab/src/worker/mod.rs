@@ -8,6 +8,7 @@
 //! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
 //! then how many it has, and ends with its input.
 
+mod bridging;
 mod bulk;
 mod child;
 mod cpu;
@@ -28,6 +29,7 @@ use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix,
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
+use crate::bridge;
 use crate::raw_process;
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
 
@@ -54,6 +56,9 @@ pub enum Job {
     Swallow,
     /// One end of a bulk transfer.
     Bulk(BulkJob),
+    /// Forward between interfaces as the specification says, until asked for
+    /// the report or the standard input ends.
+    Bridge(bridge::Spec),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -225,6 +230,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Hold(spec) => hold::run(&spec),
         Job::Swallow => swallow(),
         Job::Bulk(job) => bulk::run(&job),
+        Job::Bridge(spec) => bridging::run(spec),
         Job::Spin => spin(),
     }
 }
