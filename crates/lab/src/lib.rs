@@ -30,6 +30,8 @@ pub mod plot;
 pub mod progress;
 #[allow(unsafe_code)]
 mod raw_process;
+#[allow(unsafe_code)]
+mod raw_tcp;
 mod report;
 pub mod result;
 mod runner;

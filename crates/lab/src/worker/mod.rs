@@ -12,6 +12,7 @@ mod bridging;
 mod bulk;
 mod child;
 mod cpu;
+pub mod flows;
 mod hold;
 mod load;
 mod service;
@@ -59,6 +60,12 @@ pub enum Job {
     /// Forward between interfaces as the specification says, until asked for
     /// the report or the standard input ends.
     Bridge(bridge::Spec),
+    /// Serve bulk and objects.
+    FlowServer(flows::FlowServer),
+    /// Bulk flows; prints a [`flows::FlowOutcome`] of each.
+    FlowClient(flows::FlowClient),
+    /// Objects on new connections; prints a [`flows::ObjectOutcome`].
+    ObjectClient(flows::ObjectClient),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -231,6 +238,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Swallow => swallow(),
         Job::Bulk(job) => bulk::run(&job),
         Job::Bridge(spec) => bridging::run(spec),
+        Job::FlowServer(job) => flows::run_server(&job),
+        Job::FlowClient(job) => flows::run_client(flows::Client::Flows(&job)),
+        Job::ObjectClient(job) => flows::run_client(flows::Client::Objects(&job)),
         Job::Spin => spin(),
     }
 }
