@@ -251,6 +251,26 @@ mod tests {
     }
 
     #[test]
+    fn flows_have_the_luck_of_the_draw_from_their_first_packet_on() {
+        let impairment = Impairment {
+            loss: Loss::Random { probability: 0.01 },
+            ..Impairment::default()
+        };
+        for seed in [1, 2, 1 << 32] {
+            let both = [impairment.clone(), impairment.clone()];
+            let mut paths = Paths::new(both, Sharing::Flow, seed);
+            for port in 10_000..20_000 {
+                paths.send(Duration::ZERO, Side::Left, &seen(port), 1);
+                paths.send(Duration::ZERO, Side::Right, &reply(port), 2);
+            }
+            for side in [Side::Left, Side::Right] {
+                let lost = paths.counters(side).lost;
+                assert!((60..140).contains(&lost), "{lost} of 10,000 at seed {seed}");
+            }
+        }
+    }
+
+    #[test]
     fn a_flow_has_the_same_luck_whoever_else_there_is() {
         let impairment = Impairment {
             loss: Loss::Random { probability: 0.5 },

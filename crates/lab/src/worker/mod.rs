@@ -238,9 +238,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Swallow => swallow(),
         Job::Bulk(job) => bulk::run(&job),
         Job::Bridge(spec) => bridging::run(spec),
-        Job::FlowServer(job) => flows::run_server(&job),
-        Job::FlowClient(job) => flows::run_client(flows::Client::Flows(&job)),
-        Job::ObjectClient(job) => flows::run_client(flows::Client::Objects(&job)),
+        Job::FlowServer(job) => flows::run(flows::FlowJob::Server(&job)),
+        Job::FlowClient(job) => flows::run(flows::FlowJob::Flows(&job)),
+        Job::ObjectClient(job) => flows::run(flows::FlowJob::Objects(&job)),
         Job::Spin => spin(),
     }
 }

@@ -1,14 +1,10 @@
 //! What the curves have to show.
 
-use super::transfer::{LAG_P99, LOST_ITSELF, Peer};
+use super::transfer::{LAG_P99, LATE, LOST_ITSELF, Peer};
 use super::{PERCENTILES, SHARE};
 use crate::bound::Bound;
 use crate::result::{Claim, Point, Series, find};
 use crate::sweep::median;
-
-/// How late the bridge may be at the 99th percentile, µs: a fifth of the
-/// shortest round trip.
-const LATE: f64 = 200.0;
 
 /// Tidewall over Linux at every point of the settings that begin with `work`.
 fn ratios(series: &[Series], work: &str) -> Vec<f64> {

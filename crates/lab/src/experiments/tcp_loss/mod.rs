@@ -25,7 +25,7 @@ use crate::testbed::{Config, Mode};
 
 pub use claims::claims;
 use path::{Case, Work, cases};
-use transfer::{LAG_MAX, LAG_P99, LOST_ITSELF, P50, P99, Peer, Ports, TRANSFER_P99};
+use transfer::{LAG_MAX, LAG_P99, LATE, LOST_ITSELF, Outcome, P50, P99, Peer, Ports, TRANSFER_P99};
 
 /// Its name.
 pub const NAME: &str = "tcp-loss";
@@ -67,6 +67,10 @@ pub(super) fn run(
     let mut measured: Table<(usize, Peer)> = Table::new();
     let mut shares: Table<(&'static str, usize)> = Table::new();
     let mut ports = Ports::new();
+    let mut spare = Spare {
+        left: REPEATS * rounds,
+        used: 0,
+    };
     for round in 0..rounds {
         let steps = (cases.len() * Peer::BOTH.len() + SHARERS.len()) as u64;
         progress.begin(&format!("{NAME}, round {}", round + 1), steps);
@@ -83,7 +87,8 @@ pub(super) fn run(
             for peer in order {
                 interrupt::check()?;
                 let (testbed, quick) = (&bench.testbed, options.quick);
-                let outcome = transfer::run(testbed, case, peer, seed, first_port, quick)?;
+                let outcome =
+                    spare.sound(|| transfer::run(testbed, case, peer, seed, first_port, quick))?;
                 progress.step(&format!(
                     "{} {}, {} %: {:.2}",
                     peer.name(),
@@ -105,10 +110,10 @@ pub(super) fn run(
             let first_port = ports.take(2);
             let seed = seed(round, cases.len());
             let shared = transfer::share(&bench.testbed, pair, first, seconds, seed, first_port)?;
-            progress.step(&format!("{name}'s share: {:.3}", shared.share));
+            progress.step(&format!("{name}'s share: {:.3}", shared.result));
             shares.entry((name, first)).or_default().push(Sample {
                 x: (first + 1) as f64,
-                y: shared.share,
+                y: shared.result,
                 values: shared.values,
                 ..Sample::default()
             });
@@ -145,7 +150,7 @@ pub(super) fn run(
         claims: claims(&series),
         series,
         reference: Vec::new(),
-        notes: notes(),
+        notes: notes(spare.used),
     })
 }
 
@@ -237,7 +242,7 @@ fn share_curves(shares: &Table<(&'static str, usize)>) -> Vec<Series> {
     series.into_values().rev().collect()
 }
 
-fn notes() -> Vec<String> {
+fn notes(repeated: u32) -> Vec<String> {
     let (rate, round_trip) = transfer::BOTTLENECK;
     vec![
         format!(
@@ -255,7 +260,46 @@ fn notes() -> Vec<String> {
         "Objects: eight at a time, each on a new connection and a path of its own; from the first \
          SYN to the last byte."
             .to_owned(),
+        format!(
+            "{repeated} runs were repeated because the bridge was late (p99 over {LATE} µs) or lost \
+             frames itself, as it is and does on a machine with other work; of such a run the try \
+             in which the bridge was least late counts."
+        ),
     ]
+}
+
+/// Repetitions a round, at most, of runs that the bridge spoilt.
+const REPEATS: u32 = 10;
+
+/// Repetitions of runs that the bridge spoilt.
+struct Spare {
+    left: u32,
+    used: u32,
+}
+
+impl Spare {
+    /// Runs until the bridge was not to be noticed or there is no try left; the
+    /// try in which it was least late counts.
+    fn sound(
+        &mut self,
+        mut run: impl FnMut() -> anyhow::Result<Outcome>,
+    ) -> anyhow::Result<Outcome> {
+        let mut best: Option<Outcome> = None;
+        loop {
+            let outcome = run()?;
+            let fault = outcome.fault();
+            if best.as_ref().is_none_or(|best| fault < best.fault()) {
+                best = Some(outcome);
+            }
+            match best {
+                Some(best) if best.fault() == (0, 0) || self.left == 0 => return Ok(best),
+                _ => {}
+            }
+            interrupt::check()?;
+            self.left -= 1;
+            self.used += 1;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -311,6 +355,31 @@ mod tests {
             .iter()
             .filter(|series| series.system == "linux-cubic");
         assert_eq!(linux.count() * 2, series.len());
+    }
+
+    #[test]
+    fn a_run_that_the_bridge_spoilt_is_repeated() {
+        let outcome = |result: f64, late: f64| Outcome {
+            result,
+            values: [(LAG_P99.to_owned(), late), (LOST_ITSELF.to_owned(), 0.0)].into(),
+        };
+        let mut spare = Spare { left: 3, used: 0 };
+        let mut runs = [(1.0, 900.0), (2.0, 20.0)].into_iter();
+        let mut next = || {
+            let (result, late) = runs.next().unwrap_or((9.0, 1e4));
+            Ok(outcome(result, late))
+        };
+        assert_eq!(spare.sound(&mut next).unwrap().result, 2.0);
+        assert_eq!((spare.left, spare.used), (2, 1));
+        // All are spoilt: the least counts, and there is an end.
+        let mut runs = [(1.0, 900.0), (2.0, 300.0), (3.0, 800.0)].into_iter();
+        let mut next = || {
+            let (result, late) = runs.next().unwrap_or((9.0, 1e4));
+            Ok(outcome(result, late))
+        };
+        assert_eq!(spare.sound(&mut next).unwrap().result, 2.0);
+        assert_eq!(spare.left, 0);
+        assert_eq!(spare.sound(|| Ok(outcome(5.0, 1e6))).unwrap().result, 5.0);
     }
 
     #[test]

@@ -54,12 +54,29 @@ impl Peer {
     }
 }
 
-/// What came of a run: figures by name, of which the first is the result.
+/// What came of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// Mbit/s, or the 99th percentile of completion, ms.
+    /// Mbit/s; the 99th percentile of completion, ms; or the share of the bytes
+    /// that the first of a pair had.
     pub(super) result: f64,
+    /// Figures of both ends and of the bridge, by name.
     pub(super) values: BTreeMap<String, f64>,
+}
+
+/// How late the bridge may be at the 99th percentile, µs: a fifth of the
+/// shortest round trip.
+pub(super) const LATE: f64 = 200.0;
+
+impl Outcome {
+    /// How far the bridge spoilt it: frames that it lost itself, and µs beyond
+    /// [`LATE`]. The smaller, the better.
+    pub(super) fn fault(&self) -> (u64, u64) {
+        let value = |name| self.values.get(name).copied().unwrap_or(0.0);
+        let late = value(LAG_P99);
+        let beyond = if late > LATE { late as u64 } else { 0 };
+        (value(LOST_ITSELF) as u64, beyond)
+    }
 }
 
 /// Local ports for the connections of a run: no two runs of a session share
@@ -257,14 +274,6 @@ pub(super) fn run(
     Ok(outcome)
 }
 
-/// Two flows through one bottleneck.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Shared {
-    /// Share of the bytes that the first of the pair had.
-    pub(super) share: f64,
-    pub(super) values: BTreeMap<String, f64>,
-}
-
 /// Bits a second of the bottleneck, and its round trip, ms.
 pub(super) const BOTTLENECK: (u64, u32) = (50_000_000, 20);
 /// How much later the second flow begins, ms.
@@ -281,7 +290,7 @@ pub(super) fn share(
     seconds: u64,
     seed: u64,
     first_port: u16,
-) -> anyhow::Result<Shared> {
+) -> anyhow::Result<Outcome> {
     let path = super::path::Path::lossy(BOTTLENECK.1, 0.0);
     let mut peers = pair.to_vec();
     peers.dedup();
@@ -330,8 +339,8 @@ pub(super) fn share(
         (one + other) * 8.0 / 1e6 / seconds as f64,
     );
     complete(&mut values, &report);
-    Ok(Shared {
-        share: one / (one + other),
+    Ok(Outcome {
+        result: one / (one + other),
         values,
     })
 }

@@ -22,21 +22,15 @@ const LOOK: Duration = Duration::from_millis(20);
 /// arrive within the time counted, at any round trip here.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Either client.
-pub(crate) enum Client<'a> {
-    /// Bulk.
-    Flows(&'a FlowClient),
-    /// Objects.
-    Objects(&'a ObjectClient),
+/// Runs bulk flows and prints what became of each.
+pub(super) fn run_flows(client: &FlowClient) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(&flows(client))?);
+    Ok(())
 }
 
-/// Runs a client and prints what became of it.
-pub(crate) fn run(client: Client<'_>) -> anyhow::Result<()> {
-    let json = match client {
-        Client::Flows(client) => serde_json::to_string(&flows(client))?,
-        Client::Objects(client) => serde_json::to_string(&objects(client))?,
-    };
-    println!("{json}");
+/// Fetches objects and prints what became of them.
+pub(super) fn run_objects(client: &ObjectClient) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(&objects(client))?);
     Ok(())
 }
 

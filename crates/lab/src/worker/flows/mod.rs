@@ -15,11 +15,34 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use client::{Client, run as run_client};
-pub(crate) use server::run as run_server;
+use crate::raw_process;
 
 /// Figures of a connection by name, alike on both stacks where both have them.
 pub type Figures = BTreeMap<String, f64>;
+
+/// What one of these workers is to do.
+pub(super) enum FlowJob<'a> {
+    /// Serve.
+    Server(&'a FlowServer),
+    /// Bulk.
+    Flows(&'a FlowClient),
+    /// Objects.
+    Objects(&'a ObjectClient),
+}
+
+/// Runs a worker, ahead of whatever else runs on the machine: kernel TCP works
+/// in softirq, ahead of everything, and a stack in user space must not look bad
+/// for a neighbour's compiler.
+pub(super) fn run(job: FlowJob<'_>) -> anyhow::Result<()> {
+    if let Err(error) = raw_process::set_nice(-20) {
+        eprintln!("shares the processor with others on equal terms: {error}");
+    }
+    match job {
+        FlowJob::Server(job) => server::run(job),
+        FlowJob::Flows(job) => client::run_flows(job),
+        FlowJob::Objects(job) => client::run_objects(job),
+    }
+}
 
 /// A server of bulk and objects, until the standard input ends. The line
 /// `transfers` is answered with the [`Transfer`]s since the last.

@@ -79,7 +79,7 @@ impl Told for TidewallStream {
 type Ledger = Arc<Mutex<Vec<Transfer>>>;
 
 /// Serves until the standard input ends.
-pub(crate) fn run(job: &FlowServer) -> anyhow::Result<()> {
+pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
