@@ -337,6 +337,41 @@ mod tests {
                 address: [10, 78, 0, 2].into(),
                 port: 1,
             }),
+            Job::Bridge(bridge::Spec {
+                left: "tw-ma".into(),
+                right: vec!["tw-mb".into()],
+                from_left: bridge::Impair {
+                    rate: Some(1_000_000),
+                    loss: 0.01,
+                    queue: Some(75_000),
+                    ..bridge::Impair::default()
+                },
+                from_right: bridge::Impair::default(),
+                sharing: bridge::Sharing::Flow,
+                seed: u64::MAX,
+            }),
+            Job::FlowServer(flows::FlowServer::Linux {
+                address: "10.77.0.3:5001".parse().unwrap(),
+                congestion: "cubic".into(),
+            }),
+            Job::FlowClient(flows::FlowClient {
+                flows: vec![flows::FlowSpec {
+                    server: "10.77.0.3:5001".parse().unwrap(),
+                    port: 10_000,
+                    way: flows::Way::Give,
+                    after_ms: 10,
+                    duration_ms: 1_000,
+                }],
+                congestion: "cubic".into(),
+            }),
+            Job::ObjectClient(flows::ObjectClient {
+                server: "10.77.0.3:5001".parse().unwrap(),
+                first_port: 10_000,
+                count: 600,
+                at_once: 8,
+                bytes: 100_000,
+                congestion: "cubic".into(),
+            }),
             Job::Spin,
         ];
         for job in jobs {

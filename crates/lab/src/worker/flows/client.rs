@@ -34,7 +34,7 @@ pub(super) fn run_objects(client: &ObjectClient) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn flows(client: &FlowClient) -> Vec<FlowOutcome> {
+pub(super) fn flows(client: &FlowClient) -> Vec<FlowOutcome> {
     let begun = Instant::now();
     thread::scope(|scope| {
         let threads: Vec<_> = client
@@ -144,7 +144,7 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-fn objects(client: &ObjectClient) -> ObjectOutcome {
+pub(super) fn objects(client: &ObjectClient) -> ObjectOutcome {
     let next = AtomicU16::new(0);
     let mut outcome = ObjectOutcome::default();
     thread::scope(|scope| {

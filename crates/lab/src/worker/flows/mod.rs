@@ -199,7 +199,105 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tidewall_service::StreamHost;
+    use tidewall_service::linux_stream::{self, LinuxStreams};
+
     use super::*;
+
+    const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+    /// A server on kernel sockets for as long as `work` takes, and what it knows
+    /// of its connections then.
+    fn served(work: impl FnOnce(SocketAddrV4)) -> Vec<Transfer> {
+        let (told, address) = std::sync::mpsc::channel();
+        let stop = AtomicBool::new(false);
+        let ledger = server::Ledger::default();
+        std::thread::scope(|scope| {
+            let (stop, ledger) = (&stop, &ledger);
+            scope.spawn(move || {
+                let host = LinuxStreams::new(linux_stream::Options::default()).unwrap();
+                let listener = host.listen((HERE, 0).into(), 16).unwrap();
+                let SocketAddr::V4(address) = host.local_address(&listener).unwrap() else {
+                    panic!("not IPv4");
+                };
+                told.send(address).unwrap();
+                server::serve(&host, &listener, ledger, stop).unwrap();
+            });
+            work(address.recv().unwrap());
+            stop.store(true, Ordering::Relaxed);
+        });
+        ledger.lock().unwrap().clone()
+    }
+
+    /// A port that is free: somebody just had it.
+    fn free_port() -> u16 {
+        let listener = std::net::TcpListener::bind((HERE, 0)).unwrap();
+        listener.local_addr().unwrap().port()
+    }
+
+    #[test]
+    fn bulk_is_counted_by_who_receives_it() {
+        let ports = [free_port(), free_port()];
+        let transfers = served(|server| {
+            let flow = |number: usize, way| FlowSpec {
+                server,
+                port: ports[number],
+                way,
+                after_ms: 0,
+                duration_ms: 150,
+            };
+            let client = FlowClient {
+                flows: vec![flow(0, Way::Fetch), flow(1, Way::Give)],
+                congestion: "reno".to_owned(),
+            };
+            let outcomes = client::flows(&client);
+            let fetched = &outcomes[0];
+            assert_eq!((&fetched.failed, fetched.nanoseconds), (&None, 150_000_000));
+            assert!(fetched.bytes > 1_000_000, "{fetched:?}");
+            assert!(!fetched.timeline.is_empty(), "{fetched:?}");
+            let given = &outcomes[1];
+            assert_eq!((&given.failed, given.bytes), (&None, 0));
+            assert!(given.figures["segments sent"] > 10.0, "{given:?}");
+        });
+        let of = |port| transfers.iter().find(|transfer| transfer.port == port);
+        let (sent, received) = (of(ports[0]).unwrap(), of(ports[1]).unwrap());
+        assert_eq!((sent.bytes, received.nanoseconds), (0, 150_000_000));
+        assert!(sent.figures["segments sent"] > 10.0, "{sent:?}");
+        assert!(received.bytes > 1_000_000, "{received:?}");
+    }
+
+    #[test]
+    fn objects_come_whole_and_one_that_does_not_is_told() {
+        let first_port = free_port();
+        let transfers = served(|server| {
+            let client = ObjectClient {
+                server,
+                first_port,
+                count: 1,
+                at_once: 2,
+                bytes: 100_000,
+                congestion: "reno".to_owned(),
+            };
+            let outcome = client::objects(&client);
+            assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+            let [(connecting, all)] = outcome.times[..] else {
+                panic!("{:?}", outcome.times);
+            };
+            assert!(0 < connecting && connecting < all);
+            let nowhere = ObjectClient {
+                server: SocketAddrV4::new(HERE, free_port()),
+                first_port: free_port(),
+                ..client
+            };
+            let outcome = client::objects(&nowhere);
+            assert_eq!((outcome.times.len(), outcome.failed.len()), (0, 1));
+        });
+        // The client may have gone just before the server was stopped.
+        assert!(transfers.len() <= 1);
+    }
 
     #[test]
     fn requests_survive_their_bytes() {

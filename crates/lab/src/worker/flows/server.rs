@@ -76,7 +76,7 @@ impl Told for TidewallStream {
 }
 
 /// What is known of connections and not asked for yet.
-type Ledger = Arc<Mutex<Vec<Transfer>>>;
+pub(super) type Ledger = Arc<Mutex<Vec<Transfer>>>;
 
 /// Serves until the standard input ends.
 pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
@@ -164,7 +164,7 @@ struct Client<S> {
 }
 
 /// Serves until `stop` is set.
-fn serve<H: StreamHost>(
+pub(super) fn serve<H: StreamHost>(
     host: &H,
     listener: &H::Listener,
     ledger: &Ledger,
