@@ -3,8 +3,8 @@
 //! same.
 //!
 //! ```text
-//!        longer than mtu?  queue full?      rate        lost?   delay, reordering,
-//! send ──────► gone ──────► dropped ──► transmitter ──► gone ──► duplicates, pauses ──► receive
+//!        longer than mtu?  queue full?      rate        lost?   delay, jitter, reordering,
+//! send ──────► gone ──────► dropped ──► transmitter ──► gone ──► duplicates, thinning, pauses ──► receive
 //!                           or marked
 //! ```
 //!
@@ -35,6 +35,8 @@ pub struct Impairment {
     pub duplicate: f64,
     /// What waits for the transmitter.
     pub queue: Queue,
+    /// Only the last of packets close together arrives.
+    pub thin: Option<Thin>,
     /// Nothing arrives for a while, now and then.
     pub pause: Option<Pause>,
     /// Packets of more bytes vanish, and nobody is told: a path-MTU black hole.
@@ -52,8 +54,9 @@ pub enum Loss {
         /// From 0 to 1.
         probability: f64,
     },
-    /// In bursts: a Markov chain of two states, which takes a step before each
-    /// packet (Gilbert 1960, Elliott 1963). It begins in the good state.
+    /// In bursts: a Markov chain of two states (Gilbert 1960, Elliott 1963). It
+    /// begins in the good state and takes a step before each packet, and others
+    /// for the time that went by without one.
     GilbertElliott {
         /// The probability of going from good to bad.
         to_bad: f64,
@@ -63,15 +66,12 @@ pub enum Loss {
         loss_good: f64,
         /// Of a loss in the bad state.
         loss_bad: f64,
+        /// How long without a packet makes a step more; zero: none does, and a
+        /// burst waits for whoever is silent.
+        slot: Duration,
     },
     /// These, counted from zero as they enter the link.
     Script(Vec<u64>),
-    /// All but the first, and every so many-th after it: what a box does that
-    /// thins acknowledgments out. One and zero lose nothing.
-    Thin {
-        /// One of how many is left.
-        keep_one_of: u32,
-    },
 }
 
 /// Which packets are overtaken by those behind them.
@@ -95,6 +95,17 @@ pub struct Queue {
     /// 8257 §3.1). Those that cannot wait like the others until the queue is
     /// full.
     pub mark: Option<u32>,
+}
+
+/// A box that thins acknowledgments out, or a link that aggregates them: it holds
+/// a packet back, and forgets it for the next if that comes in time. It knows no
+/// flows; give each its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Thin {
+    /// Of how many one is left at least; one and zero do nothing.
+    pub keep_one_of: u32,
+    /// How long a packet waits for others at most.
+    pub within: Duration,
 }
 
 /// A path on which nothing arrives for a while, again and again, and then
@@ -155,7 +166,7 @@ pub struct Counters {
     pub delivered: u64,
     /// Their bytes.
     pub delivered_bytes: u64,
-    /// Lost on the wire.
+    /// Lost on the wire, or thinned out.
     pub lost: u64,
     /// Longer than the path MTU.
     pub oversized: u64,
@@ -178,6 +189,9 @@ struct Flying<P> {
     packet: P,
 }
 
+/// Steps of [`Loss::GilbertElliott`] before one packet at most.
+const STEPS_MAX: u128 = 10_000;
+
 /// One direction of a link. Times are of the caller's clock and should not go
 /// backwards; one that does is taken for the last.
 #[derive(Clone, Debug)]
@@ -191,6 +205,8 @@ pub struct Link<P> {
     jitters: Random,
     /// The state of [`Loss::GilbertElliott`].
     bad: bool,
+    /// When it last took a step.
+    stepped: Duration,
     now: Duration,
     /// When the transmitter has sent everything that waits.
     free: Duration,
@@ -199,6 +215,10 @@ pub struct Link<P> {
     waiting_bytes: u64,
     /// When the last packet arrives that was not held back to be overtaken.
     last: Duration,
+    /// Packets in a row of which [`Thin`] has left the one that arrives last, and
+    /// how long it may hold that.
+    merged: u32,
+    held_until: Duration,
     /// By arrival; of those that arrive together, in the order they entered.
     flying: VecDeque<Flying<P>>,
     counters: Counters,
@@ -219,11 +239,14 @@ impl<P: Clone> Link<P> {
             copies: random.fork(),
             jitters: random.fork(),
             bad: false,
+            stepped: Duration::ZERO,
             now: Duration::ZERO,
             free: Duration::ZERO,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             last: Duration::ZERO,
+            merged: 0,
+            held_until: Duration::ZERO,
             flying: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -345,14 +368,20 @@ impl<P: Clone> Link<P> {
                 to_good,
                 loss_good,
                 loss_bad,
+                slot,
             } => {
-                let changes = if self.bad { to_good } else { to_bad };
-                self.bad ^= self.losses.chance(changes);
+                let silence = self.now.saturating_sub(self.stepped).as_nanos();
+                self.stepped = self.now;
+                let slots = silence.checked_div(slot.as_nanos()).unwrap_or(0);
+                // After so many the chain has forgotten where it began.
+                for _ in 0..slots.clamp(1, STEPS_MAX) {
+                    let changes = if self.bad { to_good } else { to_bad };
+                    self.bad ^= self.losses.chance(changes);
+                }
                 let loss = if self.bad { loss_bad } else { loss_good };
                 self.losses.chance(loss)
             }
             Loss::Script(indexes) => indexes.binary_search(&index).is_ok(),
-            Loss::Thin { keep_one_of } => !index.is_multiple_of((*keep_one_of).max(1).into()),
         }
     }
 
@@ -369,6 +398,22 @@ impl<P: Clone> Link<P> {
         if self.delays.chance(probability) {
             self.counters.reordered += 1;
             at = at.saturating_add(up_to(&mut self.delays, delay));
+        }
+        if let Some(thin) = self.impairment.thin.filter(|thin| thin.keep_one_of > 1) {
+            let waits = self.flying.back().is_some_and(|last| last.at > at);
+            if waits && self.merged < thin.keep_one_of {
+                self.flying.pop_back();
+                self.counters.lost += 1;
+                self.merged += 1;
+            } else {
+                self.merged = 1;
+            }
+            if self.merged == 1 {
+                self.held_until = at.saturating_add(thin.within);
+            }
+            if self.merged < thin.keep_one_of {
+                at = at.max(self.held_until);
+            }
         }
         if let Some(pause) = self.impairment.pause {
             at = pause.after(at);

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewall_simulator::link::{Counters, Ecn, Impairment, Link, Loss, Pause, Queue, Reorder};
+use tidewall_simulator::link::{
+    Counters, Ecn, Impairment, Link, Loss, Pause, Queue, Reorder, Thin,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
@@ -82,7 +84,11 @@ fn a_full_queue_drops_what_comes_last_and_an_empty_one_takes_anything() {
     let (arrived, _) = outcome(impairment.clone(), 1, &burst(1, 9000));
     assert_eq!(numbers(&arrived), [0]);
     // Room again once the first has left.
-    let (arrived, _) = outcome(impairment, 1, &[(Duration::ZERO, 1500), (Duration::ZERO, 1500), (MS, 1500)]);
+    let (arrived, _) = outcome(
+        impairment,
+        1,
+        &[(Duration::ZERO, 1500), (Duration::ZERO, 1500), (MS, 1500)],
+    );
     assert_eq!(numbers(&arrived), [0, 1, 2]);
 }
 
@@ -110,17 +116,31 @@ fn packets_that_find_a_long_queue_are_marked_if_they_can_be() {
 }
 
 #[test]
-fn a_script_and_thinning_lose_what_they_say() {
+fn a_script_loses_what_it_says() {
     let script = Impairment {
         loss: Loss::Script(vec![3, 0]),
         ..Impairment::default()
     };
     assert_eq!(numbers(&outcome(script, 1, &burst(5, 100)).0), [1, 2, 4]);
+}
+
+#[test]
+fn of_packets_close_together_thinning_leaves_the_last() {
     let thin = Impairment {
-        loss: Loss::Thin { keep_one_of: 4 },
+        thin: Some(Thin {
+            keep_one_of: 4,
+            within: 5 * MS,
+        }),
         ..Impairment::default()
     };
-    assert_eq!(numbers(&outcome(thin, 1, &burst(10, 100)).0), [0, 4, 8]);
+    let times = [0, 1, 2, 3, 4, 5, 20, 40, 44].map(|at| (at * MS, 100));
+    let (arrived, counters) = outcome(thin, 1, &times);
+    let arrived: Vec<(u128, usize)> = arrived
+        .iter()
+        .map(|arrival| (arrival.0.as_millis(), arrival.1))
+        .collect();
+    assert_eq!(arrived, [(3, 3), (9, 5), (25, 6), (45, 8)]);
+    assert_eq!(counters.lost, 5);
 }
 
 #[test]
@@ -171,14 +191,44 @@ fn losses_come_as_often_and_as_long_as_their_model_says() {
             to_good: 0.2,
             loss_good: 0.0,
             loss_bad: 1.0,
+            slot: Duration::ZERO,
         },
         ..Impairment::default()
     };
-    let (arrived, counters) = outcome(bursts, 7, &burst(count, 100));
+    let (arrived, counters) = outcome(bursts.clone(), 7, &burst(count, 100));
     assert!((3600..4400).contains(&counters.lost), "{}", counters.lost);
     let gaps = arrived.windows(2).filter(|pair| pair[1].1 != pair[0].1 + 1);
     let mean = counters.lost as f64 / gaps.count() as f64;
     assert!((4.5..5.5).contains(&mean), "{mean}");
+
+    // With silence between packets the next one's luck is its own, on average the
+    // same.
+    let Loss::GilbertElliott {
+        to_bad,
+        to_good,
+        loss_good,
+        loss_bad,
+        ..
+    } = bursts.loss
+    else {
+        unreachable!("as set above")
+    };
+    let sparse = Impairment {
+        loss: Loss::GilbertElliott {
+            to_bad,
+            to_good,
+            loss_good,
+            loss_bad,
+            slot: MS,
+        },
+        ..Impairment::default()
+    };
+    let packets: Vec<(Duration, u32)> = (0..20_000).map(|index| (index * 50 * MS, 100)).collect();
+    let (arrived, counters) = outcome(sparse, 7, &packets);
+    assert!((320..480).contains(&counters.lost), "{}", counters.lost);
+    let gaps = arrived.windows(2).filter(|pair| pair[1].1 != pair[0].1 + 1);
+    let mean = counters.lost as f64 / gaps.count() as f64;
+    assert!(mean < 1.1, "{mean}");
 }
 
 #[test]
@@ -196,13 +246,12 @@ fn the_ecn_field_is_that_of_rfc_3168() {
 }
 
 prop_compose! {
-    fn losses()(kind in 0..5, a in 0.0..0.5, b in 0.01..1.0, keep in 0u32..5, lost in prop::collection::vec(0u64..200, 0..50)) -> Loss {
+    fn losses()(kind in 0..4, a in 0.0..0.5, b in 0.01..1.0, lost in prop::collection::vec(0u64..200, 0..50)) -> Loss {
         match kind {
             0 => Loss::None,
             1 => Loss::Random { probability: a },
-            2 => Loss::GilbertElliott { to_bad: a, to_good: b, loss_good: 0.01, loss_bad: 0.9 },
-            3 => Loss::Script(lost),
-            _ => Loss::Thin { keep_one_of: keep },
+            2 => Loss::GilbertElliott { to_bad: a, to_good: b, loss_good: 0.01, loss_bad: 0.9, slot: MS },
+            _ => Loss::Script(lost),
         }
     }
 }
@@ -219,6 +268,7 @@ prop_compose! {
         limit in prop::option::of(0u32..50_000),
         mark in prop::option::of(0u32..50_000),
         pause in prop::option::of((0u32..50_000, 0u32..20_000)),
+        thin in prop::option::of((0u32..5, 0u32..20_000)),
         mtu in prop::option::of(100u32..2000),
     ) -> Impairment {
         Impairment {
@@ -230,6 +280,7 @@ prop_compose! {
             duplicate,
             queue: Queue { limit, mark },
             pause: pause.map(|(every, length)| Pause { every: every * US, length: length * US }),
+            thin: thin.map(|(keep_one_of, within)| Thin { keep_one_of, within: within * US }),
             mtu,
         }
     }
@@ -277,6 +328,7 @@ proptest! {
             jitter: Duration::ZERO,
             duplicate: 0.0,
             pause: None,
+            thin: None,
             ..impairment
         };
         let (arrived, _) = outcome(impairment, 1, &packets);

@@ -108,6 +108,7 @@ impl Connection {
                 bytes,
                 in_flight: self.send.flight,
                 round_trip,
+                smoothed: self.round_trip.smoothed,
                 now,
                 mss,
             });
@@ -128,6 +129,7 @@ impl Connection {
         let in_flight = next.wrapping_sub(first);
         if self.recovery.duplicate(first, next, mss, self.sack) {
             self.congestion.on_loss(in_flight.max(mss), mss, now);
+            self.ecn.reduced(next);
             self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
             self.round_trip.timed = None;
             let timeout = self.retransmission_timeout();

@@ -162,6 +162,8 @@ impl Connection {
             self.finish();
             return;
         }
+        // Over: data may be sent again.
+        self.timers.expired(Timer::Pace, now);
         if self.timers.expired(Timer::Acknowledge, now) {
             self.pending.add(Pending::ACKNOWLEDGE);
             // The data that the acknowledgment waited for has not come.
@@ -259,6 +261,7 @@ impl Connection {
         let in_flight = self.send.next.wrapping_sub(self.send.first);
         if self.send.window > 0 {
             self.congestion.on_timeout(in_flight, mss, !repeated, now);
+            self.ecn.reduced(self.send.next);
         }
         self.recovery
             .timeout(self.send.first, self.send.next, repeated);

@@ -5,11 +5,12 @@ use core::time::Duration;
 use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
+use super::ecn::EcnState;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
 use super::timers::{Timer, Timers};
-use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time};
+use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
 
 /// Segments at the start that are acknowledged at once, so that the peer's
 /// congestion window opens fast (Linux `TCP_MAX_QUICKACKS`).
@@ -106,6 +107,9 @@ pub(super) struct Send {
     pub(super) stalled: Option<Time>,
     /// When data last left.
     pub(super) last: Time,
+    /// When all that was sent has drained at the pacing rate, in microseconds
+    /// that wrap; the past while pacing is off.
+    pub(super) drained: u32,
     pub(super) buffer: SendBuffer,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) limit: u32,
@@ -200,6 +204,7 @@ pub struct Connection {
     pub(super) round_trip: RoundTrip,
     pub(super) recovery: Recovery,
     pub(super) congestion: Controller,
+    pub(super) ecn: EcnState,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -236,6 +241,7 @@ impl Connection {
             now,
         );
         connection.sack = handshake.sack;
+        connection.ecn.agree(handshake.ecn);
         connection.timestamps = handshake.timestamps.is_some();
         connection.scaling = handshake.window_scale.is_some();
         if connection.scaling {
@@ -296,6 +302,7 @@ impl Connection {
                 retries: 0,
                 stalled: None,
                 last: now,
+                drained: microseconds(now),
                 buffer: SendBuffer::default(),
                 limit: 0,
                 reset_sequence: 0,
@@ -329,7 +336,8 @@ impl Connection {
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
-            congestion: Controller::new(settings.initial_window.into(), mss.into()),
+            congestion: Controller::new(mss.into(), settings.congestion),
+            ecn: EcnState::default(),
             counters: Counters::default(),
             config: settings,
         }
@@ -368,13 +376,15 @@ impl Connection {
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;
-        let segments = if lost {
-            1
+        let window = if lost {
+            self.send.mss.into()
         } else {
-            u32::from(self.config.initial_window)
+            self.initial_window()
         };
-        self.congestion = Controller::new(segments, self.send.mss.into());
+        self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
+        // Outside of what is in flight.
+        self.ecn.reduced_at = self.send.first.wrapping_sub(1);
         self.send.small = self.send.first;
         self.send.flight_end = self.send.first;
         self.send.retries = 0;
@@ -385,6 +395,11 @@ impl Connection {
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }
+    }
+
+    /// The congestion window that a connection begins with (RFC 6928).
+    pub(super) fn initial_window(&self) -> u32 {
+        u32::from(self.config.initial_window.max(1)) * u32::from(self.send.mss)
     }
 
     /// Computes the payload of a full segment anew.

@@ -13,20 +13,20 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
 use super::config::{Settings, Span};
-use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
+use super::ecn::EcnState;
 use super::recovery::{self, Phase, Recovery};
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Errno, Flow, State, Time, timestamp};
+use super::{Config, Ecn, Errno, Flow, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0002;
+const VERSION: u32 = 0x5457_0004;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ impl fmt::Display for ThawError {
 impl std::error::Error for ThawError {}
 
 /// Writes a value down and returns it, or returns what was written.
-trait Codec {
+pub(super) trait Codec {
     fn word(&mut self, value: u64, bytes: usize) -> u64;
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
@@ -293,17 +293,11 @@ impl Connection {
                 },
             },
             recovery: recovery(&self.recovery, codec),
-            congestion: Controller {
-                window: codec.u32(self.congestion.window),
-                threshold: codec.u32(self.congestion.threshold),
-                initial: codec.u32(self.congestion.initial),
-                before: (
-                    codec.u32(self.congestion.before.0),
-                    codec.u32(self.congestion.before.1),
-                ),
-                algorithm: NewReno {
-                    counted: codec.u32(self.congestion.algorithm.counted),
-                },
+            congestion: self.congestion.with(codec),
+            ecn: EcnState {
+                flags: codec.u8(self.ecn.flags),
+                reduced_at: codec.u32(self.ecn.reduced_at),
+                delivered: codec.u32(self.ecn.delivered),
             },
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
@@ -366,7 +360,8 @@ impl Connection {
             && self.config.mss >= MSS_MIN
             && self.send.scale <= 14
             && self.receive.scale <= 14
-            && self.congestion.window <= BUFFER_MAX
+            && self.congestion.is_sound()
+            && self.ecn.flags <= EcnState::ALL
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
@@ -396,6 +391,10 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             codec.maybe(send.stalled, now, C::time)
         },
         last: codec.time(send.last),
+        drained: {
+            let now = microseconds(codec.now());
+            codec.u32(send.drained.wrapping_sub(now)).wrapping_add(now)
+        },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
             let mut buffer = SendBuffer::default();
@@ -453,6 +452,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
+    let copy = assembler.copy();
+    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
     let count = codec.u8(assembler.islands().count() as u8);
     for _ in 0..count {
@@ -520,6 +521,14 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
+        ecn: match codec.u8(config.ecn as u8) {
+            0 => Ecn::Off,
+            1 => Ecn::Passive,
+            _ => Ecn::Active,
+        },
         nodelay: codec.flag(config.nodelay),
+        pacing: codec.flag(config.pacing),
+        pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
+        congestion: config.congestion.with(codec),
     }
 }

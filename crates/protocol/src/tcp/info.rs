@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Connection, State};
+use super::{Congestion, Connection, State};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -16,6 +16,10 @@ pub struct Info {
     pub timestamps: bool,
     /// SACK is in use (`TCPI_OPT_SACK`).
     pub sack: bool,
+    /// ECN is in use (`TCPI_OPT_ECN`).
+    pub ecn: bool,
+    /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
+    pub ecn_seen: bool,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
     /// `tcpi_rcv_wscale`: ours.
@@ -32,10 +36,17 @@ pub struct Info {
     pub send_mss: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
+    /// The algorithm of congestion control (`TCP_CONGESTION`).
+    pub congestion: Congestion,
     /// `tcpi_snd_cwnd`, in bytes.
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
     pub slow_start_threshold: u32,
+    /// `tcpi_pacing_rate`, in bytes a second, whether pacing is on or not;
+    /// `u64::MAX` before the first measurement of the round trip.
+    pub pacing_rate: u64,
+    /// `tcpi_max_pacing_rate`, in bytes a second; `u64::MAX` is no limit.
+    pub pacing_rate_max: u64,
     /// What the peer's window allows beyond what it has acknowledged
     /// (`tcpi_snd_wnd`).
     pub send_window: u32,
@@ -61,6 +72,9 @@ pub struct Info {
     pub timeouts: u32,
     /// Times that fast recovery was entered.
     pub fast_recoveries: u32,
+    /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
+    /// (ECE); counted from the bytes they cover.
+    pub delivered_ce: u32,
     /// `tcpi_segs_in`.
     pub segments_received: u32,
     /// `tcpi_segs_out`.
@@ -83,6 +97,8 @@ impl Connection {
             state: self.state,
             timestamps: self.timestamps,
             sack: self.sack,
+            ecn: self.ecn.is_agreed(),
+            ecn_seen: self.ecn.has_seen(),
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),
@@ -91,8 +107,11 @@ impl Connection {
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
             receive_mss: self.receive.mss.into(),
+            congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
+            pacing_rate: self.pacing_rate(),
+            pacing_rate_max: self.config.pacing_rate_max(),
             send_window: self.send.window,
             receive_window: if before(expected, self.receive.edge) {
                 self.receive.edge.wrapping_sub(expected)
@@ -109,6 +128,7 @@ impl Connection {
             retransmissions: counters.retransmissions,
             timeouts: counters.timeouts,
             fast_recoveries: counters.fast_recoveries,
+            delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,
             segments_refused: counters.segments_refused,

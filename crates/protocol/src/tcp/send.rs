@@ -3,9 +3,10 @@
 use core::time::Duration;
 
 use super::connection::{Connection, Pending};
+use super::ecn::ECT_0;
 use super::recovery::Phase;
 use super::timers::Timer;
-use super::{Outgoing, State, Time, timestamp};
+use super::{Outgoing, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 /// How long cork and silly-window avoidance may hold data back (Linux's limit of
@@ -92,7 +93,7 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.first.wrapping_add(self.send.window);
-        if !before(self.send.next, window_end) {
+        if !before(self.send.next, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
         let usable = window_end.wrapping_sub(self.send.next);
@@ -149,7 +150,7 @@ impl Connection {
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
-        if self.receive.assembler.is_contiguous() || !self.sack {
+        if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
         let with = self.options(0);
@@ -164,7 +165,18 @@ impl Connection {
     /// The most payload of one [`Outgoing`]: full segments only.
     #[inline]
     fn burst(&self, mss: u32) -> u32 {
-        let most = self.config.offload.min(OFFLOAD_MAX);
+        // What is to be told once leaves with one segment, not with each of many:
+        // CWR, and the blocks of a SACK option.
+        if self.config.offload <= mss
+            || self.ecn.has_to_tell()
+            || self.receive.assembler.has_blocks()
+        {
+            return mss;
+        }
+        let mut most = self.config.offload.min(OFFLOAD_MAX);
+        if self.config.paces() {
+            most = self.paced_burst(most);
+        }
         (most - most % mss).max(mss)
     }
 
@@ -183,17 +195,24 @@ impl Connection {
                     | State::LastAck
             )
             && !self.timers.is_running(Timer::Retransmit)
+            && !self.timers.is_running(Timer::Pace)
     }
 
     pub(super) fn send_all(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
             return;
         }
-        if self.send.first == self.send.next
-            && self.unsent() > 0
-            && now.saturating_sub(self.send.last) > self.retransmission_timeout()
-        {
-            self.congestion.on_idle(self.send.mss.into());
+        if self.send.first == self.send.next && self.unsent() > 0 {
+            let idle = now.saturating_sub(self.send.last);
+            let timeout = self.retransmission_timeout();
+            if idle > timeout {
+                let initial = self.initial_window();
+                self.congestion.on_idle(idle, timeout, initial);
+                self.send.drained = microseconds(now);
+            }
+        }
+        if self.config.paces() {
+            self.pace(0, now);
         }
         while let Some(plan) = self.plan() {
             if !self.send_plan(plan, now, send) {
@@ -276,10 +295,17 @@ impl Connection {
         if fin && length == 0 {
             flags = Flags::ACK | Flags::FIN;
         }
+        let tells = self.ecn.has_to_tell() && length > 0 && matches!(plan, Plan::New { .. });
+        if tells {
+            flags |= Flags::CWR;
+        }
         let header = self.header(sequence, flags, now, false);
         let held = self.send.written.wrapping_sub(self.send.buffer.len());
         if !self.give(header, (sequence.wrapping_sub(held), length), send) {
             return false;
+        }
+        if tells {
+            self.ecn.told();
         }
         if length > 0 && self.answers_data(now) {
             // Data follows data: acknowledgments will have company.
@@ -306,6 +332,9 @@ impl Connection {
                 self.send.flight = flight;
                 self.send.flight_end = end;
             }
+            if self.config.paces() {
+                self.pace(length, now);
+            }
         }
         // A timer that runs with nothing in flight was for the persist state.
         if first_in_flight || !self.timers.is_running(Timer::Retransmit) {
@@ -323,10 +352,15 @@ impl Connection {
         self.counters.bytes_received > 0 && age < self.config.delayed_ack.0
     }
 
+    #[cold]
     fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let answers = self.state == State::SynReceived;
         let mut flags = Flags::SYN;
-        if answers {
+        if !answers {
+            flags |= self.ecn_request();
+        } else if self.ecn.is_agreed() {
+            flags |= Flags::ACK | Flags::ECE;
+        } else {
             flags |= Flags::ACK;
         }
         let isn = self.send.first;
@@ -363,6 +397,7 @@ impl Connection {
         true
     }
 
+    #[cold]
     fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         if self.pending.has(Pending::RESET_ANSWER) {
             let header = Header {
@@ -390,6 +425,7 @@ impl Connection {
     /// A segment without payload whose sequence number is old: every receiver
     /// answers it with what it expects and its window (as Linux). Nobody reads
     /// the rest of such a segment, so it does not count as an acknowledgment.
+    #[cold]
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, true);
         if !self.give(header, (0, 0), send) {
@@ -408,7 +444,7 @@ impl Connection {
             destination_port: self.flow.remote.port(),
             sequence,
             acknowledgment: self.next_expected(),
-            flags,
+            flags: self.ecn.echo(flags),
             window: self.announce_window(same_window),
             urgent: 0,
             options: self.options(timestamp(now, self.timestamp_offset)),
@@ -424,7 +460,7 @@ impl Connection {
                 echo: self.receive.timestamp,
             });
         }
-        if self.sack && !self.receive.assembler.is_contiguous() {
+        if self.sack && self.receive.assembler.has_blocks() {
             options.sack = self.receive.assembler.sack();
         }
         options
@@ -467,6 +503,7 @@ impl Connection {
             self.receive.quick -= 1;
         }
         self.pending.clear(Pending::ACKNOWLEDGE);
+        self.receive.assembler.told();
         self.receive.acknowledged = header.acknowledgment;
         self.receive.window_field = header.window;
         self.timers.stop(Timer::Acknowledge);
@@ -474,18 +511,22 @@ impl Connection {
 
     /// Gives a segment to the caller; the payload is an offset into the send
     /// buffer and a length.
-    #[inline]
+    #[inline(always)]
     fn give(
         &mut self,
         header: Header,
         (offset, length): (u32, u32),
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
+        let mut traffic_class = self.config.traffic_class;
+        if self.ecn.is_agreed() && length > 0 && header.sequence == self.send.next {
+            traffic_class |= ECT_0;
+        }
         let sent = send(&Outgoing {
             header,
             payload: self.send.buffer.slices(offset, length),
             segment_size: self.payload_max() as u16,
-            traffic_class: self.config.traffic_class,
+            traffic_class,
         });
         if sent {
             self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);

@@ -3,9 +3,12 @@
 
 mod attacks;
 mod closing;
+mod duplicates;
+mod ecn;
 mod frozen;
 mod handshake;
 mod link;
+mod pacing;
 mod peer;
 mod receiving;
 mod sending;
