@@ -13,6 +13,7 @@ mod mixed;
 mod pauses;
 mod queue;
 mod reordering;
+mod rivals;
 mod scenario;
 mod table;
 mod tail_loss;
