@@ -162,6 +162,8 @@ impl Connection {
             self.finish();
             return;
         }
+        // Over: data may be sent again.
+        self.timers.expired(Timer::Pace, now);
         if self.timers.expired(Timer::Acknowledge, now) {
             self.pending.add(Pending::ACKNOWLEDGE);
             // The data that the acknowledgment waited for has not come.

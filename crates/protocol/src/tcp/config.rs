@@ -84,6 +84,15 @@ pub struct Config {
     pub initial_window: u8,
     /// How the congestion window moves (`TCP_CONGESTION`).
     pub congestion: Congestion,
+    /// Let data leave in bursts of about a millisecond's worth, at twice the
+    /// window a round trip in slow start and 1.2 times it from then on (as Linux
+    /// with the `fq` packet scheduler), where the round trip is a millisecond or
+    /// more.
+    pub pacing: bool,
+    /// Send no faster, in bytes a second (`SO_MAX_PACING_RATE`); from 1 to
+    /// 4,294,967,294, more is no limit. So little that a segment would take more
+    /// than a minute counts as a segment a minute.
+    pub pacing_rate_max: Option<u64>,
     /// How long an acknowledgment may wait (RFC 9293 §3.8.6.3; `TCP_DELACK_MIN`).
     /// Below a minute.
     pub delayed_ack: Duration,
@@ -121,6 +130,8 @@ impl Default for Config {
             orphan_retries: 8,
             initial_window: 10,
             congestion: Congestion::Cubic,
+            pacing: false,
+            pacing_rate_max: None,
             delayed_ack: Duration::from_millis(40),
             timeout_min: Duration::from_millis(200),
             timeout_max: Duration::from_secs(120),
@@ -193,6 +204,9 @@ pub(super) struct Settings {
     pub(super) traffic_class: u8,
     pub(super) ecn: Ecn,
     pub(super) nodelay: bool,
+    pub(super) pacing: bool,
+    /// `u32::MAX` is none.
+    pub(super) pacing_rate_max: u32,
     pub(super) congestion: Congestion,
 }
 
@@ -220,14 +234,37 @@ impl Settings {
             traffic_class: config.traffic_class & !3,
             ecn: config.ecn,
             nodelay: config.nodelay,
+            pacing: config.pacing,
+            pacing_rate_max: u32::MAX,
             congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);
+        settings.set_pacing_rate_max(config.pacing_rate_max);
         settings
     }
 
     pub(super) fn syn_window(&self) -> u16 {
         u16::try_from(self.receive_buffer).unwrap_or(u16::MAX)
+    }
+
+    /// Whether the time that new data may leave has to be looked at.
+    #[inline]
+    pub(super) fn paces(&self) -> bool {
+        self.pacing || self.pacing_rate_max != u32::MAX
+    }
+
+    /// Bytes a second; `u64::MAX` is no limit.
+    pub(super) fn pacing_rate_max(&self) -> u64 {
+        if self.pacing_rate_max == u32::MAX {
+            u64::MAX
+        } else {
+            self.pacing_rate_max.into()
+        }
+    }
+
+    pub(super) fn set_pacing_rate_max(&mut self, limit: Option<u64>) {
+        let limit = limit.and_then(|limit| u32::try_from(limit).ok());
+        self.pacing_rate_max = limit.map_or(u32::MAX, |limit| limit.max(1));
     }
 
     pub(super) fn keepalive(&self) -> Option<Keepalive> {

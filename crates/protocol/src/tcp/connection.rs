@@ -10,7 +10,7 @@ use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
 use super::timers::{Timer, Timers};
-use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time};
+use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
 
 /// Segments at the start that are acknowledged at once, so that the peer's
 /// congestion window opens fast (Linux `TCP_MAX_QUICKACKS`).
@@ -107,6 +107,9 @@ pub(super) struct Send {
     pub(super) stalled: Option<Time>,
     /// When data last left.
     pub(super) last: Time,
+    /// When all that was sent has drained at the pacing rate, in microseconds
+    /// that wrap; the past while pacing is off.
+    pub(super) drained: u32,
     pub(super) buffer: SendBuffer,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) limit: u32,
@@ -299,6 +302,7 @@ impl Connection {
                 retries: 0,
                 stalled: None,
                 last: now,
+                drained: microseconds(now),
                 buffer: SendBuffer::default(),
                 limit: 0,
                 reset_sequence: 0,

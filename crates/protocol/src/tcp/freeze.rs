@@ -22,11 +22,11 @@ use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Ecn, Errno, Flow, State, Time, timestamp};
+use super::{Config, Ecn, Errno, Flow, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0003;
+const VERSION: u32 = 0x5457_0004;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -391,6 +391,10 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             codec.maybe(send.stalled, now, C::time)
         },
         last: codec.time(send.last),
+        drained: {
+            let now = microseconds(codec.now());
+            codec.u32(send.drained.wrapping_sub(now)).wrapping_add(now)
+        },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
             let mut buffer = SendBuffer::default();
@@ -523,6 +527,8 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             _ => Ecn::Active,
         },
         nodelay: codec.flag(config.nodelay),
+        pacing: codec.flag(config.pacing),
+        pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
         congestion: config.congestion.with(codec),
     }
 }

@@ -42,6 +42,11 @@ pub struct Info {
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
     pub slow_start_threshold: u32,
+    /// `tcpi_pacing_rate`, in bytes a second, whether pacing is on or not;
+    /// `u64::MAX` before the first measurement of the round trip.
+    pub pacing_rate: u64,
+    /// `tcpi_max_pacing_rate`, in bytes a second; `u64::MAX` is no limit.
+    pub pacing_rate_max: u64,
     /// What the peer's window allows beyond what it has acknowledged
     /// (`tcpi_snd_wnd`).
     pub send_window: u32,
@@ -105,6 +110,8 @@ impl Connection {
             congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
+            pacing_rate: self.pacing_rate(),
+            pacing_rate_max: self.config.pacing_rate_max(),
             send_window: self.send.window,
             receive_window: if before(expected, self.receive.edge) {
                 self.receive.edge.wrapping_sub(expected)

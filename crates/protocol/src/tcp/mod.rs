@@ -17,15 +17,16 @@
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
-//! `recovery` (what is lost), `congestion` (how much may be in flight),
-//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `timers`, `close` (the ends, timers and ICMP errors
-//! included), `freeze` (to bytes and back), `info`. Before a connection is
-//! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
+//! `recovery` (what is lost), `congestion` (how much may be in flight), `pacing`,
+//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `timers`, `close` (the ends, timers
+//! and ICMP errors included), `freeze` (to bytes and back), `info`. Before a
+//! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
+//! `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
 //! (SACK), 6298 (retransmission timer), 5681, 6582, 9438 and 9406 (congestion
-//! control, fast recovery, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
-//! (user timeout), 1122 §4.2.
+//! control, fast recovery, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP
+//! attacks), 6429 (persist), 5482 (user timeout), 1122 §4.2.
 
 mod acknowledgment;
 mod application;
@@ -43,6 +44,7 @@ pub mod isn;
 mod keyed;
 mod listen;
 mod options;
+mod pacing;
 mod receive;
 mod recovery;
 mod ring;
@@ -225,6 +227,14 @@ pub struct TimeWaitEntry {
     pub timestamp_recent: Option<u32>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.
     pub timestamp_offset: u32,
+}
+
+/// A time in microseconds, for what is compared within half an hour only.
+#[inline]
+const fn microseconds(time: Time) -> u32 {
+    (time.as_secs() as u32)
+        .wrapping_mul(1_000_000)
+        .wrapping_add(time.subsec_micros())
 }
 
 /// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the

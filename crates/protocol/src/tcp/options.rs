@@ -32,6 +32,31 @@ impl Connection {
         self.congestion.congestion()
     }
 
+    /// Lets data leave in bursts, or does not (see
+    /// [`Config::pacing`](super::Config::pacing)).
+    pub fn set_pacing(&mut self, on: bool) {
+        self.config.pacing = on;
+    }
+
+    /// See [`Connection::set_pacing`].
+    #[must_use]
+    pub fn pacing(&self) -> bool {
+        self.config.pacing
+    }
+
+    /// Sends no faster than so many bytes a second (`SO_MAX_PACING_RATE`; see
+    /// [`Config::pacing_rate_max`](super::Config::pacing_rate_max)).
+    pub fn set_pacing_rate_max(&mut self, limit: Option<u64>) {
+        self.config.set_pacing_rate_max(limit);
+    }
+
+    /// See [`Connection::set_pacing_rate_max`].
+    #[must_use]
+    pub fn pacing_rate_max(&self) -> Option<u64> {
+        let limit = self.config.pacing_rate_max();
+        (limit != u64::MAX).then_some(limit)
+    }
+
     /// Sends full segments only, or after 200 ms (`TCP_CORK`).
     pub fn set_cork(&mut self, on: bool) {
         self.cork = on;

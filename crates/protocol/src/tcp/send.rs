@@ -6,7 +6,7 @@ use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
 use super::recovery::Phase;
 use super::timers::Timer;
-use super::{Outgoing, State, Time, timestamp};
+use super::{Outgoing, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 /// How long cork and silly-window avoidance may hold data back (Linux's limit of
@@ -93,7 +93,7 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.first.wrapping_add(self.send.window);
-        if !before(self.send.next, window_end) {
+        if !before(self.send.next, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
         let usable = window_end.wrapping_sub(self.send.next);
@@ -173,7 +173,10 @@ impl Connection {
         {
             return mss;
         }
-        let most = self.config.offload.min(OFFLOAD_MAX);
+        let mut most = self.config.offload.min(OFFLOAD_MAX);
+        if self.config.paces() {
+            most = self.paced_burst(most);
+        }
         (most - most % mss).max(mss)
     }
 
@@ -192,6 +195,7 @@ impl Connection {
                     | State::LastAck
             )
             && !self.timers.is_running(Timer::Retransmit)
+            && !self.timers.is_running(Timer::Pace)
     }
 
     pub(super) fn send_all(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
@@ -204,7 +208,11 @@ impl Connection {
             if idle > timeout {
                 let initial = self.initial_window();
                 self.congestion.on_idle(idle, timeout, initial);
+                self.send.drained = microseconds(now);
             }
+        }
+        if self.config.paces() {
+            self.pace(0, now);
         }
         while let Some(plan) = self.plan() {
             if !self.send_plan(plan, now, send) {
@@ -323,6 +331,9 @@ impl Connection {
             if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
                 self.send.flight = flight;
                 self.send.flight_end = end;
+            }
+            if self.config.paces() {
+                self.pace(length, now);
             }
         }
         // A timer that runs with nothing in flight was for the persist state.

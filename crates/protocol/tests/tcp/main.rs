@@ -8,6 +8,7 @@ mod ecn;
 mod frozen;
 mod handshake;
 mod link;
+mod pacing;
 mod peer;
 mod receiving;
 mod sending;

@@ -114,9 +114,11 @@ impl Cubic {
             target = target.max(window + window / 20);
         }
         let growth = target.min(limit).saturating_sub(window);
-        // What the division leaves over is not lost: the target stays.
-        let growth = u64::from(growth) * u64::from(bytes) / u64::from(window.max(1));
-        let grown = (u64::from(window) + growth).min(limit.into()) as u32;
+        // To the nearest: rounded down, many small ones would be nothing.
+        let window = window.max(1);
+        let growth = u64::from(growth) * u64::from(bytes) + u64::from(window / 2);
+        let growth = growth / u64::from(window);
+        let grown = (u64::from(window) + growth).min(limit.max(window).into()) as u32;
         if friendly {
             grown.max(self.estimate)
         } else {
