@@ -36,7 +36,7 @@
 //!   retransmission or a probe would have done.
 //! - `completion`, `mixed`: the 99th percentile, which is made of timeouts.
 //! - `fairness`, `rivals`: shares near `100 / flows`.
-//! - `queue`, `ecn`: how long packets wait for how much goodput.
+//! - `queue`, `ecn`, `pacing`: how long packets wait for how much goodput.
 //! - `windows`: flows that stand although the window would allow more.
 //! - `black_hole`: whether a path that swallows long packets is found out.
 //! - `device`: that bursts and refusals change next to nothing.

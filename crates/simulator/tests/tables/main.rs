@@ -10,6 +10,7 @@ mod device;
 mod ecn;
 mod fairness;
 mod mixed;
+mod pacing;
 mod pauses;
 mod queue;
 mod reordering;
