@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::Config;
+use tidewall_protocol::tcp::{Config, Congestion};
 use tidewall_simulator::link::{Counters, Impairment, Queue};
 use tidewall_simulator::network::{Application, FlowId, LinkId, Network, Reading, Report, Setup};
 
@@ -29,7 +29,11 @@ pub fn engines() -> Vec<(&'static str, Config)> {
         offload: 65_536,
         ..Config::default()
     };
-    vec![("newreno", base)]
+    let newreno = Config {
+        congestion: Congestion::NewReno,
+        ..base
+    };
+    vec![("cubic", base), ("newreno", newreno)]
 }
 
 /// The names of [`engines`].
