@@ -126,6 +126,8 @@ proptest! {
         seed: u64,
     ) {
         let mut network = Network::new(seed);
+        // It would thin data out, too.
+        let thin = thin.filter(|_| matches!(application, Application::Bulk { .. }));
         let back = Impairment {
             thin: thin.map(|(keep_one_of, within)| Thin { keep_one_of, within: within * US }),
             ..back
