@@ -414,6 +414,14 @@ impl Listener {
         self.cookies_until = self.cookies_until.filter(|&until| now < until);
     }
 
+    /// Answers by another configuration from now on (`TCP_MAXSEG` on a listening
+    /// socket for one); see [`Listener::new`]. Half-open connections are answered
+    /// by it too, should their SYN come again.
+    pub fn set_config(&mut self, config: &Config) {
+        self.config = *config;
+        self.cookies = Cookies::new(config, self.secrets.cookie);
+    }
+
     /// Says how many connections wait to be accepted.
     pub fn set_accept_queue(&mut self, waiting: usize) {
         self.waiting = waiting;

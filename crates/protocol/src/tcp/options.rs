@@ -3,14 +3,18 @@
 use core::time::Duration;
 
 use super::config::Span;
-use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection};
+use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection, Pending};
 use super::timers::Timer;
 use super::{Congestion, Keepalive, State, Time};
 
 impl Connection {
-    /// Sends small segments at once (`TCP_NODELAY`).
+    /// Sends small segments at once (`TCP_NODELAY`). What cork holds back is sent
+    /// once when it is set, as on Linux.
     pub fn set_nodelay(&mut self, on: bool) {
         self.config.nodelay = on;
+        if on && self.cork {
+            self.pending.add(Pending::OVERRIDE);
+        }
     }
 
     /// See [`Connection::set_nodelay`].

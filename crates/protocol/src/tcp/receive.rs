@@ -527,8 +527,11 @@ impl Connection {
             .receive
             .limit
             .saturating_sub(self.receive.assembler.unread());
+        // Without a scale the field ends at 65535: there may be nothing to announce.
+        let most = self.receive.limit.min(0xffff << self.receive.scale);
+        let room = room.min(most);
         let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
-        if window.saturating_mul(2) <= self.receive.limit
+        if window.saturating_mul(2) <= most
             && room >= window.saturating_mul(2)
             && room - window >= step
         {
