@@ -2,12 +2,13 @@
 //! says what it says:
 //!
 //! ```text
-//! cargo run --example trace -- MBIT RTT-MS QUEUE-BYTES bulk MS [LOSS-PERMILLE [SEED]]
+//! cargo run --example trace -- MBIT RTT-MS QUEUE-BYTES bulk MS [LOSS [SEED [BACK]]]
 //! cargo run --example trace -- MBIT RTT-MS QUEUE-BYTES object BYTES [LOST-PACKET ...]
 //! ```
 //!
-//! A bulk flow gives a line a round trip with the sender's numbers; an object on
-//! a new connection gives every segment, as its ends see them.
+//! A bulk flow gives a line a round trip with the sender's numbers; LOSS and BACK
+//! are data packets and acknowledgments lost of a thousand. With SEGMENTS set in
+//! the environment it gives every segment, as an object on a new connection does.
 
 use std::env;
 use std::error::Error;
@@ -18,7 +19,7 @@ use tidewall_simulator::link::{Impairment, Loss, Queue};
 use tidewall_simulator::network::{Application, LinkId, Network, Reading, Setup};
 
 const USAGE: &str =
-    "MBIT RTT-MS QUEUE-BYTES (bulk MS [LOSS-PERMILLE [SEED]] | object BYTES [LOST-PACKET ...])";
+    "MBIT RTT-MS QUEUE-BYTES (bulk MS [LOSS [SEED [BACK]]] | object BYTES [LOST-PACKET ...])";
 
 fn setup(forward: LinkId, back: LinkId, application: Application) -> Setup {
     let config = Config {
@@ -50,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map(|word| word.parse())
         .collect::<Result<Vec<u64>, _>>()?;
     let round_trip = Duration::from_millis(round_trip.parse()?);
-    let plain = Impairment {
+    let mut plain = Impairment {
         rate: Some(rate.parse::<u64>()? * 1_000_000),
         delay: round_trip / 2,
         ..Impairment::default()
@@ -64,14 +65,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     match kind.as_str() {
         "bulk" => {
-            let probability = rest
-                .first()
-                .map_or(0.0, |&permille| permille as f64 / 1000.0);
-            data.loss = Loss::Random { probability };
+            let loss = |place| Loss::Random {
+                probability: rest.get(place).map_or(0.0, |&lost| lost as f64 / 1000.0),
+            };
+            (data.loss, plain.loss) = (loss(0), loss(2));
             let seed = rest.get(1).copied().unwrap_or_default();
             let mut network = Network::new(seed);
             let (data, back) = (network.link(data), network.link(plain));
             let flow = network.flow(setup(data, back, Application::Bulk { bytes: None }));
+            if env::var_os("SEGMENTS").is_some() {
+                network.trace();
+            }
             let (end, mut before) = (Duration::from_millis(amount.parse()?), 0);
             while network.now() < end {
                 network.run(network.now() + round_trip.max(Duration::from_millis(1)))?;
@@ -97,6 +101,9 @@ fn main() -> Result<(), Box<dyn Error>> {
                     network.counters(data).dropped,
                 );
                 before = report.uploaded;
+            }
+            for sighting in network.sightings() {
+                println!("{sighting}");
             }
         }
         "object" => {

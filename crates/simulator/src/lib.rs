@@ -23,7 +23,8 @@
 //! them, and the difference is part of the review: a better number somewhere is
 //! the reason for a change of congestion control, a worse one elsewhere its price.
 //!
-//! Each row is a path, each group of columns an engine, each
+//! Each row is a path, each group of columns an engine with its congestion
+//! control, each
 //! number a median over seeds, the same for every engine. Beyond its own notes,
 //! look for this:
 //!
@@ -34,8 +35,8 @@
 //! - `bursts`, `tail_loss`, `acknowledgments`: timeouts where a fast
 //!   retransmission or a probe would have done.
 //! - `completion`, `mixed`: the 99th percentile, which is made of timeouts.
-//! - `fairness`: shares near `100 / flows`.
-//! - `queue`, `ecn`: how long packets wait for how much goodput.
+//! - `fairness`, `rivals`: shares near `100 / flows`.
+//! - `queue`, `ecn`, `pacing`: how long packets wait for how much goodput.
 //! - `windows`: flows that stand although the window would allow more.
 //! - `black_hole`: whether a path that swallows long packets is found out.
 //! - `device`: that bursts and refusals change next to nothing.

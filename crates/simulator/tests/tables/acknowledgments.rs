@@ -51,7 +51,7 @@ fn acknowledgments() {
     let ways = [
         ("lost 0%", Impairment::default()),
         ("lost 10%", lost(0.1)),
-        ("lost 50%", lost(0.5)),
+        ("lost 30%", lost(0.3)),
         ("one of 4", thin(4)),
         ("one of 16", thin(16)),
         ("held 9 of 10 ms", held(9)),

@@ -18,7 +18,7 @@ fn jain(shares: &[f64]) -> f64 {
 
 /// What each flow gets of the bottleneck between two times: each has an engine, a
 /// round trip beyond the bottleneck's and a start.
-fn shares(
+pub fn shares(
     path: &Path,
     flows: &[(Config, Duration, Duration)],
     (from, to): (Duration, Duration),
