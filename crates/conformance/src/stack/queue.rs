@@ -197,6 +197,8 @@ impl Queue {
         self.written += bytes.len() as u64;
         if let Some(tail) = self.unsent.back_mut() {
             tail.end = self.written;
+            // Another call goes on where one ended (`tcp_sendmsg_locked`).
+            tail.push = false;
         }
         if starts && (behind_border || !self.withheld.is_empty()) {
             self.withheld.push_back(bytes.to_vec());
