@@ -17,14 +17,15 @@
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
-//! `recovery` (what is lost), `congestion` (how much may be in flight),
-//! `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
+//! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
+//! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
+//! `congestion` (how much may be in flight), `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
 //! included), `freeze` (to bytes and back), `info`. Before a connection is
 //! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
-//! (SACK), 6298 (retransmission timer), 5681 and 6582 (congestion control, fast
-//! recovery), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
+//! (SACK), 2883 (D-SACK), 8985 (RACK-TLP), 6298 (retransmission timer), 5681,
+//! 6582, 6937 and 9937 (congestion control, recovery), 5682 (F-RTO), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
 //! (user timeout), 1122 §4.2.
 
 mod acknowledgment;
@@ -42,15 +43,20 @@ pub mod isn;
 mod keyed;
 mod listen;
 mod options;
+mod rack;
 mod receive;
 mod recovery;
+mod reduction;
 mod ring;
 mod round_trip;
+mod scoreboard;
 mod segment;
 mod send;
 mod send_buffer;
+mod tail_probe;
 mod time_wait;
 mod timers;
+mod undo;
 
 use core::fmt;
 use core::time::Duration;
@@ -221,6 +227,14 @@ pub struct TimeWaitEntry {
     pub timestamp_recent: Option<u32>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.
     pub timestamp_offset: u32,
+}
+
+/// A time in microseconds, for what is compared within half an hour only.
+#[inline]
+const fn microseconds(time: Time) -> u32 {
+    (time.as_secs() as u32)
+        .wrapping_mul(1_000_000)
+        .wrapping_add(time.subsec_micros())
 }
 
 /// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the
