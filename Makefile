@@ -4,7 +4,7 @@
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test build setup check fmt doc unit loom system lab-quick clean
+.PHONY: demo test build setup check loom instructions clean
 
 ## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
 demo: setup
@@ -32,6 +32,10 @@ check:
 ## loom: the memory model of the shared structures
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive --lib --target-dir target/loom loom_
+
+## instructions: what the hot paths cost, counted by valgrind, beside what is kept
+instructions:
+	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
 
 clean:
 	$(CARGO) clean

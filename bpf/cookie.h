@@ -11,6 +11,7 @@
  *   2..0   which of cookie_mss the peer's MSS is, rounded down
  * The peer's other options go into the lowest bits of our timestamp, which its
  * ACK echoes, as Linux does:
+ *   5      it uses ECN
  *   4      it takes SACK
  *   3..0   its window scale, 15 for none
  */
@@ -207,6 +208,12 @@ OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applic
 	if (length < TCP_HEADER || transport + length > end)
 		return 0;
 	__u32 remote = htonl(*(__u32 *)(header + 4));
+	/* A SYN with an ECN codepoint was mangled (RFC 3168 section 6.1.1). */
+	const __u8 *network_header = data + NETWORK;
+	if (network_header + 2 > data_end)
+		return 0;
+	__u32 codepoint = (ends->v4 ? network_header[1] : network_header[1] >> 4) & 3;
+	__u32 ecn = flags & TW_LISTEN_ECN && (header[13] & (TCP_ECE | TCP_CWR)) == (TCP_ECE | TCP_CWR) && !codepoint;
 	if (length > TCP_HEADER)
 		read_options(ctx, &options, transport + TCP_HEADER, length - TCP_HEADER);
 
@@ -244,10 +251,12 @@ OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applic
 		if (scale == NO_SCALE)
 			peer = NO_SCALE;
 		__u32 clock = (__u32)(now / 1000000) + (__u32)cookie_hash(cookies, ends, 0);
-		__u32 timestamp = (clock & ~(__u32)COOKIE_OPTIONS) | sack << 4 | peer;
+		__u32 timestamp = (clock & ~(__u32)COOKIE_OPTIONS) | ecn << 5 | sack << 4 | peer;
 		/* Never ahead of the clock: later segments must not be older. */
 		if ((__s32)(timestamp - clock) > 0)
 			timestamp -= COOKIE_OPTIONS + 1;
+		if (ecn)
+			tcp.flags |= TCP_ECE;
 		tcp.options[1] = sack ? htonl(0x0402080au) : htonl(0x0101080au);
 		tcp.options[2] = htonl(timestamp);
 		tcp.options[3] = htonl(options.timestamp);

@@ -140,7 +140,7 @@ struct {
 
 enum { ICMP = 1, IGMP = 2, TCP = 6, UDP = 17, ICMPV6 = 58 };
 enum { HOP_BY_HOP = 0, ROUTING = 43, FRAGMENT = 44, AUTHENTICATION = 51, DESTINATION = 60 };
-enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_ACK = 0x10 };
+enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_ACK = 0x10, TCP_ECE = 0x40, TCP_CWR = 0x80 };
 #define TCP_HEADER 20
 #define TCP_OPTIONS 40 /* the most */
 
@@ -615,6 +615,15 @@ OUTLINE int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 ver
 
 /* ---- Teaching ------------------------------------------------------------ */
 
+/* The checksum of a header in which one word changed (RFC 1624, equation 3). */
+INLINE __u16 checksum_update(__u16 checksum, __u16 old, __u16 new)
+{
+	__u32 sum = (__u16)~checksum + (__u16)~old + new;
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
 /* Turns an owned datagram over to the helper socket of its queue, which learns
  * from it the NAPI id of the queue and hands the payload on. A TCP segment
  * becomes a UDP datagram in place: its sequence number, which gives way to UDP's
@@ -637,22 +646,16 @@ OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place, _
 			__u16 *word = (__u16 *)(frame + NETWORK + 8), *checksum = (__u16 *)(frame + NETWORK + 10);
 			__u16 old = *word;
 			frame[NETWORK + 9] = UDP;
-			/* RFC 1624, equation 3. */
-			__u32 sum = (__u16)~*checksum + (__u16)~old + *word;
-			sum = (sum & 0xffff) + (sum >> 16);
-			sum = (sum & 0xffff) + (sum >> 16);
-			*checksum = ~sum;
+			*checksum = checksum_update(*checksum, old, *word);
 		} else {
 			frame[NETWORK + 6] = UDP;
 		}
 	} else if (version == 4) {
 		data[3] = 0;
 	} else if (data[3]) {
-		/* RFC 1624, equation 3; zero is written as its other form. */
-		__u32 sum = (__u16)~data[3] + (__u16)~original + port;
-		sum = (sum & 0xffff) + (sum >> 16);
-		sum = (sum & 0xffff) + (sum >> 16);
-		data[3] = (__u16)~sum ? (__u16)~sum : 0xffff;
+		/* Zero is written as its other form. */
+		__u16 updated = checksum_update(data[3], original, port);
+		data[3] = updated ? updated : 0xffff;
 	}
 	WRITE_ONCE(control->taught_protocol[queue], protocol);
 	WRITE_ONCE(control->taught_port[queue], ntohs(original));
@@ -837,10 +840,9 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
 
 	/* Of a segment behind extension headers, the last of them would have to
-	 * change. Host architectures take segments in the order of the ring only. */
+	 * change. */
 	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM &&
-	    (protocol == UDP ||
-	     (!READ_ONCE(control->raw) && (version == 4 || transport == NETWORK + V6_HEADER)))) {
+	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
 		if (teach(ctx, control, PLACE(transport, end, 1), version, protocol)) {
 			count(queue, TW_COUNT_TAUGHT);
 			*cause = TW_COUNT_TAUGHT;

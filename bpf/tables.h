@@ -143,6 +143,7 @@ struct tw_device {
 #define TW_LISTEN_COOKIES_VALID 16u /* cookies are taken: some were sent lately */
 #define TW_LISTEN_TIMESTAMPS 32u    /* cookie answers may have timestamps */
 #define TW_LISTEN_SACK 64u          /* and, with those, SACK */
+#define TW_LISTEN_ECN 128u          /* and, with those, ECN */
 #define TW_LISTEN_SCALE_SHIFT 8     /* 4 bits: our window scale in cookie answers, 15 none */
 #define TW_LISTEN_WINDOW_SHIFT 16   /* 16 bits: our window in cookie answers */
 struct tw_listener {

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
-# curl, wrk, ab and h2load as clients of the web server, and Rust where there is
-# none. Without root only what building needs is asked for: the tests that need
-# more are skipped, by name.
+# curl, wrk, ab and h2load as clients of the web server, valgrind to count
+# instructions, and Rust where there is none. Without root only what building
+# needs is asked for: the tests that need more are skipped, by name.
 set -eu
 
 need=""
@@ -27,6 +27,7 @@ if [ "$(id -u)" = 0 ]; then
 	want curl curl
 	want wrk wrk
 	want ab apache2-utils
+	want valgrind valgrind
 	want h2load nghttp2-client
 fi
 

@@ -19,6 +19,8 @@ step "unit, property, fuzz and whole-system tests"
 cargo test --workspace --locked -- --test-threads=1
 step "memory model (loom)"
 make --no-print-directory loom
+step "instructions of hot paths (valgrind)"
+make --no-print-directory instructions
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 step "nothing left behind"

@@ -30,6 +30,7 @@ fn config(port: u16) -> Config {
         receive_buffer: 4096,
         timestamps: false,
         sack: false,
+        ecn: tidewall_protocol::tcp::Ecn::Off,
         window_scaling: false,
         ..config
     }

@@ -114,6 +114,9 @@ impl Pair {
             && answer.as_bytes() != result.frame
         {
             // The clock in the answer may have ticked since the driver's read it.
+            // These tables have not seen the frames before this one: a lesson
+            // that one of those has taught would still be due.
+            self.earlier.teach(0, 0);
             let mut copy = bytes.to_vec();
             verdict = drive(&self.earlier, 0, &mut copy, before);
         }

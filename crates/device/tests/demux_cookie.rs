@@ -90,6 +90,7 @@ fn answers_and_takes() {
         window_scale: Some(config.window_scale()),
         timestamps: true,
         sack: true,
+        ecn: true,
     };
     tables.set_cookie_parameters(&CookieParameters {
         key: KEY,

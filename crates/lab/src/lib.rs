@@ -19,6 +19,7 @@
 
 mod bench;
 mod bound;
+pub mod bridge;
 mod command;
 mod demo;
 pub mod environment;
@@ -29,6 +30,8 @@ pub mod plot;
 pub mod progress;
 #[allow(unsafe_code)]
 mod raw_process;
+#[allow(unsafe_code)]
+mod raw_tcp;
 mod report;
 pub mod result;
 mod runner;

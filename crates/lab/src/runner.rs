@@ -207,6 +207,7 @@ mod tests {
             "rhip-ping",
             "rhip-model",
             "rhip-classes",
+            "tcp-loss",
         ] {
             assert!(list.contains(name));
         }

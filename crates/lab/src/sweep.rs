@@ -373,7 +373,7 @@ fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -
 }
 
 /// Medians over the runs of one point.
-fn point(samples: &[Sample]) -> Option<Point> {
+pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
     let all = |of: fn(&Sample) -> f64| samples.iter().map(of).collect::<Vec<f64>>();
     let ys = all(|sample| sample.y);
     let medians = |of: fn(&Sample) -> &BTreeMap<String, f64>| {

@@ -101,6 +101,25 @@ fn a_test_bed_stands_and_leaves_nothing_behind() {
     assert_eq!(mine().len(), 4);
     drop(second);
     assert_eq!(mine().len(), 2);
+
+    // One with a bridge in the middle has two namespaces more. Nothing passes
+    // there by itself.
+    let bridged = Testbed::new(Config {
+        bridge: true,
+        ..Config::default()
+    })
+    .unwrap();
+    assert_eq!(mine().len(), 6);
+    assert!(testbed.middle().is_err());
+    let links = in_namespace(bridged.middle().unwrap(), &["ip", "-o", "link"]);
+    for interface in ["tw-ma", "tw-mb", "tw-mr"] {
+        assert!(links.contains(interface), "{links}");
+    }
+    let memory = "/proc/sys/net/ipv4/tcp_no_metrics_save";
+    let memory = in_namespace(bridged.rival().unwrap(), &["cat", memory]);
+    assert_eq!(memory.trim(), "1");
+    drop(bridged);
+    assert_eq!(mine().len(), 2);
     drop(testbed);
     assert_eq!(mine(), Vec::<String>::new());
 }

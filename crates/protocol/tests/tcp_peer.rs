@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Flow, Handshake, Segment, Shutdown, State, Timestamps,
+    Config, Congestion, Connection, Flow, Handshake, Segment, Shutdown, State, Timestamps,
 };
 use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks};
 
@@ -62,6 +62,7 @@ impl Bench {
             window_scale: None,
             local_window_scale: 0,
             sack: peer.sack,
+            ecn: false,
             timestamps: clock.map(|value| Timestamps { value, echo: 0 }),
             timestamp_offset: 77,
             window: u16::MAX,
@@ -203,6 +204,7 @@ fn half_of_the_flight_is_kept_however_losses_are_told() {
             SACK,
             Config {
                 initial_window: 40,
+                congestion: Congestion::NewReno,
                 ..config()
             },
         );
@@ -236,6 +238,7 @@ fn slow_start_does_not_run_over_its_threshold() {
         PLAIN,
         Config {
             initial_window: 40,
+            congestion: Congestion::NewReno,
             ..config()
         },
     );
@@ -457,6 +460,7 @@ fn a_tiny_segment_size_is_not_believed() {
             window_scale: Some(14),
             local_window_scale: 7,
             sack: true,
+            ecn: false,
             timestamps: Some(Timestamps::default()),
             timestamp_offset: 0,
             window: u16::MAX,

@@ -12,7 +12,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,12 @@ impl LinuxStreams {
 #[derive(Debug)]
 pub struct LinuxStream {
     socket: TcpStream,
+}
+
+impl AsFd for LinuxStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Stream for LinuxStream {

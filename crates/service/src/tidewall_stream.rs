@@ -53,6 +53,13 @@ impl fmt::Debug for TidewallStream {
     }
 }
 
+impl TidewallStream {
+    /// The connection itself.
+    pub fn get_ref(&self) -> &TcpStream {
+        &self.0
+    }
+}
+
 impl Stream for TidewallStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         (&self.0).read(buffer)

@@ -48,7 +48,7 @@ struct RunArguments {
     /// Experiments to run; see: tidewall lab list
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Fewer points, at most 60 s an experiment; the shape and the claims stay
+    /// Fewer points, at most 60 s an experiment (tcp-loss: 4 min); the shape and the claims stay
     #[arg(long)]
     quick: bool,
     /// Runs of each point, for medians of as many; takes the time it takes

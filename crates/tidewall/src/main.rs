@@ -16,6 +16,7 @@
 mod blast;
 mod doctor;
 mod end;
+mod impair;
 mod lab;
 #[allow(unsafe_code)]
 mod raw;
@@ -55,6 +56,7 @@ enum Command {
     Lab(lab::Arguments),
     Demo(lab::DemoArguments),
     Tune(tune::Arguments),
+    Impair(impair::Arguments),
     Stat(stat::Arguments),
     Trace(trace::Arguments),
     Doctor(doctor::Arguments),
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => lab::run(arguments),
         Command::Demo(arguments) => lab::demo(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
+        Command::Impair(arguments) => impair::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

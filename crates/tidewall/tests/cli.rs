@@ -42,7 +42,9 @@ fn every_subcommand_has_help_with_an_example() {
     let overview = text(&tidewall(&["--help"]).stdout);
     assert!(overview.contains("Exit codes:"), "{overview}");
     assert!(!overview.contains("lab-worker"), "{overview}");
-    for command in ["serve", "blast", "lab", "demo", "stat", "trace", "doctor"] {
+    for command in [
+        "serve", "blast", "lab", "demo", "impair", "stat", "trace", "doctor",
+    ] {
         assert!(
             overview.contains(&format!("\n  {command} ")),
             "{command} is not in\n{overview}"
@@ -116,6 +118,9 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
         ),
         (&["serve", "echo", "--policy", "busy"], "qapolling"),
         (&["serve", "echo", "--budget", "1"], "2 to 3000"),
+        (&["impair", "lo"], "<B>"),
+        (&["impair", "lo", "lo", "--for", "0s"], "both sides"),
+        (&["impair", "lo", "none-such"], "no interface none-such"),
         (&["serve", "echo", "--budget", "3001"], "2 to 3000"),
         (&["serve", "echo", "--interval", "2ms"], "0 to 1 ms"),
         (&["serve", "echo", "--interval", "soon"], "20us"),

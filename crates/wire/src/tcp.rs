@@ -195,7 +195,36 @@ impl Options {
     /// skipped, a length that leads beyond the header ends the reading. The last
     /// of several of a kind counts.
     #[must_use]
-    pub fn parse(mut bytes: &[u8]) -> Self {
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Self {
+        // What nearly every segment has, as RFC 7323 appendix A lays it out.
+        if let &[
+            kind::NO_OPERATION,
+            kind::NO_OPERATION,
+            kind::TIMESTAMPS,
+            10,
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            g,
+            h,
+        ] = bytes
+        {
+            return Self {
+                timestamps: Some(Timestamps {
+                    value: u32::from_be_bytes([a, b, c, d]),
+                    echo: u32::from_be_bytes([e, f, g, h]),
+                }),
+                ..Self::default()
+            };
+        }
+        Self::parse_any(bytes)
+    }
+
+    fn parse_any(mut bytes: &[u8]) -> Self {
         let mut options = Self::default();
         loop {
             let (kind, rest) = match bytes {
@@ -259,6 +288,7 @@ impl Options {
         self.len() == 0
     }
 
+    #[inline]
     fn len_without_sack(&self) -> usize {
         let mut length = 0;
         if self.maximum_segment_size.is_some() {
@@ -284,8 +314,25 @@ impl Options {
     /// The options as Linux lays them out, so that a fast path for that layout
     /// (and a middlebox that knows no other) recognises them. Returns how many
     /// bytes of the array they are.
+    #[inline]
     fn bytes(&self) -> ([u8; HEADER_MAX - HEADER_LEN], usize) {
         let mut bytes = [kind::NO_OPERATION; HEADER_MAX - HEADER_LEN];
+        if let Some(timestamps) = self.timestamps
+            && self.len() == 12
+            && !self.sack_permitted
+        {
+            bytes[2..4].copy_from_slice(&[kind::TIMESTAMPS, 10]);
+            bytes[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
+            bytes[8..12].copy_from_slice(&timestamps.echo.to_be_bytes());
+            return (bytes, 12);
+        }
+        self.any_bytes(bytes)
+    }
+
+    fn any_bytes(
+        &self,
+        mut bytes: [u8; HEADER_MAX - HEADER_LEN],
+    ) -> ([u8; HEADER_MAX - HEADER_LEN], usize) {
         let mut at = 0;
         let mut put = |part: &[u8]| {
             if let Some(place) = bytes.get_mut(at..at + part.len()) {
@@ -570,6 +617,24 @@ mod tests {
                 }
                 options
             })
+    }
+
+    /// The short way for timestamps alone reads and writes what the long one
+    /// does.
+    #[test]
+    fn timestamps_alone_are_no_exception() {
+        let options = Options {
+            timestamps: Some(Timestamps {
+                value: 0x0102_0304,
+                echo: u32::MAX,
+            }),
+            ..Options::default()
+        };
+        let clear = [kind::NO_OPERATION; HEADER_MAX - HEADER_LEN];
+        let (bytes, length) = options.bytes();
+        assert_eq!((bytes, length), options.any_bytes(clear));
+        assert_eq!(Options::parse(&bytes[..length]), options);
+        assert_eq!(Options::parse_any(&bytes[..length]), options);
     }
 
     proptest! {

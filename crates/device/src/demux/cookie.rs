@@ -10,7 +10,7 @@ use super::Tables;
 use super::drive::{find_listener, port_index};
 use super::headers::{Datagram, Ends, NETWORK, Part, TCP, cookie_hash, read};
 use super::layout::{
-    Cookies, LISTEN_CONNECTED, LISTEN_COOKIES, LISTEN_COOKIES_VALID, LISTEN_SACK,
+    Cookies, LISTEN_CONNECTED, LISTEN_COOKIES, LISTEN_COOKIES_VALID, LISTEN_ECN, LISTEN_SACK,
     LISTEN_SCALE_SHIFT, LISTEN_TIMESTAMPS, LISTEN_WINDOW_SHIFT,
 };
 use crate::demux::ChannelId;
@@ -177,6 +177,11 @@ fn answer(
     if martian {
         return None;
     }
+    // A SYN with an ECN codepoint was mangled (RFC 3168 §6.1.1).
+    let service = *frame.get(NETWORK + 1)?;
+    let codepoint = if v4 { service } else { service >> 4 } & 3;
+    let asks = syn.flags.contains(Flags::ECE | Flags::CWR) && codepoint == 0;
+    let mut control = Flags::SYN | Flags::ACK;
     let now = clock(cookies, now_ns);
     let remote = syn.sequence;
     let count = (now / COOKIE_PERIOD) as u32;
@@ -196,7 +201,11 @@ fn answer(
         };
         let clock =
             ((now / 1_000_000) as u32).wrapping_add(cookie_hash(key(cookies), ends, None) as u32);
-        let rest = u32::from(options.sack_permitted) << 4 | u32::from(peer);
+        let ecn = asks && flags & LISTEN_ECN != 0;
+        if ecn {
+            control |= Flags::ECE;
+        }
+        let rest = u32::from(ecn) << 5 | u32::from(options.sack_permitted) << 4 | u32::from(peer);
         let mut value = clock & !COOKIE_OPTIONS | rest;
         // Never ahead of the clock: later segments must not be older.
         if tcp::before(clock, value) {
@@ -213,7 +222,7 @@ fn answer(
         destination_port: ends.remote_port,
         sequence: make(cookies, ends, remote, count, number),
         acknowledgment: remote.wrapping_add(1),
-        flags: Flags::SYN | Flags::ACK,
+        flags: control,
         window: (flags >> LISTEN_WINDOW_SHIFT) as u16,
         urgent: 0,
         options,

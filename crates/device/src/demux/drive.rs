@@ -5,6 +5,8 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use tidewall_wire::checksum;
+
 use super::cookie::{Answer, Strict, strict};
 use super::headers::{
     Datagram, Ends, ICMP, ICMPV6, NETWORK, Part, Refused, TCP, UDP, V4_HEADER, V6_HEADER,
@@ -158,9 +160,8 @@ impl Driver<'_> {
             .get(self.queue as usize)
             .map_or(0, |port| port.load(Acquire));
         // Of a segment behind extension headers, the last of them would have to
-        // change. Host architectures take segments in the order of the ring only.
-        let plain = control.raw.load(Relaxed) == 0
-            && (datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER);
+        // change.
+        let plain = datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER;
         if teach != 0 && kind == Kind::Datagram && (datagram.protocol == UDP || plain) {
             return Err(self.teach(frame, &datagram, teach));
         }
@@ -353,16 +354,11 @@ impl Driver<'_> {
         let checksum = match (datagram.version, checksum) {
             _ if segment => 0,
             (4, _) | (_, 0) => 0,
-            // RFC 1624, equation 3; zero is written as its other form.
-            (_, checksum) => {
-                let mut sum = u32::from(!checksum) + u32::from(!original) + u32::from(port);
-                sum = (sum & 0xffff) + (sum >> 16);
-                sum = (sum & 0xffff) + (sum >> 16);
-                match !(sum as u16) {
-                    0 => 0xffff,
-                    checksum => checksum,
-                }
-            }
+            // Zero is written as its other form (RFC 768).
+            (_, checksum) => match checksum::update(checksum, original, port) {
+                0 => 0xffff,
+                updated => updated,
+            },
         };
         header[6..8].copy_from_slice(&checksum.to_be_bytes());
         if segment {
@@ -539,9 +535,6 @@ fn become_udp(frame: &mut [u8], version: u8) {
     header[9] = UDP;
     let new = u16::from_be_bytes([header[8], header[9]]);
     let checksum = u16::from_be_bytes([header[10], header[11]]);
-    // RFC 1624, equation 3, as the driver program has it.
-    let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
-    sum = (sum & 0xffff) + (sum >> 16);
-    sum = (sum & 0xffff) + (sum >> 16);
-    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    let updated = checksum::update(checksum, old, new);
+    header[10..12].copy_from_slice(&updated.to_be_bytes());
 }

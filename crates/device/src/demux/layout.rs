@@ -54,6 +54,8 @@ pub const LISTEN_COOKIES_VALID: u32 = 16;
 pub const LISTEN_TIMESTAMPS: u32 = 32;
 /// Cookie answers that have timestamps may permit SACK.
 pub const LISTEN_SACK: u32 = 64;
+/// Cookie answers that have timestamps may agree to ECN.
+pub const LISTEN_ECN: u32 = 128;
 /// Where the four bits of our window scale in cookie answers begin; 15 is none.
 pub const LISTEN_SCALE_SHIFT: u32 = 8;
 /// Where the sixteen bits of our window in cookie answers begin.

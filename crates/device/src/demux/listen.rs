@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
 use super::layout::{
-    LISTEN_COOKIES, LISTEN_COOKIES_VALID, LISTEN_LOCAL, LISTEN_SACK, LISTEN_SCALE_SHIFT,
-    LISTEN_TCP_STRICT, LISTEN_TIMESTAMPS, LISTEN_WINDOW_SHIFT, Protocol,
+    LISTEN_COOKIES, LISTEN_COOKIES_VALID, LISTEN_ECN, LISTEN_LOCAL, LISTEN_SACK,
+    LISTEN_SCALE_SHIFT, LISTEN_TCP_STRICT, LISTEN_TIMESTAMPS, LISTEN_WINDOW_SHIFT, Protocol,
 };
 use super::tables::invalid;
 use super::{ChannelId, Tables};
@@ -20,10 +20,12 @@ pub struct CookieOffer {
     /// Window scale, 0 to 14; `None` when window scaling is off.
     pub window_scale: Option<u8>,
     /// Take part in timestamps (RFC 7323). Without them a cookie keeps neither
-    /// window scale nor SACK.
+    /// window scale nor SACK nor ECN.
     pub timestamps: bool,
     /// Permit SACK (RFC 2018).
     pub sack: bool,
+    /// Agree to ECN (RFC 3168) when the SYN asks for it.
+    pub ecn: bool,
 }
 
 /// What the driver does about SYN cookies at a port.
@@ -88,6 +90,9 @@ impl Tables {
         }
         if offer.sack {
             flags |= LISTEN_SACK;
+        }
+        if offer.ecn {
+            flags |= LISTEN_ECN;
         }
         self.listen(Protocol::Tcp, address, port, channel)?;
         let keep = OTHERS | LISTEN_COOKIES | LISTEN_COOKIES_VALID;

@@ -418,6 +418,7 @@ const OFFER: CookieOffer = CookieOffer {
     window_scale: Some(7),
     timestamps: true,
     sack: true,
+    ecn: true,
 };
 const COOKIES: CookieParameters = CookieParameters {
     key: [7; 16],

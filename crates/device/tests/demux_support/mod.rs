@@ -115,12 +115,14 @@ pub fn set_up(tables: &Tables) {
         window_scale: Some(7),
         timestamps: true,
         sack: true,
+        ecn: true,
     };
     let plain = CookieOffer {
         window: 4096,
         window_scale: None,
         timestamps: false,
         sack: false,
+        ecn: false,
     };
     for (port, address, offer, index) in [
         (90, None, offer, 11),

@@ -16,6 +16,7 @@ pub mod rhip_size;
 pub mod rhip_workload;
 pub(crate) mod tcp;
 pub mod tcp_bulk;
+pub mod tcp_loss;
 
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 14] = [
+pub static EXPERIMENTS: [Experiment; 15] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
@@ -178,6 +179,13 @@ pub static EXPERIMENTS: [Experiment; 14] = [
         config: Config::default,
         run: tcp_bulk::run,
     },
+    Experiment {
+        name: tcp_loss::NAME,
+        paper: tcp_loss::PAPER,
+        about: "TCP under loss, reordering and delay, and on a shared bottleneck, against CUBIC",
+        config: tcp_loss::config,
+        run: tcp_loss::run,
+    },
 ];
 
 /// The experiment of this name.
@@ -213,6 +221,7 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         rhip_model::NAME => Some(rhip_model::claims(series)),
         rhip_classes::NAME => Some(rhip_classes::claims(series)),
         tcp_bulk::NAME => Some(tcp_bulk::claims(series)),
+        tcp_loss::NAME => Some(tcp_loss::claims(series)),
         _ => None,
     }
 }

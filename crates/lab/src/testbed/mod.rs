@@ -6,11 +6,22 @@
 //!   10.77.0.1 fd77::1  tw-a ═══════ veth, n queues ═══════ tw-b  10.77.0.2 fd77::2
 //! ```
 //!
-//! Nothing outside the two namespaces is touched. They go when the test bed is
+//! With [`Config::bridge`] there is a third namespace in the middle, where a
+//! [bridge](crate::bridge) is to run, and a second server:
+//!
+//! ```text
+//!   tw-PID-a (client)          tw-PID-m (bridge)         tw-PID-b (server)
+//!   10.77.0.1  tw-a ══ veth ══ tw-ma    tw-mb ══ veth ══ tw-b  10.77.0.2
+//!                                       tw-mr ══ veth ══ tw-r  10.77.0.3
+//!                                                        tw-PID-r (rival)
+//! ```
+//!
+//! Nothing outside the namespaces is touched. They go when the test bed is
 //! dropped; when the process dies, however it dies, a guardian process removes
 //! them; and those that even a guardian could not remove are swept up by the
 //! next test bed.
 
+mod bridged;
 mod mode;
 pub mod privilege;
 mod realtime;
@@ -30,6 +41,10 @@ use crate::command::{absolute, run};
 use crate::environment::Environment;
 use crate::worker::scratch_directory;
 
+use bridged::Bridged;
+pub use bridged::{
+    MIDDLE_CLIENT, MIDDLE_RIVAL, MIDDLE_SERVER, RIVAL, RIVAL_INTERFACE, RIVAL_MAC_ADDRESS,
+};
 use mode::FOR_EVER;
 pub use mode::{BusyTimeout, Mode};
 pub(crate) use realtime::RealTime;
@@ -79,6 +94,8 @@ pub struct Config {
     /// The client's interface drops what comes for [`NOWHERE`]. Nobody would
     /// send an attacker the answers to addresses that are not his.
     pub swallow: bool,
+    /// A namespace in the middle, where a bridge is to run, and a second server.
+    pub bridge: bool,
     /// Processor of the client and the sender.
     pub client_cpu: usize,
     /// Processor of the server, and of all receiving for it.
@@ -92,6 +109,7 @@ impl Default for Config {
             client_queue: None,
             sink: false,
             swallow: false,
+            bridge: false,
             client_cpu: 0,
             server_cpu: 1,
         }
@@ -103,6 +121,7 @@ pub struct Testbed {
     config: Config,
     client: String,
     server: String,
+    bridged: Option<Bridged>,
     mode: Option<Mode>,
     busy_timeout: BusyTimeout,
     // Dropped in this order: first the namespaces, last the guardian.
@@ -131,8 +150,13 @@ impl Testbed {
         let process = std::process::id();
         let client = format!("tw-{process}-a{number}");
         let server = format!("tw-{process}-b{number}");
+        let bridged = config.bridge.then(|| Bridged {
+            middle: format!("tw-{process}-m{number}"),
+            rival: format!("tw-{process}-r{number}"),
+        });
         let mut namespaces = Vec::new();
-        for name in [&client, &server] {
+        let further = bridged.iter().flat_map(Bridged::namespaces);
+        for name in [&client, &server].into_iter().chain(further) {
             namespaces.push(guardian.on_exit_run(&[&ip, "netns", "del", name])?);
             run(&ip, &["netns", "add", name])?;
         }
@@ -140,12 +164,16 @@ impl Testbed {
             config,
             client,
             server,
+            bridged: bridged.clone(),
             mode: None,
             busy_timeout: BusyTimeout::default(),
             _namespaces: namespaces,
             guardian,
         };
-        testbed.build(&ip)?;
+        match &bridged {
+            Some(bridged) => testbed.build_bridged(&ip, bridged)?,
+            None => testbed.build(&ip)?,
+        }
         Ok(testbed)
     }
 
@@ -171,45 +199,10 @@ impl Testbed {
         add.extend(["address", &server_mac]);
         add.extend(queues);
         run(ip, &add)?;
-        let sides = [
-            (&self.client, CLIENT_INTERFACE, CLIENT, SERVER, &server_mac),
-            (&self.server, SERVER_INTERFACE, SERVER, CLIENT, &client_mac),
-        ];
-        for (namespace, interface, own, peer, peer_mac) in sides {
-            let ip = |arguments: &[&str]| {
-                let mut all = vec!["-n", namespace.as_str()];
-                all.extend(arguments);
-                run(ip, &all).map(drop)
-            };
-            ip(&["link", "set", "lo", "up"])?;
-            // No router solicitations and no duplicate address detection: the
-            // link carries what the experiment sends and nothing else.
-            ip(&["link", "set", interface, "addrgenmode", "none"])?;
-            ip(&["address", "add", &format!("{}/24", own.0), "dev", interface])?;
-            ip(&[
-                "address",
-                "add",
-                &format!("{}/64", own.1),
-                "dev",
-                interface,
-                "nodad",
-            ])?;
-            ip(&["link", "set", interface, "up"])?;
-            for address in [IpAddr::from(peer.0), IpAddr::from(peer.1)] {
-                let address = address.to_string();
-                ip(&[
-                    "neigh",
-                    "replace",
-                    &address,
-                    "lladdr",
-                    peer_mac,
-                    "dev",
-                    interface,
-                    "nud",
-                    "permanent",
-                ])?;
-            }
-        }
+        let to_client = [(CLIENT, CLIENT_MAC_ADDRESS)];
+        let to_server = [(SERVER, SERVER_MAC_ADDRESS)];
+        set_up(ip, &self.client, CLIENT_INTERFACE, CLIENT, &to_server)?;
+        set_up(ip, &self.server, SERVER_INTERFACE, SERVER, &to_client)?;
         // A sender on the same host would leave checksums unfinished, which no
         // frame from a wire is.
         self.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "tx", "off"])?;
@@ -389,6 +382,54 @@ impl Testbed {
             .insert("queues".into(), self.config.queues.to_string());
         Ok(())
     }
+}
+
+/// Brings an interface up with its addresses and everything it needs to know of
+/// its peers.
+fn set_up(
+    ip: &str,
+    namespace: &str,
+    interface: &str,
+    own: (Ipv4Addr, Ipv6Addr),
+    peers: &[((Ipv4Addr, Ipv6Addr), MacAddress)],
+) -> anyhow::Result<()> {
+    let ip = |arguments: &[&str]| {
+        let mut all = vec!["-n", namespace];
+        all.extend(arguments);
+        run(ip, &all).map(drop)
+    };
+    ip(&["link", "set", "lo", "up"])?;
+    // No router solicitations and no duplicate address detection: the
+    // link carries what the experiment sends and nothing else.
+    ip(&["link", "set", interface, "addrgenmode", "none"])?;
+    ip(&["address", "add", &format!("{}/24", own.0), "dev", interface])?;
+    ip(&[
+        "address",
+        "add",
+        &format!("{}/64", own.1),
+        "dev",
+        interface,
+        "nodad",
+    ])?;
+    ip(&["link", "set", interface, "up"])?;
+    for (addresses, mac) in peers {
+        let mac = mac.to_string();
+        for address in [IpAddr::from(addresses.0), IpAddr::from(addresses.1)] {
+            let address = address.to_string();
+            ip(&[
+                "neigh",
+                "replace",
+                &address,
+                "lladdr",
+                &mac,
+                "dev",
+                interface,
+                "nud",
+                "permanent",
+            ])?;
+        }
+    }
+    Ok(())
 }
 
 /// The offloads that change what an experiment measures.

@@ -145,13 +145,22 @@ impl Child {
     }
 
     fn ask<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
+        self.ask_for(question, ANSWER)
+    }
+
+    /// Asks a worker anything that it answers with a line of JSON.
+    pub(crate) fn ask_for<T: DeserializeOwned>(
+        &mut self,
+        question: &str,
+        patience: Duration,
+    ) -> anyhow::Result<T> {
         let input = self
             .process
             .stdin
             .as_mut()
             .context("no pipe to the worker")?;
         writeln!(input, "{question}")?;
-        let line = self.line(ANSWER)?;
+        let line = self.line(patience)?;
         serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
     }
 

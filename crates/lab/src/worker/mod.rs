@@ -8,9 +8,11 @@
 //! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
 //! then how many it has, and ends with its input.
 
+mod bridging;
 mod bulk;
 mod child;
 mod cpu;
+pub mod flows;
 mod hold;
 mod load;
 mod service;
@@ -28,6 +30,7 @@ use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix,
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux;
 
+use crate::bridge;
 use crate::raw_process;
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
 
@@ -54,6 +57,15 @@ pub enum Job {
     Swallow,
     /// One end of a bulk transfer.
     Bulk(BulkJob),
+    /// Forward between interfaces as the specification says, until asked for
+    /// the report or the standard input ends.
+    Bridge(bridge::Spec),
+    /// Serve bulk and objects.
+    FlowServer(flows::FlowServer),
+    /// Bulk flows; prints a [`flows::FlowOutcome`] of each.
+    FlowClient(flows::FlowClient),
+    /// Objects on new connections; prints a [`flows::ObjectOutcome`].
+    ObjectClient(flows::ObjectClient),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -225,6 +237,10 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Hold(spec) => hold::run(&spec),
         Job::Swallow => swallow(),
         Job::Bulk(job) => bulk::run(&job),
+        Job::Bridge(spec) => bridging::run(spec),
+        Job::FlowServer(job) => flows::run(flows::FlowJob::Server(&job)),
+        Job::FlowClient(job) => flows::run(flows::FlowJob::Flows(&job)),
+        Job::ObjectClient(job) => flows::run(flows::FlowJob::Objects(&job)),
         Job::Spin => spin(),
     }
 }
@@ -320,6 +336,41 @@ mod tests {
                 interface: "tw-t".into(),
                 address: [10, 78, 0, 2].into(),
                 port: 1,
+            }),
+            Job::Bridge(bridge::Spec {
+                left: "tw-ma".into(),
+                right: vec!["tw-mb".into()],
+                from_left: bridge::Impair {
+                    rate: Some(1_000_000),
+                    loss: 0.01,
+                    queue: Some(75_000),
+                    ..bridge::Impair::default()
+                },
+                from_right: bridge::Impair::default(),
+                sharing: bridge::Sharing::Flow,
+                seed: u64::MAX,
+            }),
+            Job::FlowServer(flows::FlowServer::Linux {
+                address: "10.77.0.3:5001".parse().unwrap(),
+                congestion: "cubic".into(),
+            }),
+            Job::FlowClient(flows::FlowClient {
+                flows: vec![flows::FlowSpec {
+                    server: "10.77.0.3:5001".parse().unwrap(),
+                    port: 10_000,
+                    way: flows::Way::Give,
+                    after_ms: 10,
+                    duration_ms: 1_000,
+                }],
+                congestion: "cubic".into(),
+            }),
+            Job::ObjectClient(flows::ObjectClient {
+                server: "10.77.0.3:5001".parse().unwrap(),
+                first_port: 10_000,
+                count: 600,
+                at_once: 8,
+                bytes: 100_000,
+                congestion: "cubic".into(),
             }),
             Job::Spin,
         ];

@@ -91,6 +91,7 @@ impl Connection {
         }
         let first = self.send.first;
         let tells = self.sack && !header.options.sack.is_empty();
+        let marked = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
         if before(acknowledgment, first) {
             // RFC 5961 §5.2: one that is older than any window is an attack.
             if first.wrapping_sub(acknowledgment) > self.send.window_max {
@@ -113,7 +114,7 @@ impl Connection {
         if updates || advances || before(self.send.window_sequence, header.sequence) {
             self.update_window(header, window);
         }
-        if tells || !self.recovery.is_quiet() {
+        if tells || marked || !self.recovery.is_quiet() {
             self.acknowledge_with_care(header, plain && !updates, now);
         } else if advances {
             self.acknowledge_in_order(header, now);
@@ -135,6 +136,16 @@ impl Connection {
     fn advance(&mut self, acknowledgment: u32) -> u32 {
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         self.send.first = acknowledgment;
+        if let Some((_, end)) = self.recovery.path_probe
+            && !before(acknowledgment, end)
+        {
+            self.path_probe_arrived();
+        }
+        if let Some((_, end)) = self.recovery.path_probe
+            && !before(acknowledgment, end)
+        {
+            self.path_probe_arrived();
+        }
         let data = self.send.buffer.acknowledge(bytes);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
@@ -177,6 +188,7 @@ impl Connection {
             bytes,
             in_flight: self.send.flight,
             round_trip,
+            smoothed: self.round_trip.smoothed(),
             now,
             mss: self.send.mss.into(),
         });
@@ -249,6 +261,7 @@ impl Connection {
         Feedback {
             first: self.send.first,
             plain,
+            congestion: self.ecn.is_agreed() && header.flags.contains(Flags::ECE),
             echo: header
                 .options
                 .timestamps
@@ -480,6 +493,7 @@ impl Connection {
             bytes: seen.delivered,
             in_flight: self.send.flight,
             round_trip,
+            smoothed: self.round_trip.smoothed(),
             now,
             mss: self.send.mss.into(),
         });

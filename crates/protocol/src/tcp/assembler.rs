@@ -36,6 +36,11 @@ pub(super) struct Assembler {
     /// Islands, the most recently touched first (RFC 2018 §4), disjoint and not
     /// adjacent. Empty and without memory in the ordinary case.
     beyond: Vec<(u32, u32)>,
+    /// What has come again since the peer was last told of such (RFC 2883);
+    /// empty if nothing has.
+    copy: (u32, u32),
+    /// Whether there is any of both.
+    disorder: bool,
 }
 
 impl Assembler {
@@ -58,8 +63,63 @@ impl Assembler {
     }
 
     /// True when nothing waits beyond a hole.
+    #[inline]
     pub(super) fn is_contiguous(&self) -> bool {
         self.beyond.is_empty()
+    }
+
+    /// Notes that what lies between two sequence numbers has come again. What
+    /// touches the last note joins it, as long as both lie on one side of RCV.NXT:
+    /// a block across it would mean nothing to the peer.
+    #[cold]
+    pub(super) fn note_copy(&mut self, mut first: u32, mut end: u32) {
+        let beyond = before(self.next, end);
+        let (last_first, last_end) = self.copy;
+        if self.has_copy()
+            && beyond == before(self.next, last_end)
+            && !before(end, last_first)
+            && !before(last_end, first)
+        {
+            if before(last_first, first) {
+                first = last_first;
+            }
+            if before(end, last_end) {
+                end = last_end;
+            }
+        }
+        self.copy = (first, end);
+        self.disorder = true;
+    }
+
+    /// True while the peer is to be told that something has come again.
+    fn has_copy(&self) -> bool {
+        self.copy.0 != self.copy.1
+    }
+
+    /// The peer was told.
+    #[inline]
+    pub(super) fn told(&mut self) {
+        if self.disorder {
+            self.copy = (0, 0);
+            self.disorder = !self.beyond.is_empty();
+        }
+    }
+
+    /// The note, for [`freeze`](super::freeze).
+    pub(super) fn copy(&self) -> (u32, u32) {
+        self.copy
+    }
+
+    /// See [`Assembler::copy`].
+    pub(super) fn restore_copy(&mut self, copy: (u32, u32)) {
+        self.copy = copy;
+        self.disorder = self.has_copy();
+    }
+
+    /// True when there is something for a SACK option to tell.
+    #[inline]
+    pub(super) fn has_blocks(&self) -> bool {
+        self.disorder
     }
 
     /// The end of what lies furthest beyond a hole, if anything does.
@@ -72,8 +132,11 @@ impl Assembler {
     /// window; what was received before is cut off here.
     #[inline]
     pub(super) fn insert(&mut self, mut sequence: u32, mut bytes: &[u8]) -> Inserted {
-        if before(sequence, self.next) {
+        let overlaps = before(sequence, self.next);
+        if overlaps {
             let old = self.next.wrapping_sub(sequence) as usize;
+            let copied = bytes.len().min(old) as u32;
+            self.note_copy(sequence, sequence.wrapping_add(copied));
             bytes = bytes.get(old..).unwrap_or_default();
             sequence = self.next;
         }
@@ -86,17 +149,34 @@ impl Assembler {
         self.ring.write(self.unread as usize, bytes);
         let mut advanced = bytes.len() as u32;
         if !self.beyond.is_empty() {
-            advanced = self.close_holes(advanced);
+            advanced = self.close_holes(advanced, overlaps);
         }
         self.unread += advanced;
         self.next = self.next.wrapping_add(advanced);
         Inserted::InOrder(advanced)
     }
 
-    /// How far order reaches when `advanced` bytes have come in order.
+    /// The first bytes between two distances from RCV.NXT that are held beyond a
+    /// hole: what RFC 2883 §4.2 tells of a segment that overlaps several islands.
+    fn first_held(&self, from: u32, to: u32) -> Option<(u32, u32)> {
+        let distance = |sequence: u32| sequence.wrapping_sub(self.next);
+        let held = self.beyond.iter().filter_map(|range| {
+            let first = distance(range.0).max(from);
+            let end = distance(range.1).min(to);
+            (first < end).then_some((first, end))
+        });
+        held.min()
+            .map(|(first, end)| (self.next.wrapping_add(first), self.next.wrapping_add(end)))
+    }
+
+    /// How far order reaches when `advanced` bytes have come in order; `told` when
+    /// a copy was noted for their segment already.
     #[cold]
-    fn close_holes(&mut self, mut advanced: u32) -> u32 {
+    fn close_holes(&mut self, mut advanced: u32, told: bool) -> u32 {
         let origin = self.next;
+        if !told && let Some((first, end)) = self.first_held(0, advanced) {
+            self.note_copy(first, end);
+        }
         loop {
             let mut more = false;
             self.beyond.retain(|&(first, end)| {
@@ -113,6 +193,7 @@ impl Assembler {
         }
         if self.beyond.is_empty() {
             self.beyond = Vec::new();
+            self.disorder = self.has_copy();
         }
         advanced
     }
@@ -123,6 +204,9 @@ impl Assembler {
         let from = sequence.wrapping_sub(origin);
         let mut first = from;
         let mut end = from + bytes.len() as u32;
+        if let Some((first, end)) = self.first_held(from, end) {
+            self.note_copy(first, end);
+        }
         let mut known = false;
         let mut touched = 0;
         for range in &self.beyond {
@@ -149,6 +233,7 @@ impl Assembler {
         }
         self.beyond
             .insert(0, (origin.wrapping_add(first), origin.wrapping_add(end)));
+        self.disorder = true;
         if known {
             return Inserted::Duplicate;
         }
@@ -156,9 +241,12 @@ impl Assembler {
         Inserted::Beyond
     }
 
-    /// The blocks of a SACK option.
+    /// The blocks of a SACK option: first what has come again (RFC 2883 §4).
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
+        if self.has_copy() {
+            blocks.push(self.copy.0, self.copy.1);
+        }
         for &(first, end) in &self.beyond {
             if !blocks.push(first, end) {
                 break;

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::Congestion;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, MSS_MIN};
 
 /// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
@@ -25,6 +26,35 @@ impl Default for Keepalive {
             count: 9,
         }
     }
+}
+
+/// When a connection uses explicit congestion notification (RFC 3168); `tcp_ecn`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Ecn {
+    /// Never (`tcp_ecn` of 0).
+    Off = 0,
+    /// When the peer asks for it (2).
+    #[default]
+    Passive = 1,
+    /// It is asked for, too (1).
+    Active = 2,
+}
+
+/// When the path's MTU is found out by sending larger segments (RFC 4821);
+/// `tcp_mtu_probing`. ICMP errors are believed in any case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum MtuProbing {
+    /// Never (0, Linux's default).
+    Off = 0,
+    /// Once segments seem to vanish for their size, and when what an ICMP error
+    /// has said is ten minutes old (1).
+    #[default]
+    BlackHole = 1,
+    /// From the beginning: segments are of 1024 bytes (IPv4) or 1220 (IPv6) until
+    /// larger ones have got through (2).
+    Always = 2,
 }
 
 /// What a connection is told at its start. The default is Linux's; the maximum
@@ -68,6 +98,17 @@ pub struct Config {
     pub orphan_retries: u8,
     /// The initial congestion window in segments (RFC 6928).
     pub initial_window: u8,
+    /// How the congestion window moves (`TCP_CONGESTION`).
+    pub congestion: Congestion,
+    /// Let data leave in bursts of about a millisecond's worth, at twice the
+    /// window a round trip in slow start and 1.2 times it from then on (as Linux
+    /// with the `fq` packet scheduler), where the round trip is a millisecond or
+    /// more.
+    pub pacing: bool,
+    /// Send no faster, in bytes a second (`SO_MAX_PACING_RATE`); from 1 to
+    /// 4,294,967,294, more is no limit. So little that a segment would take more
+    /// than a minute counts as a segment a minute.
+    pub pacing_rate_max: Option<u64>,
     /// How long an acknowledgment may wait (RFC 9293 §3.8.6.3; `TCP_DELACK_MIN`).
     /// Below a minute.
     pub delayed_ack: Duration,
@@ -78,8 +119,13 @@ pub struct Config {
     /// How long FIN-WAIT-2 lasts once the application has closed
     /// (`tcp_fin_timeout`).
     pub fin_timeout: Duration,
-    /// The traffic class or type of service of every segment.
+    /// The traffic class or type of service of every segment; its two ECN bits
+    /// do not count.
     pub traffic_class: u8,
+    /// Explicit congestion notification.
+    pub ecn: Ecn,
+    /// Search for the path's MTU.
+    pub mtu_probing: MtuProbing,
 }
 
 impl Default for Config {
@@ -101,11 +147,16 @@ impl Default for Config {
             retries: 15,
             orphan_retries: 8,
             initial_window: 10,
+            congestion: Congestion::Cubic,
+            pacing: false,
+            pacing_rate_max: None,
             delayed_ack: Duration::from_millis(40),
             timeout_min: Duration::from_millis(200),
             timeout_max: Duration::from_secs(120),
             fin_timeout: Duration::from_secs(60),
             traffic_class: 0,
+            ecn: Ecn::Passive,
+            mtu_probing: MtuProbing::BlackHole,
         }
     }
 }
@@ -176,7 +227,13 @@ pub(super) struct Settings {
     pub(super) orphan_retries: u8,
     pub(super) initial_window: u8,
     pub(super) traffic_class: u8,
+    pub(super) ecn: Ecn,
+    pub(super) mtu_probing: MtuProbing,
     pub(super) nodelay: bool,
+    pub(super) pacing: bool,
+    /// `u32::MAX` is none.
+    pub(super) pacing_rate_max: u32,
+    pub(super) congestion: Congestion,
 }
 
 impl Settings {
@@ -200,15 +257,41 @@ impl Settings {
             retries: config.retries,
             orphan_retries: config.orphan_retries,
             initial_window: config.initial_window,
-            traffic_class: config.traffic_class,
+            traffic_class: config.traffic_class & !3,
+            ecn: config.ecn,
+            mtu_probing: config.mtu_probing,
             nodelay: config.nodelay,
+            pacing: config.pacing,
+            pacing_rate_max: u32::MAX,
+            congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);
+        settings.set_pacing_rate_max(config.pacing_rate_max);
         settings
     }
 
     pub(super) fn syn_window(&self) -> u16 {
         u16::try_from(self.receive_buffer).unwrap_or(u16::MAX)
+    }
+
+    /// Whether the time that new data may leave has to be looked at.
+    #[inline]
+    pub(super) fn paces(&self) -> bool {
+        self.pacing || self.pacing_rate_max != u32::MAX
+    }
+
+    /// Bytes a second; `u64::MAX` is no limit.
+    pub(super) fn pacing_rate_max(&self) -> u64 {
+        if self.pacing_rate_max == u32::MAX {
+            u64::MAX
+        } else {
+            self.pacing_rate_max.into()
+        }
+    }
+
+    pub(super) fn set_pacing_rate_max(&mut self, limit: Option<u64>) {
+        let limit = limit.and_then(|limit| u32::try_from(limit).ok());
+        self.pacing_rate_max = limit.map_or(u32::MAX, |limit| limit.max(1));
     }
 
     pub(super) fn keepalive(&self) -> Option<Keepalive> {

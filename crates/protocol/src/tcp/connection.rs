@@ -5,11 +5,13 @@ use core::time::Duration;
 use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
+use super::ecn::EcnState;
+use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
 use super::timers::{Timer, Timers};
-use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time};
+use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
 
 /// Segments at the start that are acknowledged at once, so that the peer's
 /// congestion window opens fast (Linux `TCP_MAX_QUICKACKS`).
@@ -94,8 +96,6 @@ pub(super) struct Send {
     pub(super) mss: u16,
     /// The peer's maximum segment size.
     pub(super) peer_mss: u16,
-    /// The path's, from ICMP.
-    pub(super) path_mss: u16,
     /// The peer's window scale.
     pub(super) scale: u8,
     /// A FIN follows what was written.
@@ -106,6 +106,9 @@ pub(super) struct Send {
     pub(super) stalled: Option<Time>,
     /// When data last left.
     pub(super) last: Time,
+    /// When all that was sent has drained at the pacing rate, in microseconds
+    /// that wrap; the past while pacing is off.
+    pub(super) drained: u32,
     pub(super) buffer: SendBuffer,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) limit: u32,
@@ -204,6 +207,8 @@ pub struct Connection {
     pub(super) round_trip: RoundTrip,
     pub(super) recovery: Recovery,
     pub(super) congestion: Controller,
+    pub(super) ecn: EcnState,
+    pub(super) path: PathMtu,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -240,6 +245,7 @@ impl Connection {
             now,
         );
         connection.sack = handshake.sack;
+        connection.ecn.agree(handshake.ecn);
         connection.timestamps = handshake.timestamps.is_some();
         connection.scaling = handshake.window_scale.is_some();
         if connection.scaling {
@@ -294,12 +300,12 @@ impl Connection {
                 flight_end: isn,
                 mss,
                 peer_mss: MSS_DEFAULT,
-                path_mss: u16::MAX,
                 scale: 0,
                 closed: false,
                 retries: 0,
                 stalled: None,
                 last: now,
+                drained: microseconds(now),
                 buffer: SendBuffer::default(),
                 limit: 0,
                 reset_sequence: 0,
@@ -333,7 +339,9 @@ impl Connection {
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
             recovery: Recovery::new(isn),
-            congestion: Controller::new(settings.initial_window.into(), mss.into()),
+            congestion: Controller::new(mss.into(), settings.congestion),
+            ecn: EcnState::default(),
+            path: PathMtu::new(),
             counters: Counters::default(),
             config: settings,
         }
@@ -372,12 +380,13 @@ impl Connection {
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;
-        let segments = if lost {
-            1
+        self.begin_path(now);
+        let window = if lost {
+            self.send.mss.into()
         } else {
-            u32::from(self.config.initial_window)
+            self.initial_window()
         };
-        self.congestion = Controller::new(segments, self.send.mss.into());
+        self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
         self.send.flight_end = self.send.first;
@@ -401,13 +410,18 @@ impl Connection {
         self.round_trip.sample(sample, sequences, least);
     }
 
+    /// The congestion window that a connection begins with (RFC 6928).
+    pub(super) fn initial_window(&self) -> u32 {
+        u32::from(self.config.initial_window.max(1)) * u32::from(self.send.mss)
+    }
+
     /// Computes the payload of a full segment anew.
     pub(super) fn update_mss(&mut self) {
         let limit = self
             .config
             .mss
             .min(self.send.peer_mss)
-            .min(self.send.path_mss)
+            .min(self.path.limit())
             .max(MSS_MIN);
         self.send.mss = if self.timestamps {
             limit - TIMESTAMPS_LEN

@@ -3,7 +3,7 @@
 //! `bpf/cookie.h` makes and checks the same bits in the driver, and explains
 //! them there: the initial sequence number of the answer is a MAC of the flow,
 //! the peer's initial sequence number, the time and the rounded maximum segment
-//! size; window scale and SACK are in the low bits of the answer's timestamp,
+//! size; window scale, SACK and ECN are in the low bits of the answer's timestamp,
 //! which the peer echoes. A cookie is good for 64 to 128 seconds, and one in
 //! 2^28 guesses hits one.
 
@@ -12,7 +12,7 @@ use core::time::Duration;
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 use super::segment::{Outgoing, Segment};
-use super::{Config, Flow, Handshake, Time, isn, keyed, timestamp};
+use super::{Config, Ecn, Flow, Handshake, Time, ecn, isn, keyed, timestamp};
 
 /// For how long a cookie is taken at most.
 pub const LIFETIME: Duration = Duration::from_secs(2 * PERIOD);
@@ -24,6 +24,7 @@ const SIZES: [u16; 8] = [536, 1220, 1300, 1400, 1440, 1460, 4036, 8940];
 /// Bits of a timestamp that keep options.
 const OPTIONS: u32 = 63;
 const SACK: u32 = 16;
+const ECN: u32 = 32;
 const SCALE: u32 = 15;
 const NO_SCALE: u8 = 15;
 
@@ -63,14 +64,17 @@ impl Cookies {
         let mss = peer_mss(flow, peer);
         let size = SIZES.iter().rposition(|&size| size <= mss)? as u32;
         let mut options = Options::default();
+        let mut takes_ecn = false;
         if let Some(timestamps) = peer.timestamps
             && self.config.timestamps
         {
             options.sack_permitted = peer.sack_permitted && self.config.sack;
             let scale = peer.window_scale.filter(|_| self.config.window_scaling);
             options.window_scale = scale.map(|_| self.config.window_scale());
+            takes_ecn = ecn::accepts(&self.config, syn);
             let kept = u32::from(scale.map_or(NO_SCALE, |scale| scale.min(14)))
-                | (u32::from(options.sack_permitted) * SACK);
+                | (u32::from(options.sack_permitted) * SACK)
+                | (u32::from(takes_ecn) * ECN);
             let clock = timestamp(now, isn::timestamp_offset(&self.key, flow));
             let mut value = clock & !OPTIONS | kept;
             // Never ahead of the clock: later segments must not be older.
@@ -85,7 +89,14 @@ impl Cookies {
         let count = (now.as_secs() / PERIOD) as u32;
         let remote_isn = syn.header.sequence;
         let sequence = self.make(flow, remote_isn, count, size);
-        Some(syn_ack(flow, &self.config, sequence, remote_isn, options))
+        Some(syn_ack(
+            flow,
+            &self.config,
+            sequence,
+            remote_isn,
+            options,
+            takes_ecn,
+        ))
     }
 
     /// What the ACK of a cookie says was agreed on; `None` for a segment that is
@@ -125,6 +136,7 @@ impl Cookies {
             window_scale: (scale != NO_SCALE).then_some(scale),
             local_window_scale: self.config.window_scale(),
             sack: kept.is_some_and(|kept| kept & SACK != 0) && self.config.sack,
+            ecn: kept.is_some_and(|kept| kept & ECN != 0) && self.config.ecn != Ecn::Off,
             timestamps,
             timestamp_offset,
             window: header.window,
@@ -154,15 +166,20 @@ pub(super) fn syn_ack(
     sequence: u32,
     remote_isn: u32,
     options: Options,
+    takes_ecn: bool,
 ) -> Outgoing<'static> {
     let mss = announced_mss(flow, config);
+    let mut flags = Flags::SYN | Flags::ACK;
+    if takes_ecn {
+        flags |= Flags::ECE;
+    }
     Outgoing {
         header: Header {
             source_port: flow.local.port(),
             destination_port: flow.remote.port(),
             sequence,
             acknowledgment: remote_isn.wrapping_add(1),
-            flags: Flags::SYN | Flags::ACK,
+            flags,
             window: config.syn_window(),
             urgent: 0,
             options: Options {
@@ -172,6 +189,6 @@ pub(super) fn syn_ack(
         },
         payload: [&[]; 2],
         segment_size: mss,
-        traffic_class: config.traffic_class,
+        traffic_class: config.traffic_class & !3,
     }
 }

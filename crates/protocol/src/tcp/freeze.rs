@@ -13,10 +13,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
 use super::config::{Settings, Span};
-use super::congestion::{Controller, NewReno};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
+use super::ecn::EcnState;
+use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
 use super::reduction::Reduction;
@@ -27,10 +28,10 @@ use super::send_buffer::SendBuffer;
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
-use super::{Config, Errno, Flow, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0003;
+const VERSION: u32 = 0x5457_0005;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +55,7 @@ impl fmt::Display for ThawError {
 impl std::error::Error for ThawError {}
 
 /// Writes a value down and returns it, or returns what was written.
-trait Codec {
+pub(super) trait Codec {
     fn word(&mut self, value: u64, bytes: usize) -> u64;
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
@@ -298,16 +299,21 @@ impl Connection {
                 backoff: codec.u8(self.round_trip.backoff),
             },
             recovery: recovery(&self.recovery, codec),
-            congestion: Controller {
-                window: codec.u32(self.congestion.window),
-                threshold: codec.u32(self.congestion.threshold),
-                initial: codec.u32(self.congestion.initial),
-                before: (
-                    codec.u32(self.congestion.before.0),
-                    codec.u32(self.congestion.before.1),
-                ),
-                algorithm: NewReno {
-                    counted: codec.u32(self.congestion.algorithm.counted),
+            congestion: self.congestion.with(codec),
+            ecn: EcnState {
+                flags: codec.u8(self.ecn.flags),
+                delivered: codec.u32(self.ecn.delivered),
+            },
+            path: PathMtu {
+                searching: codec.flag(self.path.searching),
+                largest_first: codec.flag(self.path.largest_first),
+                low: codec.u16(self.path.low),
+                high: codec.u16(self.path.high),
+                told: codec.u16(self.path.told),
+                probe: codec.u16(self.path.probe),
+                since: {
+                    let now = codec.now().as_secs() as u32;
+                    now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
                 },
             },
             counters: Counters {
@@ -373,7 +379,9 @@ impl Connection {
             && self.config.mss >= MSS_MIN
             && self.send.scale <= 14
             && self.receive.scale <= 14
-            && self.congestion.window <= BUFFER_MAX
+            && self.congestion.is_sound()
+            && self.ecn.flags <= EcnState::ALL
+            && self.path.is_sound()
             && self.round_trip.eighths <= 1 << 31
             && self.round_trip.deviation <= 1 << 30
             && self.round_trip.deviation_max <= 1 << 30
@@ -396,7 +404,6 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         flight_end: codec.u32(send.flight_end),
         mss: codec.u16(send.mss),
         peer_mss: codec.u16(send.peer_mss),
-        path_mss: codec.u16(send.path_mss),
         scale: codec.u8(send.scale),
         closed: codec.flag(send.closed),
         retries: codec.u8(send.retries),
@@ -405,6 +412,10 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             codec.maybe(send.stalled, now, C::time)
         },
         last: codec.time(send.last),
+        drained: {
+            let now = microseconds(codec.now());
+            codec.u32(send.drained.wrapping_sub(now)).wrapping_add(now)
+        },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
             let mut buffer = SendBuffer::default();
@@ -462,6 +473,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
+    let copy = assembler.copy();
+    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
     let count = codec.u8(assembler.islands().count() as u8);
     for _ in 0..count {
@@ -590,6 +603,19 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
+        mtu_probing: match codec.u8(config.mtu_probing as u8) {
+            0 => MtuProbing::Off,
+            1 => MtuProbing::BlackHole,
+            _ => MtuProbing::Always,
+        },
+        ecn: match codec.u8(config.ecn as u8) {
+            0 => Ecn::Off,
+            1 => Ecn::Passive,
+            _ => Ecn::Active,
+        },
         nodelay: codec.flag(config.nodelay),
+        pacing: codec.flag(config.pacing),
+        pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
+        congestion: config.congestion.with(codec),
     }
 }

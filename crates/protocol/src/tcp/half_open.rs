@@ -30,6 +30,7 @@ pub(super) struct HalfOpen {
     /// What the SYN offered and we take.
     pub window_scale: Option<u8>,
     pub sack: bool,
+    pub ecn: bool,
     /// The peer's timestamp as last seen.
     pub timestamp: Option<u32>,
     pub timestamp_offset: u32,
@@ -53,6 +54,7 @@ impl HalfOpen {
             mss: 0,
             window_scale: None,
             sack: false,
+            ecn: false,
             timestamp: None,
             timestamp_offset: 0,
             begun: now,

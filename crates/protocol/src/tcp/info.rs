@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Connection, State};
+use super::{Congestion, Connection, State};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -16,6 +16,10 @@ pub struct Info {
     pub timestamps: bool,
     /// SACK is in use (`TCPI_OPT_SACK`).
     pub sack: bool,
+    /// ECN is in use (`TCPI_OPT_ECN`).
+    pub ecn: bool,
+    /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
+    pub ecn_seen: bool,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
     /// `tcpi_rcv_wscale`: ours.
@@ -30,12 +34,22 @@ pub struct Info {
     pub round_trip_min: Duration,
     /// `tcpi_snd_mss`: payload of a full segment.
     pub send_mss: u32,
+    /// `tcpi_pmtu`: what the path is taken to carry, as far as ICMP or a search
+    /// has told; headers included.
+    pub path_mtu: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
+    /// The algorithm of congestion control (`TCP_CONGESTION`).
+    pub congestion: Congestion,
     /// `tcpi_snd_cwnd`, in bytes.
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
     pub slow_start_threshold: u32,
+    /// `tcpi_pacing_rate`, in bytes a second, whether pacing is on or not;
+    /// `u64::MAX` before the first measurement of the round trip.
+    pub pacing_rate: u64,
+    /// `tcpi_max_pacing_rate`, in bytes a second; `u64::MAX` is no limit.
+    pub pacing_rate_max: u64,
     /// What the peer's window allows beyond what it has acknowledged
     /// (`tcpi_snd_wnd`).
     pub send_window: u32,
@@ -87,6 +101,9 @@ pub struct Info {
     pub reordering_seen: u32,
     /// `tcpi_dsack_dups`: segments that the receiver told of having got twice.
     pub duplicates: u32,
+    /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
+    /// (ECE); counted from the bytes they cover.
+    pub delivered_ce: u32,
     /// `tcpi_segs_in`.
     pub segments_received: u32,
     /// `tcpi_segs_out`.
@@ -109,6 +126,8 @@ impl Connection {
             state: self.state,
             timestamps: self.timestamps,
             sack: self.sack,
+            ecn: self.ecn.is_agreed(),
+            ecn_seen: self.ecn.has_seen(),
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),
@@ -116,9 +135,14 @@ impl Connection {
             round_trip_variation: microseconds(self.round_trip.variation()),
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
+            path_mtu: u32::from(self.path.limit().min(self.config.mss))
+                + if self.flow.remote.is_ipv4() { 40 } else { 60 },
             receive_mss: self.receive.mss.into(),
+            congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
+            pacing_rate: self.pacing_rate(),
+            pacing_rate_max: self.config.pacing_rate_max(),
             send_window: self.send.window,
             receive_window: if before(expected, self.receive.edge) {
                 self.receive.edge.wrapping_sub(expected)
@@ -147,6 +171,7 @@ impl Connection {
             reordering: self.recovery.rack.reordering.into(),
             reordering_seen: self.recovery.rack.reordered,
             duplicates: counters.duplicates_told,
+            delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,
             segments_refused: counters.segments_refused,

@@ -11,6 +11,7 @@ use core::time::Duration;
 use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
 
 use super::cookie::{self, Cookies, peer_mss, syn_ack};
+use super::ecn;
 use super::half_open::{HalfOpen, Prefix, RETRIES, Store};
 use super::segment::{Outgoing, Segment, reset_for};
 use super::{Config, Flow, Handshake, Time, isn, timestamp};
@@ -202,6 +203,7 @@ impl Listener {
             mss: peer_mss(&flow, offered),
             window_scale: scale.map(|scale| scale.min(14)),
             sack: offered.sack_permitted && config.sack,
+            ecn: ecn::accepts(config, syn),
             timestamp: timestamps.map(|timestamps| timestamps.value),
             timestamp_offset: isn::timestamp_offset(&self.secrets.cookie, &flow),
             ..HalfOpen::new(flow, local_isn, syn.header.sequence, now)
@@ -311,6 +313,7 @@ impl Listener {
             window_scale: entry.window_scale,
             local_window_scale: self.config.window_scale(),
             sack: entry.sack,
+            ecn: entry.ecn,
             timestamps: entry.timestamp.map(|recent| Timestamps {
                 value: theirs.unwrap_or(recent),
                 echo: header.options.timestamps.map_or(0, |theirs| theirs.echo),
@@ -411,6 +414,14 @@ impl Listener {
         self.cookies_until = self.cookies_until.filter(|&until| now < until);
     }
 
+    /// Answers by another configuration from now on (`TCP_MAXSEG` on a listening
+    /// socket for one); see [`Listener::new`]. Half-open connections are answered
+    /// by it too, should their SYN come again.
+    pub fn set_config(&mut self, config: &Config) {
+        self.config = *config;
+        self.cookies = Cookies::new(config, self.secrets.cookie);
+    }
+
     /// Says how many connections wait to be accepted.
     pub fn set_accept_queue(&mut self, waiting: usize) {
         self.waiting = waiting;
@@ -470,6 +481,7 @@ fn segment_of(entry: &HalfOpen, config: &Config, now: Time) -> Outgoing<'static>
         entry.local_isn,
         entry.remote_isn,
         options,
+        entry.ecn,
     )
 }
 

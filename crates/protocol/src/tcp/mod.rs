@@ -19,14 +19,17 @@
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
-//! `congestion` (how much may be in flight), `round_trip` (RFC 6298), `timers`, `close` (the ends, timers and ICMP errors
-//! included), `freeze` (to bytes and back), `info`. Before a connection is
-//! established, and after: `listen`, `half_open`, `isn`, `cookie`, `time_wait`.
+//! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
+//! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
+//! and ICMP errors included), `freeze` (to bytes and back), `info`. Before a
+//! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
+//! `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
-//! (SACK), 2883 (D-SACK), 8985 (RACK-TLP), 6298 (retransmission timer), 5681,
-//! 6582, 6937 and 9937 (congestion control, recovery), 5682 (F-RTO), 5961 (blind attacks), 5927 (ICMP attacks), 6429 (persist), 5482
-//! (user timeout), 1122 §4.2.
+//! (SACK), 2883 (D-SACK), 8985 (RACK-TLP), 6298 (retransmission timer), 5682
+//! (F-RTO), 5681, 6582, 6937, 9937, 9438 and 9406 (congestion control, recovery,
+//! PRR, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP attacks), 6429
+//! (persist), 5482 (user timeout), 1122 §4.2.
 
 mod acknowledgment;
 mod application;
@@ -36,6 +39,7 @@ mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
+mod ecn;
 mod freeze;
 mod half_open;
 mod info;
@@ -43,6 +47,8 @@ pub mod isn;
 mod keyed;
 mod listen;
 mod options;
+mod pacing;
+mod path_mtu;
 mod rack;
 mod receive;
 mod recovery;
@@ -62,7 +68,8 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
-pub use config::{Config, Keepalive};
+pub use config::{Config, Ecn, Keepalive, MtuProbing};
+pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
 pub use freeze::ThawError;
@@ -202,6 +209,8 @@ pub struct Handshake {
     pub local_window_scale: u8,
     /// Both take SACK options.
     pub sack: bool,
+    /// Both use explicit congestion notification.
+    pub ecn: bool,
     /// If both use timestamps: the last of the peer, as it sent it.
     pub timestamps: Option<Timestamps>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.

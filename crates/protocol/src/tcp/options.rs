@@ -3,20 +3,62 @@
 use core::time::Duration;
 
 use super::config::Span;
-use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection};
+use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection, Pending};
 use super::timers::Timer;
-use super::{Keepalive, State, Time};
+use super::{Congestion, Keepalive, State, Time};
 
 impl Connection {
-    /// Sends small segments at once (`TCP_NODELAY`).
+    /// Sends small segments at once (`TCP_NODELAY`). What cork holds back is sent
+    /// once when it is set, as on Linux.
     pub fn set_nodelay(&mut self, on: bool) {
         self.config.nodelay = on;
+        if on && self.cork {
+            self.pending.add(Pending::OVERRIDE);
+        }
     }
 
     /// See [`Connection::set_nodelay`].
     #[must_use]
     pub fn nodelay(&self) -> bool {
         self.config.nodelay
+    }
+
+    /// How the congestion window moves (`TCP_CONGESTION`); a connection in
+    /// mid-transfer goes on from the window that it has.
+    pub fn set_congestion(&mut self, congestion: Congestion) {
+        self.config.congestion = congestion;
+        self.congestion.set_congestion(congestion);
+    }
+
+    /// See [`Connection::set_congestion`].
+    #[must_use]
+    pub fn congestion(&self) -> Congestion {
+        self.congestion.congestion()
+    }
+
+    /// Lets data leave in bursts, or does not (see
+    /// [`Config::pacing`](super::Config::pacing)).
+    pub fn set_pacing(&mut self, on: bool) {
+        self.config.pacing = on;
+    }
+
+    /// See [`Connection::set_pacing`].
+    #[must_use]
+    pub fn pacing(&self) -> bool {
+        self.config.pacing
+    }
+
+    /// Sends no faster than so many bytes a second (`SO_MAX_PACING_RATE`; see
+    /// [`Config::pacing_rate_max`](super::Config::pacing_rate_max)).
+    pub fn set_pacing_rate_max(&mut self, limit: Option<u64>) {
+        self.config.set_pacing_rate_max(limit);
+    }
+
+    /// See [`Connection::set_pacing_rate_max`].
+    #[must_use]
+    pub fn pacing_rate_max(&self) -> Option<u64> {
+        let limit = self.config.pacing_rate_max();
+        (limit != u64::MAX).then_some(limit)
     }
 
     /// Sends full segments only, or after 200 ms (`TCP_CORK`).

@@ -86,6 +86,9 @@ impl Connection {
         }
         self.acknowledge(header, segment.payload.is_empty(), now);
         if !segment.payload.is_empty() {
+            if self.ecn.is_agreed() {
+                self.receive_codepoint(segment.traffic_class);
+            }
             self.take_payload(header.sequence, segment.payload, now);
         }
     }
@@ -143,6 +146,7 @@ impl Connection {
         let timestamps = options.timestamps.filter(|_| self.timestamps);
         let announced = u32::from(self.config.syn_window());
         self.sack &= options.sack_permitted;
+        self.ecn_answer(flags, acceptable);
         self.synchronized(
             header.sequence,
             options.maximum_segment_size.unwrap_or(MSS_DEFAULT),
@@ -202,9 +206,8 @@ impl Connection {
             } else if segment.payload.is_empty() {
                 self.challenge(now);
             } else {
-                // Data again: our acknowledgment was lost.
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-                self.pending.add(Pending::ACKNOWLEDGE);
+                self.acknowledge_copy(sequence, sequence.wrapping_add(length));
             }
             return;
         }
@@ -246,8 +249,12 @@ impl Connection {
             self.receive.timestamp_at = now.as_secs() as u32;
         }
         let plain = segment.payload.is_empty() && !flags.contains(Flags::FIN);
+        let first = self.send.first;
         if !self.acknowledge(header, plain, now) {
             return;
+        }
+        if self.ecn.is_agreed() && flags.intersects(Flags::ECE | Flags::CWR) && !syn {
+            self.receive_echo(flags, first, plain);
         }
         self.after_acknowledgment(now);
         if !plain {
@@ -298,7 +305,8 @@ impl Connection {
             self.challenge(now);
         } else {
             self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            self.pending.add(Pending::ACKNOWLEDGE);
+            let end = header.sequence.wrapping_add(segment.sequence_len());
+            self.acknowledge_copy(header.sequence, end);
         }
         false
     }
@@ -348,7 +356,8 @@ impl Connection {
         ) {
             // After the peer's FIN there is nothing to take; a FIN that comes
             // again wants to be acknowledged again.
-            self.pending.add(Pending::ACKNOWLEDGE);
+            let end = sequence.wrapping_add(segment.sequence_len());
+            self.acknowledge_copy(sequence, end);
             if self.state == State::TimeWait {
                 self.timers.set(Timer::Wait, now, TIME_WAIT);
             }
@@ -388,6 +397,10 @@ impl Connection {
             self.receive.fin = Some(end);
         }
         if !payload.is_empty() {
+            // A copy of what is in order says nothing (as Linux).
+            if self.ecn.is_agreed() && before(self.receive.assembler.next(), end) {
+                self.receive_codepoint(segment.traffic_class);
+            }
             self.take_payload(sequence, payload, now);
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
@@ -436,8 +449,37 @@ impl Connection {
                 self.acknowledge_disorder();
             }
             // Our acknowledgment was lost, or the network has made a copy.
-            Inserted::Duplicate => self.pending.add(Pending::ACKNOWLEDGE),
+            Inserted::Duplicate => {
+                self.pending.add(Pending::ACKNOWLEDGE);
+                if !before(
+                    self.receive.assembler.next(),
+                    sequence.wrapping_add(length as u32),
+                ) {
+                    self.acknowledge_quickly(QUICK_ACKS);
+                }
+            }
         }
+    }
+
+    /// A segment that was not taken occupies sequence numbers; what of it had come
+    /// before is told (RFC 2883, as Linux `tcp_send_dupack`).
+    fn acknowledge_copy(&mut self, sequence: u32, end: u32) {
+        self.pending.add(Pending::ACKNOWLEDGE);
+        let expected = self.next_expected();
+        if before(sequence, expected) {
+            let end = if before(expected, end) { expected } else { end };
+            self.receive.assembler.note_copy(sequence, end);
+            self.acknowledge_quickly(QUICK_ACKS);
+        }
+    }
+
+    /// The next acknowledgments are not delayed, half a window of them and `most`
+    /// at most: the peer waits for them.
+    pub(super) fn acknowledge_quickly(&mut self, most: u8) {
+        let segments = self.receive.limit / (2 * u32::from(self.receive.mss));
+        let count = segments.clamp(2, most.into()) as u8;
+        self.receive.quick = self.receive.quick.max(count);
+        self.receive.interactive = false;
     }
 
     fn acknowledge_disorder(&mut self) {
@@ -481,8 +523,11 @@ impl Connection {
             .receive
             .limit
             .saturating_sub(self.receive.assembler.unread());
+        // Without a scale the field ends at 65535: there may be nothing to announce.
+        let most = self.receive.limit.min(0xffff << self.receive.scale);
+        let room = room.min(most);
         let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
-        if window.saturating_mul(2) <= self.receive.limit
+        if window.saturating_mul(2) <= most
             && room >= window.saturating_mul(2)
             && room - window >= step
         {

@@ -143,6 +143,8 @@ impl Connection {
                 if !self.sack {
                     self.presume_arrived(0);
                 }
+                // The receiver has not heard yet that the window was reduced.
+                seen.congestion &= self.send.first != self.recovery.end;
                 if self.try_undo_recovery(seen.echo) {
                     return;
                 }
@@ -213,6 +215,7 @@ impl Connection {
     /// whose size whoever sent the probe has seen to.
     fn path_probe_lost(&mut self, end: u32, now: Time) {
         self.recovery.path_probe = None;
+        self.path.refused();
         self.recovery.board.forget_lost();
         let losses = self.recovery.board.judge(|piece| {
             if before(piece.start, end) {
@@ -243,7 +246,9 @@ impl Connection {
     /// large for the path.
     pub(super) fn lose_all(&mut self, now: Time) {
         self.recovery.probe = TailProbe::None;
-        self.recovery.path_probe = None;
+        if self.recovery.path_probe.is_some() {
+            self.path_probe_void();
+        }
         let losses = self.recovery.board.judge(|_| Verdict::Lost);
         if losses.bytes > 0 {
             self.repair_without_reduction(now);
@@ -413,6 +418,7 @@ impl Connection {
         // What is sent to a closed window is no loss.
         if self.send.window > 0 {
             self.congestion.on_timeout(in_flight, mss, first, now);
+            self.ecn.reduced();
             let window = self.pipe().saturating_add(mss);
             self.congestion.set_window(window);
         }

@@ -40,6 +40,7 @@ impl Connection {
             sent: 0,
         };
         self.congestion.on_loss(in_flight.max(mss), mss, now);
+        self.ecn.reduced();
         // The window falls as acknowledgments come, not at once.
         self.congestion.set_window(self.recovery.reduction.window);
     }

@@ -30,15 +30,21 @@ impl Ring {
     }
 
     /// Makes room for offsets below `needed`.
+    #[inline]
     fn reserve(&mut self, needed: usize) {
-        if needed <= self.bytes.len() {
-            return;
+        if needed > self.bytes.len() {
+            self.grow(needed.next_power_of_two().max(SMALLEST));
         }
-        let capacity = needed.next_power_of_two().max(SMALLEST);
+    }
+
+    fn grow(&mut self, capacity: usize) {
+        // Not `vec![0; capacity]`: glibc's calloc passes its fast lists by.
         let mut grown = Vec::with_capacity(capacity);
-        let (start, end) = self.bytes.split_at(self.head.min(self.bytes.len()));
-        grown.extend_from_slice(end);
-        grown.extend_from_slice(start);
+        if !self.bytes.is_empty() {
+            let (start, end) = self.bytes.split_at(self.head.min(self.bytes.len()));
+            grown.extend_from_slice(end);
+            grown.extend_from_slice(start);
+        }
         grown.resize(capacity, 0);
         self.bytes = grown.into_boxed_slice();
         self.head = 0;

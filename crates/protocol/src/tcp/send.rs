@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use super::connection::{Connection, Pending};
+use super::ecn::ECT_0;
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
@@ -26,6 +27,8 @@ pub(super) enum Plan {
     Again { sequence: u32, length: u32 },
     /// Bytes that were never sent.
     New { length: u32 },
+    /// The same, in one segment larger than others: a probe of the path's MTU.
+    PathProbe { length: u32 },
     /// The FIN alone.
     Fin,
 }
@@ -106,7 +109,7 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.first.wrapping_add(self.send.window);
-        if !before(self.send.next, window_end) {
+        if !before(self.send.next, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
         let usable = window_end.wrapping_sub(self.send.next);
@@ -163,7 +166,7 @@ impl Connection {
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
-        if self.receive.assembler.is_contiguous() || !self.sack {
+        if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
         let with = self.options(0);
@@ -178,7 +181,18 @@ impl Connection {
     /// The most payload of one [`Outgoing`]: full segments only.
     #[inline]
     fn burst(&self, mss: u32) -> u32 {
-        let most = self.config.offload.min(OFFLOAD_MAX);
+        // What is to be told once leaves with one segment, not with each of many:
+        // CWR, and the blocks of a SACK option.
+        if self.config.offload <= mss
+            || self.ecn.has_to_tell()
+            || self.receive.assembler.has_blocks()
+        {
+            return mss;
+        }
+        let mut most = self.config.offload.min(OFFLOAD_MAX);
+        if self.config.paces() {
+            most = self.paced_burst(most);
+        }
         (most - most % mss).max(mss)
     }
 
@@ -197,21 +211,32 @@ impl Connection {
                     | State::LastAck
             )
             && !self.timers.is_running(Timer::Retransmit)
+            && !self.timers.is_running(Timer::Pace)
     }
 
     pub(super) fn send_all(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
             return;
         }
-        if self.send.first == self.send.next
-            && self.unsent() > 0
-            && now.saturating_sub(self.send.last) > self.retransmission_timeout()
-        {
-            self.congestion.on_idle(self.send.mss.into());
+        if self.send.first == self.send.next && self.unsent() > 0 {
+            let idle = now.saturating_sub(self.send.last);
+            let timeout = self.retransmission_timeout();
+            if idle > timeout {
+                let initial = self.initial_window();
+                self.congestion.on_idle(idle, timeout, initial);
+                self.send.drained = microseconds(now);
+            }
+        }
+        if self.config.paces() {
+            self.pace(0, now);
+        }
+        let mut probe = None;
+        if self.path.is_limited() {
+            probe = self.path_probe_due(now);
         }
         let (next, probing) = (self.send.next, self.recovery.probe == TailProbe::Due);
         let sent_all = loop {
-            match self.plan() {
+            match probe.take().or_else(|| self.plan()) {
                 Some(plan) if self.send_plan(plan, now, send) => {}
                 Some(_) => break false,
                 None => break true,
@@ -271,7 +296,7 @@ impl Connection {
             // take them for such (RFC 5681 §2).
             let duplicates = self.receive.duplicates;
             let header = self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return;
             }
             self.acknowledgment_sent(&header);
@@ -289,7 +314,7 @@ impl Connection {
         let (sequence, length) = match plan {
             Plan::Synchronize => return self.send_synchronize(now, send),
             Plan::Again { sequence, length } => (sequence, length),
-            Plan::New { length } => (self.send.next, length),
+            Plan::New { length } | Plan::PathProbe { length } => (self.send.next, length),
             Plan::Fin => (self.send.next, 0),
         };
         let end = sequence.wrapping_add(length);
@@ -304,10 +329,22 @@ impl Connection {
         if fin && length == 0 {
             flags = Flags::ACK | Flags::FIN;
         }
+        let again = matches!(plan, Plan::Again { .. });
+        let tells = self.ecn.has_to_tell() && length > 0 && !again;
+        if tells {
+            flags |= Flags::CWR;
+        }
         let header = self.header(sequence, flags, now, false);
         let held = self.send.written.wrapping_sub(self.send.buffer.len());
-        if !self.give(header, (sequence.wrapping_sub(held), length), send) {
+        let size = match plan {
+            Plan::PathProbe { length } => length,
+            _ => self.payload_max(),
+        };
+        if !self.give(header, (sequence.wrapping_sub(held), length), size, send) {
             return false;
+        }
+        if tells {
+            self.ecn.told();
         }
         if length > 0 && self.answers_data(now) {
             // Data follows data: acknowledgments will have company.
@@ -320,6 +357,9 @@ impl Connection {
             self.sent_again(sequence, end, now);
         } else {
             self.sent_new(length, end, now);
+        }
+        if let Plan::PathProbe { length } = plan {
+            self.path_probe_sent(sequence, length);
         }
         true
     }
@@ -344,6 +384,9 @@ impl Connection {
         if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
             self.send.flight = flight;
             self.send.flight_end = end;
+        }
+        if self.config.paces() {
+            self.pace(length, now);
         }
         if !self.recovery.is_quiet() {
             self.sent_in_recovery(end.wrapping_sub(first), now);
@@ -384,6 +427,9 @@ impl Connection {
             self.recovery.new_first = false;
             self.recovery.forward = false;
         }
+        if self.recovery.path_probe.is_some() {
+            self.path_probe_void();
+        }
         self.recovery.board.resent(start, end, micros);
         let stamp = timestamp(now, self.timestamp_offset);
         self.recovery.undo.sent_again(stamp);
@@ -408,10 +454,15 @@ impl Connection {
         self.counters.bytes_received > 0 && age < self.config.delayed_ack.0
     }
 
+    #[cold]
     fn send_synchronize(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let answers = self.state == State::SynReceived;
         let mut flags = Flags::SYN;
-        if answers {
+        if !answers {
+            flags |= self.ecn_request();
+        } else if self.ecn.is_agreed() {
+            flags |= Flags::ACK | Flags::ECE;
+        } else {
             flags |= Flags::ACK;
         }
         let isn = self.send.first;
@@ -434,7 +485,7 @@ impl Connection {
                 ..Options::default()
             },
         };
-        if !self.give(header, (0, 0), send) {
+        if !self.give(header, (0, 0), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::SYNCHRONIZE);
@@ -446,6 +497,7 @@ impl Connection {
         true
     }
 
+    #[cold]
     fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         if self.pending.has(Pending::RESET_ANSWER) {
             let header = Header {
@@ -455,14 +507,14 @@ impl Connection {
                 flags: Flags::RST,
                 ..Header::default()
             };
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return false;
             }
             self.pending.clear(Pending::RESET_ANSWER);
         }
         if self.pending.has(Pending::RESET) {
             let header = self.header(self.send.next, Flags::RST | Flags::ACK, now, false);
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return false;
             }
             self.pending.clear(Pending::RESET);
@@ -473,9 +525,10 @@ impl Connection {
     /// A segment without payload whose sequence number is old: every receiver
     /// answers it with what it expects and its window (as Linux). Nobody reads
     /// the rest of such a segment, so it does not count as an acknowledgment.
+    #[cold]
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, true);
-        if !self.give(header, (0, 0), send) {
+        if !self.give(header, (0, 0), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::PROBE);
@@ -491,7 +544,7 @@ impl Connection {
             destination_port: self.flow.remote.port(),
             sequence,
             acknowledgment: self.next_expected(),
-            flags,
+            flags: self.ecn.echo(flags),
             window: self.announce_window(same_window),
             urgent: 0,
             options: self.options(timestamp(now, self.timestamp_offset)),
@@ -507,7 +560,7 @@ impl Connection {
                 echo: self.receive.timestamp,
             });
         }
-        if self.sack && !self.receive.assembler.is_contiguous() {
+        if self.sack && self.receive.assembler.has_blocks() {
             options.sack = self.receive.assembler.sack();
         }
         options
@@ -550,25 +603,31 @@ impl Connection {
             self.receive.quick -= 1;
         }
         self.pending.clear(Pending::ACKNOWLEDGE);
+        self.receive.assembler.told();
         self.receive.acknowledged = header.acknowledgment;
         self.receive.window_field = header.window;
         self.timers.stop(Timer::Acknowledge);
     }
 
     /// Gives a segment to the caller; the payload is an offset into the send
-    /// buffer and a length.
-    #[inline]
+    /// buffer and a length; `size` is that of a full segment.
+    #[inline(always)]
     fn give(
         &mut self,
         header: Header,
         (offset, length): (u32, u32),
+        size: u32,
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
+        let mut traffic_class = self.config.traffic_class;
+        if self.ecn.is_agreed() && length > 0 && header.sequence == self.send.next {
+            traffic_class |= ECT_0;
+        }
         let sent = send(&Outgoing {
             header,
             payload: self.send.buffer.slices(offset, length),
-            segment_size: self.payload_max() as u16,
-            traffic_class: self.config.traffic_class,
+            segment_size: size as u16,
+            traffic_class,
         });
         if sent {
             self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);

@@ -21,15 +21,18 @@ pub(super) enum Timer {
     Wait = 3,
     /// Large buffers that have become empty may be given back.
     Release = 4,
+    /// What was sent has drained at the pacing rate.
+    Pace = 5,
 }
 
 /// Every kind, in order.
-pub(super) const TIMERS: [Timer; 5] = [
+pub(super) const TIMERS: [Timer; 6] = [
     Timer::Retransmit,
     Timer::Acknowledge,
     Timer::Keepalive,
     Timer::Wait,
     Timer::Release,
+    Timer::Pace,
 ];
 
 /// Not running.

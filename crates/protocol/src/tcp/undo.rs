@@ -102,6 +102,7 @@ impl Connection {
         }
         if self.recovery.undo.restores {
             self.congestion.undo();
+            self.ecn.told();
         }
         self.recovery.undo.marker = None;
         // What is lost is looked for anew.

@@ -31,6 +31,7 @@ proptest! {
         clock in prop::option::of(any::<u32>()),
         at in 0u64..1 << 45,
         later in 0u64..64_000,
+        ecn: bool,
     ) {
         let cookies = cookies();
         let now = Duration::from_millis(at);
@@ -41,7 +42,12 @@ proptest! {
             timestamps: clock.map(|value| Timestamps { value, echo: 0 }),
             ..Options::default()
         };
-        let syn = segment(flow, Flags::SYN, isn, 0, options);
+        let flags = if ecn {
+            Flags::SYN | Flags::ECE | Flags::CWR
+        } else {
+            Flags::SYN
+        };
+        let syn = segment(flow, flags, isn, 0, options);
         let answer = cookies.answer(&syn, now).unwrap().header;
         prop_assert_eq!(answer.acknowledgment, isn.wrapping_add(1));
         prop_assert_eq!(answer.options.timestamps.is_some(), clock.is_some());
@@ -56,6 +62,9 @@ proptest! {
         let named = mss.unwrap_or(if flow.remote.is_ipv4() { 536 } else { 1220 });
         prop_assert!(handshake.mss <= named && handshake.mss * 3 >= named.min(8940));
         prop_assert_eq!(handshake.sack, answer.options.sack_permitted);
+        // As everything but the maximum segment size, only in a timestamp.
+        prop_assert_eq!(handshake.ecn, ecn && clock.is_some());
+        prop_assert_eq!(answer.flags.contains(Flags::ECE), handshake.ecn);
         let kept = scale.filter(|_| clock.is_some()).map(|scale| scale.min(14));
         prop_assert_eq!(handshake.window_scale, kept);
         // Our timestamps never go back, whatever the answer's carried.

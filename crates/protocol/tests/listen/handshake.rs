@@ -2,7 +2,7 @@
 
 use super::*;
 use tidewall_protocol::Drop;
-use tidewall_protocol::tcp::{Connection, State};
+use tidewall_protocol::tcp::{Connection, Ecn, State};
 
 #[test]
 fn a_handshake_agrees_on_what_both_offered() {
@@ -69,6 +69,47 @@ fn what_one_side_does_not_offer_is_not_used() {
     // RFC 9293 §3.7.1: the default over IPv6.
     assert_eq!((handshake.mss, handshake.window_scale), (1220, None));
     assert!(!handshake.sack && handshake.timestamps.is_none());
+}
+
+#[test]
+fn congestion_notification_is_agreed_on_when_it_is_asked_for_and_wanted() {
+    let asks = Flags::SYN | Flags::ECE | Flags::CWR;
+    for (ecn, flags, class, agreed) in [
+        (Ecn::Passive, asks, 0, true),
+        (Ecn::Active, asks, 0xfc, true),
+        (Ecn::Off, asks, 0, false),
+        (Ecn::Passive, Flags::SYN, 0, false),
+        (Ecn::Passive, Flags::SYN | Flags::ECE, 0, false),
+        (Ecn::Passive, Flags::SYN | Flags::CWR, 0, false),
+        // Mangled: no SYN is sent with a codepoint (RFC 3168 §6.1.1).
+        (Ecn::Passive, asks, 1, false),
+        (Ecn::Passive, asks, 2, false),
+        (Ecn::Passive, asks, 3, false),
+    ] {
+        let config = Config {
+            ecn,
+            ..Config::default()
+        };
+        let mut listener = Listener::new(&config, 16, SECRETS);
+        let flow = client(1, 1000);
+        let mut syn = segment(flow, flags, 500, 0, linux(7_000));
+        syn.traffic_class = class;
+        let (_, first) = give(&mut listener, &syn, START);
+        let (mut sent, _) = run_timers(&mut listener, START + SECOND);
+        sent.push((START, first[0].1));
+        assert_eq!(sent.len(), 2, "the answer, and once more");
+        for (_, answer) in &sent {
+            let expected = if agreed { Flags::ECE } else { Flags::NONE };
+            assert_eq!(answer.flags, Flags::SYN | Flags::ACK | expected);
+        }
+        let (reaction, _) = give(&mut listener, &ack_of(flow, &sent[0].1), START + SECOND);
+        let Reaction::Established(handshake) = reaction else {
+            panic!("{reaction:?}")
+        };
+        assert_eq!(handshake.ecn, agreed, "{ecn:?} {flags:?} {class}");
+        let connection = Connection::accept(&handshake, &config, START + SECOND);
+        assert_eq!(connection.info().ecn, agreed);
+    }
 }
 
 #[test]

@@ -267,6 +267,7 @@ fn frozen_connection() -> Vec<u8> {
         window_scale: Some(7),
         local_window_scale: 7,
         sack: true,
+        ecn: false,
         timestamps: None,
         timestamp_offset: 0,
         window: 1000,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Errno, Flow, Handshake, Outgoing, Segment, Shutdown, State, Time,
+    Config, Connection, Ecn, Errno, Flow, Handshake, Outgoing, Segment, Shutdown, State, Time,
     Timestamps, timestamp,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
@@ -37,6 +37,7 @@ impl Random {
 pub struct Frame {
     pub header: Header,
     pub payload: Vec<u8>,
+    pub traffic_class: u8,
 }
 
 /// Cuts what offloading has left together, as a device does.
@@ -47,6 +48,7 @@ pub fn cut(outgoing: &Outgoing<'_>) -> Vec<Frame> {
         return vec![Frame {
             header: outgoing.header,
             payload,
+            traffic_class: outgoing.traffic_class,
         }];
     }
     let count = payload.len().div_ceil(size);
@@ -62,6 +64,7 @@ pub fn cut(outgoing: &Outgoing<'_>) -> Vec<Frame> {
             Frame {
                 header,
                 payload: chunk.to_vec(),
+                traffic_class: outgoing.traffic_class,
             }
         })
         .collect()
@@ -194,6 +197,9 @@ pub struct Link {
     order: u64,
     flow: Flow,
     last_acknowledged: [Option<u32>; 2],
+    /// Chance in percent that a segment that may be marked arrives with
+    /// congestion experienced, by the end that sends it.
+    pub marks: [u8; 2],
     /// Whether ends are frozen and thawed now and then.
     pub freezes: bool,
     /// Every frame that was sent, with its sender, when wanted.
@@ -237,6 +243,7 @@ impl Link {
             order: 0,
             flow,
             last_acknowledged: [None; 2],
+            marks: [0; 2],
             freezes: false,
             trace: None,
         };
@@ -257,13 +264,16 @@ impl Link {
         link
     }
 
-    fn transmit(&mut self, from: usize, frame: Frame) {
+    fn transmit(&mut self, from: usize, mut frame: Frame) {
         let weather = self.weather[from];
         if let Some(trace) = &mut self.trace {
             trace.push((self.now, from, frame.clone()));
         }
         if frame.payload.len() > weather.payload_max {
             return;
+        }
+        if frame.traffic_class & 3 == 2 && self.random.percent(self.marks[from]) {
+            frame.traffic_class |= 3;
         }
         let copies = 1 + u8::from(self.random.percent(weather.duplication));
         for _ in 0..copies {
@@ -292,7 +302,7 @@ impl Link {
             flow,
             header: frame.header,
             payload: &frame.payload,
-            traffic_class: 0,
+            traffic_class: frame.traffic_class,
         };
         if frame.header.flags.contains(Flags::ACK) {
             self.last_acknowledged[to] = Some(frame.header.acknowledgment);
@@ -321,7 +331,9 @@ impl Link {
                 end.connection = Some(connection);
                 end.handshake = None;
             }
-        } else if frame.header.flags == Flags::SYN {
+        } else if frame.header.flags.contains(Flags::SYN)
+            && !frame.header.flags.contains(Flags::ACK)
+        {
             let isn = self.random.next() as u32;
             let offset = self.random.next() as u32;
             let end = &mut self.ends[to];
@@ -491,6 +503,7 @@ pub fn answer_syn(
         window_scale: scale,
         local_window_scale: config.window_scale(),
         sack: options.sack_permitted && config.sack,
+        ecn: config.ecn != Ecn::Off && segment.header.flags.contains(Flags::ECE | Flags::CWR),
         timestamps,
         timestamp_offset: offset,
         window: 0,
@@ -501,7 +514,11 @@ pub fn answer_syn(
         destination_port: segment.flow.remote.port(),
         sequence: isn,
         acknowledgment: segment.header.sequence.wrapping_add(1),
-        flags: Flags::SYN | Flags::ACK,
+        flags: if handshake.ecn {
+            Flags::SYN | Flags::ACK | Flags::ECE
+        } else {
+            Flags::SYN | Flags::ACK
+        },
         window: config.syn_window(),
         urgent: 0,
         options: Options {
@@ -518,6 +535,7 @@ pub fn answer_syn(
     let frame = Frame {
         header,
         payload: Vec::new(),
+        traffic_class: 0,
     };
     (handshake, frame)
 }

@@ -3,9 +3,13 @@
 
 mod attacks;
 mod closing;
+mod duplicates;
+mod ecn;
 mod frozen;
 mod handshake;
 mod link;
+mod pacing;
+mod path_mtu;
 mod peer;
 mod receiving;
 mod sending;

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{Config, Connection, Handshake, Segment, State, Time, Timestamps};
+use tidewall_protocol::tcp::{
+    Config, Connection, Ecn, Handshake, Segment, State, Time, Timestamps,
+};
 use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks};
 
 use crate::link::{Frame, cut, flow};
@@ -46,6 +48,8 @@ pub struct Peer {
     pub window: u16,
     pub timestamps: Option<Timestamps>,
     pub sack: SackBlocks,
+    /// The traffic class of the next segment given.
+    pub class: u8,
 }
 
 impl Peer {
@@ -57,6 +61,7 @@ impl Peer {
             window: WINDOW,
             timestamps: None,
             sack: SackBlocks::default(),
+            class: 0,
         }
     }
 
@@ -71,6 +76,7 @@ impl Peer {
             window_scale: None,
             local_window_scale: 0,
             sack: config.sack,
+            ecn: config.ecn == Ecn::Active,
             timestamps: config.timestamps.then_some(Timestamps {
                 value: 500,
                 echo: 0,
@@ -88,6 +94,7 @@ impl Peer {
                 echo: 0,
             }),
             sack: SackBlocks::default(),
+            class: 0,
         }
     }
 
@@ -127,10 +134,11 @@ impl Peer {
                 },
             },
             payload,
-            traffic_class: 0,
+            traffic_class: self.class,
         };
         self.engine.input(&segment, self.now);
         self.sack = SackBlocks::default();
+        self.class = 0;
     }
 
     /// All that the engine sends now.

@@ -82,7 +82,8 @@ fn what_lies_beyond_a_hole_is_kept_and_told() {
     // The last first (RFC 2018 §4).
     assert_eq!(at(&mut peer), [(5000, 5500), (1000, 2000)]);
     peer.give(ACK, 1500, 0, &[2; 1000]);
-    assert_eq!(at(&mut peer), [(1000, 2500), (5000, 5500)]);
+    // Before all, what has come again (RFC 2883).
+    assert_eq!(at(&mut peer), [(1500, 2000), (1000, 2500), (5000, 5500)]);
     assert!(!peer.engine.readable());
     peer.give(ACK, 0, 0, &[1; 1200]);
     assert_eq!(acknowledged(&mut peer), [2500]);
@@ -241,5 +242,5 @@ fn an_idle_connection_holds_no_buffers() {
     assert_eq!(peer.sack, SackBlocks::default());
     // Without a buffer or timer, a connection is this large.
     let size = size_of_val(&peer.engine);
-    assert!(size <= 800, "{size}");
+    assert!(size <= 896, "{size}");
 }

@@ -26,17 +26,14 @@ pub(super) struct InterruptHandler {
 impl InterruptHandler {
     pub(super) fn run(self) {
         let mut interrupt = Interrupt::Masked;
-        let mut payload = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
-            let (taken, descriptors) = {
+            let (taken, strays, descriptors) = {
                 let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
                 let taken = poller.take_round(interrupt, |_, received| self.frame(received));
                 let taken = taken.map_or(0, |round| round.frames);
-                while let Some(stray) = poller.take_stray(&mut payload) {
-                    (self.upcalls.stray)(stray, &payload);
-                }
                 (
                     taken,
+                    poller.take_strays(),
                     if taken == 0 {
                         poller.descriptors()
                     } else {
@@ -44,6 +41,9 @@ impl InterruptHandler {
                     },
                 )
             };
+            for (stray, payload) in strays {
+                (self.upcalls.stray)(stray, &payload);
+            }
             interrupt = match (taken, interrupt) {
                 (0, Interrupt::Masked) => Interrupt::Armed,
                 (0, Interrupt::Armed) => {

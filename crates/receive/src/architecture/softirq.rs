@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::queue::{Interrupt, Patience, Received};
+use tidewall_device::queue::{Interrupt, Patience, Received, Stray};
 
 use super::{HostCounters, Occupancy, Upcalls, find};
 use crate::control::{self, Activity, TIMER_LOT, TIMER_TURNS, Waiting};
@@ -145,24 +145,38 @@ impl ReceiveSoftirq {
     }
 
     fn round(&self, start: Instant, activity: Activity) -> Next {
-        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, strays) = {
+            let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+            self.polls(&mut poller, start, activity)
+        };
+        for (stray, payload) in strays {
+            (self.upcalls.stray)(stray, &payload);
+        }
+        next
+    }
+
+    /// A masked poll, and if it leaves nothing behind one that the device may
+    /// interrupt after.
+    fn polls(
+        &self,
+        poller: &mut Poller,
+        start: Instant,
+        activity: Activity,
+    ) -> (Next, Vec<(Stray, Vec<u8>)>) {
         // A timer that expired between two rounds would have the device polled in
         // softirq, without a budget.
         poller.set_patience(Patience::Long);
         let poll = |interrupt| {
             move |poller: &mut Poller, sorted: &mut Sorted| self.polled(poller, interrupt, sorted)
         };
-        let (seen, waiting) = self.take(&mut poller, poll(Interrupt::Masked), start, activity);
+        let (seen, waiting) = self.take(poller, poll(Interrupt::Masked), start, activity);
         // Before the descriptors are asked for: each lesson has its own.
-        let mut payload = Vec::new();
-        while let Some(stray) = poller.take_stray(&mut payload) {
-            (self.upcalls.stray)(stray, &payload);
-        }
+        let strays = poller.take_strays();
         if poller.is_stopped() {
-            return Next::Stopped;
+            return (Next::Stopped, strays);
         }
         if seen.exhausted {
-            return Next::Behind;
+            return (Next::Behind, strays);
         }
         let interval = match waiting {
             Waiting::Sleep(interval) => interval,
@@ -176,8 +190,8 @@ impl ReceiveSoftirq {
         } else {
             Interrupt::Masked
         };
-        let (seen, _) = self.take(&mut poller, poll(interrupt), start, Activity::default());
-        if poller.is_stopped() {
+        let (seen, _) = self.take(poller, poll(interrupt), start, Activity::default());
+        let next = if poller.is_stopped() {
             Next::Stopped
         } else if seen.exhausted {
             Next::Behind
@@ -185,7 +199,8 @@ impl ReceiveSoftirq {
             Next::Again
         } else {
             Next::Sleep(poller.descriptors(), !interval.is_zero())
-        }
+        };
+        (next, strays)
     }
 
     fn polled(

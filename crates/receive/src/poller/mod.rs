@@ -175,9 +175,15 @@ impl Poller {
         self.device.descriptors()
     }
 
-    /// A datagram that came through the kernel during start-up.
-    pub fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
-        self.device.take_stray(payload)
+    /// The datagrams that came through the kernel during start-up. They are for
+    /// whoever holds this poller no more: what they cause to be sent needs it.
+    pub fn take_strays(&mut self) -> Vec<(Stray, Vec<u8>)> {
+        let mut strays = Vec::new();
+        let mut payload = Vec::new();
+        while let Some(stray) = self.device.take_stray(&mut payload) {
+            strays.push((stray, std::mem::take(&mut payload)));
+        }
+        strays
     }
 
     /// Opens channel `id` with room for `limit` frames.

@@ -261,11 +261,7 @@ impl Core {
 
     /// What follows sorting: fragments, strays, wake-ups, memory pressure.
     fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
-        let mut payload = Vec::new();
-        let mut strays = Vec::new();
-        while let Some(stray) = poller.take_stray(&mut payload) {
-            strays.push((stray, payload.clone()));
-        }
+        let strays = poller.take_strays();
         let short = poller.short_of_frames();
         drop(poller);
         for (stray, payload) in strays {

@@ -44,6 +44,8 @@ impl Core {
         if has_input() {
             return Ok(true);
         }
+        let polls = !self.spin.is_zero() && !self.architecture.has_threads();
+        let answered = polls && self.answered();
         let began = Instant::now();
         if self.spins.load(Ordering::Relaxed) {
             // Enabled, so that the device's own interrupt delivers, while we look
@@ -82,14 +84,14 @@ impl Core {
         // From now on nobody may be here who sees to connections.
         self.tcp.helper.needed();
         let short = began.elapsed() <= self.spin + WAKE_UP;
-        let polls = !self.spin.is_zero() && !self.architecture.has_threads();
-        if polls && matches!(result, Ok(true)) && short && self.answered() {
+        if answered && short && matches!(result, Ok(true)) {
             self.spins.store(true, Ordering::Relaxed);
         }
         result
     }
 
-    /// True when datagrams were sent since the last time it was asked.
+    /// True when something was sent since the last sleep: an answer to it may be
+    /// what is waited for.
     fn answered(&self) -> bool {
         let sent = self.queues.iter().map(|q| q.sent.load(Ordering::Relaxed));
         let sent = sent.fold(0, u64::wrapping_add);

@@ -187,6 +187,7 @@ impl TcpListener {
                 window_scale: config.window_scaling.then(|| config.window_scale()),
                 timestamps: config.timestamps,
                 sack: config.sack,
+                ecn: config.ecn != tcp::Ecn::Off,
             },
         )?;
         Ok(listener)

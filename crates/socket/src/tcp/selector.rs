@@ -294,12 +294,10 @@ impl Selector {
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         events.clear();
         self.inner.inside.fetch_add(1, Ordering::SeqCst);
-        self.inner.learn_cost(self.stack.core().age());
+        self.inner.learn_cost(self.stack.core());
         let result = self.wait_inside(events, timeout);
         self.inner.inside.fetch_sub(1, Ordering::SeqCst);
-        let now = self.stack.core().age().as_nanos() as u64;
-        self.inner.returned_at.store(now, Ordering::Relaxed);
-        self.inner.returned.store(events.len(), Ordering::Relaxed);
+        self.inner.note_return(self.stack.core(), events.len());
         result
     }
 
@@ -471,8 +469,23 @@ impl SelectorInner {
         }
     }
 
-    fn learn_cost(&self, now: Duration) {
+    /// Notes what the application was given, and when. Its cost matters under a
+    /// flood only: without one the clock is not read.
+    fn note_return(&self, core: &Core, events: usize) {
+        if core.is_flooded() && events > 0 {
+            let now = core.age().as_nanos() as u64;
+            self.returned_at.store(now, Ordering::Relaxed);
+            self.returned.store(events, Ordering::Relaxed);
+        }
+    }
+
+    /// What an event cost the application, if the last wait noted it.
+    fn learn_cost(&self, core: &Core) {
+        if self.returned.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let events = self.returned.swap(0, Ordering::Relaxed) as u64;
+        let now = core.age();
         let since = self.returned_at.load(Ordering::Relaxed);
         let away = (now.as_nanos() as u64).saturating_sub(since);
         if let Some(cost) = away.checked_div(events) {

@@ -314,6 +314,7 @@ fn what_the_driver_answers_goes_back_over_the_wire() {
         window_scale: None,
         timestamps: false,
         sack: false,
+        ecn: false,
     };
     let channel = crate::demux::ChannelId::new(1, 1);
     b.tables.listen_tcp(None, port, channel, &offer).unwrap();

@@ -1,31 +1,68 @@
 //! How much may be in flight. Recovery decides *what* is sent again; this
-//! decides how much.
+//! decides how much: the window and the threshold of slow start are kept here,
+//! whatever the algorithm that moves them.
 
+mod cubic;
+mod frozen;
+mod hystart;
 mod newreno;
 
 use core::time::Duration;
 
 use super::Time;
-pub(super) use newreno::NewReno;
+use super::send::milliseconds;
+use cubic::{Cubic, Full};
+use hystart::{HyStart, Verdict};
+use newreno::NewReno;
+
+/// How the congestion window moves (`TCP_CONGESTION`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Congestion {
+    /// CUBIC (RFC 9438) with HyStart++ (RFC 9406).
+    #[default]
+    Cubic,
+    /// NewReno (RFC 5681, 6582).
+    NewReno,
+}
+
+impl Congestion {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::Cubic, Self::NewReno];
+
+    /// The name by which Linux knows it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::NewReno => "reno",
+        }
+    }
+
+    /// The algorithm of a name, as `TCP_CONGESTION` has it; none is called so
+    /// otherwise (Linux: `ENOENT`).
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.name() == name)
+    }
+}
 
 /// What an acknowledgment of new data says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acknowledged {
-    /// SND.UNA after it. Nothing here takes notice yet.
-    #[allow(dead_code, reason = "for the algorithms that follow NewReno")]
+    /// SND.UNA after it.
     pub(super) first: u32,
     /// SND.NXT.
-    #[allow(dead_code, reason = "for the algorithms that follow NewReno")]
     pub(super) next: u32,
     /// Bytes newly acknowledged.
     pub(super) bytes: u32,
     /// The most bytes that were in flight lately.
     pub(super) in_flight: u32,
-    /// A round trip measured with it. NewReno takes no notice.
-    #[allow(dead_code, reason = "for the algorithms that follow NewReno")]
+    /// A round trip measured with it.
     pub(super) round_trip: Option<Duration>,
-    /// The time. NewReno takes no notice.
-    #[allow(dead_code, reason = "for the algorithms that follow NewReno")]
+    /// The smoothed round trip, in microseconds.
+    pub(super) smoothed: u32,
+    /// The time.
     pub(super) now: Time,
     /// Payload of a full segment.
     pub(super) mss: u32,
@@ -34,31 +71,71 @@ pub(super) struct Acknowledged {
 /// No window grows beyond what a scaled window field can say.
 const WINDOW_MAX: u32 = 1 << 30;
 
+/// What an algorithm remembers.
+#[derive(Clone, Copy, Debug)]
+enum Algorithm {
+    /// CUBIC before it has left slow start for the first time.
+    HyStart(HyStart),
+    Cubic(Cubic),
+    NewReno(NewReno),
+}
+
+impl Algorithm {
+    fn new(congestion: Congestion) -> Self {
+        match congestion {
+            Congestion::Cubic => Self::HyStart(HyStart::default()),
+            Congestion::NewReno => Self::NewReno(NewReno::default()),
+        }
+    }
+}
+
 /// The congestion window and threshold of a connection, in bytes, and the
 /// algorithm that moves them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Controller {
-    pub(super) window: u32,
+    window: u32,
     /// The slow start threshold; `u32::MAX` before the first loss.
-    pub(super) threshold: u32,
-    /// The window that a restart after idleness may begin with.
-    pub(super) initial: u32,
+    threshold: u32,
     /// Window and threshold before the last reduction, which may turn out to
     /// have been for nothing.
-    pub(super) before: (u32, u32),
-    pub(super) algorithm: NewReno,
+    before: (u32, u32),
+    algorithm: Algorithm,
 }
 
 impl Controller {
-    /// With an initial window of so many segments.
-    pub(super) fn new(segments: u32, mss: u32) -> Self {
-        let initial = segments.max(1) * mss;
+    /// With an initial window of so many bytes.
+    pub(super) fn new(initial: u32, congestion: Congestion) -> Self {
         Self {
             window: initial,
             threshold: u32::MAX,
-            initial,
             before: (initial, u32::MAX),
-            algorithm: NewReno::default(),
+            algorithm: Algorithm::new(congestion),
+        }
+    }
+
+    /// The algorithm.
+    pub(super) fn congestion(&self) -> Congestion {
+        match self.algorithm {
+            Algorithm::HyStart(_) | Algorithm::Cubic(_) => Congestion::Cubic,
+            Algorithm::NewReno(_) => Congestion::NewReno,
+        }
+    }
+
+    /// Another algorithm goes on from the window and the threshold.
+    pub(super) fn set_congestion(&mut self, congestion: Congestion) {
+        if congestion != self.congestion() {
+            self.algorithm = Algorithm::new(congestion);
+            self.leave_first_slow_start();
+        }
+    }
+
+    /// HyStart++ is for the first slow start alone (RFC 9406 §4.3): what follows
+    /// has a threshold.
+    fn leave_first_slow_start(&mut self) {
+        if let Algorithm::HyStart(_) = self.algorithm
+            && self.threshold != u32::MAX
+        {
+            self.algorithm = Algorithm::Cubic(Cubic::default());
         }
     }
 
@@ -81,49 +158,150 @@ impl Controller {
             mut bytes,
             in_flight,
             mss,
+            now,
             ..
         } = acknowledged;
+        let full = in_flight.saturating_add(mss) > self.window;
         if self.window < self.threshold {
+            let divisor = self.slow_start_divisor(acknowledged);
             // A window that was not even half used says nothing of the path
             // (RFC 7661); Linux has the same test.
-            if in_flight.saturating_mul(2) < self.window {
+            if !full && in_flight.saturating_mul(2) <= self.window {
                 return;
             }
-            // L = 2 (RFC 3465 §2.2) is for acknowledgments of two segments; ours
-            // and Linux's receivers coalesce a batch into one, so all counts, up
-            // to the threshold. What one covers beyond is avoidance's.
-            let growth = bytes.min(self.threshold - self.window);
+            // L = 2 (RFC 3465 §2.2), or 8 (RFC 9406 §4.2), is for acknowledgments
+            // of a few segments; ours and Linux's receivers coalesce a batch into
+            // one, so all counts, up to the threshold. What one covers beyond is
+            // avoidance's.
+            let growth = (bytes / divisor).min(self.threshold.saturating_sub(self.window));
             self.window = self.window.saturating_add(growth).min(WINDOW_MAX);
+            if self.window < self.threshold {
+                return;
+            }
             bytes -= growth;
-        }
-        if bytes == 0 || in_flight.saturating_add(mss) <= self.window {
+        } else if !full {
+            if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+                cubic.pause(milliseconds(now));
+            }
             return;
         }
-        self.window = self.algorithm.avoid(self.window, bytes, mss);
+        if bytes == 0 {
+            return;
+        }
+        self.window = match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => {
+                let full = Full {
+                    bytes,
+                    mss,
+                    smoothed: acknowledged.smoothed,
+                    now: milliseconds(now),
+                };
+                cubic.avoid(self.window, self.before.0, &full)
+            }
+            Algorithm::NewReno(reno) => reno.avoid(self.window, bytes, mss),
+            Algorithm::HyStart(_) => self.window,
+        };
     }
 
-    /// A loss was detected; fast recovery begins. The window is the threshold
-    /// then, unless recovery sets another.
-    pub(super) fn on_loss(&mut self, in_flight: u32, mss: u32, _now: Time) {
+    /// What the growth of slow start is divided by; the threshold comes down when
+    /// HyStart++ says that it is over.
+    #[inline]
+    fn slow_start_divisor(&mut self, acknowledged: &Acknowledged) -> u32 {
+        let Algorithm::HyStart(hystart) = &mut self.algorithm else {
+            return 1;
+        };
+        let &Acknowledged { first, next, .. } = acknowledged;
+        let sample = acknowledged.round_trip.map(microseconds);
+        match hystart.acknowledged(first, next, sample) {
+            Verdict::Grow(divisor) => divisor,
+            Verdict::Leave => {
+                self.threshold = self.window;
+                self.leave_first_slow_start();
+                1
+            }
+        }
+    }
+
+    /// The window is reduced, for a loss, a timeout or a mark (RFC 5681 §3.1,
+    /// RFC 9438 §4.6).
+    fn reduce(&mut self, mss: u32) {
         self.before = (self.window, self.threshold);
-        self.threshold = self.algorithm.reduced(in_flight, mss);
+        let window = self.window;
+        let reduced = match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => cubic.reduced(window),
+            Algorithm::NewReno(reno) => reno.reduced(window),
+            Algorithm::HyStart(_) => {
+                let mut cubic = Cubic::default();
+                let reduced = cubic.reduced(window);
+                self.algorithm = Algorithm::Cubic(cubic);
+                reduced
+            }
+        };
+        // Whole segments, as Linux counts: what is less is never sent.
+        let reduced = reduced - reduced % mss.max(1);
+        self.threshold = reduced.max(2 * mss);
+    }
+
+    /// A loss was detected, or a mark of congestion has come; fast recovery
+    /// begins. The window is the threshold then, unless recovery sets another.
+    pub(super) fn on_loss(&mut self, _in_flight: u32, mss: u32, _now: Time) {
+        self.reduce(mss);
         self.window = self.threshold;
     }
 
     /// The retransmission timer has expired; `first` unless it is for data that
-    /// it expired for before.
-    pub(super) fn on_timeout(&mut self, in_flight: u32, mss: u32, first: bool, _now: Time) {
+    /// it expired for before, or that was reduced for already.
+    pub(super) fn on_timeout(&mut self, _in_flight: u32, mss: u32, first: bool, _now: Time) {
         if first {
-            self.before = (self.window, self.threshold);
-            self.threshold = self.algorithm.reduced(in_flight, mss);
+            self.reduce(mss);
+        }
+        if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+            cubic.forget();
         }
         self.window = mss;
     }
 
-    /// Nothing was sent for longer than a retransmission timeout.
-    pub(super) fn on_idle(&mut self, _mss: u32) {
-        // RFC 5681 §4.1.
-        self.window = self.window.min(self.initial);
+    /// Nothing was in flight for `idle`, longer than the retransmission timeout:
+    /// half of the window for each (RFC 2861 §3, Linux `tcp_cwnd_restart`), down
+    /// to `initial`, what a connection begins with (RFC 5681 §4.1). The threshold remembers
+    /// three quarters of it.
+    pub(super) fn on_idle(&mut self, idle: Duration, timeout: Duration, initial: u32) {
+        self.threshold = self.remembered();
+        let least = initial.min(self.window);
+        let mut left = idle.saturating_sub(timeout);
+        while !left.is_zero() && self.window > least {
+            self.window /= 2;
+            left = left.saturating_sub(timeout);
+        }
+        self.window = self.window.max(least);
+    }
+
+    /// For a retransmission timeout no more than `used` bytes were in flight,
+    /// though more might have been: half of what was not used is no longer known
+    /// to be there (RFC 2861 §3, Linux `tcp_cwnd_application_limited`).
+    #[allow(dead_code, reason = "for the sender, which knows how long it was")]
+    pub(super) fn on_application_limited(&mut self, used: u32, initial: u32) {
+        let used = used.max(initial);
+        if used < self.window {
+            self.threshold = self.remembered();
+            self.window = u32::midpoint(self.window, used);
+        }
+    }
+
+    /// The threshold, were the window to be given up (Linux
+    /// `tcp_current_ssthresh`).
+    fn remembered(&self) -> u32 {
+        self.threshold.max(self.window / 4 * 3)
+    }
+
+    /// What the arithmetic relies on; for what was thawed.
+    pub(super) fn is_sound(&self) -> bool {
+        let algorithm = match &self.algorithm {
+            Algorithm::HyStart(_) => self.threshold == u32::MAX,
+            Algorithm::Cubic(cubic) => cubic.is_sound(),
+            Algorithm::NewReno(_) => true,
+        };
+        self.window <= WINDOW_MAX && self.before.0 <= WINDOW_MAX && algorithm
     }
 
     /// What recovery allows while it lasts.
@@ -132,63 +310,29 @@ impl Controller {
         self.window = bytes.min(WINDOW_MAX);
     }
 
-    /// The last reduction was for a loss that was none.
+    /// The last reduction was for a loss that was none (RFC 9438 §4.9).
     #[allow(dead_code, reason = "for recoveries that turn out to be spurious")]
     pub(super) fn undo(&mut self) {
         let (window, threshold) = self.before;
         self.window = self.window.max(window);
         self.threshold = self.threshold.max(threshold);
+        if let Algorithm::Cubic(cubic) = &mut self.algorithm {
+            cubic.undo();
+            if self.threshold == u32::MAX {
+                self.algorithm = Algorithm::new(Congestion::Cubic);
+            }
+        }
     }
+}
+
+/// Without `as_micros`, whose numbers of 128 bits are slow.
+#[inline]
+fn microseconds(time: Duration) -> u32 {
+    let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    seconds
+        .saturating_mul(1_000_000)
+        .saturating_add(time.subsec_micros())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MSS: u32 = 1000;
-
-    fn acknowledge(reno: &mut Controller, bytes: u32, in_flight: u32) {
-        reno.on_acknowledged(&Acknowledged {
-            first: 0,
-            next: 0,
-            bytes,
-            in_flight,
-            round_trip: None,
-            now: Duration::ZERO,
-            mss: MSS,
-        });
-    }
-
-    #[test]
-    fn the_window_doubles_then_grows_by_a_segment_a_round_trip() {
-        let mut reno = Controller::new(10, MSS);
-        for _ in 0..10 {
-            acknowledge(&mut reno, MSS, 10 * MSS);
-        }
-        assert_eq!(reno.window(), 20 * MSS);
-        reno.on_loss(20 * MSS, MSS, Duration::ZERO);
-        assert_eq!((reno.window(), reno.threshold()), (10 * MSS, 10 * MSS));
-        for _ in 0..10 {
-            acknowledge(&mut reno, MSS, 10 * MSS);
-        }
-        assert_eq!(reno.window(), 11 * MSS);
-    }
-
-    #[test]
-    fn a_window_that_is_not_used_does_not_grow() {
-        let mut reno = Controller::new(10, MSS);
-        for _ in 0..100 {
-            acknowledge(&mut reno, MSS, MSS);
-        }
-        assert_eq!(reno.window(), 10 * MSS);
-    }
-
-    #[test]
-    fn a_timeout_begins_with_one_segment_and_halves_once() {
-        let mut reno = Controller::new(10, MSS);
-        reno.on_timeout(10 * MSS, MSS, true, Duration::ZERO);
-        assert_eq!((reno.window(), reno.threshold()), (MSS, 5 * MSS));
-        reno.on_timeout(MSS, MSS, false, Duration::ZERO);
-        assert_eq!((reno.window(), reno.threshold()), (MSS, 5 * MSS));
-    }
-}
+mod tests;

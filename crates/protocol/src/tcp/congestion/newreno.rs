@@ -4,9 +4,9 @@ use super::WINDOW_MAX;
 
 /// What NewReno remembers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct NewReno {
+pub(super) struct NewReno {
     /// Bytes acknowledged since the window last grew, in congestion avoidance.
-    pub(in super::super) counted: u32,
+    pub(super) counted: u32,
 }
 
 impl NewReno {
@@ -22,10 +22,12 @@ impl NewReno {
         window.saturating_add(mss).min(WINDOW_MAX)
     }
 
-    /// The threshold after a loss: half of what is in flight, two segments at
-    /// least (RFC 5681, equation 4).
-    pub(super) fn reduced(&mut self, in_flight: u32, mss: u32) -> u32 {
+    /// The threshold after a loss: half of the window. RFC 5681's equation 4
+    /// halves what is in flight, which of a response that is nearly over is next
+    /// to nothing; a window that is not used does not grow, so it is as good a
+    /// measure (as Linux, and as RFC 9438 §4.6 allows).
+    pub(super) fn reduced(&mut self, window: u32) -> u32 {
         self.counted = 0;
-        (in_flight / 2).max(2 * mss)
+        window / 2
     }
 }

@@ -1,0 +1,474 @@
+//! Running a script: [`crate::script`] against [`crate::stack`].
+//!
+//! What lives here: the clock of a run, the script's numbers and the live ones,
+//! inbound packets built, outbound packets compared, calls made and their
+//! results checked. What may not: a rule of TCP.
+//!
+//! Time is virtual, so that a script's times are exact: an event is at its time
+//! or the script fails, unless `--tolerance_usecs` or `--tolerance_percent`
+//! allow more. Every packet that leaves must be in the script.
+
+mod argument;
+mod call;
+mod compare;
+mod constant;
+mod datagram;
+mod flow;
+mod packet;
+mod settings;
+
+use core::fmt;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use call::{Calls, Progress, Returned};
+use flow::Flow;
+use settings::Settings;
+pub use settings::{Family, families};
+
+use crate::script::{
+    Action, Assertion, Call, Direction, Event, Expression, ParseError, Position, Script, When,
+};
+use crate::stack::Host;
+
+/// Lines of the trace that a failure shows.
+const TRACE_SHOWN: usize = 30;
+
+/// How long a packet whose time does not matter (`*`) is waited for.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Why a script has failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The event's place in the script.
+    pub position: Position,
+    /// With which family of addresses.
+    pub family: Family,
+    /// What was expected and what happened, perhaps in several lines.
+    pub message: String,
+    /// What had happened before, in the script's notation.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    /// `line:column: …`, to be put after the file's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = self.family.name();
+        writeln!(f, "{}: with {family}: {}", self.position, self.message)?;
+        let skipped = self.trace.len().saturating_sub(TRACE_SHOWN);
+        if skipped > 0 {
+            writeln!(f, "  … {skipped} lines before")?;
+        }
+        for line in self.trace.iter().skip(skipped) {
+            writeln!(f, "  {line}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Runs a script with every family that it is for.
+///
+/// # Errors
+/// The first failure; an option line that is wrong counts as one.
+pub fn run(script: &Script) -> Result<(), Failure> {
+    let wrong = |error: ParseError| Failure {
+        position: error.position,
+        family: Family::V4,
+        message: error.message,
+        trace: Vec::new(),
+    };
+    for family in families(script).map_err(wrong)? {
+        run_with(script, family)?;
+    }
+    Ok(())
+}
+
+/// Runs a script with one family of addresses, whatever it says itself.
+///
+/// # Errors
+/// The first event that did not happen as the script says, or a packet or call
+/// that is left over at its end.
+pub fn run_with(script: &Script, family: Family) -> Result<(), Failure> {
+    let settings = Settings::new(script, family).map_err(|error| Failure {
+        position: error.position,
+        family,
+        message: error.message,
+        trace: Vec::new(),
+    })?;
+    let mut run = Run {
+        host: Host::new(settings.host.clone()),
+        calls: Calls::default(),
+        flows: Vec::new(),
+        current: 0,
+        next_port: packet::FIRST_PORT,
+        sent: VecDeque::new(),
+        pending: None,
+        last: Duration::ZERO,
+        trace: Vec::new(),
+        settings,
+    };
+    let mut position = Position { line: 1, column: 1 };
+    let mut result = Ok(());
+    for event in &script.events {
+        position = event.position;
+        result = run.event(event);
+        if result.is_err() {
+            break;
+        }
+    }
+    if result.is_ok() {
+        result = run.finish();
+    }
+    result.map_err(|wrong| Failure {
+        position: wrong.position.unwrap_or(position),
+        family,
+        message: wrong.message,
+        trace: run.trace,
+    })
+}
+
+/// What is wrong, and where if it is not the event that is run.
+struct Wrong {
+    position: Option<Position>,
+    message: String,
+}
+
+impl From<String> for Wrong {
+    fn from(message: String) -> Self {
+        Self {
+            position: None,
+            message,
+        }
+    }
+}
+
+/// A call that blocks.
+struct Pending {
+    position: Position,
+    call: Call,
+    progress: Progress,
+    /// When the script says that it returns.
+    until: Duration,
+    /// The time since the event before, for the tolerance.
+    since: Duration,
+    /// [`Host::changes`] when it was last made.
+    changes: u64,
+}
+
+/// A script that runs.
+struct Run {
+    settings: Settings,
+    host: Host,
+    calls: Calls,
+    flows: Vec<Flow>,
+    /// The flow of packets without ports.
+    current: usize,
+    next_port: u16,
+    /// Packets that have left and are in no line of the script so far.
+    sent: VecDeque<(Duration, Vec<u8>)>,
+    pending: Option<Pending>,
+    /// When the event before was over.
+    last: Duration,
+    trace: Vec<String>,
+}
+
+impl Run {
+    fn event(&mut self, event: &Event) -> Result<(), Wrong> {
+        // Relative times count from now: nothing moves the clock between events.
+        let now = self.host.now();
+        let (start, end) = match event.when {
+            When::Absolute(at) => (at, at),
+            When::Relative(after) => (now + after, now + after),
+            When::AbsoluteRange(start, end) => (start, end),
+            When::RelativeRange(start, end) => (now + start, now + end),
+            When::Any => (now, now + PATIENCE),
+        };
+        let tolerance = self.tolerance(start.saturating_sub(self.last));
+        match &event.action {
+            Action::Packet(packet) if packet.direction == Direction::Outbound => {
+                let any = event.when == When::Any;
+                // A packet whose time does not matter may have left before.
+                let earliest = if any { Duration::ZERO } else { start };
+                self.outbound(packet, earliest, end, tolerance)?;
+            }
+            action => {
+                self.reach(start, tolerance)?;
+                match action {
+                    Action::Packet(packet) => self.inbound(packet)?,
+                    Action::Call(call) => {
+                        let until = call.until.map(|until| match event.when {
+                            When::Relative(_) => now + until,
+                            _ => until,
+                        });
+                        self.call(event.position, call, until)?;
+                    }
+                    Action::Command(command) => {
+                        let mut sysctl = self.host.config().sysctl.clone();
+                        settings::apply(command, &mut sysctl)?;
+                        self.host.set_sysctl(sysctl);
+                    }
+                    Action::Assertions(all) => {
+                        for assertion in all {
+                            self.assert(assertion)?;
+                        }
+                    }
+                }
+            }
+        }
+        self.last = self.host.now();
+        Ok(())
+    }
+
+    /// By how much an event may be off, so long after the one before.
+    fn tolerance(&self, since: Duration) -> Duration {
+        let part = since.mul_f64(self.settings.tolerance_percent / 100.0);
+        self.settings.tolerance.max(part)
+    }
+
+    /// Lets time pass until an event that the script makes happen.
+    fn reach(&mut self, at: Duration, tolerance: Duration) -> Result<(), Wrong> {
+        let now = self.host.now();
+        if at + tolerance < now {
+            return Err(format!(
+                "the event was to be at {} but it is {} already",
+                seconds(at),
+                seconds(now)
+            )
+            .into());
+        }
+        self.advance(at)
+    }
+
+    /// Moves the clock; what leaves is collected, and a call that blocks made
+    /// again whenever something has happened.
+    fn advance(&mut self, to: Duration) -> Result<(), Wrong> {
+        loop {
+            let wakes = [
+                self.host.next_event(),
+                self.pending
+                    .as_ref()
+                    .and_then(|pending| pending.progress.deadline),
+            ];
+            let next = wakes.into_iter().flatten().min();
+            let step = next.map_or(to, |next| next.min(to));
+            let before = self.host.now();
+            self.host.advance(step.max(before));
+            self.settle()?;
+            if self.host.now() >= to && next.is_none_or(|next| next > to || next <= before) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// After anything has happened: collects what left and makes a call that
+    /// blocks again.
+    fn settle(&mut self) -> Result<(), Wrong> {
+        self.collect();
+        let Some(mut pending) = self.pending.take() else {
+            return Ok(());
+        };
+        let now = self.host.now();
+        let due = pending
+            .progress
+            .deadline
+            .is_some_and(|deadline| now >= deadline);
+        if pending.changes == self.host.changes() && !due {
+            self.pending = Some(pending);
+            return Ok(());
+        }
+        let made = self.calls.make(
+            &mut self.host,
+            &self.settings,
+            &pending.call,
+            &mut pending.progress,
+        );
+        pending.changes = self.host.changes();
+        self.collect();
+        let here = |message| Wrong {
+            position: Some(pending.position),
+            message,
+        };
+        let Some(returned) = made.map_err(here)? else {
+            self.pending = Some(pending);
+            return Ok(());
+        };
+        self.note(now, format!("… {} returns {returned}", pending.call.name));
+        check(&pending.call, returned).map_err(here)?;
+        let tolerance = self.tolerance(pending.since);
+        if now + tolerance < pending.until || now > pending.until + tolerance {
+            return Err(here(format!(
+                "{} was to return at {} but did at {}",
+                pending.call.name,
+                seconds(pending.until),
+                seconds(now)
+            )));
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) {
+        while let Some(packet) = self.host.packet_out() {
+            self.sent.push_back(packet);
+        }
+    }
+
+    fn call(
+        &mut self,
+        position: Position,
+        call: &Call,
+        until: Option<Duration>,
+    ) -> Result<(), Wrong> {
+        self.finish_pending()?;
+        let now = self.host.now();
+        let mut progress = Progress::default();
+        let made = self
+            .calls
+            .make(&mut self.host, &self.settings, call, &mut progress);
+        self.collect();
+        match (made?, until) {
+            (Some(returned), _) => {
+                let shown = Call {
+                    result: Expression::Word(returned.to_string()),
+                    errno: None,
+                    ..call.clone()
+                };
+                self.note(now, shown.to_string());
+                check(call, returned)?;
+                match until {
+                    Some(until) if until > now + self.tolerance(until.saturating_sub(now)) => {
+                        Err(format!(
+                            "{} was to block until {} but returns at once",
+                            call.name,
+                            seconds(until)
+                        )
+                        .into())
+                    }
+                    _ => Ok(()),
+                }
+            }
+            (None, None) => {
+                self.note(now, format!("{} …", call.name));
+                Err(format!(
+                    "{} blocks; if it is to, say until when: +0...TIME {}(…)",
+                    call.name, call.name
+                )
+                .into())
+            }
+            (None, Some(until)) => {
+                self.note(now, format!("{call} …"));
+                self.pending = Some(Pending {
+                    position,
+                    call: call.clone(),
+                    progress,
+                    until,
+                    since: until.saturating_sub(self.last),
+                    changes: self.host.changes(),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets time pass until the call that blocks has returned.
+    fn finish_pending(&mut self) -> Result<(), Wrong> {
+        let Some(pending) = &self.pending else {
+            return Ok(());
+        };
+        let until = pending.until + self.tolerance(pending.since);
+        self.advance(until.max(self.host.now()))?;
+        match &self.pending {
+            None => Ok(()),
+            Some(pending) => Err(Wrong {
+                position: Some(pending.position),
+                message: format!(
+                    "{} was to return at {} but still blocks",
+                    pending.call.name,
+                    seconds(pending.until)
+                ),
+            }),
+        }
+    }
+
+    fn assert(&mut self, assertion: &Assertion) -> Result<(), Wrong> {
+        let fd = self
+            .calls
+            .subject
+            .ok_or_else(|| "no connection was made that could be asked about".to_owned())?;
+        let info = self
+            .host
+            .tcp_info(fd)
+            .map_err(|failure| format!("TCP_INFO is not to be had: {failure}"))?;
+        let look_up = |name: &str| match info.field(name) {
+            Some(value) => i64::try_from(value).ok(),
+            None => constant::of_info(name),
+        };
+        let here = |message: String| Wrong {
+            position: Some(assertion.position),
+            message,
+        };
+        match assertion.condition.evaluate(&look_up) {
+            Ok(0) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(here(error.to_string())),
+        }
+        let mut message = format!("assertion failed: {}", assertion.condition);
+        for name in assertion.condition.names() {
+            if let Some(value) = info.field(name) {
+                message.push_str(&format!("\n  {name} = {value}"));
+            }
+        }
+        if let Some(text) = &assertion.message {
+            message.push_str(&format!("\n  {text}"));
+        }
+        Err(here(message))
+    }
+
+    /// At the end nothing may be left over.
+    fn finish(&mut self) -> Result<(), Wrong> {
+        self.finish_pending()?;
+        self.collect();
+        let Some((at, bytes)) = self.sent.pop_front() else {
+            return Ok(());
+        };
+        let actual = self.unexpected(&bytes);
+        Err(format!(
+            "a packet left that is not in the script:\n    actual: {} {actual}",
+            seconds(at)
+        )
+        .into())
+    }
+
+    fn note(&mut self, at: Duration, what: impl fmt::Display) {
+        self.trace.push(format!("{} {what}", seconds(at)));
+    }
+}
+
+/// What a call has returned against what the script says.
+fn check(call: &Call, returned: Returned) -> Result<(), String> {
+    let expected = match (&call.result, &call.errno) {
+        (Expression::Ellipsis, _) => return Ok(()),
+        (_, Some(errno)) => {
+            let number = constant::error(errno)
+                .ok_or_else(|| format!("the error {errno} is not known here"))?;
+            Returned::Errno(number)
+        }
+        (result, None) => Returned::Value(argument::integer(result)?),
+    };
+    // `-1` alone is any error.
+    let any_error = expected == Returned::Value(-1) && matches!(returned, Returned::Errno(_));
+    if returned == expected || any_error {
+        Ok(())
+    } else {
+        Err(format!(
+            "{} returns {returned}, expected {expected}",
+            call.name
+        ))
+    }
+}
+
+/// A time as scripts have it.
+fn seconds(time: Duration) -> String {
+    format!("{:.6}", time.as_secs_f64())
+}

@@ -1,0 +1,363 @@
+//! Socket options.
+
+use core::time::Duration;
+
+use tidewall_protocol::tcp::Config;
+
+use super::socket::{Kind, Options};
+use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo, error_queue};
+
+/// `linux/tcp.h`, where the libc crate lacks them.
+mod name {
+    pub(super) const TCP_NOTSENT_LOWAT: i32 = 25;
+    pub(super) const TCP_INQ: i32 = 36;
+    pub(super) const TCP_CC_INFO: i32 = 26;
+    pub(super) const SO_MEMINFO: i32 = 55;
+}
+use name::{SO_MEMINFO, TCP_CC_INFO, TCP_INQ, TCP_NOTSENT_LOWAT};
+
+/// The least send and receive buffers that Linux sets (`SOCK_MIN_SNDBUF`,
+/// `SOCK_MIN_RCVBUF`).
+const SEND_BUFFER_MIN: u32 = 4608;
+const RECEIVE_BUFFER_MIN: u32 = 2304;
+/// `net.core.wmem_max`, above Linux's default so that scripts get what they ask.
+const BUFFER_MAX: u32 = 1 << 26;
+
+/// An option's value as an int. One byte is enough for the IP options.
+fn int(value: &[u8]) -> Result<i32> {
+    match value {
+        [a, b, c, d, ..] => Ok(i32::from_ne_bytes([*a, *b, *c, *d])),
+        [byte, ..] => Ok((*byte).into()),
+        [] => Err(Failure::Errno(libc::EINVAL)),
+    }
+}
+
+fn between(value: i32, least: i32, most: i32) -> Result<u32> {
+    if (least..=most).contains(&value) {
+        Ok(value as u32)
+    } else {
+        Err(Failure::Errno(libc::EINVAL))
+    }
+}
+
+fn milliseconds(value: i32) -> Result<Option<Duration>> {
+    match u64::try_from(value) {
+        Ok(0) => Ok(None),
+        Ok(value) => Ok(Some(Duration::from_millis(value))),
+        Err(_) => Err(Failure::Errno(libc::EINVAL)),
+    }
+}
+
+impl Host {
+    /// What the engine is told for a socket's connections.
+    pub(super) fn engine_config(&self, fd: Fd, v4: bool) -> Result<Config> {
+        let options = &self.get(fd)?.options;
+        let mut config = self.config.engine();
+        if !v4 {
+            config.mss = config.mss.saturating_sub(20);
+        }
+        if options.maximum_segment != 0 {
+            config.mss = config.mss.min(options.maximum_segment);
+        }
+        if options.receive_buffer != 0 {
+            config.receive_buffer = options.receive_buffer / 2;
+            config.receive_buffer_max = options.receive_buffer / 2;
+        }
+        config.nodelay = options.nodelay;
+        config.keepalive = options.keepalive_on.then_some(options.keepalive);
+        config.user_timeout = options.user_timeout;
+        config.traffic_class = options.traffic_class;
+        if let Some(retries) = options.syn_retries {
+            config.syn_retries = retries;
+        }
+        Ok(config)
+    }
+
+    /// Tells a new connection the options that its configuration does not carry.
+    pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
+        let options = self.get(fd)?.options.clone();
+        if let Some(entry) = self.connections.get_mut(&id) {
+            // Memory is counted here, as Linux counts it.
+            entry.connection.set_send_buffer(u32::MAX);
+            entry.errors.flags = options.timestamping;
+            entry.connection.set_cork(options.cork);
+        }
+        Ok(())
+    }
+
+    /// The limit of what may wait to be sent in a socket that is still writable.
+    pub(super) fn notsent_lowat(&self, fd: Option<Fd>) -> u32 {
+        let own = fd
+            .and_then(|fd| self.sockets.get(&fd))
+            .map_or(0, |socket| socket.options.notsent_lowat);
+        match own {
+            0 => self.config.sysctl.notsent_lowat,
+            own => own,
+        }
+    }
+
+    /// `setsockopt(2)`, with Linux's constants and layouts. Options that change
+    /// nothing here (SO_MARK, IP_FREEBIND and others) are remembered.
+    ///
+    /// # Errors
+    /// EINVAL for a value out of range or too short, ENOPROTOOPT for an unknown
+    /// level.
+    pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
+        self.stream(fd)?;
+        let now = self.now;
+        let socket = self.get_mut(fd)?;
+        let options = &mut socket.options;
+        match (level, option) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address = int(value)? != 0,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on = int(value)? != 0,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = int(value.get(4..).unwrap_or_default())?;
+                let on = int(value)? != 0;
+                let seconds = u64::try_from(seconds).unwrap_or(0);
+                options.linger = on.then(|| Duration::from_secs(seconds));
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
+                options.send_buffer = (bytes.min(BUFFER_MAX) * 2).max(SEND_BUFFER_MIN);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
+                options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
+            }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+                options.zerocopy = between(int(value)?, 0, 1)? != 0;
+            }
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => options.timestamping = int(value)? as u32,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                let size = int(value)?;
+                options.maximum_segment = match size {
+                    0 => 0,
+                    // TCP_MIN_MSS and MAX_TCP_WINDOW
+                    size => between(size, 88, 32_767)? as u16,
+                };
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                let seconds = between(int(value)?, 1, 32_767)?;
+                options.keepalive.idle = Duration::from_secs(seconds.into());
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                let seconds = between(int(value)?, 1, 32_767)?;
+                options.keepalive.interval = Duration::from_secs(seconds.into());
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                options.keepalive.count = between(int(value)?, 1, 127)? as u8;
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                options.syn_retries = Some(between(int(value)?, 1, 127)? as u8);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                options.user_timeout = milliseconds(int(value)?)?;
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.quickack = int(value)? & 1 != 0,
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat = int(value)? as u32,
+            (libc::IPPROTO_TCP, TCP_INQ) => {
+                options.inquiry = between(int(value)?, 0, 1)? != 0;
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                options.traffic_class = int(value)? as u8 & !3;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6 = int(value)? != 0,
+            (libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {
+                options.others.insert((level, option), value.to_vec());
+            }
+            _ => return Err(Failure::Errno(libc::ENOPROTOOPT)),
+        }
+        if matches!(socket.kind, Kind::Listener) {
+            return self.refresh_listener(fd);
+        }
+        let (options, kind) = (options.clone(), &socket.kind);
+        if let Kind::Stream(id) = *kind {
+            if option == libc::SO_TIMESTAMPING
+                && level == libc::SOL_SOCKET
+                && let Some(entry) = self.connections.get_mut(&id)
+            {
+                if options.timestamping & error_queue::OPT_ID & !entry.errors.flags != 0 {
+                    entry.errors.base = entry.queue.acknowledged;
+                }
+                entry.errors.flags = options.timestamping;
+            }
+            self.apply(id, (level, option), &options, now);
+        }
+        Ok(())
+    }
+
+    /// A listener answers with the options as they are now.
+    fn refresh_listener(&mut self, fd: Fd) -> Result<()> {
+        let config = self.engine_config(fd, true)?;
+        if let Some(listening) = self.listeners.get_mut(&fd) {
+            listening.protocol.set_config(&config);
+        }
+        Ok(())
+    }
+
+    /// All listeners answer by the kernel parameters as they are now.
+    pub(super) fn refresh_listeners(&mut self) {
+        let listeners: Vec<_> = self.listeners.keys().copied().collect();
+        for fd in listeners {
+            let _ = self.refresh_listener(fd);
+        }
+    }
+
+    /// Tells a connection of an option that was set.
+    fn apply(&mut self, id: ConnectionId, which: (i32, i32), options: &Options, now: Duration) {
+        self.on_connection(id, |connection| match which {
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
+            | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
+                let keepalive = options.keepalive_on.then_some(options.keepalive);
+                connection.set_keepalive(keepalive, now);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                connection.set_receive_buffer(options.receive_buffer / 2);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(options.nodelay),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => connection.set_cork(options.cork),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                connection.set_user_timeout(options.user_timeout);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => connection.set_quick_ack(options.quickack),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if options.maximum_segment != 0 => {
+                connection.set_maximum_segment(options.maximum_segment);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                connection.set_traffic_class(options.traffic_class);
+            }
+            _ => {}
+        });
+    }
+
+    /// `getsockopt(2)`: the value in Linux's layout, all of it.
+    ///
+    /// # Errors
+    /// ENOPROTOOPT for an unknown option.
+    pub fn getsockopt(&mut self, fd: Fd, level: i32, option: i32) -> Result<Vec<u8>> {
+        let stream = self.stream(fd)?;
+        let socket = self.get(fd)?;
+        let options = &socket.options;
+        let connection = stream
+            .and_then(|id| self.connections.get(&id))
+            .map(|entry| &entry.connection);
+        let seconds = |time: Duration| time.as_secs() as i32;
+        let value = match (level, option) {
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(self.tcp_info(fd)?.to_bytes()),
+            (libc::IPPROTO_TCP, TCP_CC_INFO) => return Ok(Vec::new()),
+            (libc::SOL_SOCKET, SO_MEMINFO) => return self.memory_info(fd),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => return Ok(b"cubic\0".to_vec()),
+            (libc::SOL_SOCKET, libc::SO_ERROR) => return self.take_error(fd),
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address.into(),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on.into(),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain,
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => matches!(socket.kind, Kind::Listener).into(),
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let on = i32::from(options.linger.is_some());
+                let time = seconds(options.linger.unwrap_or_default());
+                return Ok([on.to_ne_bytes(), time.to_ne_bytes()].concat());
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => match options.send_buffer {
+                0 => self.config.sysctl.send_memory[1] as i32,
+                bytes => bytes as i32,
+            },
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => match options.receive_buffer {
+                0 => self.config.sysctl.receive_memory[1] as i32,
+                bytes => bytes as i32,
+            },
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match connection {
+                Some(connection) => connection.maximum_segment().into(),
+                None if options.maximum_segment != 0 => options.maximum_segment.into(),
+                // TCP_MSS_DEFAULT
+                None => 536,
+            },
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => seconds(options.keepalive.idle),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => seconds(options.keepalive.interval),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => options.keepalive.count.into(),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options
+                .syn_retries
+                .unwrap_or(self.config.sysctl.syn_retries)
+                .into(),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                options.user_timeout.unwrap_or_default().as_millis() as i32
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => match connection {
+                Some(connection) => connection.quick_ack().into(),
+                None => options.quickack.into(),
+            },
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat as i32,
+            (libc::IPPROTO_TCP, TCP_INQ) => options.inquiry.into(),
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                options.traffic_class.into()
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6.into(),
+            other => {
+                return options
+                    .others
+                    .get(&other)
+                    .cloned()
+                    .ok_or(Failure::Errno(libc::ENOPROTOOPT));
+            }
+        };
+        Ok(value.to_ne_bytes().to_vec())
+    }
+
+    fn take_error(&mut self, fd: Fd) -> Result<Vec<u8>> {
+        let own = self.get_mut(fd)?.error.take();
+        let error = match (own, self.stream(fd)?) {
+            (None, Some(id)) => self
+                .connections
+                .get_mut(&id)
+                .and_then(|entry| entry.connection.take_error())
+                .map(|error| error.0),
+            (own, _) => own,
+        };
+        Ok(error.unwrap_or(0).to_ne_bytes().to_vec())
+    }
+
+    /// `TCP_INFO`.
+    ///
+    /// # Errors
+    /// EBADF, ENOTSOCK.
+    pub fn tcp_info(&self, fd: Fd) -> Result<TcpInfo> {
+        if let Some(listening) = self.listeners.get(&fd) {
+            let waiting = listening.queue.len();
+            return Ok(TcpInfo::of_listener(waiting, listening.backlog));
+        }
+        let stream = self.stream(fd)?;
+        Ok(match stream.and_then(|id| self.connections.get(&id)) {
+            Some(entry) => {
+                let v4 = entry.connection.flow().remote.is_ipv4();
+                let announced = self.engine_config(fd, v4)?.mss;
+                TcpInfo::of(&entry.connection, self.config.mtu, announced)
+            }
+            None => TcpInfo {
+                state: 7,
+                ..TcpInfo::default()
+            },
+        })
+    }
+
+    /// `SO_MEMINFO`: memory in use and its limits, as far as the engine counts.
+    fn memory_info(&self, fd: Fd) -> Result<Vec<u8>> {
+        let stream = self.stream(fd)?;
+        let mut fields = [0u32; 9];
+        if let Some(entry) = stream.and_then(|id| self.connections.get(&id)) {
+            let info = entry.connection.info();
+            fields[0] = info.unread;
+            fields[1] = info.receive_buffer.saturating_mul(2);
+            fields[3] = info.send_buffer;
+            fields[5] = info.unacknowledged.saturating_add(info.not_sent);
+        }
+        Ok(fields
+            .iter()
+            .flat_map(|field| field.to_ne_bytes())
+            .collect())
+    }
+}

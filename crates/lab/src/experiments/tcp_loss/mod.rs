@@ -1,0 +1,396 @@
+//! TCP on bad paths: Tidewall and Linux's CUBIC under the same impairment and
+//! the same luck.
+//!
+//! A client (Linux) and two servers (Tidewall, and Linux with CUBIC) are joined
+//! by our own bridge, of which each connection has a path of its own: delay,
+//! loss, reordering, a rate and a queue of a product of bandwidth and delay,
+//! 75 KB at least. The luck of a path depends on the client's port and the
+//! round's seed alone, so both systems' connections lose the packets of the same
+//! numbers. Runs of the two alternate. Fairness is measured on one bottleneck
+//! for all.
+
+mod claims;
+mod path;
+mod transfer;
+
+use std::collections::BTreeMap;
+
+use super::{Options, environment};
+use crate::bench::Bench;
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::result::{Axes, Point, ResultFile, Series};
+use crate::sweep::{Sample, point};
+use crate::testbed::{Config, Mode};
+
+pub use claims::claims;
+use path::{Case, Work, cases};
+use transfer::{LAG_MAX, LAG_P99, LATE, LOST_ITSELF, Outcome, P50, P99, Peer, Ports, TRANSFER_P99};
+
+/// Its name.
+pub const NAME: &str = "tcp-loss";
+/// What it reproduces: nothing; no paper of the five measures it.
+pub const PAPER: &str = "docs/lab.md (no paper)";
+
+/// The setting of the shares.
+const SHARE: &str = "share of one bottleneck";
+/// Linux beside Linux: how even shares are at all.
+const REFERENCE: &str = "linux-cubic-twice";
+/// Values of which the largest of all runs counts, not the median.
+const WORST: [&str; 3] = [LOST_ITSELF, LAG_P99, LAG_MAX];
+/// Objects' percentiles that have a curve, and how its setting is called.
+const PERCENTILES: [(&str, &str); 3] = [
+    (P50, "median"),
+    (P99, "p99"),
+    (TRANSFER_P99, "p99 after the handshake"),
+];
+
+/// The test bed with the bridge.
+pub(super) fn config() -> Config {
+    Config {
+        bridge: true,
+        ..Config::default()
+    }
+}
+
+/// Measured: a case and a system, or an order of starting and whose share.
+type Table<K> = BTreeMap<K, Vec<Sample>>;
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    bench.testbed.set_mode(Mode::Tidewall)?;
+    let cases = cases(options.quick);
+    let mut measured: Table<(usize, Peer)> = Table::new();
+    let mut shares: Table<(&'static str, usize)> = Table::new();
+    let mut ports = Ports::new();
+    let mut spare = Spare {
+        left: REPEATS * rounds,
+        used: 0,
+    };
+    for round in 0..rounds {
+        let steps = (cases.len() * Peer::BOTH.len() + SHARERS.len()) as u64;
+        progress.begin(&format!("{NAME}, round {}", round + 1), steps);
+        for (number, case) in cases.iter().enumerate() {
+            let connections = match case.work {
+                Work::Objects(count) => count,
+                _ => case.path.flows(),
+            };
+            // The same for both: the same luck.
+            let first_port = ports.take(connections);
+            let seed = seed(round, number);
+            let mut order = Peer::BOTH;
+            order.rotate_left((round as usize + number) % 2);
+            for peer in order {
+                interrupt::check()?;
+                let (testbed, quick) = (&bench.testbed, options.quick);
+                let outcome =
+                    spare.sound(|| transfer::run(testbed, case, peer, seed, first_port, quick))?;
+                progress.step(&format!(
+                    "{} {}, {} %: {:.2}",
+                    peer.name(),
+                    case.setting(),
+                    case.x(),
+                    outcome.result
+                ));
+                measured.entry((number, peer)).or_default().push(Sample {
+                    x: case.x(),
+                    y: outcome.result,
+                    values: outcome.values,
+                    ..Sample::default()
+                });
+            }
+        }
+        for (name, pair, first) in SHARERS {
+            interrupt::check()?;
+            let seconds = if options.quick { 10 } else { 20 };
+            let first_port = ports.take(2);
+            let seed = seed(round, cases.len());
+            let shared = transfer::share(&bench.testbed, pair, first, seconds, seed, first_port)?;
+            progress.step(&format!("{name}'s share: {:.3}", shared.result));
+            shares.entry((name, first)).or_default().push(Sample {
+                x: (first + 1) as f64,
+                y: shared.result,
+                values: shared.values,
+                ..Sample::default()
+            });
+        }
+        progress.end();
+    }
+    let mut series = curves(&cases, &measured);
+    series.extend(share_curves(&shares));
+    let mut environment = environment(bench, &[], &["bulk and objects over kernel TCP"])?;
+    for (peer, text) in [
+        (
+            Peer::Tidewall,
+            "AF_XDP, ni-lrp, the stack's defaults, one thread",
+        ),
+        (
+            Peer::Linux,
+            "TCP_CONGESTION=cubic, tcp_rmem and tcp_wmem up to 32 MiB, no metrics saved, no \
+             offload: segments as on a wire",
+        ),
+    ] {
+        environment
+            .systems
+            .insert(peer.name().to_owned(), text.to_owned());
+    }
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment,
+        axes: Axes {
+            x: "packets lost (or held back), %".into(),
+            y: "Mbit/s a flow".into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes: notes(spare.used),
+    })
+}
+
+/// Who share a bottleneck: whose share is told, the pair, and which begins.
+const SHARERS: [(&str, [Peer; 2], usize); 3] = [
+    ("tidewall", [Peer::Tidewall, Peer::Linux], 0),
+    ("tidewall", [Peer::Tidewall, Peer::Linux], 1),
+    (REFERENCE, [Peer::Linux, Peer::Linux], 0),
+];
+
+/// One luck a point and round, whoever is measured.
+fn seed(round: u32, case: usize) -> u64 {
+    (u64::from(round) << 32) | case as u64
+}
+
+/// Medians, and of some values the worst.
+fn reduce(samples: &[Sample]) -> Option<Point> {
+    let mut point = point(samples)?;
+    for name in WORST {
+        let worst = samples
+            .iter()
+            .filter_map(|sample| sample.values.get(name).copied())
+            .max_by(f64::total_cmp);
+        point
+            .values
+            .extend(worst.map(|worst| (name.to_owned(), worst)));
+    }
+    Some(point)
+}
+
+fn curves(cases: &[Case], measured: &Table<(usize, Peer)>) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    let mut add = |peer: Peer, setting: String, y: Option<&str>, point: Point| {
+        let known = series.iter_mut().find(|series| {
+            series.system == peer.name() && series.setting.as_deref() == Some(&setting)
+        });
+        match known {
+            Some(series) => series.points.push(point),
+            None => series.push(Series {
+                system: peer.name().to_owned(),
+                setting: Some(setting),
+                y: y.map(str::to_owned),
+                points: vec![point],
+                ..Series::default()
+            }),
+        }
+    };
+    for peer in Peer::BOTH {
+        for (number, case) in cases.iter().enumerate() {
+            let Some(samples) = measured.get(&(number, peer)) else {
+                continue;
+            };
+            match case.work {
+                Work::Sends | Work::Receives => {
+                    if let Some(point) = reduce(samples) {
+                        add(peer, case.setting(), None, point);
+                    }
+                }
+                Work::Objects(_) => {
+                    for (value, name) in PERCENTILES {
+                        let of_value = |sample: &Sample| Sample {
+                            y: sample.values.get(value).copied().unwrap_or(f64::NAN),
+                            ..sample.clone()
+                        };
+                        let samples: Vec<Sample> = samples.iter().map(of_value).collect();
+                        if let Some(point) = reduce(&samples) {
+                            let setting = format!("{}: {name}", case.setting());
+                            add(peer, setting, Some("ms"), point);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    series
+}
+
+fn share_curves(shares: &Table<(&'static str, usize)>) -> Vec<Series> {
+    let mut series: BTreeMap<&str, Series> = BTreeMap::new();
+    for ((name, _), samples) in shares {
+        let curve = series.entry(name).or_insert_with(|| Series {
+            system: (*name).to_owned(),
+            setting: Some(SHARE.to_owned()),
+            y: Some("share of the bytes".to_owned()),
+            ..Series::default()
+        });
+        curve.points.extend(reduce(samples));
+    }
+    series.into_values().rev().collect()
+}
+
+fn notes(repeated: u32) -> Vec<String> {
+    let (rate, round_trip) = transfer::BOTTLENECK;
+    vec![
+        format!(
+            "Every path carries {} Mbit/s each way and has a queue of one product of bandwidth and \
+             delay, 75 KB at least; loss and reordering are those of either direction; what is held \
+             back is so for up to a fifth of a round trip. Bulk is counted from its first bytes on, \
+             slow start included.",
+            path::RATE / 1_000_000
+        ),
+        format!(
+            "{SHARE}: {} Mbit/s, round trip {round_trip} ms; 1: tidewall began, 2: Linux began a \
+             second earlier; {REFERENCE}: the share of the first of two Linux flows.",
+            rate / 1_000_000
+        ),
+        "Objects: eight at a time, each on a new connection and a path of its own; from the first \
+         SYN to the last byte."
+            .to_owned(),
+        format!(
+            "{repeated} runs were repeated because the bridge was late (p99 over {LATE} µs) or lost \
+             frames itself, as it is and does on a machine with other work; of such a run the try \
+             in which the bridge was least late counts."
+        ),
+    ]
+}
+
+/// Repetitions a round, at most, of runs that the bridge spoilt.
+const REPEATS: u32 = 10;
+
+/// Repetitions of runs that the bridge spoilt.
+struct Spare {
+    left: u32,
+    used: u32,
+}
+
+impl Spare {
+    /// Runs until the bridge was not to be noticed or there is no try left; the
+    /// try in which it was least late counts.
+    fn sound(
+        &mut self,
+        mut run: impl FnMut() -> anyhow::Result<Outcome>,
+    ) -> anyhow::Result<Outcome> {
+        let mut best: Option<Outcome> = None;
+        loop {
+            let outcome = run()?;
+            let fault = outcome.fault();
+            if best.as_ref().is_none_or(|best| fault < best.fault()) {
+                best = Some(outcome);
+            }
+            match best {
+                Some(best) if best.fault() == (0, 0) || self.left == 0 => return Ok(best),
+                _ => {}
+            }
+            interrupt::check()?;
+            self.left -= 1;
+            self.used += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(x: f64, y: f64, lag: f64) -> Sample {
+        Sample {
+            x,
+            y,
+            values: [(LAG_MAX, lag), ("timeouts", lag), (P50, y), (P99, 2.0 * y)]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn a_point_is_a_median_with_the_worst_of_the_bridge() {
+        let samples = [
+            sample(1.0, 5.0, 1.0),
+            sample(1.0, 7.0, 9.0),
+            sample(1.0, 6.0, 2.0),
+        ];
+        let point = reduce(&samples).unwrap();
+        assert_eq!((point.y, point.low, point.high), (6.0, 5.0, 7.0));
+        assert_eq!(point.values["timeouts"], 2.0);
+        assert_eq!(point.values[LAG_MAX], 9.0);
+    }
+
+    #[test]
+    fn measurements_become_curves_of_either_system() {
+        let cases = cases(true);
+        let mut measured = Table::new();
+        for (number, case) in cases.iter().enumerate() {
+            for peer in Peer::BOTH {
+                measured.insert((number, peer), vec![sample(case.x(), 8.0, 1.0)]);
+            }
+        }
+        let series = curves(&cases, &measured);
+        let find = |setting: &str| {
+            crate::result::find(&series, "tidewall", Some(setting))
+                .unwrap_or_else(|| panic!("{setting} is missing"))
+        };
+        let xs = |setting| find(setting).points.iter().map(|p| p.x).collect::<Vec<_>>();
+        assert_eq!(xs("sends, round trip 10 ms"), [0.0, 0.1, 1.0, 3.0]);
+        assert_eq!(xs("sends, packets held back, round trip 10 ms"), [1.0, 5.0]);
+        assert_eq!(xs("receives, round trip 100 ms"), [1.0]);
+        let objects = find("objects of 100 KB, round trip 10 ms: p99");
+        assert_eq!(objects.points[0].y, 16.0);
+        assert_eq!(objects.y.as_deref(), Some("ms"));
+        let linux = series
+            .iter()
+            .filter(|series| series.system == "linux-cubic");
+        assert_eq!(linux.count() * 2, series.len());
+    }
+
+    #[test]
+    fn a_run_that_the_bridge_spoilt_is_repeated() {
+        let outcome = |result: f64, late: f64| Outcome {
+            result,
+            values: [(LAG_P99.to_owned(), late), (LOST_ITSELF.to_owned(), 0.0)].into(),
+        };
+        let mut spare = Spare { left: 3, used: 0 };
+        let mut runs = [(1.0, 900.0), (2.0, 20.0)].into_iter();
+        let mut next = || {
+            let (result, late) = runs.next().unwrap_or((9.0, 1e4));
+            Ok(outcome(result, late))
+        };
+        assert_eq!(spare.sound(&mut next).unwrap().result, 2.0);
+        assert_eq!((spare.left, spare.used), (2, 1));
+        // All are spoilt: the least counts, and there is an end.
+        let mut runs = [(1.0, 900.0), (2.0, 300.0), (3.0, 800.0)].into_iter();
+        let mut next = || {
+            let (result, late) = runs.next().unwrap_or((9.0, 1e4));
+            Ok(outcome(result, late))
+        };
+        assert_eq!(spare.sound(&mut next).unwrap().result, 2.0);
+        assert_eq!(spare.left, 0);
+        assert_eq!(spare.sound(|| Ok(outcome(5.0, 1e6))).unwrap().result, 5.0);
+    }
+
+    #[test]
+    fn shares_are_a_curve_over_who_begins() {
+        let mut shares = Table::new();
+        shares.insert(("tidewall", 0), vec![sample(1.0, 0.45, 1.0)]);
+        shares.insert(("tidewall", 1), vec![sample(2.0, 0.55, 1.0)]);
+        shares.insert((REFERENCE, 0), vec![sample(1.0, 0.5, 1.0)]);
+        let series = share_curves(&shares);
+        assert_eq!(series[0].system, "tidewall");
+        assert_eq!(series[0].points.len(), 2);
+        assert_eq!(series[1].system, REFERENCE);
+    }
+}

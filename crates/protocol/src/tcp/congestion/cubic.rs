@@ -1,0 +1,247 @@
+//! CUBIC (RFC 9438): the window is a cubic function of the time since the last
+//! reduction, flat where it was reduced, so that it hardly depends on the round
+//! trip; on short paths it is NewReno's.
+//!
+//! In integers, so that every machine computes the same: bytes, microseconds, and
+//! the multiplications of the curve in 128 bits.
+
+use super::WINDOW_MAX;
+
+/// C of the RFC, 0.4 segments a cubed second, is that of a cubed microsecond:
+/// `C · 10⁻¹⁸ ≈ CURVE · 2^-CURVE_SHIFT`, to eight digits.
+const CURVE: u128 = 15_474_250;
+const CURVE_SHIFT: u32 = 85;
+
+/// Cubed microseconds for each segment: `10¹⁸ / C`.
+const CUBED_MICROSECONDS: u128 = 2_500_000_000_000_000_000;
+
+/// From here on the curve is beyond [`WINDOW_MAX`] with segments of 76 bytes,
+/// the smallest; in microseconds, below 2²⁹, so that nothing overflows.
+const DISTANCE_MAX: u64 = (1 << 29) - 1;
+
+/// Longer is as good as for ever; in milliseconds.
+const ELAPSED_MAX: u32 = 1 << 20;
+
+/// What an acknowledgment says while the window is full.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full {
+    /// Bytes acknowledged.
+    pub(super) bytes: u32,
+    /// Payload of a full segment.
+    pub(super) mss: u32,
+    /// The smoothed round trip, in microseconds.
+    pub(super) smoothed: u32,
+    /// The time, in milliseconds that wrap.
+    pub(super) now: u32,
+}
+
+/// What CUBIC remembers from one reduction to the next. The default is that of a
+/// connection without a loss.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cubic {
+    /// `W_max`: where the curve is flat, in bytes.
+    pub(super) maximum: u32,
+    /// `W_est`: what NewReno's window would be.
+    pub(super) estimate: u32,
+    /// `K`: from the beginning of the epoch to the flat of the curve, in
+    /// microseconds.
+    pub(super) until_flat: u32,
+    /// `t`: how long the epoch has lasted, pauses not counted, in milliseconds.
+    pub(super) elapsed: u32,
+    /// When the last acknowledgment came, in milliseconds that wrap.
+    pub(super) last: u32,
+    /// Bytes acknowledged since `estimate` last grew.
+    pub(super) counted: u32,
+    /// `maximum` before the last reduction.
+    pub(super) before: u32,
+    /// An epoch has begun since the last reduction.
+    pub(super) running: bool,
+    /// No loss has told where the path is full: `maximum` is but a beginning.
+    pub(super) blind: bool,
+    /// `running` and `blind` before the last reduction.
+    pub(super) before_flags: (bool, bool),
+}
+
+impl Default for Cubic {
+    fn default() -> Self {
+        Self {
+            maximum: 0,
+            estimate: 0,
+            until_flat: 0,
+            elapsed: 0,
+            last: 0,
+            counted: 0,
+            before: 0,
+            running: false,
+            blind: true,
+            before_flags: (false, true),
+        }
+    }
+}
+
+impl Cubic {
+    /// The window after `bytes` were acknowledged in congestion avoidance and
+    /// the window was full (RFC 9438 §4.2 to §4.5). `prior` is `cwnd_prior`, the
+    /// window before the last reduction.
+    #[inline]
+    pub(super) fn avoid(&mut self, window: u32, prior: u32, acknowledged: &Full) -> u32 {
+        let &Full {
+            bytes,
+            mss,
+            smoothed,
+            now,
+        } = acknowledged;
+        if !self.running {
+            self.begin(window, mss, now);
+        }
+        // A longer gap than a round trip is a pause: nothing was in flight, or
+        // too little. What is sent after it takes a round trip to be answered.
+        let gap = now.wrapping_sub(self.last).min(smoothed / 1000 + 1);
+        self.last = now;
+        self.elapsed = (self.elapsed + gap).min(ELAPSED_MAX);
+        self.estimate(window, prior, bytes, mss);
+        let elapsed = u64::from(self.elapsed) * 1000;
+        let friendly = self.curve(elapsed, mss) < self.estimate;
+        if friendly && !self.blind {
+            return window.max(self.estimate);
+        }
+        let limit = (window + window / 2).min(WINDOW_MAX);
+        let mut target = self.curve(elapsed + u64::from(smoothed), mss);
+        if self.blind {
+            // The curve has no maximum to begin from and would be flat for many
+            // round trips of a short path: a twentieth a round trip, as Linux
+            // has it (its `cnt` of 20).
+            target = target.max(window + window / 20);
+        }
+        let growth = target.min(limit).saturating_sub(window);
+        // To the nearest: rounded down, many small ones would be nothing.
+        let window = window.max(1);
+        let growth = u64::from(growth) * u64::from(bytes) + u64::from(window / 2);
+        let growth = growth / u64::from(window);
+        let grown = (u64::from(window) + growth).min(limit.max(window).into()) as u32;
+        if friendly {
+            grown.max(self.estimate)
+        } else {
+            grown
+        }
+    }
+
+    /// The window was not full when an acknowledgment came: the time since the
+    /// last does not count (§4.2, "MUST NOT").
+    #[inline]
+    pub(super) fn pause(&mut self, now: u32) {
+        self.last = now;
+    }
+
+    /// Congestion avoidance begins with this window (§4.2).
+    #[cold]
+    fn begin(&mut self, window: u32, mss: u32, now: u32) {
+        self.running = true;
+        self.elapsed = 0;
+        self.last = now;
+        self.counted = 0;
+        self.estimate = window;
+        if self.maximum <= window {
+            self.until_flat = 0;
+            self.maximum = window;
+        } else {
+            let distance = u128::from(self.maximum - window) * CUBED_MICROSECONDS;
+            self.until_flat = cube_root(distance / u128::from(mss.max(1)));
+        }
+    }
+
+    /// `W_cubic(t)` of microseconds (§4.2, figure 1).
+    #[inline]
+    fn curve(&self, time: u64, mss: u32) -> u32 {
+        let flat = u64::from(self.until_flat);
+        let distance = time.abs_diff(flat).min(DISTANCE_MAX);
+        // 58 bits, 45 and 24: 127.
+        let segments = u128::from(distance * u64::from(mss & 0xffff));
+        let bytes = u128::from(distance * distance) * segments * CURVE;
+        let bytes = (bytes >> CURVE_SHIFT).min(WINDOW_MAX.into()) as u32;
+        if time < flat {
+            self.maximum.saturating_sub(bytes)
+        } else {
+            (self.maximum + bytes).min(WINDOW_MAX)
+        }
+    }
+
+    /// Moves `W_est` (§4.3), a segment at a time: α of it for every window that
+    /// is acknowledged, and all of it once it is where the window was reduced.
+    #[inline]
+    fn estimate(&mut self, window: u32, prior: u32, bytes: u32, mss: u32) {
+        let needed = if self.estimate < prior {
+            // α = 3 · (1 − β) / (1 + β) = 9 / 17.
+            (u64::from(window) * 17 / 9) as u32
+        } else {
+            window
+        };
+        self.counted += bytes.min(WINDOW_MAX);
+        if self.counted >= needed {
+            self.counted = (self.counted - needed).min(needed);
+            self.estimate = (self.estimate + mss).min(WINDOW_MAX);
+        }
+    }
+
+    /// The threshold after a loss or a mark: β of the window (§4.6), which itself
+    /// becomes `W_max`, or less of it if it had not come back to where it was
+    /// (§4.7, fast convergence: room for a newcomer).
+    pub(super) fn reduced(&mut self, window: u32) -> u32 {
+        self.before = self.maximum;
+        self.before_flags = (self.running, self.blind);
+        self.maximum = if window < self.maximum && !self.blind {
+            // (1 + β) / 2 = 17 / 20.
+            (u64::from(window) * 17 / 20) as u32
+        } else {
+            window
+        };
+        self.blind = false;
+        self.running = false;
+        (u64::from(window) * 7 / 10) as u32
+    }
+
+    /// After a timeout the next epoch begins where slow start ends, whatever was
+    /// known (§4.8; Linux `bictcp_reset`).
+    pub(super) fn forget(&mut self) {
+        self.maximum = 0;
+        self.blind = true;
+        self.running = false;
+    }
+
+    /// What the arithmetic relies on.
+    pub(super) fn is_sound(&self) -> bool {
+        self.maximum <= WINDOW_MAX
+            && self.before <= WINDOW_MAX
+            && self.estimate <= WINDOW_MAX
+            && self.elapsed <= ELAPSED_MAX
+            && self.counted <= 2 * WINDOW_MAX
+    }
+
+    /// The last reduction was for a loss that was none (§4.9). The epoch that it
+    /// ended goes on, unless another has begun.
+    pub(super) fn undo(&mut self) {
+        self.maximum = self.before;
+        let (was_running, was_blind) = self.before_flags;
+        // The marks of the epoch are still there if no other has begun; else one
+        // begins anew, on the same curve.
+        self.running = was_running && !self.running;
+        self.blind = was_blind;
+    }
+}
+
+/// The largest number whose cube is not greater. At most 2⁸⁴ is asked, of a
+/// window's worth of the smallest segments.
+fn cube_root(cube: u128) -> u32 {
+    let mut root = 0u128;
+    for bit in (0..29).rev() {
+        let next = root | 1 << bit;
+        if next * next * next <= cube {
+            root = next;
+        }
+    }
+    root as u32
+}
+
+#[cfg(test)]
+#[path = "cubic_tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+//! Pacing: new data leaves in bursts of about a millisecond's worth instead of a
+//! window at once (Linux `tcp_update_pacing_rate`, `tcp_internal_pacing`).
+//!
+//! What was sent is thought to drain at the pacing rate. While more than a burst
+//! has yet to drain, nothing new is sent until all of it has. A path whose round
+//! trip is below a millisecond has no use for that, and the timer could not keep
+//! up: there only a limit that was asked for counts.
+
+use core::time::Duration;
+
+use super::connection::Connection;
+use super::timers::Timer;
+use super::{Time, microseconds};
+use tidewall_wire::tcp::before;
+
+/// What a burst is worth, in microseconds, unless two segments are worth more.
+const BURST: u32 = 1000;
+
+/// The shortest smoothed round trip that is paced, in microseconds.
+const ROUND_TRIP_MIN: u32 = 1000;
+
+/// No segment takes longer to drain, however slow the path; in microseconds.
+const PAUSE_MAX: u32 = 1 << 26;
+
+impl Connection {
+    /// What the path is to be sent, in bytes a second: twice the window a round
+    /// trip while slow start is far from its end, 1.2 times it from then on, so
+    /// that the window, not the rate, is what limits; and no more than was asked
+    /// for. `u64::MAX` before the first measurement without such a limit.
+    pub(super) fn pacing_rate(&self) -> u64 {
+        let limit = self.config.pacing_rate_max();
+        if self.round_trip.eighths == 0 {
+            return limit;
+        }
+        let window = self.congestion.window();
+        let percent = if window < self.congestion.threshold() / 2 {
+            200
+        } else {
+            120
+        };
+        let flight = window.max(self.send.next.wrapping_sub(self.send.first));
+        let rate =
+            u64::from(flight) * percent * 10_000 / u64::from(self.round_trip.smoothed().max(1));
+        rate.clamp(1, limit)
+    }
+
+    /// The rate that counts now; `u64::MAX` is none. The initial window is not
+    /// paced, as nothing is known of the path then.
+    fn paced_rate(&self) -> u64 {
+        let own = self.config.pacing
+            && self.round_trip.smoothed() >= ROUND_TRIP_MIN
+            && self.counters.bytes_acknowledged > 0;
+        if own {
+            self.pacing_rate()
+        } else {
+            self.config.pacing_rate_max()
+        }
+    }
+
+    /// What a burst may be at most, of which the device makes segments.
+    #[cold]
+    pub(super) fn paced_burst(&self, most: u32) -> u32 {
+        let worth = self.paced_rate() / (1_000_000 / u64::from(BURST));
+        let worth = u32::try_from(worth).unwrap_or(u32::MAX);
+        most.min(worth.max(2 * u32::from(self.send.mss)))
+    }
+
+    /// New data of so many bytes has left; with none, whether any may.
+    #[cold]
+    pub(super) fn pace(&mut self, length: u32, now: Time) {
+        let rate = self.paced_rate();
+        if rate == u64::MAX {
+            return;
+        }
+        let clock = microseconds(now);
+        // Half a burst's time is not lost if the timer is late.
+        let earliest = clock.wrapping_sub(BURST / 2);
+        if before(self.send.drained, earliest) {
+            self.send.drained = earliest;
+        }
+        let takes = |bytes: u32| {
+            let time = u64::from(bytes) * 1_000_000 / rate;
+            time.min(PAUSE_MAX.into()) as u32
+        };
+        self.send.drained = self.send.drained.wrapping_add(takes(length));
+        let segment = takes(self.send.mss.into());
+        let waiting = self.send.drained.wrapping_sub(clock).wrapping_add(segment) as i32;
+        if self.unsent() > 0 && waiting > BURST.max(2 * segment) as i32 {
+            let wait = self.send.drained.wrapping_sub(clock);
+            self.timers
+                .set(Timer::Pace, now, Duration::from_micros(wait.into()));
+        }
+    }
+}

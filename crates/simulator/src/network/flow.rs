@@ -1,0 +1,326 @@
+//! A flow: two ends, and the application that talks between them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{self, Config, Connection, Info, Time};
+
+use super::end::{End, Wish};
+use super::packet::Side;
+use super::stream::Stream;
+use super::{FlowId, LinkId};
+use crate::random::Random;
+
+/// What an application does.
+#[derive(Clone, Copy, Debug)]
+pub enum Application {
+    /// The client sends on one connection: so many bytes, after which it closes,
+    /// or without end.
+    Bulk {
+        /// None: without end.
+        bytes: Option<u64>,
+    },
+    /// The client asks, the server answers, again and again, one at a time.
+    Exchange {
+        /// Bytes of a request.
+        request: u64,
+        /// Bytes of an answer.
+        response: u64,
+        /// How many.
+        count: u32,
+        /// From the end of one to the beginning of the next.
+        pause: Duration,
+        /// On one connection; otherwise each on a new one, which the server
+        /// closes.
+        keep: bool,
+    },
+}
+
+/// How an application reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Bytes at a time; not zero.
+    pub at_once: usize,
+    /// How long it then does something else.
+    pub pause: Duration,
+}
+
+impl Default for Reading {
+    /// Everything at once.
+    fn default() -> Self {
+        Self {
+            at_once: usize::MAX,
+            pause: Duration::ZERO,
+        }
+    }
+}
+
+/// A flow to be.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The client's engine.
+    pub client: Config,
+    /// The server's.
+    pub server: Config,
+    /// The links from client to server, in the order of the way.
+    pub forward: Vec<LinkId>,
+    /// Those back.
+    pub back: Vec<LinkId>,
+    /// What is talked.
+    pub application: Application,
+    /// When it begins.
+    pub start: Duration,
+    /// How both ends read.
+    pub reading: Reading,
+    /// Bytes that may wait in front of each end's first link; what is more is
+    /// refused, and tried again when half of it has left: a device's queue.
+    pub device_queue: Option<u32>,
+}
+
+/// What came of a flow so far.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Bytes that the server's application has read.
+    pub uploaded: u64,
+    /// Bytes that the client's application has read.
+    pub downloaded: u64,
+    /// How long each exchange took, from its beginning (on a new connection,
+    /// from the SYN) to the last byte read; of a bulk with an end, its one time.
+    pub completions: Vec<Duration>,
+    /// Segments that both ends have sent again.
+    pub retransmissions: u64,
+    /// Retransmission timeouts of both ends.
+    pub timeouts: u64,
+    /// Times that both ends entered fast recovery.
+    pub fast_recoveries: u64,
+    /// Segments that both ends have sent, bursts counted once.
+    pub segments_sent: u64,
+    /// Times that the device refused.
+    pub refusals: u64,
+    /// Numbers of the client's connection as it is.
+    pub client: Option<Info>,
+    /// Numbers of the server's.
+    pub server: Option<Info>,
+    /// Nothing is left to do.
+    pub done: bool,
+}
+
+pub(super) struct Flow {
+    pub(super) setup: Setup,
+    pub(super) ends: [End; 2],
+    pub(super) refusals: u64,
+    id: FlowId,
+    /// Connections so far.
+    connections: u32,
+    /// When the next connection, or exchange, begins.
+    next: Option<Duration>,
+    /// When the exchange of now has begun.
+    begun: Duration,
+    /// Exchanges that have begun on this connection.
+    asked: u64,
+    completions: Vec<Duration>,
+    done: bool,
+}
+
+impl Flow {
+    pub(super) fn new(id: FlowId, setup: Setup, random: &mut Random) -> Self {
+        let client = End::new(setup.client, false, random);
+        let server = End::new(setup.server, true, random);
+        Self {
+            next: Some(setup.start),
+            ends: [client, server],
+            refusals: 0,
+            id,
+            setup,
+            connections: 0,
+            begun: Duration::ZERO,
+            asked: 0,
+            completions: Vec::new(),
+            done: false,
+        }
+    }
+
+    /// The flow as one side sees it.
+    pub(super) fn addresses(&self, side: Side) -> tcp::Flow {
+        let number = self.id.0 as u32;
+        let host = |network: u8| {
+            let [_, high, middle, low] = number.to_be_bytes();
+            Ipv4Addr::new(network, high, middle, low)
+        };
+        // A range of ports that no run exhausts while packets of a former
+        // connection are under way.
+        let port = 1024 + (self.connections % 60_000) as u16;
+        let client = SocketAddr::from((host(10), port));
+        let server = SocketAddr::from((host(11), 80));
+        match side {
+            Side::Client => tcp::Flow {
+                local: client,
+                remote: server,
+            },
+            Side::Server => tcp::Flow {
+                local: server,
+                remote: client,
+            },
+        }
+    }
+
+    /// When something is to be done, if nothing comes before.
+    pub(super) fn wake(&self) -> Option<Duration> {
+        let [client, server] = &self.ends;
+        let dirty = client.dirty || server.dirty;
+        let waits = [
+            client.wake,
+            server.wake,
+            self.next,
+            dirty.then_some(Duration::ZERO),
+        ];
+        waits.into_iter().flatten().min()
+    }
+
+    /// Begins what is to begin now.
+    pub(super) fn begin(&mut self, now: Duration, time: Time, random: &mut Random) {
+        if self.next.is_none_or(|at| at > now) {
+            return;
+        }
+        self.next = None;
+        self.begun = now;
+        let keeps = matches!(
+            self.setup.application,
+            Application::Exchange { keep: true, .. }
+        );
+        let [client, server] = &mut self.ends;
+        client.dirty = true;
+        if keeps && client.connection.is_some() {
+            self.asked += 1;
+            return;
+        }
+        self.asked = 1;
+        self.connections += 1;
+        let (up, down) = (Stream::new(random.bits()), Stream::new(random.bits()));
+        client.reset(up, down);
+        server.reset(down, up);
+        let isn = random.bits() as u32;
+        let offset = random.bits() as u32;
+        let addresses = self.addresses(Side::Client);
+        let connection = Connection::connect(addresses, isn, offset, &self.setup.client, time);
+        let [client, _] = &mut self.ends;
+        client.connection = Some(connection);
+    }
+
+    /// What the application wants of an end, given what it has read.
+    pub(super) fn wish(&self, side: Side) -> Wish {
+        let end = &self.ends[side as usize];
+        let (written, close) = match (self.setup.application, side) {
+            (Application::Bulk { bytes }, Side::Client) => {
+                (bytes.unwrap_or(u64::MAX), bytes.is_some())
+            }
+            (Application::Bulk { .. }, Side::Server) => (0, end.ended),
+            (
+                Application::Exchange {
+                    request,
+                    keep,
+                    count,
+                    ..
+                },
+                Side::Client,
+            ) => {
+                let last = keep && self.completions.len() as u64 >= u64::from(count);
+                (request * self.asked, end.ended || last)
+            }
+            (
+                Application::Exchange {
+                    request,
+                    response,
+                    keep,
+                    ..
+                },
+                Side::Server,
+            ) => {
+                let answers = end.read / request.max(1);
+                (response * answers, end.ended || !keep && answers > 0)
+            }
+        };
+        Wish { written, close }
+    }
+
+    /// Notes what is complete, and what comes next.
+    pub(super) fn advance(&mut self, now: Duration) {
+        let [client, server] = &self.ends;
+        let over = client.is_over() && server.is_over();
+        match self.setup.application {
+            Application::Bulk { .. } => {
+                if server.ended && self.completions.is_empty() && self.connections > 0 {
+                    self.completions.push(now.saturating_sub(self.begun));
+                }
+                self.done |= over;
+            }
+            Application::Exchange {
+                response,
+                count,
+                pause,
+                keep,
+                ..
+            } => {
+                let before = if keep { 0 } else { self.connections - 1 };
+                let complete = self.completions.len() as u64 - u64::from(before);
+                if complete < self.asked && client.read >= response * self.asked {
+                    self.completions.push(now.saturating_sub(self.begun));
+                    if keep && self.completions.len() < count as usize {
+                        self.next = Some(now + pause);
+                    }
+                }
+                let all = self.completions.len() >= count as usize;
+                if over && all {
+                    self.done = true;
+                } else if over && !keep && self.next.is_none() {
+                    self.next = Some(now + pause);
+                }
+            }
+        }
+        if self.done {
+            // Nothing that is left to these connections matters.
+            for end in &mut self.ends {
+                end.wake = None;
+                end.dirty = false;
+            }
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// True before the first connection.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.connections == 0
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let [client, server] = &self.ends;
+        let mut totals = client.totals;
+        totals.retransmissions += server.totals.retransmissions;
+        totals.timeouts += server.totals.timeouts;
+        totals.fast_recoveries += server.totals.fast_recoveries;
+        totals.segments_sent += server.totals.segments_sent;
+        let [first, second] = [client, server].map(|end| {
+            let info = end.connection.as_ref().map(Connection::info);
+            if let Some(info) = &info {
+                totals.add(info);
+            }
+            info
+        });
+        Report {
+            uploaded: server.read_before + server.read,
+            downloaded: client.read_before + client.read,
+            completions: self.completions.clone(),
+            retransmissions: totals.retransmissions,
+            timeouts: totals.timeouts,
+            fast_recoveries: totals.fast_recoveries,
+            segments_sent: totals.segments_sent,
+            refusals: self.refusals,
+            client: first,
+            server: second,
+            done: self.done,
+        }
+    }
+}

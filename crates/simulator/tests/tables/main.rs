@@ -1,0 +1,22 @@
+//! Kept tables of how TCP does on bad paths: each test computes one and compares
+//! it with the file in `tables/`. The crate's documentation says how to read
+//! them.
+
+mod acknowledgments;
+mod black_hole;
+mod bursts;
+mod completion;
+mod device;
+mod ecn;
+mod fairness;
+mod mixed;
+mod pacing;
+mod pauses;
+mod queue;
+mod reordering;
+mod rivals;
+mod scenario;
+mod table;
+mod tail_loss;
+mod throughput;
+mod windows;
