@@ -60,6 +60,7 @@ impl Told for TidewallStream {
             ("window, segments", f64::from(info.congestion_window) / mss),
             ("threshold, segments", threshold),
             ("peer's window, segments", f64::from(info.send_window) / mss),
+            ("pacing, Mbit/s", info.pacing_rate as f64 * 8.0 / 1e6),
             ("round trip, ms", info.round_trip.as_secs_f64() * 1e3),
             (
                 "least round trip, ms",
