@@ -30,7 +30,7 @@ const TURN: usize = 4 * CHUNK;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that can say how it fares.
-trait Told: Stream {
+pub(super) trait Told: Stream {
     fn figures(&self) -> Figures;
 }
 
