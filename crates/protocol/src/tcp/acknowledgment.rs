@@ -72,6 +72,11 @@ impl Connection {
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         let mss = u32::from(self.send.mss);
         self.send.first = acknowledgment;
+        if let Some((_, end)) = self.recovery.path_probe
+            && !before(acknowledgment, end)
+        {
+            self.path_probe_arrived();
+        }
         let data = self.send.buffer.acknowledge(bytes);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
@@ -128,6 +133,13 @@ impl Connection {
         let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
         let in_flight = next.wrapping_sub(first);
         if self.recovery.duplicate(first, next, mss, self.sack) {
+            if let Some((start, end)) = self.recovery.path_probe.take()
+                && start == first
+            {
+                self.path.refused();
+                self.recovery.lost_below = end;
+                return;
+            }
             self.congestion.on_loss(in_flight.max(mss), mss, now);
             self.ecn.reduced(next);
             self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);

@@ -11,10 +11,10 @@ use tidewall_wire::tcp::before;
 
 /// The least path MTU, less headers, that an ICMP error can bring about over
 /// IPv4 (RFC 9293 §3.7.1: every host takes 576 bytes).
-const PATH_MSS_MIN_V4: u16 = 536;
+pub(super) const PATH_MSS_MIN_V4: u16 = 536;
 
 /// The same over IPv6, whose links carry 1280 bytes.
-const PATH_MSS_MIN_V6: u16 = 1220;
+pub(super) const PATH_MSS_MIN_V6: u16 = 1220;
 
 impl Connection {
     /// Closes one half or both, as `shutdown(2)`. Unread data stays readable;
@@ -256,6 +256,7 @@ impl Connection {
             self.time_out();
             return;
         }
+        self.suspect_black_hole(now);
         let repeated = self.send.retries > 0;
         let mss = u32::from(self.send.mss);
         let in_flight = self.send.next.wrapping_sub(self.send.first);
@@ -352,19 +353,12 @@ impl Connection {
     }
 
     fn lower_path_mtu(&mut self, mtu: u32, now: Time) {
-        let (headers, least) = if self.flow.remote.is_ipv4() {
-            (40, PATH_MSS_MIN_V4)
-        } else {
-            (60, PATH_MSS_MIN_V6)
-        };
+        let headers = if self.flow.remote.is_ipv4() { 40 } else { 60 };
         let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        let old = self.send.mss;
-        if mss.max(least) >= self.send.path_mss {
-            return;
-        }
-        self.send.path_mss = mss.max(least);
-        self.update_mss();
-        if self.send.mss < old && self.state != State::SynSent && self.state != State::SynReceived {
+        if self.path_told(mss, now)
+            && self.state != State::SynSent
+            && self.state != State::SynReceived
+        {
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
             self.recovery.lose_all(self.send.first, self.send.next);
             self.round_trip.timed = None;

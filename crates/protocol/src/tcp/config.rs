@@ -41,6 +41,22 @@ pub enum Ecn {
     Active = 2,
 }
 
+/// When the path's MTU is found out by sending larger segments (RFC 4821);
+/// `tcp_mtu_probing`. ICMP errors are believed in any case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum MtuProbing {
+    /// Never (0, Linux's default).
+    Off = 0,
+    /// Once segments seem to vanish for their size, and when what an ICMP error
+    /// has said is ten minutes old (1).
+    #[default]
+    BlackHole = 1,
+    /// From the beginning: segments are of 1024 bytes (IPv4) or 1220 (IPv6) until
+    /// larger ones have got through (2).
+    Always = 2,
+}
+
 /// What a connection is told at its start. The default is Linux's; the maximum
 /// segment size is that of Ethernet over IPv4.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +124,8 @@ pub struct Config {
     pub traffic_class: u8,
     /// Explicit congestion notification.
     pub ecn: Ecn,
+    /// Search for the path's MTU.
+    pub mtu_probing: MtuProbing,
 }
 
 impl Default for Config {
@@ -138,6 +156,7 @@ impl Default for Config {
             fin_timeout: Duration::from_secs(60),
             traffic_class: 0,
             ecn: Ecn::Passive,
+            mtu_probing: MtuProbing::BlackHole,
         }
     }
 }
@@ -203,6 +222,7 @@ pub(super) struct Settings {
     pub(super) initial_window: u8,
     pub(super) traffic_class: u8,
     pub(super) ecn: Ecn,
+    pub(super) mtu_probing: MtuProbing,
     pub(super) nodelay: bool,
     pub(super) pacing: bool,
     /// `u32::MAX` is none.
@@ -233,6 +253,7 @@ impl Settings {
             initial_window: config.initial_window,
             traffic_class: config.traffic_class & !3,
             ecn: config.ecn,
+            mtu_probing: config.mtu_probing,
             nodelay: config.nodelay,
             pacing: config.pacing,
             pacing_rate_max: u32::MAX,

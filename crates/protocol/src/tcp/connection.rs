@@ -6,6 +6,7 @@ use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
+use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send_buffer::SendBuffer;
@@ -95,8 +96,6 @@ pub(super) struct Send {
     pub(super) mss: u16,
     /// The peer's maximum segment size.
     pub(super) peer_mss: u16,
-    /// The path's, from ICMP.
-    pub(super) path_mss: u16,
     /// The peer's window scale.
     pub(super) scale: u8,
     /// A FIN follows what was written.
@@ -205,6 +204,7 @@ pub struct Connection {
     pub(super) recovery: Recovery,
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
+    pub(super) path: PathMtu,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -296,7 +296,6 @@ impl Connection {
                 flight_end: isn,
                 mss,
                 peer_mss: MSS_DEFAULT,
-                path_mss: u16::MAX,
                 scale: 0,
                 closed: false,
                 retries: 0,
@@ -338,6 +337,7 @@ impl Connection {
             recovery: Recovery::new(isn),
             congestion: Controller::new(mss.into(), settings.congestion),
             ecn: EcnState::default(),
+            path: PathMtu::new(),
             counters: Counters::default(),
             config: settings,
         }
@@ -376,6 +376,7 @@ impl Connection {
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;
+        self.begin_path(now);
         let window = if lost {
             self.send.mss.into()
         } else {
@@ -408,7 +409,7 @@ impl Connection {
             .config
             .mss
             .min(self.send.peer_mss)
-            .min(self.send.path_mss)
+            .min(self.path.limit())
             .max(MSS_MIN);
         self.send.mss = if self.timestamps {
             limit - TIMESTAMPS_LEN

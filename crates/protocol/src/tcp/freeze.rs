@@ -17,12 +17,13 @@ use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
+use super::path_mtu::PathMtu;
 use super::recovery::{self, Phase, Recovery};
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{TIMERS, Timers};
-use super::{Config, Ecn, Errno, Flow, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
@@ -299,6 +300,18 @@ impl Connection {
                 reduced_at: codec.u32(self.ecn.reduced_at),
                 delivered: codec.u32(self.ecn.delivered),
             },
+            path: PathMtu {
+                searching: codec.flag(self.path.searching),
+                largest_first: codec.flag(self.path.largest_first),
+                low: codec.u16(self.path.low),
+                high: codec.u16(self.path.high),
+                told: codec.u16(self.path.told),
+                probe: codec.u16(self.path.probe),
+                since: {
+                    let now = codec.now().as_secs() as u32;
+                    now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
+                },
+            },
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),
@@ -362,6 +375,7 @@ impl Connection {
             && self.receive.scale <= 14
             && self.congestion.is_sound()
             && self.ecn.flags <= EcnState::ALL
+            && self.path.is_sound()
             && self.round_trip.smoothed <= 1 << 31
             && self.round_trip.variation <= 1 << 31
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
@@ -382,7 +396,6 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         flight_end: codec.u32(send.flight_end),
         mss: codec.u16(send.mss),
         peer_mss: codec.u16(send.peer_mss),
-        path_mss: codec.u16(send.path_mss),
         scale: codec.u8(send.scale),
         closed: codec.flag(send.closed),
         retries: codec.u8(send.retries),
@@ -497,6 +510,9 @@ fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
             }
             sacked
         },
+        path_probe: codec.maybe(recovery.path_probe, (0, 0), |codec, (start, end)| {
+            (codec.u32(start), codec.u32(end))
+        }),
     }
 }
 
@@ -521,6 +537,11 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
         traffic_class: codec.u8(config.traffic_class),
+        mtu_probing: match codec.u8(config.mtu_probing as u8) {
+            0 => MtuProbing::Off,
+            1 => MtuProbing::BlackHole,
+            _ => MtuProbing::Always,
+        },
         ecn: match codec.u8(config.ecn as u8) {
             0 => Ecn::Off,
             1 => Ecn::Passive,

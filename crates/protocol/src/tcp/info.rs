@@ -34,6 +34,9 @@ pub struct Info {
     pub round_trip_min: Duration,
     /// `tcpi_snd_mss`: payload of a full segment.
     pub send_mss: u32,
+    /// `tcpi_pmtu`: what the path is taken to carry, as far as ICMP or a search
+    /// has told; headers included.
+    pub path_mtu: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
     /// The algorithm of congestion control (`TCP_CONGESTION`).
@@ -106,6 +109,8 @@ impl Connection {
             round_trip_variation: microseconds(self.round_trip.variation),
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
+            path_mtu: u32::from(self.path.limit().min(self.config.mss))
+                + if self.flow.remote.is_ipv4() { 40 } else { 60 },
             receive_mss: self.receive.mss.into(),
             congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),

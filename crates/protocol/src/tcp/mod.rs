@@ -18,7 +18,7 @@
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
 //! `recovery` (what is lost), `congestion` (how much may be in flight), `pacing`,
-//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `timers`, `close` (the ends, timers
+//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
 //! and ICMP errors included), `freeze` (to bytes and back), `info`. Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
@@ -45,6 +45,7 @@ mod keyed;
 mod listen;
 mod options;
 mod pacing;
+mod path_mtu;
 mod receive;
 mod recovery;
 mod ring;
@@ -59,7 +60,7 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
-pub use config::{Config, Ecn, Keepalive};
+pub use config::{Config, Ecn, Keepalive, MtuProbing};
 pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;

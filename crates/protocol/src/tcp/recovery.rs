@@ -45,6 +45,7 @@ pub(super) struct Recovery {
     /// What the receiver holds beyond a hole: ascending, disjoint, not adjacent.
     /// Empty and without memory in the ordinary case.
     pub(super) sacked: Vec<(u32, u32)>,
+    pub(super) path_probe: Option<(u32, u32)>,
 }
 
 impl Recovery {

@@ -26,6 +26,8 @@ pub(super) enum Plan {
     Again { sequence: u32, length: u32 },
     /// Bytes that were never sent.
     New { length: u32 },
+    /// The same, in one segment larger than others: a probe of the path's MTU.
+    PathProbe { length: u32 },
     /// The FIN alone.
     Fin,
 }
@@ -214,7 +216,11 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        while let Some(plan) = self.plan() {
+        let mut probe = None;
+        if self.path.is_limited() {
+            probe = self.path_probe_due(now);
+        }
+        while let Some(plan) = probe.take().or_else(|| self.plan()) {
             if !self.send_plan(plan, now, send) {
                 return;
             }
@@ -262,7 +268,7 @@ impl Connection {
             // take them for such (RFC 5681 §2).
             let duplicates = self.receive.duplicates;
             let header = self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return;
             }
             self.acknowledgment_sent(&header);
@@ -280,7 +286,7 @@ impl Connection {
         let (sequence, length) = match plan {
             Plan::Synchronize => return self.send_synchronize(now, send),
             Plan::Again { sequence, length } => (sequence, length),
-            Plan::New { length } => (self.send.next, length),
+            Plan::New { length } | Plan::PathProbe { length } => (self.send.next, length),
             Plan::Fin => (self.send.next, 0),
         };
         let end = sequence.wrapping_add(length);
@@ -295,13 +301,18 @@ impl Connection {
         if fin && length == 0 {
             flags = Flags::ACK | Flags::FIN;
         }
-        let tells = self.ecn.has_to_tell() && length > 0 && matches!(plan, Plan::New { .. });
+        let again = matches!(plan, Plan::Again { .. });
+        let tells = self.ecn.has_to_tell() && length > 0 && !again;
         if tells {
             flags |= Flags::CWR;
         }
         let header = self.header(sequence, flags, now, false);
         let held = self.send.written.wrapping_sub(self.send.buffer.len());
-        if !self.give(header, (sequence.wrapping_sub(held), length), send) {
+        let size = match plan {
+            Plan::PathProbe { length } => length,
+            _ => self.payload_max(),
+        };
+        if !self.give(header, (sequence.wrapping_sub(held), length), size, send) {
             return false;
         }
         if tells {
@@ -316,6 +327,9 @@ impl Connection {
         self.send.last = now;
         let end = end.wrapping_add(fin.into());
         if let Plan::Again { .. } = plan {
+            if self.recovery.path_probe.is_some() {
+                self.path_probe_void();
+            }
             self.recovery.sent_up_to(end);
             self.round_trip.timed = None;
             self.counters.retransmissions = self.counters.retransmissions.wrapping_add(1);
@@ -324,6 +338,9 @@ impl Connection {
                 self.send.small = end;
             }
             self.round_trip.time(end, now);
+        }
+        if let Plan::PathProbe { length } = plan {
+            self.path_probe_sent(sequence, length);
         }
         if before(self.send.next, end) {
             self.send.next = end;
@@ -383,7 +400,7 @@ impl Connection {
                 ..Options::default()
             },
         };
-        if !self.give(header, (0, 0), send) {
+        if !self.give(header, (0, 0), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::SYNCHRONIZE);
@@ -407,14 +424,14 @@ impl Connection {
                 flags: Flags::RST,
                 ..Header::default()
             };
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return false;
             }
             self.pending.clear(Pending::RESET_ANSWER);
         }
         if self.pending.has(Pending::RESET) {
             let header = self.header(self.send.next, Flags::RST | Flags::ACK, now, false);
-            if !self.give(header, (0, 0), send) {
+            if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return false;
             }
             self.pending.clear(Pending::RESET);
@@ -428,7 +445,7 @@ impl Connection {
     #[cold]
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let header = self.header(self.send.first.wrapping_sub(1), Flags::ACK, now, true);
-        if !self.give(header, (0, 0), send) {
+        if !self.give(header, (0, 0), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::PROBE);
@@ -510,12 +527,13 @@ impl Connection {
     }
 
     /// Gives a segment to the caller; the payload is an offset into the send
-    /// buffer and a length.
+    /// buffer and a length; `size` is that of a full segment.
     #[inline(always)]
     fn give(
         &mut self,
         header: Header,
         (offset, length): (u32, u32),
+        size: u32,
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
         let mut traffic_class = self.config.traffic_class;
@@ -525,7 +543,7 @@ impl Connection {
         let sent = send(&Outgoing {
             header,
             payload: self.send.buffer.slices(offset, length),
-            segment_size: self.payload_max() as u16,
+            segment_size: size as u16,
             traffic_class,
         });
         if sent {

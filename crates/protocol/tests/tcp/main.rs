@@ -9,6 +9,7 @@ mod frozen;
 mod handshake;
 mod link;
 mod pacing;
+mod path_mtu;
 mod peer;
 mod receiving;
 mod sending;

@@ -1,0 +1,285 @@
+//! The path's MTU, found out by sending (packetization-layer path MTU discovery:
+//! RFC 4821, and the search and timers of RFC 8899 §5 where they fit TCP).
+//!
+//! Sizes are maximum segment sizes, that is an MTU less the IP and TCP headers,
+//! TCP options included. What is Linux's is Linux's: the size to fall back to,
+//! what a probe needs, and that the loss of one is no congestion.
+//!
+//! A probe is one segment of data that is larger than the others. If it alone is
+//! lost, its size is too large; what it carried is sent again in ordinary ones.
+
+use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
+use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
+use super::send::Plan;
+use super::timers::Timer;
+use super::{MtuProbing, State, Time};
+use tidewall_wire::tcp::before;
+
+/// What to fall back to in a black hole over IPv4, and where a search begins
+/// (Linux `tcp_base_mss`). Over IPv6 every path carries more.
+const BASE_V4: u16 = 1024;
+
+/// Timeouts of the same data after which its size may be the cause (Linux
+/// `tcp_retries1`).
+const TIMEOUTS: u8 = 3;
+
+/// A search that is within so many bytes tries the largest size, and ends (Linux
+/// `tcp_probe_threshold`, which ends without).
+const NEAR: u16 = 8;
+
+/// The least congestion window for a probe, in segments (as Linux).
+const WINDOW_MIN: u32 = 11;
+
+/// Segments that must follow a probe, so that its loss shows at once: duplicates
+/// that mean a loss, and one more.
+const FOLLOWERS: u32 = 4;
+
+/// After so many seconds the path may carry more than it did (RFC 1191 §6.3, RFC
+/// 8899 §5.1.1, Linux `tcp_probe_interval`).
+const RAISE_AFTER: u32 = 600;
+
+/// What is known of the path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PathMtu {
+    /// The size is being searched for: `low` limits what is sent.
+    pub(super) searching: bool,
+    /// The largest size is tried first: it did get through, once.
+    pub(super) largest_first: bool,
+    /// What gets through, or is taken to.
+    pub(super) low: u16,
+    /// What may get through, at most.
+    pub(super) high: u16,
+    /// What ICMP has said, or `u16::MAX`.
+    pub(super) told: u16,
+    /// The size of the probe in flight, or zero.
+    pub(super) probe: u16,
+    /// When the search began or ICMP spoke, in seconds.
+    pub(super) since: u32,
+}
+
+impl PathMtu {
+    /// Nothing known, nothing searched for.
+    pub(super) const fn new() -> Self {
+        Self {
+            searching: false,
+            largest_first: false,
+            low: 0,
+            high: u16::MAX,
+            told: u16::MAX,
+            probe: 0,
+            since: 0,
+        }
+    }
+
+    /// The largest segment now.
+    pub(super) fn limit(&self) -> u16 {
+        if self.searching {
+            self.low.min(self.told)
+        } else {
+            self.told
+        }
+    }
+
+    /// True when there is something to be done before data is sent.
+    #[inline]
+    pub(super) fn is_limited(&self) -> bool {
+        self.searching || self.told != u16::MAX
+    }
+
+    /// The next size to try, within `most`.
+    fn next(&self, most: u16) -> Option<u16> {
+        let high = self.high.min(most);
+        let distance = high.checked_sub(self.low)?;
+        match distance {
+            0 => None,
+            1..NEAR => Some(high),
+            _ if self.largest_first => Some(high),
+            _ => Some(self.low + distance / 2),
+        }
+    }
+
+    /// A probe was lost, and nothing that followed it.
+    pub(super) fn refused(&mut self) {
+        self.high = self.high.min(self.probe.saturating_sub(1)).max(self.low);
+        self.probe = 0;
+        self.largest_first = false;
+    }
+
+    /// What a frozen connection must keep to.
+    pub(super) fn is_sound(&self) -> bool {
+        (!self.searching || self.low >= MSS_MIN) && (self.probe == 0 || self.searching)
+    }
+}
+
+impl Connection {
+    /// The least size that a path is taken to carry, by what ICMP says.
+    pub(super) fn path_mss_min(&self) -> u16 {
+        if self.flow.remote.is_ipv4() {
+            PATH_MSS_MIN_V4
+        } else {
+            PATH_MSS_MIN_V6
+        }
+    }
+
+    /// The largest that the device and the peer take.
+    fn most(&self) -> u16 {
+        self.config.mss.min(self.send.peer_mss)
+    }
+
+    /// Begins to search from a size on.
+    fn search(&mut self, low: u16, now: Time) {
+        self.path.searching = true;
+        self.path.low = low.clamp(MSS_MIN, self.most().max(MSS_MIN));
+        self.path.high = self.most().min(self.path.told);
+        self.path.largest_first = true;
+        self.path.probe = 0;
+        self.path.since = now.as_secs() as u32;
+    }
+
+    /// The connection is established.
+    pub(super) fn begin_path(&mut self, now: Time) {
+        if self.config.mtu_probing == MtuProbing::Always {
+            self.search(self.base(), now);
+            // Of nothing it is known yet.
+            self.path.largest_first = false;
+            self.update_mss();
+        }
+    }
+
+    fn base(&self) -> u16 {
+        if self.flow.remote.is_ipv4() {
+            BASE_V4
+        } else {
+            PATH_MSS_MIN_V6
+        }
+    }
+
+    /// The retransmission timer has expired; `send.retries` times before for the
+    /// same. Data that is larger than the base may have met a black hole: a router
+    /// that drops it and says nothing, or whose word is lost (RFC 2923 §2.1).
+    pub(super) fn suspect_black_hole(&mut self, now: Time) {
+        let outstanding = self.send.next.wrapping_sub(self.send.first);
+        if self.config.mtu_probing == MtuProbing::Off
+            || self.send.retries < TIMEOUTS
+            || self.send.window == 0
+        {
+            return;
+        }
+        let now_sent = self.path.limit().min(self.most());
+        let least = if self.flow.remote.is_ipv4() {
+            MSS_MIN
+        } else {
+            PATH_MSS_MIN_V6
+        };
+        let base = self.base();
+        let smaller = if base < now_sent { base } else { now_sent / 2 }.max(least);
+        let payload = if self.timestamps {
+            smaller - TIMESTAMPS_LEN
+        } else {
+            smaller
+        };
+        if smaller >= now_sent || outstanding <= payload.into() {
+            return;
+        }
+        self.search(smaller, now);
+        self.update_mss();
+    }
+
+    /// The path carries no more than so much, an ICMP error says. True when
+    /// segments become smaller by it.
+    pub(super) fn path_told(&mut self, mss: u16, now: Time) -> bool {
+        let mss = mss.max(self.path_mss_min());
+        if mss >= self.path.told {
+            return false;
+        }
+        let old = self.send.mss;
+        self.path.told = mss;
+        self.path.high = self.path.high.min(mss);
+        self.path.since = now.as_secs() as u32;
+        self.update_mss();
+        self.send.mss < old
+    }
+
+    /// After a while the path may carry more. Where probing is off it is taken to,
+    /// as Linux does when a route's MTU expires; else larger segments are tried.
+    fn raise_path(&mut self, now: Time) {
+        if (now.as_secs() as u32).wrapping_sub(self.path.since) < RAISE_AFTER {
+            return;
+        }
+        let size = self.path.limit().min(self.most());
+        self.path.told = u16::MAX;
+        if self.config.mtu_probing == MtuProbing::Off {
+            self.path = PathMtu::new();
+        } else {
+            self.search(size, now);
+        }
+        self.update_mss();
+    }
+
+    /// The probe that is to be sent now, if there is to be one (Linux `tcp_mtu_probe`).
+    #[cold]
+    pub(super) fn path_probe_due(&mut self, now: Time) -> Option<Plan> {
+        let (mss, quiet) = (u32::from(self.send.mss), self.recovery.is_quiet());
+        let open = matches!(
+            self.state,
+            State::Established
+                | State::CloseWait
+                | State::FinWait1
+                | State::Closing
+                | State::LastAck
+        );
+        if self.path.probe != 0 || !quiet || !open || self.timers.is_running(Timer::Pace) {
+            return None;
+        }
+        self.raise_path(now);
+        if !self.path.searching {
+            return None;
+        }
+        let size = self.path.next(self.most().min(self.path.told))?;
+        let payload = u32::from(if self.timestamps {
+            size.saturating_sub(TIMESTAMPS_LEN)
+        } else {
+            size
+        });
+        let needed = payload + FOLLOWERS * mss;
+        let window_end = self.send.first.wrapping_add(self.send.window);
+        let fits = self.unsent() >= needed
+            && self.send.window >= needed
+            && !before(window_end, self.send.next.wrapping_add(needed));
+        let window = self.congestion.window();
+        // Where two segments may leave; the second's place is the probe's.
+        let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
+        // What SACK blocks take of a segment would be taken for the path's.
+        let plain = !self.sack || !self.receive.assembler.has_blocks();
+        (fits && room && plain && payload > mss).then_some(Plan::PathProbe { length: payload })
+    }
+
+    /// A probe of so much payload has left, from `start` on.
+    pub(super) fn path_probe_sent(&mut self, start: u32, payload: u32) {
+        let options = if self.timestamps { TIMESTAMPS_LEN } else { 0 };
+        self.path.probe = u16::try_from(payload)
+            .unwrap_or(u16::MAX)
+            .saturating_add(options);
+        let end = start.wrapping_add(payload);
+        self.recovery.path_probe = Some((start, end));
+        // What follows is counted, and sent again, apart from it.
+        self.send.small = end;
+    }
+
+    /// The probe in flight was acknowledged: larger segments get through.
+    #[cold]
+    pub(super) fn path_probe_arrived(&mut self) {
+        self.recovery.path_probe = None;
+        self.path.low = self.path.low.max(self.path.probe);
+        self.path.high = self.path.high.max(self.path.low);
+        self.path.probe = 0;
+        self.update_mss();
+    }
+
+    /// Something else was lost with the probe: it has told nothing.
+    #[cold]
+    pub(super) fn path_probe_void(&mut self) {
+        self.recovery.path_probe = None;
+        self.path.probe = 0;
+    }
+}

@@ -1,0 +1,337 @@
+//! The path's MTU, found out by sending (RFC 4821).
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidewall_protocol::icmp::{FlowError, errno};
+use tidewall_protocol::tcp::{Config, Info, MtuProbing};
+
+use crate::link::{End, FAIR, Link, Weather, pattern};
+use crate::peer::{ACK, OURS, Peer, ms, plain};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn link(config: Config, length: usize) -> Link {
+    let ends = [
+        End::new(config, pattern(length, 0)),
+        End::new(Config::default(), Vec::new()),
+    ];
+    Link::new(ends, FAIR, 3)
+}
+
+/// Has one end send more.
+fn more(link: &mut Link, length: usize) {
+    let salt = link.ends[0].to_send.len() as u8;
+    link.ends[0].to_send.extend(pattern(length, salt));
+}
+
+fn info(link: &mut Link) -> Info {
+    link.ends[0].connection().info()
+}
+
+/// The path carries so much payload and the 12 bytes of timestamps: what a search
+/// finds, at the most.
+fn found(info: &Info, payload: u32) -> bool {
+    info.send_mss <= payload && info.send_mss + 8 > payload
+}
+
+#[test]
+fn a_black_hole_from_the_beginning_is_found_and_measured() {
+    for payload in [1400, 1188, 1013, 700, 480] {
+        let mut link = link(Config::default(), 600_000);
+        link.weather[0].payload_max = payload;
+        link.run(5 * MINUTE);
+        link.assert_delivered();
+        let info = info(&mut link);
+        assert!(found(&info, payload as u32), "{payload}: {info:?}");
+        assert_eq!(info.path_mtu, info.send_mss + 12 + 40);
+        assert!(info.timeouts <= 8, "{info:?}");
+        // Each probe that was too large was sent again, and nothing for it.
+        assert_eq!(link.ends[0].error, None);
+    }
+}
+
+#[test]
+fn a_black_hole_in_mid_stream_is_found() {
+    for sack in [true, false] {
+        let config = Config {
+            sack,
+            ..Config::default()
+        };
+        let mut link = link(config, 300_000);
+        link.ends[0].closes = false;
+        link.run_for(Duration::from_secs(5));
+        assert_eq!(info(&mut link).send_mss, 1448);
+        link.weather[0].payload_max = 1300;
+        more(&mut link, 600_000);
+        link.ends[0].closes = true;
+        link.run(5 * MINUTE);
+        link.assert_delivered();
+        let info = info(&mut link);
+        assert!(found(&info, 1300), "{sack} {info:?}");
+    }
+}
+
+#[test]
+fn an_outage_costs_the_size_for_a_moment_only() {
+    let mut link = link(Config::default(), 300_000);
+    link.ends[0].closes = false;
+    link.run_for(ms(70));
+    link.weather[0].loss = 100;
+    link.run_for(Duration::from_secs(8));
+    assert!(info(&mut link).send_mss < 1448);
+    link.weather[0].loss = 0;
+    more(&mut link, 600_000);
+    link.ends[0].closes = true;
+    link.run(MINUTE);
+    link.assert_delivered();
+    assert_eq!(info(&mut link).send_mss, 1448);
+}
+
+#[test]
+fn a_path_that_carries_more_again_is_used() {
+    let mut link = link(Config::default(), 600_000);
+    link.ends[0].closes = false;
+    link.weather[0].payload_max = 1188;
+    link.run_for(2 * MINUTE);
+    let now = info(&mut link);
+    assert!(found(&now, 1188), "{now:?}");
+    link.weather[0].payload_max = usize::MAX;
+    more(&mut link, 600_000);
+    link.run_for(MINUTE);
+    assert!(found(&info(&mut link), 1188), "not yet");
+    link.run_for(8 * MINUTE);
+    more(&mut link, 600_000);
+    link.ends[0].closes = true;
+    link.run(MINUTE);
+    link.assert_delivered();
+    let now = info(&mut link);
+    assert_eq!((now.send_mss, now.path_mtu), (1448, 1500));
+}
+
+fn too_big(link: &mut Link, mtu: u32) {
+    let flow = *link.ends[0].connection().flow();
+    let error = FlowError {
+        local: flow.local,
+        remote: flow.remote,
+        errno: errno::EMSGSIZE,
+        hard: true,
+        mtu: Some(mtu),
+        offender: "203.0.113.1".parse().unwrap(),
+        kind: 3,
+        code: 4,
+        sequence: Some(link.first_in_flight(0)),
+    };
+    let now = link.now;
+    link.ends[0].connection().icmp_error(&error, now);
+}
+
+#[test]
+fn what_icmp_has_said_is_doubted_after_ten_minutes() {
+    for (probing, later) in [
+        (MtuProbing::BlackHole, 1448),
+        (MtuProbing::Always, 1448),
+        (MtuProbing::Off, 1448),
+    ] {
+        let config = Config {
+            mtu_probing: probing,
+            ..Config::default()
+        };
+        let mut link = link(config, 3_000_000);
+        link.ends[0].closes = false;
+        link.run_for(ms(200));
+        // Forged, for the path carries all.
+        too_big(&mut link, 68);
+        assert_eq!(info(&mut link).send_mss, 524);
+        link.run_for(5 * MINUTE);
+        more(&mut link, 100_000);
+        link.run_for(MINUTE);
+        assert_eq!(info(&mut link).send_mss, 524);
+        link.run_for(5 * MINUTE);
+        more(&mut link, 2_000_000);
+        link.ends[0].closes = true;
+        link.run(MINUTE);
+        link.assert_delivered();
+        let now = info(&mut link);
+        assert_eq!(now.send_mss, later, "{probing:?} {now:?}");
+        assert_eq!(now.timeouts, 0, "{probing:?} {now:?}");
+    }
+}
+
+#[test]
+fn what_icmp_says_of_a_probe_ends_the_search_there() {
+    let config = Config {
+        mtu_probing: MtuProbing::Always,
+        ..Config::default()
+    };
+    let mut link = link(config, 3_000_000);
+    link.weather[0].payload_max = 1088;
+    link.run_for(ms(70));
+    let before = info(&mut link).send_mss;
+    assert!(before <= 1088);
+    too_big(&mut link, 1140);
+    link.run(5 * MINUTE);
+    link.assert_delivered();
+    assert!(found(&info(&mut link), 1088), "{:?}", info(&mut link));
+}
+
+#[test]
+fn without_probing_a_black_hole_is_one() {
+    let config = Config {
+        mtu_probing: MtuProbing::Off,
+        user_timeout: Some(MINUTE),
+        ..Config::default()
+    };
+    let mut link = link(config, 300_000);
+    link.weather[0].payload_max = 1188;
+    link.ends[1].closes = false;
+    link.run_for(2 * MINUTE);
+    assert!(link.ends[0].error.is_some() && link.ends[1].received.is_empty());
+}
+
+/// An engine that probes from the beginning, and the data acknowledged so far.
+fn probing(offload: u32) -> (Peer, u32) {
+    let mut peer = Peer::established(&Config {
+        mss: 4000,
+        mtu_probing: MtuProbing::Always,
+        offload,
+        nodelay: true,
+        ..plain()
+    });
+    assert_eq!(peer.engine.info().send_mss, 1024);
+    // Few segments: none is a probe.
+    let offset = 10 * 1024;
+    peer.write(10 * 1024);
+    assert!(peer.sent().iter().all(|frame| frame.payload.len() == 1024));
+    peer.now += ms(50);
+    peer.give(ACK, 0, offset, b"");
+    (peer, offset)
+}
+
+#[test]
+fn a_probe_is_one_segment_and_its_acknowledgment_raises_the_size() {
+    for offload in [0, 60_000] {
+        let (mut peer, offset) = probing(offload);
+        peer.write(9 * 1024);
+        let now = peer.now;
+        let mut sent = Vec::new();
+        peer.engine.output(now, &mut |outgoing| {
+            sent.push((outgoing.payload_len(), outgoing.segment_size));
+            true
+        });
+        // Half way between 1024 and 4000.
+        assert_eq!(sent[0], (2512, 2512), "{sent:?}");
+        assert!(sent[1..].iter().all(|segment| segment.1 == 1024));
+        // One at a time.
+        peer.write(9 * 1024);
+        assert!(peer.sent().iter().all(|frame| frame.payload.len() <= 1024));
+        peer.give(ACK, 0, offset + 2512, b"");
+        assert_eq!(peer.engine.info().send_mss, 2512);
+    }
+}
+
+#[test]
+fn a_probe_waits_for_data_enough_and_window() {
+    // Too little data.
+    let (mut peer, _) = probing(0);
+    peer.write(6000);
+    assert!(peer.sent().iter().all(|frame| frame.payload.len() <= 1024));
+    // Too little window.
+    let (mut peer, offset) = probing(0);
+    peer.window = 6000;
+    peer.give(ACK, 0, offset, b"");
+    peer.write(20_000);
+    assert!(peer.sent().iter().all(|frame| frame.payload.len() <= 1024));
+}
+
+#[test]
+fn a_lost_probe_is_no_congestion() {
+    let (mut peer, offset) = probing(0);
+    peer.write(9 * 1024);
+    let sent = peer.sent();
+    assert_eq!(sent[0].payload.len(), 2512);
+    let before = peer.engine.info();
+    peer.now += ms(50);
+    let at = |offset: u32| OURS.wrapping_add(1 + offset);
+    for followers in 1..=4 {
+        let end = offset + 2512 + followers * 1024;
+        peer.sack.push(at(offset + 2512), at(end));
+        peer.give(ACK, 0, offset, b"");
+    }
+    let again = peer.brief();
+    // In ordinary segments.
+    assert_eq!(
+        again[..3],
+        [
+            (ACK, offset, 0, 1024),
+            (ACK, offset + 1024, 0, 1024),
+            (ACK, offset + 2048, 0, 464)
+        ]
+    );
+    let after = peer.engine.info();
+    assert_eq!(after.slow_start_threshold, before.slow_start_threshold);
+    assert!(after.congestion_window >= before.congestion_window);
+    assert_eq!((after.fast_recoveries, after.send_mss), (0, 1024));
+    // All of it arrives; the next probe is smaller.
+    peer.now += ms(50);
+    let end = offset + 9 * 1024;
+    peer.give(ACK, 0, end, b"");
+    peer.write(9 * 1024);
+    assert_eq!(peer.sent()[0].payload.len(), 1024 + (2511 - 1024) / 2);
+}
+
+#[test]
+fn a_probe_lost_with_others_has_told_nothing() {
+    let (mut peer, offset) = probing(0);
+    peer.write(9 * 1024);
+    assert_eq!(peer.sent()[0].payload.len(), 2512);
+    // Nothing arrives: the timeout sends it again in ordinary segments.
+    while peer.engine.info().retransmissions == 0 {
+        peer.wait_for_timer();
+        for frame in peer.sent() {
+            assert!(frame.payload.len() <= 1024);
+        }
+    }
+    peer.now += ms(50);
+    let end = offset + 9 * 1024;
+    peer.give(ACK, 0, end, b"");
+    peer.sent();
+    assert_eq!(peer.engine.info().send_mss, 1024);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, ..ProptestConfig::default() })]
+
+    /// Whatever of 512 bytes or more the path carries, and whenever that changes:
+    /// every byte arrives.
+    #[test]
+    fn any_path_delivers_all(
+        paths in prop::collection::vec((460usize..1500, 0u64..8000), 1..4),
+        length in 0usize..400_000, loss in 0u8..4, offload: bool, sack: bool,
+        timestamps: bool, freezes: bool, seed: u64,
+        probing in prop::sample::select(vec![MtuProbing::BlackHole, MtuProbing::Always]),
+    ) {
+        let config = Config {
+            mtu_probing: probing,
+            offload: if offload { 60_000 } else { 0 },
+            sack,
+            timestamps,
+            ..Config::default()
+        };
+        let ends = [
+            End::new(config, pattern(length, 0)),
+            End::new(config, pattern(length / 4, 1)),
+        ];
+        let mut link = Link::new(ends, Weather { loss, reorder: 3, ..FAIR }, seed);
+        link.freezes = freezes;
+        for (payload, time) in paths {
+            for weather in &mut link.weather {
+                weather.payload_max = payload + if timestamps { 0 } else { 12 };
+            }
+            link.run_for(ms(time));
+        }
+        link.run(10 * MINUTE);
+        link.assert_delivered();
+        prop_assert_eq!((link.ends[0].error, link.ends[1].error), (None, None));
+    }
+}
