@@ -197,6 +197,8 @@ impl Queue {
         self.written += bytes.len() as u64;
         if let Some(tail) = self.unsent.back_mut() {
             tail.end = self.written;
+            // Another call goes on where one ended (`tcp_sendmsg_locked`).
+            tail.push = false;
         }
         if starts && (behind_border || !self.withheld.is_empty()) {
             self.withheld.push_back(bytes.to_vec());
@@ -269,7 +271,7 @@ impl Queue {
 
     /// What is sent again shares a packet with what it left with, and no segment
     /// with what it may not (MSG_EOR); PSH is where a call ended.
-    fn leave_again(&self, mut piece: Piece, start: u64, packets: &mut Vec<Piece>) {
+    fn leave_again(&self, mut piece: Piece, start: u64, most: u32, packets: &mut Vec<Piece>) {
         let end = start + piece.payload.len() as u64;
         let border = self
             .in_flight
@@ -277,15 +279,15 @@ impl Queue {
             .find(|packet| packet.closed && packet.end > start && packet.end < end);
         if let Some(border) = border.map(|border| border.end) {
             let rest = piece.split_off((border - start) as usize);
-            self.leave_again(piece, start, packets);
-            return self.leave_again(rest, border, packets);
+            self.leave_again(piece, start, most, packets);
+            return self.leave_again(rest, border, most, packets);
         }
         let whole = self.in_flight.iter().find(|packet| packet.end >= end);
         let push = whole.is_some_and(|packet| packet.end == end && packet.push);
         piece.set_push(push);
         let border = |packet: &Packet| packet.end == start;
         match packets.last_mut() {
-            Some(last) if !self.in_flight.iter().any(border) && joins(last, &piece, PACKET_MAX) => {
+            Some(last) if !self.in_flight.iter().any(border) && joins(last, &piece, most) => {
                 last.payload.extend_from_slice(&piece.payload);
                 last.header.flags |= piece.header.flags | Flags::PSH;
             }
@@ -302,6 +304,8 @@ impl Queue {
         timer: bool,
     ) -> Vec<Piece> {
         let limit = packet_limit(rules, &connection.info());
+        // Without a device that cuts packets each is a segment, again too.
+        let again = if rules.offload { PACKET_MAX } else { 0 };
         let mut packets: Vec<Piece> = Vec::with_capacity(pieces.len());
         for mut piece in pieces {
             if piece.payload.is_empty() {
@@ -314,7 +318,7 @@ impl Queue {
             let start = self.acknowledged.saturating_add_signed(ahead.into());
             let end = start + piece.payload.len() as u64;
             if end <= self.sent {
-                self.leave_again(piece, start, &mut packets);
+                self.leave_again(piece, start, again, &mut packets);
                 continue;
             }
             let border = self.unsent.front().is_some_and(|first| first.end <= start);

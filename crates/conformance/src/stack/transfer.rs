@@ -234,7 +234,8 @@ impl Host {
                 return done;
             }
             done += length;
-            if length as u64 == room {
+            // At the end of the call its last packet is pushed, full or not.
+            if length as u64 == room && done < bytes.len() {
                 entry.queue.filled();
                 self.settle(id);
             }

@@ -72,10 +72,8 @@ impl Connection {
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         let mss = u32::from(self.send.mss);
         self.send.first = acknowledgment;
-        if let Some((_, end)) = self.recovery.path_probe
-            && !before(acknowledgment, end)
-        {
-            self.path_probe_arrived();
+        if self.path.probe != 0 {
+            self.path_probe_acknowledged();
         }
         let data = self.send.buffer.acknowledge(bytes);
         let acknowledged = self.counters.bytes_acknowledged;

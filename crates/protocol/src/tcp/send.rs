@@ -216,11 +216,10 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        let mut probe = None;
-        if self.path.is_limited() {
-            probe = self.path_probe_due(now);
+        if self.path.limited && !self.send_path_probe(now, send) {
+            return;
         }
-        while let Some(plan) = probe.take().or_else(|| self.plan()) {
+        while let Some(plan) = self.plan() {
             if !self.send_plan(plan, now, send) {
                 return;
             }
@@ -276,7 +275,23 @@ impl Connection {
         }
     }
 
+    /// Sends a probe of the path if there is to be one; false when there was no
+    /// room.
+    #[cold]
+    fn send_path_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        let Some(length) = self.path_probe_due(now) else {
+            return true;
+        };
+        let start = self.send.next;
+        let sent = self.send_plan(Plan::PathProbe { length }, now, send);
+        if sent {
+            self.path_probe_sent(start, length);
+        }
+        sent
+    }
+
     /// Sends a planned segment; false when there was no room.
+    #[inline(always)]
     fn send_plan(
         &mut self,
         plan: Plan,
@@ -338,9 +353,6 @@ impl Connection {
                 self.send.small = end;
             }
             self.round_trip.time(end, now);
-        }
-        if let Plan::PathProbe { length } = plan {
-            self.path_probe_sent(sequence, length);
         }
         if before(self.send.next, end) {
             self.send.next = end;
