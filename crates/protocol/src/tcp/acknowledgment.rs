@@ -1,16 +1,82 @@
 //! What an acknowledgment does: to the send buffer, the window, the round-trip
 //! time, congestion control and recovery (RFC 9293 §3.10.7.4, fifth; RFC 5961
-//! §5; RFC 7323 §4).
+//! §5; RFC 7323 §4). In the order of Linux's `tcp_ack`.
 
 use core::time::Duration;
 
 use super::congestion::Acknowledged;
 use super::connection::Connection;
-use super::recovery::Phase;
+use super::rack::DUPLICATES;
+use super::recovery::{Phase, Recovery};
 use super::ring::KEEP_ABOVE;
-use super::timers::Timer;
-use super::{Time, timestamp};
+use super::scoreboard::{AGAIN, EVER, SACKED};
+use super::tail_probe::TailProbe;
+use super::{Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, before};
+
+/// The oldest echo of a timestamp that is believed, in milliseconds.
+const ECHO_MAX: u32 = 120_000;
+
+/// What an acknowledgment has told.
+#[derive(Default)]
+pub(super) struct Feedback {
+    /// SND.UNA before it.
+    pub(super) first: u32,
+    /// It moved SND.UNA.
+    pub(super) advanced: bool,
+    /// It carried neither data nor another window.
+    pub(super) plain: bool,
+    /// It is a duplicate acknowledgment (RFC 5681 §2).
+    pub(super) duplicate: bool,
+    /// The network has marked what it answers (an echo of RFC 3168).
+    pub(super) congestion: bool,
+    /// Bytes newly acknowledged, selectively or not.
+    pub(super) delivered: u32,
+    /// Some of them selectively.
+    pub(super) sacked: bool,
+    /// It tells of something that arrived twice (RFC 2883).
+    pub(super) twice: bool,
+    /// That was the tail-loss probe.
+    pub(super) probe_twice: bool,
+    /// Some of what was in flight when recovery began has arrived, and was never
+    /// sent again.
+    pub(super) original: bool,
+    /// Some of what is acknowledged was sent again.
+    pub(super) resent: bool,
+    /// What is now first in flight was selectively acknowledged.
+    pub(super) reneged: bool,
+    /// The echo of our timestamp.
+    pub(super) echo: Option<u32>,
+    /// Bytes found lost.
+    pub(super) lost: u32,
+    /// Some of them had been sent again.
+    pub(super) lost_again: bool,
+    /// The retransmission timer starts anew.
+    pub(super) restarts_timer: bool,
+    /// Where the first arrived out of order.
+    reordered: Option<u32>,
+    /// When the first and the last left that are acknowledged and were sent once.
+    acknowledged_times: Option<(u32, u32)>,
+    /// The same of what is selectively acknowledged.
+    sacked_times: Option<(u32, u32)>,
+}
+
+impl Feedback {
+    fn arrived_late(&mut self, sequence: u32) {
+        if self.reordered.is_none_or(|other| before(sequence, other)) {
+            self.reordered = Some(sequence);
+        }
+    }
+}
+
+/// The first and the last of moments.
+fn extend(times: &mut Option<(u32, u32)>, sent: u32) {
+    let (first, last) = times.unwrap_or((sent, sent));
+    *times = Some((
+        if before(sent, first) { sent } else { first },
+        if before(last, sent) { sent } else { last },
+    ));
+}
 
 impl Connection {
     /// The ACK field (RFC 9293 §3.10.7.4, fifth). `plain` without payload and
@@ -24,11 +90,16 @@ impl Connection {
             return false;
         }
         let first = self.send.first;
+        let tells = self.sack && !header.options.sack.is_empty();
+        let marked = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
         if before(acknowledgment, first) {
             // RFC 5961 §5.2: one that is older than any window is an attack.
             if first.wrapping_sub(acknowledgment) > self.send.window_max {
                 self.challenge(now);
                 return false;
+            }
+            if tells && first != self.send.next {
+                self.acknowledge_with_care(header, false, now);
             }
             return true;
         }
@@ -38,25 +109,20 @@ impl Connection {
             self.send.scale
         };
         let window = u32::from(header.window) << scale;
-        let updates = window != self.send.window;
-        let in_flight = self.send.next.wrapping_sub(first);
-        if acknowledgment != first {
-            self.acknowledge_new(header, now);
-        }
-        let news = self.sack
-            && !header.options.sack.is_empty()
-            && self.recovery.sack(
-                header.options.sack.as_slice(),
-                acknowledgment,
-                self.send.next,
-            );
-        let duplicate = acknowledgment == first && plain && !updates && !self.sack;
-        if in_flight > 0 && acknowledgment != self.send.next && (news || duplicate) {
-            self.acknowledge_duplicate(now);
-        }
-        if updates || acknowledgment != first || before(self.send.window_sequence, header.sequence)
-        {
+        let (old_window, updates) = (self.send.window, window != self.send.window);
+        let advances = acknowledgment != first;
+        if updates || advances || before(self.send.window_sequence, header.sequence) {
             self.update_window(header, window);
+        }
+        if tells || marked || !self.recovery.is_quiet() {
+            self.acknowledge_with_care(header, plain && !updates, now);
+        } else if advances {
+            self.acknowledge_in_order(header, now);
+        } else if plain && !updates && !self.sack {
+            self.acknowledge_with_care(header, true, now);
+        }
+        if self.send.window > old_window {
+            self.after_window_opened();
         }
         if self.send.window == 0 {
             // The peer is there: what is sent to a closed window is no loss.
@@ -65,12 +131,10 @@ impl Connection {
         true
     }
 
-    /// New data is acknowledged.
+    /// All below `acknowledgment` has arrived: what does not depend on how.
     #[inline]
-    fn acknowledge_new(&mut self, header: &Header, now: Time) {
-        let acknowledgment = header.acknowledgment;
+    fn advance(&mut self, acknowledgment: u32) -> u32 {
         let bytes = acknowledgment.wrapping_sub(self.send.first);
-        let mss = u32::from(self.send.mss);
         self.send.first = acknowledgment;
         if self.path.probe != 0 {
             self.path_probe_acknowledged();
@@ -81,70 +145,351 @@ impl Connection {
         self.send.retries = 0;
         self.send.stalled = None;
         self.soft_error = None;
-        self.round_trip.backoff = 0;
-        let mut round_trip = self.round_trip.acknowledged(acknowledgment, now);
-        if round_trip.is_none()
-            && self.round_trip.timed.is_none()
-            && let Some(timestamps) = header.options.timestamps
-            && self.timestamps
+        bytes
+    }
+
+    /// New data is acknowledged, and nothing is doubtful.
+    #[inline]
+    fn acknowledge_in_order(&mut self, header: &Header, now: Time) {
+        let acknowledgment = header.acknowledgment;
+        let bytes = self.advance(acknowledgment);
+        let micros = microseconds(now);
+        let Recovery { board, rack, .. } = &mut self.recovery;
+        let mut first = None;
+        let (mut last, mut end, mut marks) = (micros, acknowledgment, 0);
+        board.acknowledge(acknowledgment, |piece| {
+            first.get_or_insert(piece.sent);
+            (last, end) = (piece.sent, piece.end);
+            marks |= piece.marks;
+        });
+        let mut round_trip = None;
+        if marks == 0
+            && let Some(first) = first
         {
-            // Nothing was timed since something was sent again; the echo tells
-            // apart which of both was acknowledged (RFC 7323 §4).
-            let clock = timestamp(now, self.timestamp_offset);
-            let age = clock.wrapping_sub(timestamps.echo);
-            if age < 120_000 {
-                round_trip = Some(Duration::from_millis(age.max(1).into()));
-            }
+            let latest = micros.wrapping_sub(last);
+            let oldest = micros.wrapping_sub(first);
+            self.round_trip.take_minimum(latest, now);
+            let least = self.config.timeout_min.micros();
+            let sequences = (acknowledgment, self.send.next);
+            self.round_trip.sample(oldest, sequences, least);
+            rack.arrived((end, last), false, micros, 0);
+            round_trip = Some(Duration::from_micros(latest.into()));
         }
-        if let Some(sample) = round_trip {
-            self.round_trip.sample(sample);
-        }
-        let was_quiet = self.recovery.is_quiet();
-        let fast = self.recovery.phase == Phase::Fast;
-        let over =
-            self.recovery
-                .acknowledged(acknowledgment, self.send.next, bytes, mss, self.sack);
-        if was_quiet || !fast && !over {
-            self.congestion.on_acknowledged(&Acknowledged {
-                first: acknowledgment,
-                next: self.send.next,
-                bytes,
-                in_flight: self.send.flight,
-                round_trip,
-                smoothed: self.round_trip.smoothed,
-                now,
-                mss,
-            });
-        }
-        if acknowledgment == self.send.next {
-            self.timers.stop(Timer::Retransmit);
-            if self.send.buffer.len() == 0 && self.send.buffer.capacity() > KEEP_ABOVE {
-                self.release_later(now);
-            }
-        } else {
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
+        self.congestion.on_acknowledged(&Acknowledged {
+            first: acknowledgment,
+            next: self.send.next,
+            bytes,
+            in_flight: self.send.flight,
+            round_trip,
+            smoothed: self.round_trip.smoothed(),
+            now,
+            mss: self.send.mss.into(),
+        });
+        self.start_timer(now);
+        self.release_when_empty(now);
+    }
+
+    #[inline]
+    fn release_when_empty(&mut self, now: Time) {
+        if self.send.first == self.send.next
+            && self.send.buffer.len() == 0
+            && self.send.buffer.capacity() > KEEP_ABOVE
+        {
+            self.release_later(now);
         }
     }
 
-    fn acknowledge_duplicate(&mut self, now: Time) {
+    /// An acknowledgment while something is doubtful, or that makes it so.
+    #[cold]
+    fn acknowledge_with_care(&mut self, header: &Header, plain: bool, now: Time) {
+        let acknowledgment = header.acknowledgment;
+        let first = self.send.first;
+        if first == self.send.next {
+            // Nothing is in flight; yet a duplicate may show the last recovery to
+            // have been for nothing.
+            if self.sack && !header.options.sack.is_empty() {
+                let mut seen = self.feedback(header, plain);
+                self.take_sack(header, &mut seen, now);
+                if seen.twice {
+                    self.recover(&mut seen, now);
+                }
+            }
+            return;
+        }
+        if self.recovery.probe == TailProbe::Due {
+            self.recovery.probe = TailProbe::None;
+        }
+        let mut seen = self.feedback(header, plain);
+        let furthest = self.recovery.board.sacked_to();
+        if before(first, acknowledgment) {
+            seen.advanced = true;
+            self.advance(acknowledgment);
+        }
+        if self.sack && !header.options.sack.is_empty() {
+            self.take_sack(header, &mut seen, now);
+        }
+        self.clear_acknowledged(&mut seen, furthest, now);
+        let round_trip = self.measure(&mut seen, now);
+        let sequences = (self.send.first, self.send.next);
+        let counts = seen.twice && !seen.probe_twice && self.recovery.rack.reordered > 0;
+        self.recovery.rack.adapt(counts, sequences.0, sequences.1);
+        self.judge_probe(acknowledgment, &seen, now);
+        seen.duplicate = plain && !seen.advanced && !seen.twice && !before(acknowledgment, first);
+        let usual = (seen.advanced || !plain)
+            && !seen.sacked
+            && !seen.twice
+            && !seen.congestion
+            && self.recovery.phase == Phase::Open;
+        if !usual {
+            self.recover(&mut seen, now);
+        }
+        if seen.restarts_timer {
+            self.start_timer(now);
+        }
+        self.control(&seen, round_trip, now);
+        self.release_when_empty(now);
+    }
+
+    fn feedback(&self, header: &Header, plain: bool) -> Feedback {
+        Feedback {
+            first: self.send.first,
+            plain,
+            congestion: self.ecn.is_agreed() && header.flags.contains(Flags::ECE),
+            echo: header
+                .options
+                .timestamps
+                .filter(|_| self.timestamps)
+                .map(|timestamps| timestamps.echo),
+            ..Feedback::default()
+        }
+    }
+
+    /// Takes the blocks of a SACK option (RFC 2018, RFC 2883). Blocks outside of
+    /// what is in flight are forged or old, and not taken.
+    fn take_sack(&mut self, header: &Header, seen: &mut Feedback, now: Time) {
+        let blocks = header.options.sack.as_slice();
         let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
-        let in_flight = next.wrapping_sub(first);
-        if self.recovery.duplicate(first, next, mss, self.sack) {
-            if let Some((start, end)) = self.recovery.path_probe.take()
-                && start == first
-            {
-                self.path.refused();
-                self.recovery.lost_below = end;
+        let twice = self.take_duplicate_block(header, seen);
+        let now = microseconds(now);
+        let min = self.round_trip.min;
+        let Recovery {
+            board,
+            rack,
+            end: recovery_end,
+            sacked_segments,
+            ..
+        } = &mut self.recovery;
+        let furthest = board.sacked_to();
+        for (index, &(start, end)) in blocks.iter().enumerate() {
+            if !before(start, end) || !before(first, start) || before(next, end) {
+                continue;
+            }
+            if twice && index == 0 {
+                board.arrived_twice(start, end);
+            }
+            board.sack((start, end), mss, |piece| {
+                seen.sacked = true;
+                seen.delivered = seen.delivered.saturating_add(piece.len());
+                *sacked_segments = sacked_segments.saturating_add(piece.len().div_ceil(mss));
+                let again = piece.has(AGAIN | EVER);
+                rack.arrived((piece.end, piece.sent), again, now, min);
+                if !again {
+                    if before(piece.start, furthest) {
+                        seen.arrived_late(piece.start);
+                    }
+                    seen.original |= before(piece.start, *recovery_end);
+                    extend(&mut seen.sacked_times, piece.sent);
+                }
+            });
+        }
+        if let Some(sequence) = seen.reordered
+            && (self.recovery.phase != Phase::Loss || self.recovery.undo.marker.is_some())
+        {
+            self.note_reordering(sequence);
+        }
+        seen.reordered = None;
+    }
+
+    /// The first block may tell of something that arrived twice (RFC 2883 §4):
+    /// below the acknowledgment, or within the second block.
+    fn take_duplicate_block(&mut self, header: &Header, seen: &mut Feedback) -> bool {
+        let blocks = header.options.sack.as_slice();
+        let Some(&(start, end)) = blocks.first() else {
+            return false;
+        };
+        let within = blocks
+            .get(1)
+            .is_some_and(|block| !before(block.1, end) && !before(start, block.0));
+        if !before(start, header.acknowledgment) && !within {
+            return false;
+        }
+        let length = end.wrapping_sub(start);
+        let mss = u32::from(self.send.mss);
+        if length == 0 || length > self.send.window_max {
+            return false;
+        }
+        let segments = length.div_ceil(mss);
+        if segments == 1
+            && let TailProbe::Sent { end: probed, .. } = self.recovery.probe
+        {
+            seen.probe_twice = probed == end;
+        }
+        self.counters.duplicates_told = self.counters.duplicates_told.wrapping_add(segments);
+        if self.counters.duplicates_told > self.counters.retransmissions {
+            // The network has made copies.
+            return false;
+        }
+        seen.twice = true;
+        seen.delivered = seen.delivered.saturating_add(length);
+        self.recovery.undo.explained(segments, end);
+        true
+    }
+
+    /// Takes what is acknowledged off the scoreboard.
+    fn clear_acknowledged(&mut self, seen: &mut Feedback, furthest: u32, now: Time) {
+        if !seen.advanced {
+            return;
+        }
+        seen.restarts_timer = true;
+        let acknowledgment = self.send.first;
+        let clock = timestamp(now, self.timestamp_offset);
+        let micros = microseconds(now);
+        let min = self.round_trip.min;
+        let (sack, echo) = (self.sack, seen.echo);
+        let sacked = self.recovery.board.sacked();
+        let Recovery {
+            board,
+            rack,
+            end: recovery_end,
+            ..
+        } = &mut self.recovery;
+        let mut bytes = 0u32;
+        board.acknowledge(acknowledgment, |piece| {
+            bytes = bytes.saturating_add(piece.len());
+            let again = piece.has(AGAIN | EVER);
+            if again {
+                seen.resent = true;
+            } else if !piece.has(SACKED) {
+                extend(&mut seen.acknowledged_times, piece.sent);
+                if before(piece.start, furthest) {
+                    seen.arrived_late(piece.start);
+                }
+                seen.original |= before(piece.start, *recovery_end);
+            }
+            if piece.has(SACKED) || !sack {
                 return;
             }
-            self.congestion.on_loss(in_flight.max(mss), mss, now);
-            self.ecn.reduced(next);
-            self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
-            self.round_trip.timed = None;
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
+            seen.delivered = seen.delivered.saturating_add(piece.len());
+            // What left before it was sent again says nothing of that.
+            let age = micros.wrapping_sub(piece.sent) / 1000;
+            let stale = again && echo.is_some_and(|echo| before(echo, clock.wrapping_sub(age)));
+            if !stale {
+                rack.arrived((piece.end, piece.sent), again, micros, min);
+            }
+        });
+        seen.reneged = board.head().is_some_and(|head| head.has(SACKED));
+        if !sack {
+            self.clear_presumed(bytes, seen);
+            return;
         }
+        let left = self.recovery.board.sacked();
+        if left < sacked {
+            let share = u64::from(self.recovery.sacked_segments) * u64::from(left);
+            self.recovery.sacked_segments = share.div_ceil(sacked.into()) as u32;
+        }
+        if let Some(sequence) = seen.reordered
+            && before(sequence, furthest)
+        {
+            // A hole was filled by what was never sent again.
+            let mss = self.send.mss.into();
+            let distance = furthest.wrapping_sub(sequence);
+            self.recovery.rack.saw_reordering(distance, mss);
+        }
+    }
+
+    /// Without SACK: one acknowledgment fills a hole, and what is presumed to have
+    /// arrived beyond it is acknowledged with it.
+    fn clear_presumed(&mut self, bytes: u32, seen: &mut Feedback) {
+        if seen.resent {
+            // Progress may be due to what was sent again.
+            seen.original = false;
+        }
+        let mss = u32::from(self.send.mss);
+        let presumed = self.recovery.board.sacked();
+        let news = bytes.saturating_sub(presumed).max(mss).min(bytes);
+        seen.delivered = seen.delivered.saturating_add(news);
+        let segments = bytes.div_ceil(mss).saturating_sub(1);
+        let left = self.recovery.sacked_segments.saturating_sub(segments);
+        self.presume_arrived(left);
+    }
+
+    /// A measurement of the round trip (RFC 6298 §3, RFC 7323 §4): from what was
+    /// sent once, acknowledged or selectively so, or else from the echo.
+    fn measure(&mut self, seen: &mut Feedback, now: Time) -> Option<Duration> {
+        let micros = microseconds(now);
+        let mut latest = None;
+        let mut oldest = None;
+        if let Some((first, last)) = seen.acknowledged_times
+            && !seen.resent
+        {
+            oldest = Some(micros.wrapping_sub(first));
+            latest = Some(micros.wrapping_sub(last));
+        }
+        if let Some((first, last)) = seen.sacked_times {
+            let sample = micros.wrapping_sub(first);
+            latest = Some(micros.wrapping_sub(last));
+            if oldest.is_none() {
+                oldest = Some(sample);
+            }
+            // What left after the first was last sent must not put off that one's
+            // timeout again and again.
+            if let Some(head) = self.recovery.board.head()
+                && !seen.advanced
+                && sample > 0
+                && before(first, head.sent)
+            {
+                seen.restarts_timer = true;
+            }
+        }
+        if oldest.is_none()
+            && seen.advanced
+            && let Some(echo) = seen.echo
+        {
+            let age = timestamp(now, self.timestamp_offset).wrapping_sub(echo);
+            if age < ECHO_MAX {
+                oldest = Some(age.max(1) * 1000);
+                latest = oldest;
+            }
+        }
+        let (oldest, latest) = (oldest?, latest?);
+        self.round_trip.take_minimum(latest, now);
+        let least = self.config.timeout_min.micros();
+        let sequences = (self.send.first, self.send.next);
+        self.round_trip.sample(oldest, sequences, least);
+        Some(Duration::from_micros(latest.into()))
+    }
+
+    /// Lets congestion control, or the reduction, take what was delivered.
+    fn control(&mut self, seen: &Feedback, round_trip: Option<Duration>, now: Time) {
+        if self.recovery.is_reducing() {
+            self.reduce_window(seen.delivered, seen.lost, seen.advanced);
+            return;
+        }
+        // Where reordering is usual, what arrives out of order counts as well.
+        let reorders = self.recovery.rack.reordering > DUPLICATES;
+        if !(seen.advanced || reorders && seen.sacked) || seen.delivered == 0 {
+            return;
+        }
+        self.congestion.on_acknowledged(&Acknowledged {
+            first: self.send.first,
+            next: self.send.next,
+            bytes: seen.delivered,
+            in_flight: self.send.flight,
+            round_trip,
+            smoothed: self.round_trip.smoothed(),
+            now,
+            mss: self.send.mss.into(),
+        });
     }
 
     /// SND.WL1 and SND.WL2 keep old segments from updating the window.
@@ -154,14 +499,17 @@ impl Connection {
             || self.send.window_sequence == header.sequence
                 && !before(header.acknowledgment, self.send.window_acknowledgment);
         if newer {
-            let opened = window > self.send.window;
             self.take_window(header.sequence, header.acknowledgment, window);
-            if opened && !self.orphan && self.send.first == self.send.next && self.unsent() > 0 {
-                // The end of a persist state; output starts a new one if need be.
-                self.timers.stop(Timer::Retransmit);
-                self.round_trip.backoff = 0;
-                self.send.stalled = None;
-            }
+        }
+    }
+
+    /// The peer takes more than it did.
+    fn after_window_opened(&mut self) {
+        if !self.orphan && self.send.first == self.send.next && self.unsent() > 0 {
+            // The end of a persist state; output starts a new one if need be.
+            self.timers.stop(super::timers::Timer::Retransmit);
+            self.round_trip.backoff = 0;
+            self.send.stalled = None;
         }
     }
 

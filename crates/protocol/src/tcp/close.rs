@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use super::connection::{Connection, MSS_MIN, Pending};
+use super::recovery::Wait;
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
 use crate::icmp::{FlowError, errno};
@@ -199,12 +200,15 @@ impl Connection {
                     return;
                 }
                 self.again(now);
-                self.round_trip.timed = None;
                 self.pending.add(Pending::SYNCHRONIZE);
             }
             State::Closed | State::TimeWait | State::FinWait2 => {}
             _ if self.send.first == self.send.next => self.persist(now),
-            _ => self.retransmit(now),
+            _ => match self.recovery.wait {
+                Wait::Retransmission => self.retransmit(now),
+                Wait::Probe => self.probe_timer(now),
+                Wait::Reordering => self.reordering_timer(now),
+            },
         }
     }
 
@@ -257,16 +261,7 @@ impl Connection {
             return;
         }
         self.suspect_black_hole(now);
-        let repeated = self.send.retries > 0;
-        let mss = u32::from(self.send.mss);
-        let in_flight = self.send.next.wrapping_sub(self.send.first);
-        if self.send.window > 0 {
-            self.congestion.on_timeout(in_flight, mss, !repeated, now);
-            self.ecn.reduced(self.send.next);
-        }
-        self.recovery
-            .timeout(self.send.first, self.send.next, repeated);
-        self.round_trip.timed = None;
+        self.enter_loss(now);
         self.again(now);
         self.counters.timeouts = self.counters.timeouts.wrapping_add(1);
         self.timers.set(Timer::Retransmit, now, self.next_try(now));
@@ -360,10 +355,7 @@ impl Connection {
             && self.state != State::SynReceived
         {
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
-            self.recovery.lose_all(self.send.first, self.send.next);
-            self.round_trip.timed = None;
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
+            self.lose_all(now);
         }
     }
 

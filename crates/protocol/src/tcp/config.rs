@@ -195,6 +195,12 @@ impl Span {
     pub(super) fn get(self) -> Duration {
         Duration::from_millis(self.0.into())
     }
+
+    /// In microseconds; an hour at most.
+    #[inline]
+    pub(super) fn micros(self) -> u32 {
+        self.0.saturating_mul(1000)
+    }
 }
 
 /// A [`Config`] as a connection keeps it: within bounds, and small.

@@ -169,6 +169,10 @@ pub(super) struct Counters {
     pub(super) retransmissions: u32,
     pub(super) timeouts: u32,
     pub(super) fast_recoveries: u32,
+    pub(super) loss_probes: u32,
+    pub(super) duplicates_told: u32,
+    pub(super) spurious_timeouts: u32,
+    pub(super) recoveries_undone: u32,
     pub(super) segments_received: u32,
     pub(super) segments_sent: u32,
     pub(super) segments_refused: u32,
@@ -261,7 +265,7 @@ impl Connection {
         let window = u32::from(handshake.window) << connection.send.scale;
         connection.take_window(handshake.remote_isn, connection.send.first, window);
         if let Some(round_trip) = handshake.round_trip {
-            connection.round_trip.sample(round_trip);
+            connection.measured_handshake(round_trip, now);
         }
         connection.establish(now, false);
         connection
@@ -384,18 +388,26 @@ impl Connection {
         };
         self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
-        // Outside of what is in flight.
-        self.ecn.reduced_at = self.send.first.wrapping_sub(1);
         self.send.small = self.send.first;
         self.send.flight_end = self.send.first;
         self.send.retries = 0;
         self.send.stalled = None;
         self.round_trip.backoff = 0;
+        self.round_trip.fall_back();
         self.timers.stop(Timer::Retransmit);
         self.receive.tuned = now;
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }
+    }
+
+    /// The round trip of the handshake.
+    pub(super) fn measured_handshake(&mut self, round_trip: Duration, now: Time) {
+        let sample = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
+        let least = self.config.timeout_min.micros();
+        let sequences = (self.send.first, self.send.next);
+        self.round_trip.take_minimum(sample, now);
+        self.round_trip.sample(sample, sequences, least);
     }
 
     /// The congestion window that a connection begins with (RFC 6928).
@@ -428,12 +440,8 @@ impl Connection {
     /// Bytes in flight.
     #[inline]
     pub(super) fn pipe(&self) -> u32 {
-        self.recovery.pipe(
-            self.send.first,
-            self.send.next,
-            self.send.mss.into(),
-            self.sack,
-        )
+        self.recovery
+            .pipe(self.send.next.wrapping_sub(self.send.first))
     }
 
     /// Bytes written that were never sent.
@@ -472,8 +480,13 @@ impl Connection {
 
     /// The retransmission timeout as it is now.
     pub(super) fn retransmission_timeout(&self) -> Duration {
-        self.round_trip
-            .timeout(self.config.timeout_min.get(), self.config.timeout_max.get())
+        Duration::from_micros(self.retransmission_micros())
+    }
+
+    /// The same in microseconds.
+    #[inline]
+    pub(super) fn retransmission_micros(&self) -> u64 {
+        self.round_trip.timeout(self.config.timeout_max.micros())
     }
 
     /// True when [`Connection::output`] has something to do: an acknowledgment is

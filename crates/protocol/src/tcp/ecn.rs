@@ -6,8 +6,7 @@
 //! leaves room this is Linux's classic mode.
 
 use super::connection::{Connection, Pending};
-use super::recovery::Phase;
-use super::{Config, Ecn, Segment, Time};
+use super::{Config, Ecn, Segment};
 use tidewall_wire::tcp::Flags;
 
 /// The two bits of the traffic class or type of service (RFC 3168 §5).
@@ -24,9 +23,6 @@ const QUICK: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct EcnState {
     pub(super) flags: u8,
-    /// SND.NXT when the window was last reduced; told apart from older numbers by
-    /// lying within what is in flight.
-    pub(super) reduced_at: u32,
     /// Segments acknowledged by acknowledgments with ECE (`tcpi_delivered_ce`).
     pub(super) delivered: u32,
 }
@@ -76,12 +72,10 @@ impl EcnState {
         self.flags &= !Self::REDUCED;
     }
 
-    /// The congestion window was reduced, for whatever reason, with `next` the
-    /// next sequence number: marks of what is in flight do not reduce it again.
-    pub(super) fn reduced(&mut self, next: u32) {
+    /// The congestion window was reduced, for whatever reason.
+    pub(super) fn reduced(&mut self) {
         if self.is_agreed() {
             self.flags |= Self::REDUCED;
-            self.reduced_at = next;
         }
     }
 }
@@ -140,21 +134,14 @@ impl Connection {
     }
 
     /// ECE and CWR of a segment that acknowledges; `first` was the first byte in
-    /// flight before it, `plain` without payload.
+    /// flight before it, `plain` without payload. What ECE does to the window,
+    /// recovery has seen to (`enter_reduction`).
     #[cold]
-    pub(super) fn receive_echo(&mut self, flags: Flags, first: u32, plain: bool, now: Time) {
+    pub(super) fn receive_echo(&mut self, flags: Flags, first: u32, plain: bool) {
         if flags.contains(Flags::ECE) && first != self.send.next {
             let mss = u32::from(self.send.mss);
             let bytes = self.send.first.wrapping_sub(first);
             self.ecn.delivered = self.ecn.delivered.wrapping_add(bytes.div_ceil(mss));
-            let in_flight = self.send.next.wrapping_sub(first);
-            // Once a window of data (RFC 3168 §6.1.2).
-            let since = self.ecn.reduced_at.wrapping_sub(self.send.first);
-            let again = since > self.send.next.wrapping_sub(self.send.first);
-            if again && self.recovery.phase == Phase::Open {
-                self.congestion.on_loss(in_flight, mss, now);
-                self.ecn.reduced(self.send.next);
-            }
         }
         if flags.contains(Flags::CWR) {
             // On any segment, though the RFC has it on new data only: some

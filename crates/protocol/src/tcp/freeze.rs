@@ -18,16 +18,20 @@ use super::connection::{
 };
 use super::ecn::EcnState;
 use super::path_mtu::PathMtu;
-use super::recovery::{self, Phase, Recovery};
+use super::rack::Rack;
+use super::recovery::{Phase, Recovery, Wait};
+use super::reduction::Reduction;
 use super::round_trip::RoundTrip;
+use super::scoreboard::Scoreboard;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
+use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
+use super::undo::Undo;
 use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
-use tidewall_wire::tcp::before;
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0004;
+const VERSION: u32 = 0x5457_0005;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -282,22 +286,22 @@ impl Connection {
                 timers
             },
             round_trip: RoundTrip {
-                smoothed: codec.u32(self.round_trip.smoothed),
-                variation: codec.u32(self.round_trip.variation),
+                eighths: codec.u32(self.round_trip.eighths),
+                deviation: codec.u32(self.round_trip.deviation),
+                deviation_max: codec.u32(self.round_trip.deviation_max),
+                slack: codec.u32(self.round_trip.slack),
+                turn: codec.u32(self.round_trip.turn),
                 min: codec.u32(self.round_trip.min),
-                backoff: codec.u8(self.round_trip.backoff),
-                timed: {
-                    let none = (0, codec.now());
-                    codec.maybe(self.round_trip.timed, none, |codec, (end, sent)| {
-                        (codec.u32(end), codec.time(sent))
-                    })
+                min_at: {
+                    let now = codec.now().as_secs() as u32;
+                    now.wrapping_sub(codec.u32(now.wrapping_sub(self.round_trip.min_at)))
                 },
+                backoff: codec.u8(self.round_trip.backoff),
             },
             recovery: recovery(&self.recovery, codec),
             congestion: self.congestion.with(codec),
             ecn: EcnState {
                 flags: codec.u8(self.ecn.flags),
-                reduced_at: codec.u32(self.ecn.reduced_at),
                 delivered: codec.u32(self.ecn.delivered),
             },
             path: PathMtu {
@@ -319,6 +323,10 @@ impl Connection {
                 retransmissions: codec.u32(self.counters.retransmissions),
                 timeouts: codec.u32(self.counters.timeouts),
                 fast_recoveries: codec.u32(self.counters.fast_recoveries),
+                loss_probes: codec.u32(self.counters.loss_probes),
+                duplicates_told: codec.u32(self.counters.duplicates_told),
+                spurious_timeouts: codec.u32(self.counters.spurious_timeouts),
+                recoveries_undone: codec.u32(self.counters.recoveries_undone),
                 segments_received: codec.u32(self.counters.segments_received),
                 segments_sent: codec.u32(self.counters.segments_sent),
                 segments_refused: codec.u32(self.counters.segments_refused),
@@ -347,12 +355,15 @@ impl Connection {
             _ if space == u32::MAX => held == 0 && sent == 0 && self.send.closed,
             _ => held <= BUFFER_MAX && space == held && sent <= space + u32::from(self.send.closed),
         };
-        let mut last = first;
-        let scoreboard = self.recovery.sacked.iter().all(|&(start, end)| {
-            let sound = before(start, end) && !before(start, last) && !before(next, end);
-            last = end;
-            sound
-        });
+        // It covers what is in flight, FIN included, or nothing is.
+        let mut pieces = self.recovery.board.pieces();
+        let start = pieces.next().map(|piece| (piece.start, piece.end));
+        let end = pieces.last().map(|piece| piece.end);
+        let scoreboard = match (self.state, start) {
+            (State::Closed | State::SynSent | State::SynReceived, _) => true,
+            (_, Some((start, only))) => start == first && end.unwrap_or(only) == next,
+            (_, None) => first == next,
+        } && self.recovery.board.sacked() <= sent;
         let expected = self.next_expected();
         let window = self.receive.edge.wrapping_sub(expected);
         let receive = self.receive.assembler.unread() <= BUFFER_MAX * 2
@@ -360,16 +371,11 @@ impl Connection {
             && self.receive.limit <= BUFFER_MAX
             && self.receive.mss > 0
             && expected.wrapping_sub(self.receive.acknowledged) <= BUFFER_MAX * 2;
-        let marks = self.recovery.phase == Phase::Open
-            || self.recovery.sent_again.wrapping_sub(first) <= sent
-                && self.recovery.lost_below.wrapping_sub(first) <= sent
-                && self.recovery.end.wrapping_sub(first) <= sent;
         let pending = self.pending.0 <= Pending::ALL
             && (synchronizing || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
             && scoreboard
-            && marks
             && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
             && self.config.mss >= MSS_MIN
             && self.send.scale <= 14
@@ -377,8 +383,10 @@ impl Connection {
             && self.congestion.is_sound()
             && self.ecn.flags <= EcnState::ALL
             && self.path.is_sound()
-            && self.round_trip.smoothed <= 1 << 31
-            && self.round_trip.variation <= 1 << 31
+            && self.round_trip.eighths <= 1 << 31
+            && self.round_trip.deviation <= 1 << 30
+            && self.round_trip.deviation_max <= 1 << 30
+            && self.round_trip.slack <= 1 << 30
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
     }
 }
@@ -490,31 +498,89 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
 }
 
 fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
-    let phase = codec.u8(recovery.phase as u8);
+    let first = codec.u32(recovery.board.first());
+    let now = microseconds(codec.now());
+    // A moment of half an hour ago at most.
+    let moment = |codec: &mut C, sent: u32| now.wrapping_sub(codec.u32(now.wrapping_sub(sent)));
+    let rack = recovery.rack;
     Recovery {
-        phase: match phase {
-            0 => Phase::Open,
-            1 => Phase::Fast,
-            _ => Phase::Loss,
-        },
-        duplicates: codec.u32(recovery.duplicates),
-        end: codec.u32(recovery.end),
-        sent_again: codec.u32(recovery.sent_again),
-        lost_below: codec.u32(recovery.lost_below),
-        sacked: {
-            let count = codec.u8(recovery.sacked.len() as u8);
-            let mut sacked = Vec::new();
-            let mut ranges = recovery.sacked.iter();
-            for _ in 0..count.min(recovery::RANGES_MAX as u8) {
-                let &(start, end) = ranges.next().unwrap_or(&(0, 0));
-                sacked.push((codec.u32(start), codec.u32(end)));
+        board: {
+            let mut board = Scoreboard::new(first);
+            let mut pieces = recovery.board.pieces();
+            let count = codec.u32(recovery.board.pieces().count() as u32);
+            for _ in 0..count {
+                let piece = pieces.next();
+                let end = codec.u32(piece.map_or(0, |piece| piece.end));
+                let sent = moment(codec, piece.map_or(now, |piece| piece.sent));
+                let marks = codec.u8(piece.map_or(0, |piece| piece.marks));
+                if !board.restore(end, sent, marks) {
+                    codec.damaged();
+                    break;
+                }
             }
-            sacked
+            let presumed = codec.maybe(recovery.board.presumed(), 0, C::u32);
+            if let Some(bytes) = presumed {
+                board.presume(bytes);
+            }
+            board
         },
+        rack: Rack {
+            sent: moment(codec, rack.sent),
+            end: codec.u32(rack.end),
+            round_trip: codec.u32(rack.round_trip),
+            advanced: codec.flag(rack.advanced),
+            steps: codec.u8(rack.steps),
+            persists: codec.u8(rack.persists),
+            widened: codec.maybe(rack.widened, 0, C::u32),
+            reordering: codec.u16(rack.reordering),
+            reordered: codec.u32(rack.reordered),
+        },
+        phase: one_of(&Phase::ALL, recovery.phase as u8, codec),
+        wait: one_of(&Wait::ALL, recovery.wait as u8, codec),
+        end: codec.u32(recovery.end),
+        sacked_segments: codec.u32(recovery.sacked_segments),
+        probe: {
+            let (kind, end) = match recovery.probe {
+                TailProbe::None => (0, 0),
+                TailProbe::Due => (1, 0),
+                TailProbe::Sent { end, again } => (2 + u8::from(again), end),
+            };
+            let (kind, end) = (codec.u8(kind), codec.u32(end));
+            match kind {
+                0 => TailProbe::None,
+                1 => TailProbe::Due,
+                _ => TailProbe::Sent {
+                    end,
+                    again: kind > 2,
+                },
+            }
+        },
+        undo: Undo {
+            marker: codec.maybe(recovery.undo.marker, 0, C::u32),
+            unexplained: codec.maybe(recovery.undo.unexplained, 0, C::u16),
+            stamp: codec.maybe(recovery.undo.stamp, 0, C::u32),
+            restores: codec.flag(recovery.undo.restores),
+        },
+        reduction: Reduction {
+            window: codec.u32(recovery.reduction.window),
+            delivered: codec.u32(recovery.reduction.delivered),
+            sent: codec.u32(recovery.reduction.sent),
+        },
+        forward: codec.flag(recovery.forward),
+        new_first: codec.flag(recovery.new_first),
         path_probe: codec.maybe(recovery.path_probe, (0, 0), |codec, (start, end)| {
             (codec.u32(start), codec.u32(end))
         }),
     }
+}
+
+/// One of the values of a type that counts them.
+fn one_of<T: Copy + Default>(all: &[T], number: u8, codec: &mut impl Codec) -> T {
+    let number = codec.u8(number);
+    all.get(usize::from(number)).copied().unwrap_or_else(|| {
+        codec.damaged();
+        T::default()
+    })
 }
 
 fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {

@@ -73,8 +73,34 @@ pub struct Info {
     pub retransmissions: u32,
     /// Retransmission timeouts since the connection began.
     pub timeouts: u32,
+    /// Those of them that F-RTO has shown to be spurious
+    /// (`LINUX_MIB_TCPSPURIOUSRTOS`).
+    pub spurious_timeouts: u32,
     /// Times that fast recovery was entered.
     pub fast_recoveries: u32,
+    /// Times that a recovery or a timeout was for nothing and the window was given
+    /// back.
+    pub recoveries_undone: u32,
+    /// Tail-loss probes sent (`LINUX_MIB_TCPLOSSPROBES`).
+    pub loss_probes: u32,
+    /// `tcpi_ca_state`: 0 open, 1 disorder, 2 reduced window, 3 recovery, 4 loss.
+    pub congestion_state: u8,
+    /// `tcpi_sacked`, in bytes; without SACK, of duplicate acknowledgments.
+    pub sacked: u32,
+    /// `tcpi_lost`, in bytes.
+    pub lost: u32,
+    /// `tcpi_retrans`, in bytes: sent again and not acknowledged.
+    pub retransmitted: u32,
+    /// `tcpi_retransmits`: retransmission timeouts without an answer.
+    pub retries: u8,
+    /// `tcpi_backoff`: times that the timeout was doubled.
+    pub backoff: u8,
+    /// `tcpi_reordering`: the degree of reordering, in segments.
+    pub reordering: u32,
+    /// `tcpi_reord_seen`: times that reordering was seen.
+    pub reordering_seen: u32,
+    /// `tcpi_dsack_dups`: segments that the receiver told of having got twice.
+    pub duplicates: u32,
     /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
     /// (ECE); counted from the bytes they cover.
     pub delivered_ce: u32,
@@ -105,8 +131,8 @@ impl Connection {
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),
-            round_trip: microseconds(self.round_trip.smoothed),
-            round_trip_variation: microseconds(self.round_trip.variation),
+            round_trip: microseconds(self.round_trip.smoothed()),
+            round_trip_variation: microseconds(self.round_trip.variation()),
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
             path_mtu: u32::from(self.path.limit().min(self.config.mss))
@@ -132,7 +158,19 @@ impl Connection {
             bytes_received: counters.bytes_received,
             retransmissions: counters.retransmissions,
             timeouts: counters.timeouts,
+            spurious_timeouts: counters.spurious_timeouts,
             fast_recoveries: counters.fast_recoveries,
+            recoveries_undone: counters.recoveries_undone,
+            loss_probes: counters.loss_probes,
+            congestion_state: self.recovery.phase as u8,
+            sacked: self.recovery.board.sacked(),
+            lost: self.recovery.board.lost(),
+            retransmitted: self.recovery.board.again(),
+            retries: self.send.retries,
+            backoff: self.round_trip.backoff,
+            reordering: self.recovery.rack.reordering.into(),
+            reordering_seen: self.recovery.rack.reordered,
+            duplicates: counters.duplicates_told,
             delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,

@@ -17,16 +17,19 @@
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
-//! `recovery` (what is lost), `congestion` (how much may be in flight), `pacing`,
-//! `round_trip` (RFC 6298), `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
+//! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
+//! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
+//! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
+//! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
 //! and ICMP errors included), `freeze` (to bytes and back), `info`. Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
-//! (SACK), 6298 (retransmission timer), 5681, 6582, 9438 and 9406 (congestion
-//! control, fast recovery, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP
-//! attacks), 6429 (persist), 5482 (user timeout), 1122 §4.2.
+//! (SACK), 2883 (D-SACK), 8985 (RACK-TLP), 6298 (retransmission timer), 5682
+//! (F-RTO), 5681, 6582, 6937, 9937, 9438 and 9406 (congestion control, recovery,
+//! PRR, CUBIC, HyStart++), 5961 (blind attacks), 5927 (ICMP attacks), 6429
+//! (persist), 5482 (user timeout), 1122 §4.2.
 
 mod acknowledgment;
 mod application;
@@ -46,15 +49,20 @@ mod listen;
 mod options;
 mod pacing;
 mod path_mtu;
+mod rack;
 mod receive;
 mod recovery;
+mod reduction;
 mod ring;
 mod round_trip;
+mod scoreboard;
 mod segment;
 mod send;
 mod send_buffer;
+mod tail_probe;
 mod time_wait;
 mod timers;
+mod undo;
 
 use core::fmt;
 use core::time::Duration;

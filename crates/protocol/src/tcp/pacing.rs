@@ -29,7 +29,7 @@ impl Connection {
     /// for. `u64::MAX` before the first measurement without such a limit.
     pub(super) fn pacing_rate(&self) -> u64 {
         let limit = self.config.pacing_rate_max();
-        if self.round_trip.smoothed == 0 {
+        if self.round_trip.eighths == 0 {
             return limit;
         }
         let window = self.congestion.window();
@@ -39,7 +39,8 @@ impl Connection {
             120
         };
         let flight = window.max(self.send.next.wrapping_sub(self.send.first));
-        let rate = u64::from(flight) * percent * 10_000 / u64::from(self.round_trip.smoothed);
+        let rate =
+            u64::from(flight) * percent * 10_000 / u64::from(self.round_trip.smoothed().max(1));
         rate.clamp(1, limit)
     }
 
@@ -47,7 +48,7 @@ impl Connection {
     /// paced, as nothing is known of the path then.
     fn paced_rate(&self) -> u64 {
         let own = self.config.pacing
-            && self.round_trip.smoothed >= ROUND_TRIP_MIN
+            && self.round_trip.smoothed() >= ROUND_TRIP_MIN
             && self.counters.bytes_acknowledged > 0;
         if own {
             self.pacing_rate()

@@ -164,12 +164,9 @@ impl Connection {
             return;
         }
         self.send.first = header.acknowledgment;
-        if let Some(round_trip) = self.round_trip.acknowledged(self.send.first, now)
-            && !lost
-        {
-            self.round_trip.sample(round_trip);
+        if !lost {
+            self.measured_handshake(now.saturating_sub(self.send.last), now);
         }
-        self.round_trip.timed = None;
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.add(Pending::ACKNOWLEDGE);
         self.take_window(header.sequence, self.send.first, header.window.into());
@@ -257,7 +254,7 @@ impl Connection {
             return;
         }
         if self.ecn.is_agreed() && flags.intersects(Flags::ECE | Flags::CWR) && !syn {
-            self.receive_echo(flags, first, plain, now);
+            self.receive_echo(flags, first, plain);
         }
         self.after_acknowledgment(now);
         if !plain {
@@ -268,7 +265,6 @@ impl Connection {
     fn complete_simultaneous_open(&mut self, header: &Header, now: Time) {
         let lost = self.send.retries > 0;
         self.send.first = self.send.next;
-        self.round_trip.timed = None;
         self.pending.clear(Pending::SYNCHRONIZE);
         let scale = if header.flags.contains(Flags::SYN) {
             0
@@ -546,7 +542,7 @@ impl Connection {
         }
         self.receive.consumed = self.receive.consumed.saturating_add(bytes);
         // A round trip of the LAN is below what is worth looking at.
-        let trip = Duration::from_micros(self.round_trip.smoothed.max(1000).into());
+        let trip = Duration::from_micros(self.round_trip.smoothed().max(1000).into());
         // Reading has no time of its own; the last segment's is near enough.
         let now = self.receive.last;
         if now.saturating_sub(self.receive.tuned) < trip {

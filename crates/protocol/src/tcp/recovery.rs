@@ -1,436 +1,461 @@
-//! What is lost and to be sent again: NewReno (RFC 6582), and with SACK the
-//! scoreboard and pipe of RFC 6675.
+//! From a loss to its repair: the states that Linux names Open, Disorder, CWR,
+//! Recovery and Loss, and what moves a connection between them.
 //!
-//! Three sequence numbers say all: bytes below `lost_below` that were not
-//! selectively acknowledged are lost; of those, the ones below `sent_again` are
-//! in flight once more; recovery ends at `end`. Another way of finding losses
-//! need only move `lost_below`.
+//! With SACK, losses are found by RACK (RFC 8985), which covers what RFC 6675
+//! finds; without, by duplicates (RFC 6582). After a timeout F-RTO (RFC 5682)
+//! finds out whether anything was lost at all.
 
+use super::acknowledgment::Feedback;
+use super::connection::Connection;
+use super::rack::Rack;
+use super::reduction::Reduction;
+use super::scoreboard::{LOST, Losses, SACKED, Scoreboard, Verdict};
+use super::tail_probe::TailProbe;
+use super::timers::Timer;
+use super::undo::Undo;
+use super::{Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// Duplicate acknowledgments, or islands at the receiver, that mean a loss
-/// (RFC 5681 §3.2, RFC 6675 §2).
-pub(super) const DUPLICATES: u32 = 3;
-
-/// Islands at the receiver that are remembered. More than the peer could tell of
-/// in one round trip only if it splits hairs; what is forgotten is at worst sent
-/// twice.
-pub(super) const RANGES_MAX: usize = 64;
-
-/// Whether something is being recovered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Whether something is being recovered; in the order of how bad it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Nothing is lost.
+    /// Nothing is doubtful.
     #[default]
     Open = 0,
+    /// Something has arrived out of order, or twice.
+    Disorder = 1,
+    /// The window is being reduced, and nothing is lost (Linux's CWR).
+    Reduced = 2,
     /// Fast recovery (RFC 5681 §3.2).
-    Fast = 1,
-    /// After a retransmission timeout: all is lost until shown otherwise.
-    Loss = 2,
+    Fast = 3,
+    /// After a retransmission timeout, or when all in flight was too large.
+    Loss = 4,
 }
 
-/// What is lost of what was sent.
-#[derive(Default)]
+impl Phase {
+    /// Every phase, in the order of its number.
+    pub(super) const ALL: [Self; 5] = [
+        Self::Open,
+        Self::Disorder,
+        Self::Reduced,
+        Self::Fast,
+        Self::Loss,
+    ];
+}
+
+/// What the retransmission timer is running for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub(super) enum Wait {
+    /// The retransmission timeout (RFC 6298), or the persist timer.
+    #[default]
+    Retransmission = 0,
+    /// The tail-loss probe (RFC 8985 §7).
+    Probe = 1,
+    /// The reordering timer (RFC 8985 §6.3).
+    Reordering = 2,
+}
+
+impl Wait {
+    /// Every kind, in the order of its number.
+    pub(super) const ALL: [Self; 3] = [Self::Retransmission, Self::Probe, Self::Reordering];
+}
+
+/// What was lost, and what is done about it.
 pub(super) struct Recovery {
+    pub(super) board: Scoreboard,
+    pub(super) rack: Rack,
     pub(super) phase: Phase,
-    /// Duplicate acknowledgments since the last that moved.
-    pub(super) duplicates: u32,
-    /// Recovery ends when this is acknowledged.
+    pub(super) wait: Wait,
+    /// Recovery or reduction end when this is acknowledged.
     pub(super) end: u32,
-    /// Lost bytes below were sent again.
-    pub(super) sent_again: u32,
-    /// Bytes below that are not in `sacked` are lost.
-    pub(super) lost_below: u32,
-    /// What the receiver holds beyond a hole: ascending, disjoint, not adjacent.
-    /// Empty and without memory in the ordinary case.
-    pub(super) sacked: Vec<(u32, u32)>,
+    /// Segments selectively acknowledged, at least; without SACK, duplicate
+    /// acknowledgments.
+    pub(super) sacked_segments: u32,
+    pub(super) probe: TailProbe,
+    pub(super) undo: Undo,
+    pub(super) reduction: Reduction,
+    /// F-RTO has not decided yet.
+    pub(super) forward: bool,
+    /// F-RTO wants new data sent before anything is sent again (RFC 5682 §2.1,
+    /// step 2b).
+    pub(super) new_first: bool,
+    /// A segment in flight that finds out whether the path carries its size: if
+    /// it alone is lost, that is no congestion. Where it begins and ends.
     pub(super) path_probe: Option<(u32, u32)>,
 }
 
 impl Recovery {
     /// For a connection of which all below `sequence` is acknowledged.
     pub(super) fn new(sequence: u32) -> Self {
-        let mut recovery = Self::default();
-        recovery.follow(sequence);
-        // So that the first loss counts (RFC 6582 §3.2, step 1).
-        recovery.end = sequence.wrapping_sub(1);
-        recovery
-    }
-
-    /// Keeps the marks near what is acknowledged, so that they stay comparable.
-    fn follow(&mut self, acknowledged: u32) {
-        self.sent_again = acknowledged;
-        self.lost_below = acknowledged;
-        self.end = acknowledged.wrapping_sub(1);
+        Self {
+            board: Scoreboard::new(sequence),
+            rack: Rack::new(),
+            phase: Phase::Open,
+            wait: Wait::Retransmission,
+            end: sequence,
+            sacked_segments: 0,
+            probe: TailProbe::None,
+            undo: Undo::default(),
+            reduction: Reduction::default(),
+            forward: false,
+            new_first: false,
+            path_probe: None,
+        }
     }
 
     /// True while nothing is lost, doubtful or selectively acknowledged.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
-        self.phase == Phase::Open && self.duplicates == 0 && self.sacked.is_empty()
+        self.phase == Phase::Open && self.probe == TailProbe::None
     }
 
-    /// Takes the blocks of a SACK option; true when they tell something new.
-    /// Blocks outside of what is in flight are forged or old, and not taken.
-    pub(super) fn sack(&mut self, blocks: &[(u32, u32)], first: u32, next: u32) -> bool {
-        let mut news = false;
-        for &(start, end) in blocks {
-            if before(start, end) && !before(start, first) && !before(next, end) {
-                news |= self.mark(start, end, first);
-            }
-        }
-        news
-    }
-
-    fn mark(&mut self, start: u32, end: u32, origin: u32) -> bool {
-        let distance = |sequence: u32| sequence.wrapping_sub(origin);
-        let from = self
-            .sacked
-            .partition_point(|range| distance(range.1) < distance(start));
-        let to = self
-            .sacked
-            .partition_point(|range| distance(range.0) <= distance(end));
-        let Some(touched) = self.sacked.get(from..to) else {
-            return false;
-        };
-        let (Some(&low), Some(&high)) = (touched.first(), touched.last()) else {
-            if self.sacked.len() >= RANGES_MAX {
-                return false;
-            }
-            if self.sacked.capacity() == 0 {
-                self.sacked.reserve_exact(RANGES_MAX);
-            }
-            self.sacked.insert(from, (start, end));
-            return true;
-        };
-        let start = if before(low.0, start) { low.0 } else { start };
-        let end = if before(end, high.1) { high.1 } else { end };
-        if touched == [(start, end)] {
-            return false;
-        }
-        self.sacked.drain(from + 1..to);
-        if let Some(range) = self.sacked.get_mut(from) {
-            *range = (start, end);
-        }
-        true
-    }
-
-    /// Bytes of the scoreboard between two marks.
-    fn sacked_between(&self, from: u32, to: u32) -> u32 {
-        let mut bytes = 0u32;
-        for &(start, end) in &self.sacked {
-            let start = if before(start, from) { from } else { start };
-            let end = if before(to, end) { to } else { end };
-            if before(start, end) {
-                bytes = bytes.saturating_add(end.wrapping_sub(start));
-            }
-        }
-        bytes
-    }
-
-    /// Bytes in flight (RFC 6675 §4, `SetPipe`): sent, neither acknowledged nor
-    /// lost, or sent again.
+    /// Bytes in flight (RFC 6675 §4, `SetPipe`).
     #[inline]
-    pub(super) fn pipe(&self, first: u32, next: u32, mss: u32, sack: bool) -> u32 {
-        let outstanding = next.wrapping_sub(first);
-        if self.is_quiet() {
-            return outstanding;
-        }
-        self.pipe_of_loss(first, next, outstanding, mss, sack)
+    pub(super) fn pipe(&self, outstanding: u32) -> u32 {
+        let pipe = outstanding.wrapping_sub(self.board.gone());
+        // What is presumed of a receiver may be too much.
+        if pipe > u32::MAX / 2 { 0 } else { pipe }
     }
+}
 
-    #[cold]
-    fn pipe_of_loss(&self, first: u32, next: u32, outstanding: u32, mss: u32, sack: bool) -> u32 {
-        let mut gone = self.sacked_between(first, next);
-        if before(self.sent_again, self.lost_below) {
-            let lost = self.lost_below.wrapping_sub(self.sent_again);
-            gone += lost.saturating_sub(self.sacked_between(self.sent_again, self.lost_below));
+impl Connection {
+    /// What an acknowledgment out of the ordinary does to recovery (Linux
+    /// `tcp_fastretrans_alert`).
+    pub(super) fn recover(&mut self, seen: &mut Feedback, now: Time) {
+        if seen.congestion {
+            self.recovery.undo.forbid();
         }
-        if !sack && self.phase != Phase::Loss {
-            // Each duplicate tells of a segment that has left the network: what
-            // RFC 6582 does by inflating the window.
-            gone = gone.saturating_add(self.duplicates.saturating_mul(mss));
+        if seen.reneged && seen.advanced {
+            self.await_reneging(seen, now);
+            return;
         }
-        outstanding.saturating_sub(gone)
-    }
-
-    /// Finds what the scoreboard shows to be lost (RFC 6675 §4, `IsLost`).
-    fn find_lost(&mut self, mss: u32) {
-        let mut bytes = 0u32;
-        let mut islands = 0;
-        for &(start, end) in self.sacked.iter().rev() {
-            bytes = bytes.saturating_add(end.wrapping_sub(start));
-            islands += 1;
-            if islands >= DUPLICATES || bytes > (DUPLICATES - 1) * mss {
-                if before(self.lost_below, start) {
-                    self.lost_below = start;
+        let passed = !before(self.send.first, self.recovery.end);
+        match self.recovery.phase {
+            Phase::Open => self.recovery.undo.stamp = None,
+            // The mark's answer must reach the receiver beyond the end.
+            Phase::Reduced if passed && self.send.first != self.recovery.end => {
+                self.end_reduction();
+                self.recovery.phase = Phase::Open;
+            }
+            Phase::Fast if passed => {
+                if !self.sack {
+                    self.presume_arrived(0);
                 }
-                return;
+                // The receiver has not heard yet that the window was reduced.
+                seen.congestion &= self.send.first != self.recovery.end;
+                if self.try_undo_recovery(seen.echo) {
+                    return;
+                }
+                self.end_reduction();
+            }
+            _ => {}
+        }
+        match self.recovery.phase {
+            Phase::Fast => self.go_on_recovering(seen, now),
+            Phase::Loss => {
+                self.go_on_after_timeout(seen);
+                self.identify_losses(seen, now);
+                if self.recovery.phase == Phase::Open || seen.lost_again {
+                    self.begin_recovering(seen, now);
+                }
+            }
+            _ => {
+                if !self.sack {
+                    if seen.advanced {
+                        self.presume_arrived(0);
+                    }
+                    self.take_duplicate(seen);
+                }
+                if self.recovery.phase <= Phase::Disorder {
+                    self.try_undo_by_duplicates();
+                }
+                self.identify_losses(seen, now);
+                self.begin_recovering(seen, now);
             }
         }
     }
 
-    /// A duplicate acknowledgment of `first`, or one with news in its SACK
-    /// option. True when fast recovery begins.
-    pub(super) fn duplicate(&mut self, first: u32, next: u32, mss: u32, sack: bool) -> bool {
-        self.duplicates = self.duplicates.saturating_add(1);
-        self.find_lost(mss);
-        if self.phase != Phase::Open {
-            return false;
-        }
-        let lost = before(first, self.lost_below);
-        // Duplicates of what a timeout has sent again say nothing new (RFC 6582
-        // §3.2, step 1); with SACK they are told apart by the scoreboard.
-        let counts = self.duplicates >= DUPLICATES && (sack || before(self.end, first));
-        if !lost && !counts {
-            return false;
-        }
-        self.phase = Phase::Fast;
-        self.end = next;
-        self.sent_again = first;
-        self.lose_first(first, next, mss);
-        true
-    }
-
-    /// The first unacknowledged segment is lost.
-    fn lose_first(&mut self, first: u32, next: u32, mss: u32) {
-        let left = next.wrapping_sub(first).min(mss);
-        let end = first.wrapping_add(left);
-        if before(self.lost_below, end) {
-            self.lost_below = end;
-        }
-    }
-
-    /// `first` is now the first unacknowledged byte. True when recovery ends.
-    pub(super) fn acknowledged(
-        &mut self,
-        first: u32,
-        next: u32,
-        bytes: u32,
-        mss: u32,
-        sack: bool,
-    ) -> bool {
-        self.sacked.retain_mut(|range| {
-            if before(range.0, first) {
-                range.0 = first;
+    fn go_on_recovering(&mut self, seen: &mut Feedback, now: Time) {
+        if !seen.advanced {
+            if !self.sack {
+                self.take_duplicate(seen);
             }
-            before(range.0, range.1)
-        });
-        if self.sacked.is_empty() && self.sacked.capacity() != 0 {
-            self.sacked = Vec::new();
+        } else if self.try_undo_partial(seen.first, seen.echo) {
+            return;
         }
-        if self.phase == Phase::Open || !before(first, self.end) {
-            let over = self.phase != Phase::Open;
-            self.phase = Phase::Open;
-            self.duplicates = 0;
-            self.follow(first);
-            return over;
+        if self.try_undo_by_duplicates() {
+            self.try_to_open(seen.congestion, now);
         }
-        if before(self.sent_again, first) {
-            self.sent_again = first;
+        self.identify_losses(seen, now);
+        if self.recovery.phase != Phase::Fast && self.recovery.board.lost() > 0 {
+            // Undone, and yet something is lost: another recovery.
+            self.enter_recovery(seen.congestion, now);
         }
-        if before(self.lost_below, first) {
-            self.lost_below = first;
+    }
+
+    fn begin_recovering(&mut self, seen: &Feedback, now: Time) {
+        if self.recovery.board.lost() == 0 {
+            self.try_to_open(seen.congestion, now);
+            return;
         }
-        if self.phase == Phase::Fast {
-            if sack {
-                self.find_lost(mss);
+        if self.recovery.phase < Phase::Reduced
+            && let Some((start, end)) = self.recovery.path_probe
+            && start == self.send.first
+        {
+            self.path_probe_lost(end, now);
+            return;
+        }
+        self.enter_recovery(seen.congestion, now);
+    }
+
+    /// A probe of the path's MTU was lost and what followed it was not: that says
+    /// nothing of congestion. Its bytes are sent again in ordinary segments,
+    /// whose size whoever sent the probe has seen to.
+    fn path_probe_lost(&mut self, end: u32, now: Time) {
+        self.recovery.path_probe = None;
+        self.path.refused();
+        self.recovery.board.forget_lost();
+        let losses = self.recovery.board.judge(|piece| {
+            if before(piece.start, end) {
+                Verdict::Lost
             } else {
-                self.duplicates = self.duplicates.saturating_sub(bytes / mss.max(1));
-                // Whatever was sent again lay below.
-                self.sent_again = first;
+                Verdict::Stop
             }
-            if self.sent_again == first {
-                // A partial acknowledgment: the next one is lost too (RFC 6582
-                // §3.2, step 3).
-                self.lose_first(first, next, mss);
-            }
+        });
+        if losses.bytes > 0 {
+            self.repair_without_reduction(now);
         }
-        false
     }
 
-    /// The retransmission timer has expired: all in flight is lost. `again` when
-    /// it has expired for this before: then the scoreboard is no longer believed,
-    /// for a receiver may drop what it has not acknowledged (RFC 2018 §8).
-    pub(super) fn timeout(&mut self, first: u32, next: u32, again: bool) {
-        if again || self.sacked.first().is_some_and(|range| range.0 == first) {
-            self.sacked = Vec::new();
+    /// What is marked lost is sent again, although nothing was lost to
+    /// congestion: the window stays (Linux `tcp_simple_retransmit`).
+    fn repair_without_reduction(&mut self, now: Time) {
+        if self.recovery.phase != Phase::Loss {
+            self.recovery.end = self.send.next;
+            self.recovery.undo = Undo::default();
+            self.recovery.forward = false;
+            self.recovery.phase = Phase::Loss;
         }
-        self.phase = Phase::Loss;
-        self.duplicates = 0;
-        self.end = next;
-        self.sent_again = first;
-        self.lost_below = next;
+        self.recovery.wait = Wait::Retransmission;
+        self.restart_timer(now);
     }
 
     /// All in flight is lost for another reason than congestion: it was too
     /// large for the path.
-    pub(super) fn lose_all(&mut self, first: u32, next: u32) {
-        if self.phase == Phase::Open {
-            self.phase = Phase::Fast;
+    pub(super) fn lose_all(&mut self, now: Time) {
+        self.recovery.probe = TailProbe::None;
+        if self.recovery.path_probe.is_some() {
+            self.path_probe_void();
         }
-        self.end = next;
-        self.sent_again = first;
-        self.lost_below = next;
+        let losses = self.recovery.board.judge(|_| Verdict::Lost);
+        if losses.bytes > 0 {
+            self.repair_without_reduction(now);
+        }
     }
 
-    /// The first lost bytes that were not sent again: where they begin and end.
-    pub(super) fn next_lost(&self, first: u32) -> Option<(u32, u32)> {
-        if self.phase == Phase::Open {
-            return None;
+    /// Fast recovery begins; `marked` when the network has told of congestion.
+    pub(super) fn enter_recovery(&mut self, marked: bool, now: Time) {
+        self.recovery.forget_stamp();
+        let mss = self.send.mss.into();
+        self.recovery.undo.restores = false;
+        let first = self.send.first;
+        self.recovery.begin_undo(first, mss);
+        if !self.recovery.is_reducing() {
+            self.recovery.undo.restores = !marked;
+            self.begin_reduction(now);
         }
-        let mut start = self.sent_again;
-        if before(start, first) {
-            start = first;
+        self.recovery.phase = Phase::Fast;
+        self.recovery.new_first = false;
+        self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
+    }
+
+    /// Marks what this acknowledgment shows to be lost.
+    fn identify_losses(&mut self, seen: &mut Feedback, now: Time) {
+        let losses = if self.sack {
+            let (losses, timed) = self.find_losses_by_time(now);
+            seen.restarts_timer &= !timed;
+            losses
+        } else {
+            self.find_loss_by_duplicates(seen.advanced)
+        };
+        seen.lost = seen.lost.saturating_add(losses.bytes);
+        seen.lost_again |= losses.again;
+    }
+
+    /// NewReno: the first segment is lost after enough duplicates, and after each
+    /// partial acknowledgment (RFC 6582 §3.2).
+    fn find_loss_by_duplicates(&mut self, advanced: bool) -> Losses {
+        let recovery = &mut self.recovery;
+        let enough = recovery.phase < Phase::Fast
+            && recovery.sacked_segments >= recovery.rack.reordering.into();
+        if !enough && !(recovery.phase == Phase::Fast && advanced) {
+            return Losses::default();
         }
-        let mut end = self.lost_below;
-        for &(island, after) in &self.sacked {
-            if before(start, island) {
-                if before(island, end) {
-                    end = island;
+        if recovery.board.head().is_some_and(|head| head.has(LOST)) {
+            return Losses::default();
+        }
+        recovery.board.lose_first(self.send.mss.into())
+    }
+
+    /// Without SACK: so many segments are taken to have arrived beyond a hole.
+    pub(super) fn presume_arrived(&mut self, segments: u32) {
+        let mss = u32::from(self.send.mss);
+        let outstanding = self.send.next.wrapping_sub(self.send.first);
+        let hole = self.recovery.board.lost().max(mss).min(outstanding);
+        let most = outstanding - hole;
+        self.recovery.sacked_segments = segments.min(most.div_ceil(mss));
+        let bytes = self.recovery.sacked_segments.saturating_mul(mss).min(most);
+        self.recovery.board.presume(bytes);
+    }
+
+    /// A duplicate acknowledgment without SACK.
+    fn take_duplicate(&mut self, seen: &mut Feedback) {
+        if !seen.duplicate {
+            return;
+        }
+        let before = self.recovery.board.sacked();
+        self.presume_arrived(self.recovery.sacked_segments.saturating_add(1));
+        let arrived = self.recovery.board.sacked().saturating_sub(before);
+        seen.delivered = seen.delivered.saturating_add(arrived);
+    }
+
+    /// The state when nothing is known to be lost.
+    pub(super) fn try_to_open(&mut self, marked: bool, now: Time) {
+        self.recovery.forget_stamp();
+        if marked {
+            self.enter_reduction(now);
+        }
+        if self.recovery.phase != Phase::Reduced {
+            self.keep_open();
+        }
+    }
+
+    /// Open, or in disorder.
+    pub(super) fn keep_open(&mut self) {
+        let board = &self.recovery.board;
+        let doubtful = board.sacked() > 0 || board.lost() > 0 || self.recovery.any_sent_again();
+        let phase = if doubtful {
+            Phase::Disorder
+        } else {
+            Phase::Open
+        };
+        if phase != self.recovery.phase {
+            self.recovery.phase = phase;
+            self.recovery.end = self.send.next;
+        }
+    }
+
+    /// After a timeout (Linux `tcp_process_loss`; F-RTO, RFC 5682).
+    fn go_on_after_timeout(&mut self, seen: &mut Feedback) {
+        self.recovery.new_first = false;
+        if seen.advanced && self.try_undo_loss(false, seen.echo) {
+            return;
+        }
+        let passed = !before(self.send.first, self.recovery.end);
+        let beyond = before(self.recovery.end, self.send.next);
+        if self.recovery.forward {
+            // Step 3b: what was sent once only has arrived: not all was lost.
+            if seen.original && self.try_undo_loss(true, seen.echo) {
+                return;
+            }
+            if beyond {
+                if seen.sacked || seen.duplicate {
+                    // Step 3a: the loss was real.
+                    self.recovery.forward = false;
                 }
-                break;
-            }
-            if before(start, after) {
-                start = after;
-            }
-        }
-        before(start, end).then_some((start, end))
-    }
-
-    /// Lost bytes up to `end` were sent again.
-    pub(super) fn sent_up_to(&mut self, end: u32) {
-        if before(self.sent_again, end) {
-            self.sent_again = end;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const MSS: u32 = 1000;
-    /// So that everything wraps.
-    const FIRST: u32 = u32::MAX - 2500;
-
-    fn at(offset: u32) -> u32 {
-        FIRST.wrapping_add(offset)
-    }
-
-    fn blocks(offsets: &[(u32, u32)]) -> Vec<(u32, u32)> {
-        let block = |&(start, end): &(u32, u32)| (at(start), at(end));
-        offsets.iter().map(block).collect()
-    }
-
-    #[test]
-    fn three_segments_beyond_a_hole_mean_a_loss() {
-        let mut recovery = Recovery::new(FIRST);
-        let next = at(10_000);
-        assert!(recovery.sack(&blocks(&[(1000, 2000)]), FIRST, next));
-        assert!(!recovery.duplicate(FIRST, next, MSS, true));
-        assert_eq!(recovery.pipe(FIRST, next, MSS, true), 9000);
-        assert!(recovery.sack(&blocks(&[(1000, 3000)]), FIRST, next));
-        assert!(!recovery.duplicate(FIRST, next, MSS, true));
-        assert!(recovery.sack(&blocks(&[(1000, 4000)]), FIRST, next));
-        assert!(recovery.duplicate(FIRST, next, MSS, true));
-        assert_eq!(recovery.next_lost(FIRST), Some((FIRST, at(1000))));
-        assert_eq!(recovery.pipe(FIRST, next, MSS, true), 6000);
-        recovery.sent_up_to(at(1000));
-        assert_eq!(recovery.next_lost(FIRST), None);
-        assert_eq!(recovery.pipe(FIRST, next, MSS, true), 7000);
-        // A second hole shows.
-        assert!(recovery.sack(&blocks(&[(5000, 9000)]), FIRST, next));
-        assert!(!recovery.duplicate(FIRST, next, MSS, true));
-        assert_eq!(recovery.next_lost(FIRST), Some((at(4000), at(5000))));
-        assert!(!recovery.acknowledged(at(4000), next, 4000, MSS, true));
-        assert!(recovery.acknowledged(at(10_000), next, 6000, MSS, true));
-        assert!(recovery.is_quiet());
-        assert_eq!(recovery.sacked.capacity(), 0);
-    }
-
-    #[test]
-    fn without_sack_a_partial_acknowledgment_names_the_next_loss() {
-        let mut recovery = Recovery::new(FIRST);
-        let next = at(10_000);
-        assert!(!recovery.duplicate(FIRST, next, MSS, false));
-        assert!(!recovery.duplicate(FIRST, next, MSS, false));
-        assert_eq!(recovery.pipe(FIRST, next, MSS, false), 8000);
-        assert!(recovery.duplicate(FIRST, next, MSS, false));
-        assert_eq!(recovery.next_lost(FIRST), Some((FIRST, at(1000))));
-        recovery.sent_up_to(at(1000));
-        assert!(!recovery.acknowledged(at(5000), next, 5000, MSS, false));
-        assert_eq!(recovery.next_lost(at(5000)), Some((at(5000), at(6000))));
-        assert!(recovery.acknowledged(next, next, 5000, MSS, false));
-    }
-
-    #[test]
-    fn a_timeout_loses_all_but_what_was_selectively_acknowledged() {
-        let mut recovery = Recovery::new(FIRST);
-        let next = at(5000);
-        recovery.sack(&blocks(&[(2000, 3000)]), FIRST, next);
-        recovery.timeout(FIRST, next, false);
-        assert_eq!(recovery.pipe(FIRST, next, MSS, true), 0);
-        assert_eq!(recovery.next_lost(FIRST), Some((FIRST, at(2000))));
-        recovery.sent_up_to(at(2000));
-        assert_eq!(recovery.next_lost(FIRST), Some((at(3000), next)));
-        // A receiver that reneged: nothing it said is believed.
-        recovery.timeout(FIRST, next, true);
-        assert_eq!(recovery.next_lost(FIRST), Some((FIRST, next)));
-    }
-
-    #[test]
-    fn forged_blocks_are_not_taken() {
-        let mut recovery = Recovery::new(FIRST);
-        let next = at(5000);
-        for block in [
-            (4000, 5001),
-            (2000, 1000),
-            (1000, 1000),
-            (0u32.wrapping_sub(1), 10),
-        ] {
-            assert!(!recovery.sack(&blocks(&[block]), FIRST, next), "{block:?}");
-        }
-    }
-
-    #[test]
-    fn a_peer_that_splits_hairs_is_not_followed() {
-        let mut recovery = Recovery::new(FIRST);
-        let next = at(1_000_000);
-        for hole in 0..10_000 {
-            recovery.sack(&blocks(&[(hole * 2 + 1, hole * 2 + 2)]), FIRST, next);
-        }
-        assert_eq!(recovery.sacked.len(), RANGES_MAX);
-        assert_eq!(recovery.sacked.capacity(), RANGES_MAX);
-    }
-
-    proptest! {
-        /// The scoreboard is the union of what it was told.
-        #[test]
-        fn the_scoreboard_is_a_union(
-            told in prop::collection::vec((0u32..60, 1u32..9), 1..30), acknowledged in 0u32..60,
-        ) {
-            let mut recovery = Recovery::new(FIRST);
-            let next = at(100);
-            let mut model = [false; 100];
-            for &(start, length) in &told {
-                let end = start + length;
-                let new = model[start as usize..end as usize].contains(&false);
-                prop_assert_eq!(recovery.sack(&blocks(&[(start, end)]), FIRST, next), new);
-                model[start as usize..end as usize].fill(true);
-            }
-            recovery.acknowledged(at(acknowledged), next, acknowledged, MSS, true);
-            for offset in 0..100 {
-                let held = recovery.sacked.iter().any(|range| {
-                    !before(at(offset), range.0) && before(at(offset), range.1)
-                });
-                prop_assert_eq!(held, offset >= acknowledged && model[offset as usize]);
-            }
-            for pair in recovery.sacked.windows(2) {
-                prop_assert!(before(pair[0].1, pair[1].0));
+            } else if seen.advanced && !passed {
+                // Step 2b: new data will tell.
+                self.recovery.end = self.send.next;
+                let window_end = self.send.first.wrapping_add(self.send.window);
+                if self.unsent() > 0 && before(self.send.next, window_end) {
+                    self.recovery.new_first = true;
+                    self.pending.add(super::connection::Pending::OVERRIDE);
+                    return;
+                }
+                self.recovery.forward = false;
             }
         }
+        if passed {
+            self.try_undo_recovery(seen.echo);
+            return;
+        }
+        if !self.sack {
+            if beyond && seen.duplicate {
+                self.take_duplicate(seen);
+            } else if seen.advanced {
+                self.presume_arrived(0);
+            }
+        }
+    }
+
+    /// The first that is not acknowledged was selectively: the receiver may have
+    /// dropped it (RFC 2018 §8). It gets a little time to mend that.
+    fn await_reneging(&mut self, seen: &mut Feedback, now: Time) {
+        let wait = (self.round_trip.smoothed() / 2).max(10_000);
+        self.recovery.wait = Wait::Retransmission;
+        self.timers.set_micros(Timer::Retransmit, now, wait.into());
+        seen.restarts_timer = false;
+    }
+
+    /// The retransmission timeout: marks what is lost by it, and reduces the
+    /// window if that was not done for the same data (Linux `tcp_enter_loss`).
+    pub(super) fn enter_loss(&mut self, now: Time) {
+        let mss = u32::from(self.send.mss);
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        let before_this = self.recovery.phase;
+        self.lose_by_timeout(now);
+        let retried = self.send.retries > 0;
+        let first = before_this <= Phase::Disorder
+            || !before(self.send.first, self.recovery.end)
+            || before_this == Phase::Loss && !retried;
+        if first {
+            let first = self.send.first;
+            self.recovery.begin_undo(first, mss);
+            self.recovery.undo.restores = self.send.window > 0;
+        }
+        // What is sent to a closed window is no loss.
+        if self.send.window > 0 {
+            self.congestion.on_timeout(in_flight, mss, first, now);
+            self.ecn.reduced();
+            let window = self.pipe().saturating_add(mss);
+            self.congestion.set_window(window);
+        }
+        let rack = &mut self.recovery.rack;
+        if before_this <= Phase::Disorder
+            && self.recovery.sacked_segments >= super::rack::DUPLICATES.into()
+        {
+            rack.reordering = rack.reordering.min(super::rack::DUPLICATES);
+        }
+        self.recovery.phase = Phase::Loss;
+        self.recovery.end = self.send.next;
+        self.recovery.probe = TailProbe::None;
+        self.recovery.new_first = false;
+        self.recovery.forward =
+            (before_this < Phase::Fast || retried) && self.recovery.path_probe.is_none();
+    }
+
+    /// Marks as lost what a timeout says to be: all, but for what left so short a
+    /// while ago that its acknowledgment may still come.
+    fn lose_by_timeout(&mut self, now: Time) {
+        let now = microseconds(now);
+        let reneged = self
+            .recovery
+            .board
+            .head()
+            .is_some_and(|head| head.has(SACKED));
+        if reneged {
+            self.recovery.board.forget_sacked();
+            self.recovery.sacked_segments = 0;
+        } else if !self.sack {
+            self.presume_arrived(0);
+        }
+        let first = self.send.first;
+        let rack = self.recovery.rack;
+        self.recovery.board.judge(|piece| {
+            let young = !reneged && piece.start != first && rack.rest(piece, 0, now) > 0;
+            if young { Verdict::Keep } else { Verdict::Lost }
+        });
     }
 }

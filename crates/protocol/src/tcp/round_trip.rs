@@ -1,121 +1,198 @@
-//! The round-trip time and the retransmission timeout (RFC 6298).
-
-use core::time::Duration;
+//! The round-trip time and the retransmission timeout (RFC 6298), with Linux's
+//! estimator: the variation falls once a round trip only, and slowly, so that a
+//! path whose round trip hardly varies still gets slack.
 
 use super::Time;
 use tidewall_wire::tcp::before;
 
-/// The timeout before the first measurement (RFC 6298 §2.1).
-const INITIAL: Duration = Duration::from_secs(1);
+/// The timeout before the first measurement (RFC 6298 §2.1), in microseconds.
+const INITIAL: u32 = 1_000_000;
 
-/// Estimator of one connection.
+/// The same once a SYN had to be sent again (RFC 6298 §5.7).
+const FALLBACK: u32 = 3_000_000;
+
+/// No measurement counts for more, so that there is room to multiply.
+const LONGEST: u32 = 1 << 28;
+
+/// Seconds that the least round trip is remembered (`tcp_min_rtt_wlen`).
+const MINIMUM_LIFE: u32 = 300;
+
+/// Estimator of one connection; times in microseconds.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RoundTrip {
-    /// Smoothed, in microseconds; zero before the first measurement.
-    pub(super) smoothed: u32,
-    /// Mean deviation, in microseconds.
-    pub(super) variation: u32,
-    /// The smallest measured, in microseconds; zero before the first.
+    /// Eight times the smoothed one; zero before the first measurement.
+    pub(super) eighths: u32,
+    /// Four times the mean deviation.
+    pub(super) deviation: u32,
+    /// The largest of this round trip.
+    pub(super) deviation_max: u32,
+    /// What the timeout is above the smoothed round trip: four deviations, the
+    /// shortest timeout at least.
+    pub(super) slack: u32,
+    /// SND.NXT when this round trip began.
+    pub(super) turn: u32,
+    /// The smallest measured lately; zero before the first.
     pub(super) min: u32,
-    /// Times the timeout was doubled since an acknowledgment of new data.
+    /// When that was, in seconds.
+    pub(super) min_at: u32,
+    /// Times the timeout was doubled since a measurement.
     pub(super) backoff: u8,
-    /// The segment being timed: the sequence number after it, and when it left.
-    /// One a round trip; none once anything was sent twice (Karn's algorithm).
-    pub(super) timed: Option<(u32, Time)>,
 }
 
 impl RoundTrip {
-    /// Begins to time a segment that is sent for the first time and ends before
-    /// `end`, unless another is timed already.
+    /// Smoothed, in microseconds; zero before the first measurement.
     #[inline]
-    pub(super) fn time(&mut self, end: u32, now: Time) {
-        if self.timed.is_none() {
-            self.timed = Some((end, now));
+    pub(super) fn smoothed(&self) -> u32 {
+        self.eighths / 8
+    }
+
+    /// The mean deviation, in microseconds.
+    pub(super) fn variation(&self) -> u32 {
+        self.deviation / 4
+    }
+
+    /// A SYN had to be sent again, and nothing was measured with it.
+    pub(super) fn fall_back(&mut self) {
+        if self.eighths == 0 {
+            self.slack = FALLBACK;
         }
     }
 
-    /// A measurement, if `acknowledgment` covers the timed segment.
+    /// Takes a measurement in microseconds (RFC 6298 §2.2, §2.3). `first` is
+    /// SND.UNA, `next` SND.NXT, `least` the shortest timeout in microseconds.
     #[inline]
-    pub(super) fn acknowledged(&mut self, acknowledgment: u32, now: Time) -> Option<Duration> {
-        let (end, sent) = self.timed?;
-        if before(acknowledgment, end) {
-            return None;
-        }
-        self.timed = None;
-        Some(now.saturating_sub(sent))
-    }
-
-    /// Takes a measurement (RFC 6298 §2.2, §2.3).
-    pub(super) fn sample(&mut self, sample: Duration) {
-        // Half an hour is as good as for ever, and leaves room to add.
-        let sample = sample.as_micros().clamp(1, 1_800_000_000) as u32;
-        if self.smoothed == 0 {
-            self.smoothed = sample;
-            self.variation = sample / 2;
-            self.min = sample;
+    pub(super) fn sample(&mut self, sample: u32, (first, next): (u32, u32), least: u32) {
+        let sample = sample.min(LONGEST);
+        self.backoff = 0;
+        if self.eighths == 0 {
+            self.eighths = (sample * 8).max(1);
+            self.deviation = sample * 2;
+            self.slack = self.deviation.max(least);
+            self.deviation_max = self.slack;
+            self.turn = next;
             return;
         }
-        let difference = self.smoothed.abs_diff(sample);
-        self.variation = self.variation - self.variation / 4 + difference / 4;
-        self.smoothed = (self.smoothed - self.smoothed / 8 + sample / 8).max(1);
-        self.min = self.min.min(sample);
+        let error = sample as i32 - self.smoothed() as i32;
+        self.eighths = self.eighths.wrapping_add_signed(error).max(1);
+        let mut change = error.abs() - (self.deviation / 4) as i32;
+        if error < 0 && change > 0 {
+            // A round trip that falls is no reason to wait longer.
+            change /= 8;
+        }
+        self.deviation = self.deviation.wrapping_add_signed(change);
+        if self.deviation > self.deviation_max {
+            self.deviation_max = self.deviation;
+            self.slack = self.slack.max(self.deviation_max);
+        }
+        if before(self.turn, first) {
+            if self.deviation_max < self.slack {
+                self.slack -= (self.slack - self.deviation_max) / 4;
+            }
+            self.turn = next;
+            self.deviation_max = least;
+        }
     }
 
-    /// The timeout, doubled as often as backed off, within the bounds. As on
-    /// Linux the lower bound is put on the variation: a path whose round trip
-    /// hardly varies still gets that much slack for delayed acknowledgments.
-    pub(super) fn timeout(&self, min: Duration, max: Duration) -> Duration {
-        let base = if self.smoothed == 0 {
-            INITIAL
-        } else {
-            let slack = Duration::from_micros(u64::from(self.variation) * 4);
-            Duration::from_micros(self.smoothed.into()) + slack.max(min)
-        };
-        if self.backoff == 0 {
-            return base.min(max);
+    /// The smallest of the last minutes. Rounded up to what is not zero.
+    #[inline]
+    pub(super) fn take_minimum(&mut self, sample: u32, now: Time) {
+        let sample = sample.clamp(1, LONGEST);
+        if sample <= self.min || self.min == 0 {
+            self.min = sample;
+            self.min_at = now.as_secs() as u32;
+        } else if (now.as_secs() as u32).wrapping_sub(self.min_at) > MINIMUM_LIFE {
+            self.min = sample;
+            self.min_at = now.as_secs() as u32;
         }
-        base.saturating_mul(1 << self.backoff.min(20)).min(max)
+    }
+
+    /// The timeout, doubled as often as backed off, in microseconds.
+    #[inline]
+    pub(super) fn timeout(&self, max: u32) -> u64 {
+        let base = if self.eighths == 0 {
+            self.slack.max(INITIAL).into()
+        } else {
+            u64::from(self.smoothed()) + u64::from(self.slack)
+        };
+        (base << self.backoff.min(30)).min(max.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::time::Duration;
 
-    const MIN: Duration = Duration::from_millis(200);
+    const LEAST: u32 = 200_000;
     const MAX: Duration = Duration::from_secs(120);
+
+    fn timeout(trip: &RoundTrip) -> Duration {
+        Duration::from_micros(trip.timeout(MAX.as_micros() as u32))
+    }
 
     #[test]
     fn the_timeout_follows_rfc_6298() {
         let mut trip = RoundTrip::default();
-        assert_eq!(trip.timeout(MIN, MAX), Duration::from_secs(1));
-        trip.sample(Duration::from_millis(400));
+        assert_eq!(timeout(&trip), Duration::from_secs(1));
+        trip.sample(400_000, (0, 0), LEAST);
         // SRTT = R, RTTVAR = R/2, RTO = R + 4 * R/2.
-        assert_eq!(trip.timeout(MIN, MAX), Duration::from_millis(1200));
-        for _ in 0..100 {
-            trip.sample(Duration::from_millis(400));
+        assert_eq!(timeout(&trip), Duration::from_millis(1200));
+        for turn in 1..100 {
+            trip.sample(400_000, (turn, turn), LEAST);
         }
-        let settled = trip.timeout(MIN, MAX).as_millis();
+        let settled = timeout(&trip).as_millis();
         assert!((600..610).contains(&settled), "{settled}");
         trip.backoff = 3;
-        assert!(trip.timeout(MIN, MAX) >= Duration::from_millis(4800));
+        assert!(timeout(&trip) >= Duration::from_millis(4800));
         trip.backoff = 255;
-        assert_eq!(trip.timeout(MIN, MAX), MAX);
+        assert_eq!(timeout(&trip), MAX);
+        trip.sample(400_000, (0, 0), LEAST);
+        assert!(timeout(&trip) < Duration::from_millis(610), "valid again");
     }
 
     #[test]
-    fn one_segment_a_round_trip_is_timed() {
+    fn the_slack_rises_at_once_and_falls_once_a_round_trip() {
         let mut trip = RoundTrip::default();
-        trip.time(u32::MAX, Duration::from_secs(1));
-        trip.time(5, Duration::from_secs(2));
-        assert_eq!(
-            trip.acknowledged(u32::MAX - 1, Duration::from_secs(3)),
-            None
-        );
-        assert_eq!(
-            trip.acknowledged(3, Duration::from_secs(3)),
-            Some(Duration::from_secs(2))
-        );
-        assert_eq!(trip.acknowledged(10, Duration::from_secs(3)), None);
+        for turn in 0..50 {
+            trip.sample(100_000, (turn, turn), LEAST);
+        }
+        assert_eq!(trip.slack, LEAST);
+        // One measurement is a second late: three quarters of its error count.
+        trip.sample(1_100_000, (50, 60), LEAST);
+        assert!(trip.slack >= 1_000_000, "{}", trip.slack);
+        let high = trip.slack;
+        for _ in 0..20 {
+            trip.sample(225_000, (55, 60), LEAST);
+        }
+        assert_eq!(trip.slack, high, "within the round trip");
+        for turn in [61, 71, 81] {
+            trip.sample(225_000, (turn, turn + 9), LEAST);
+        }
+        assert!(trip.slack < high && trip.slack > high / 2);
+    }
+
+    #[test]
+    fn a_round_trip_that_falls_hardly_raises_the_timeout() {
+        let mut trip = RoundTrip::default();
+        trip.sample(1_000_000, (0, 0), LEAST);
+        for turn in 1..60 {
+            trip.sample(1_000_000, (turn, turn), LEAST);
+        }
+        let before = timeout(&trip);
+        trip.sample(1000, (60, 60), LEAST);
+        assert!(timeout(&trip) < before + Duration::from_millis(60));
+    }
+
+    #[test]
+    fn the_least_round_trip_is_forgotten_in_time() {
+        let mut trip = RoundTrip::default();
+        trip.take_minimum(0, Duration::from_secs(10));
+        assert_eq!(trip.min, 1);
+        trip.take_minimum(500, Duration::from_secs(300));
+        assert_eq!(trip.min, 1);
+        trip.take_minimum(500, Duration::from_secs(311));
+        assert_eq!(trip.min, 500);
+        trip.take_minimum(400, Duration::from_secs(312));
+        assert_eq!(trip.min, 400);
     }
 }

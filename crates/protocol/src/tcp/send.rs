@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
-use super::recovery::Phase;
+use super::recovery::Wait;
+use super::tail_probe::TailProbe;
 use super::timers::Timer;
 use super::{Outgoing, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
@@ -49,7 +50,7 @@ impl Connection {
                 .has(Pending::SYNCHRONIZE)
                 .then_some(Plan::Synchronize),
             State::Closed | State::TimeWait | State::FinWait2 => None,
-            _ if self.recovery.phase == Phase::Open => self.plan_new(),
+            _ if self.recovery.is_quiet() => self.plan_new(),
             _ => self.plan_again(),
         }
     }
@@ -57,34 +58,47 @@ impl Connection {
     /// What was lost comes before what is new.
     #[cold]
     fn plan_again(&self) -> Option<Plan> {
-        let first = self.send.first;
-        let Some((sequence, end)) = self.recovery.next_lost(first) else {
-            return self.plan_new();
-        };
-        let head = sequence == first;
-        // The window may have shrunk; the first segment is always tried, for its
-        // acknowledgment brings the window (as Linux).
-        if !head && !before(sequence, first.wrapping_add(self.send.window)) {
-            return None;
+        if self.recovery.probe == TailProbe::Due
+            && let Some(probe) = self.plan_probe()
+        {
+            return Some(probe);
+        }
+        if self.recovery.new_first {
+            let plan = self.plan_new();
+            if plan.is_some() || self.send.next != self.recovery.end {
+                return plan;
+            }
         }
         let mss = self.payload_max();
-        let length = end.wrapping_sub(sequence).min(mss);
-        // The first retransmission of a recovery goes at once (RFC 6675 §5, step
-        // 4.3).
-        if !head && self.pipe().saturating_add(length) > self.congestion.window() {
+        let Some((sequence, end)) = self.recovery.board.next_waiting(mss) else {
+            return self.plan_new();
+        };
+        let first = self.send.first;
+        // The window may have shrunk; the first segment is always tried, for its
+        // acknowledgment brings the window (as Linux).
+        if sequence != first && !before(sequence, first.wrapping_add(self.send.window)) {
             return None;
         }
-        // The last sequence number may be the FIN's.
-        let data_end = self.send.written;
-        let data = if before(data_end, sequence.wrapping_add(length)) {
-            data_end.wrapping_sub(sequence)
+        let length = end.wrapping_sub(sequence);
+        let pipe = self.pipe();
+        if pipe > 0 && pipe.saturating_add(length) > self.congestion.window() {
+            return None;
+        }
+        Some(self.plan_repeat(sequence, end))
+    }
+
+    /// The bytes between two marks once more; the last sequence number may be the
+    /// FIN's.
+    pub(super) fn plan_repeat(&self, sequence: u32, end: u32) -> Plan {
+        let end = if before(self.send.written, end) {
+            self.send.written
         } else {
-            length
+            end
         };
-        Some(Plan::Again {
+        Plan::Again {
             sequence,
-            length: data,
-        })
+            length: end.wrapping_sub(sequence),
+        }
     }
 
     #[inline]
@@ -216,13 +230,25 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        if self.path.limited && !self.send_path_probe(now, send) {
+        let (next, probing) = (self.send.next, self.recovery.probe == TailProbe::Due);
+        let begins = !self.path.limited || self.send_path_probe(now, send);
+        let sent_all = begins
+            && loop {
+                match self.plan() {
+                    Some(plan) if self.send_plan(plan, now, send) => {}
+                    Some(_) => break false,
+                    None => break true,
+                }
+            };
+        if self.send.next != next && !probing {
+            self.start_timer_after_sending(self.send.first == next, now);
+        }
+        if !sent_all {
             return;
         }
-        while let Some(plan) = self.plan() {
-            if !self.send_plan(plan, now, send) {
-                return;
-            }
+        if self.recovery.probe == TailProbe::Due {
+            // The window has closed meanwhile.
+            self.recovery.probe = TailProbe::None;
         }
         self.pending.clear(Pending::OVERRIDE);
         if self.needs_persist() {
@@ -232,6 +258,7 @@ impl Connection {
             } else {
                 self.retransmission_timeout()
             };
+            self.recovery.wait = Wait::Retransmission;
             self.timers.set(Timer::Retransmit, now, wait);
         }
         if self.pending.has(Pending::PROBE) && !self.send_probe(now, send) {
@@ -337,40 +364,97 @@ impl Connection {
             // Data follows data: acknowledgments will have company.
             self.receive.interactive = true;
         }
-        let first_in_flight = self.send.first == self.send.next;
         self.acknowledgment_sent(&header);
         self.send.last = now;
         let end = end.wrapping_add(fin.into());
         if let Plan::Again { .. } = plan {
-            if self.recovery.path_probe.is_some() {
-                self.path_probe_void();
-            }
-            self.recovery.sent_up_to(end);
-            self.round_trip.timed = None;
-            self.counters.retransmissions = self.counters.retransmissions.wrapping_add(1);
+            self.sent_again(sequence, end, now);
         } else {
-            if length % u32::from(self.send.mss) != 0 {
-                self.send.small = end;
-            }
-            self.round_trip.time(end, now);
-        }
-        if before(self.send.next, end) {
-            self.send.next = end;
-            let flight = self.pipe();
-            if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
-                self.send.flight = flight;
-                self.send.flight_end = end;
-            }
-            if self.config.paces() {
-                self.pace(length, now);
-            }
-        }
-        // A timer that runs with nothing in flight was for the persist state.
-        if first_in_flight || !self.timers.is_running(Timer::Retransmit) {
-            let timeout = self.retransmission_timeout();
-            self.timers.set(Timer::Retransmit, now, timeout);
+            self.sent_new(length, end, now);
         }
         true
+    }
+
+    /// New bytes up to `end`, `length` of them data, have left.
+    #[inline]
+    fn sent_new(&mut self, length: u32, end: u32, now: Time) {
+        let micros = microseconds(now);
+        let first = self.send.next;
+        // A segment that was not full ends a run, so that what was sent apart is
+        // counted, and sent again, apart.
+        let separate = self.send.small == first;
+        if length % u32::from(self.send.mss) != 0 {
+            self.send.small = end;
+        }
+        if self.send.first == first {
+            self.recovery.rack.begin(first, micros);
+        }
+        self.recovery.board.sent(end, micros, separate);
+        self.send.next = end;
+        let flight = self.pipe();
+        if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
+            self.send.flight = flight;
+            self.send.flight_end = end;
+        }
+        if self.config.paces() {
+            self.pace(length, now);
+        }
+        if !self.recovery.is_quiet() {
+            self.sent_in_recovery(end.wrapping_sub(first), now);
+        }
+    }
+
+    /// New bytes have left while something is doubtful.
+    #[cold]
+    fn sent_in_recovery(&mut self, bytes: u32, now: Time) {
+        if self.recovery.is_reducing() {
+            let sent = &mut self.recovery.reduction.sent;
+            *sent = sent.saturating_add(bytes);
+        }
+        if self.recovery.probe == TailProbe::Due {
+            self.probe_sent(false, now);
+        }
+    }
+
+    /// Bytes were sent again: what was lost, or the tail-loss probe.
+    #[cold]
+    fn sent_again(&mut self, start: u32, end: u32, now: Time) {
+        let micros = microseconds(now);
+        let end = if before(self.send.next, end) {
+            // The FIN goes with it for the first time.
+            self.sent_new(0, end, now);
+            end.wrapping_sub(1)
+        } else {
+            end
+        };
+        self.counters.retransmissions = self.counters.retransmissions.wrapping_add(1);
+        if self.recovery.probe == TailProbe::Due {
+            self.recovery.board.probed(start, end, micros);
+            self.probe_sent(true, now);
+            return;
+        }
+        if self.recovery.new_first {
+            // Nothing new could be sent: F-RTO cannot decide.
+            self.recovery.new_first = false;
+            self.recovery.forward = false;
+        }
+        if self.recovery.path_probe.is_some() {
+            self.path_probe_void();
+        }
+        self.recovery.board.resent(start, end, micros);
+        let stamp = timestamp(now, self.timestamp_offset);
+        self.recovery.undo.sent_again(stamp);
+        if self.recovery.is_reducing() {
+            let sent = &mut self.recovery.reduction.sent;
+            *sent = sent.saturating_add(end.wrapping_sub(start));
+        }
+        if start == self.send.first && self.recovery.wait != Wait::Reordering {
+            // As what is left of it says to an acknowledgment that comes late.
+            self.recovery.wait = Wait::Retransmission;
+            if self.send.retries == 0 {
+                self.restart_timer(now);
+            }
+        }
     }
 
     /// True when the peer's data came so short a while ago that its
@@ -418,9 +502,7 @@ impl Connection {
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.clear(Pending::ACKNOWLEDGE);
         self.send.next = isn.wrapping_add(1);
-        if self.send.retries == 0 {
-            self.round_trip.time(self.send.next, now);
-        }
+        self.send.last = now;
         let timeout = self.retransmission_timeout();
         self.timers.set(Timer::Retransmit, now, timeout);
         true

@@ -9,9 +9,9 @@ use super::Time;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(super) enum Timer {
-    /// Something in flight is not acknowledged (RFC 6298), or nothing is in
-    /// flight and the window, Nagle or cork hold data back (persist, RFC 9293
-    /// §3.8.6.1).
+    /// Something in flight is not acknowledged (see
+    /// [`Wait`](super::recovery::Wait)), or nothing is in flight and the window,
+    /// Nagle or cork hold data back (persist, RFC 9293 §3.8.6.1).
     Retransmit = 0,
     /// An acknowledgment has waited long enough.
     Acknowledge = 1,
@@ -63,6 +63,12 @@ impl Timers {
     #[inline]
     pub(super) fn set(&mut self, timer: Timer, now: Time, after: Duration) {
         self.at[timer as usize] = microseconds(now.saturating_add(after)).min(NEVER - 1);
+    }
+
+    /// As [`Timers::set`], after so many microseconds.
+    #[inline]
+    pub(super) fn set_micros(&mut self, timer: Timer, now: Time, after: u64) {
+        self.at[timer as usize] = microseconds(now).saturating_add(after).min(NEVER - 1);
     }
 
     #[inline]

@@ -118,7 +118,7 @@ fn a_fin_is_sent_again() {
         peer.wait_for_timer();
         again += peer.sent().len();
     }
-    assert_eq!(again, 7);
+    assert_eq!(again, 8);
     assert_eq!(peer.engine.take_error(), None);
 }
 

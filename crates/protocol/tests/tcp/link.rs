@@ -375,6 +375,11 @@ impl Link {
             {
                 connection.output(now, &mut |outgoing| {
                     frames.extend(cut(outgoing));
+                    assert!(
+                        frames.len() < 100_000,
+                        "it sends for ever: {:?}",
+                        frames.last()
+                    );
                     true
                 });
                 assert!(!connection.wants_output(), "all was sent, and more wanted");

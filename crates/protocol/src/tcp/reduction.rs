@@ -1,0 +1,104 @@
+//! The window while it is reduced: proportional rate reduction (RFC 6937 as
+//! updated by RFC 9937), with the bounds as Linux chooses between them. Recovery
+//! and an echoed congestion mark are paced by the same.
+
+use super::Time;
+use super::connection::Connection;
+use super::recovery::{Phase, Recovery};
+use super::tail_probe::TailProbe;
+
+/// Of one reduction; in bytes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Reduction {
+    /// The window before it.
+    pub(super) window: u32,
+    /// What has arrived since it began.
+    pub(super) delivered: u32,
+    /// What was sent since.
+    pub(super) sent: u32,
+}
+
+impl Recovery {
+    /// True while the window is being reduced: recovery, or the round trip after
+    /// an echoed mark.
+    #[inline]
+    pub(super) fn is_reducing(&self) -> bool {
+        matches!(self.phase, Phase::Reduced | Phase::Fast)
+    }
+}
+
+impl Connection {
+    /// A reduction begins: all that is in flight now belongs to it.
+    pub(super) fn begin_reduction(&mut self, now: Time) {
+        let mss = u32::from(self.send.mss);
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        self.recovery.end = self.send.next;
+        self.recovery.probe = TailProbe::None;
+        self.recovery.reduction = Reduction {
+            window: self.congestion.window(),
+            delivered: 0,
+            sent: 0,
+        };
+        self.congestion.on_loss(in_flight.max(mss), mss, now);
+        self.ecn.reduced();
+        // The window falls as acknowledgments come, not at once.
+        self.congestion.set_window(self.recovery.reduction.window);
+    }
+
+    /// The network has marked something as having met congestion, and nothing
+    /// is lost: reduces the window once for what is in flight (RFC 3168 §6.1.2,
+    /// Linux's state CWR). The caller says so at every echo.
+    pub(super) fn enter_reduction(&mut self, now: Time) {
+        self.recovery.undo.forbid();
+        if self.recovery.phase < Phase::Reduced {
+            self.recovery.undo.marker = None;
+            self.begin_reduction(now);
+            self.recovery.phase = Phase::Reduced;
+        }
+    }
+
+    /// Sets the window after so many bytes were `delivered` and so many found
+    /// `lost` by one acknowledgment; `advanced` when it moved SND.UNA.
+    pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, advanced: bool) {
+        if delivered == 0 {
+            return;
+        }
+        let mss = u32::from(self.send.mss);
+        let pipe = self.pipe();
+        let threshold = self.congestion.threshold();
+        let reduction = &mut self.recovery.reduction;
+        reduction.delivered = reduction.delivered.saturating_add(delivered);
+        let mut allowed = if pipe > threshold {
+            let product = u64::from(threshold) * u64::from(reduction.delivered);
+            let share = product / u64::from(reduction.window.max(1));
+            // In whole segments, as Linux counts.
+            let share = u32::try_from(share).unwrap_or(u32::MAX);
+            share
+                .div_ceil(mss)
+                .saturating_mul(mss)
+                .saturating_sub(reduction.sent)
+        } else {
+            let unused = reduction.delivered.saturating_sub(reduction.sent);
+            let mut allowed = unused.max(delivered);
+            if advanced && lost == 0 {
+                allowed = allowed.saturating_add(mss);
+            }
+            allowed.min(threshold - pipe)
+        };
+        if reduction.sent == 0 {
+            // The first retransmission goes at once.
+            allowed = allowed.max(mss);
+        }
+        self.congestion.set_window(pipe.saturating_add(allowed));
+    }
+
+    /// The reduction is over; unless it was undone, the window is the threshold.
+    pub(super) fn end_reduction(&mut self) {
+        let threshold = self.congestion.threshold();
+        if threshold != u32::MAX
+            && (self.recovery.phase == Phase::Reduced || self.recovery.undo.marker.is_some())
+        {
+            self.congestion.set_window(threshold);
+        }
+    }
+}

@@ -1,0 +1,1027 @@
+//! What is in flight, and what became of each part of it: when it last left,
+//! whether the receiver holds it, whether it is lost or was sent again.
+//!
+//! A list of runs without gaps from SND.UNA to SND.NXT. Bytes that left at the
+//! same moment and fared alike share a run, so that a burst costs one; the last
+//! run lies in place, so that what answers a request costs no allocation. Bytes
+//! of each mark are counted as they change, so that the pipe of RFC 6675 costs
+//! nothing. On the clean path runs are added at the end and taken off the front.
+//!
+//! A peer can cut runs by naming odd ranges. It is believed up to [`ISLANDS_MAX`]
+//! ranges; what it says beyond is at worst sent twice.
+
+use std::collections::VecDeque;
+
+use tidewall_wire::tcp::before;
+
+/// Ranges beyond a hole that are remembered: more than any peer that does not
+/// split hairs tells of.
+pub(super) const ISLANDS_MAX: u16 = 512;
+
+/// Ranges from which on one that is not a segment long is not taken: the holes
+/// between such crumbs would each be sent again in a segment of its own
+/// (CVE-2019-11478).
+const CRUMBS_MAX: u16 = 32;
+
+/// Runs at which neighbours are put together, with the later time of both: a
+/// loss is then found later, never earlier.
+const RUNS_MAX: usize = 4096;
+
+/// The receiver holds it (RFC 2018).
+pub(super) const SACKED: u8 = 1;
+/// It is lost.
+pub(super) const LOST: u8 = 2;
+/// It was sent again, and that is in flight.
+pub(super) const AGAIN: u8 = 4;
+/// It was sent again at any time: what acknowledges it measures nothing (Karn's
+/// algorithm).
+pub(super) const EVER: u8 = 8;
+/// Every mark.
+const MARKS: u8 = SACKED | LOST | AGAIN | EVER;
+
+/// Bytes up to `end`, from where the run before ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Run {
+    end: u32,
+    sent: u32,
+    marks: u8,
+}
+
+/// A part of what is in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Piece {
+    pub(super) start: u32,
+    pub(super) end: u32,
+    /// When it last left, in microseconds that wrap.
+    pub(super) sent: u32,
+    pub(super) marks: u8,
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> u32 {
+        self.end.wrapping_sub(self.start)
+    }
+    pub(super) fn has(&self, marks: u8) -> bool {
+        self.marks & marks != 0
+    }
+    /// Lost and not sent again.
+    pub(super) fn waits(&self) -> bool {
+        waits(self.marks)
+    }
+}
+
+fn waits(marks: u8) -> bool {
+    marks & (LOST | AGAIN) == LOST
+}
+
+/// What is to become of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// It is lost.
+    Lost,
+    /// Nothing is known against it.
+    Keep,
+    /// Nor against any after it.
+    Stop,
+}
+
+/// What [`Scoreboard::judge`] has found.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Losses {
+    /// Bytes.
+    pub(super) bytes: u32,
+    /// Some of it had been sent again.
+    pub(super) again: bool,
+}
+
+/// What is in flight.
+#[derive(Default)]
+pub(super) struct Scoreboard {
+    /// SND.UNA.
+    first: u32,
+    /// All runs but the last one sent, which is here too once anything was marked.
+    earlier: VecDeque<Run>,
+    /// Without marks.
+    last: Option<Run>,
+    sacked: u32,
+    lost: u32,
+    again: u32,
+    /// Bytes that are lost and were not sent again.
+    waiting: u32,
+    /// None of those lie below; counts while there are any.
+    waiting_from: u32,
+    /// The end of what was selectively acknowledged furthest; counts while
+    /// anything is.
+    sacked_to: u32,
+    /// The end of what was sent again furthest, as long as it lies ahead.
+    resent_to: u32,
+    /// Runs that are selectively acknowledged.
+    islands: u16,
+}
+
+impl Scoreboard {
+    /// For a connection of which all below `first` is acknowledged.
+    pub(super) fn new(first: u32) -> Self {
+        Self {
+            first,
+            resent_to: first,
+            ..Self::default()
+        }
+    }
+
+    /// Bytes that have left the network, or were never counted: what is in
+    /// flight is less by so much than what is not acknowledged (RFC 6675 §4,
+    /// `SetPipe`). Below zero, wrapped, where what is not known to be lost was
+    /// sent again.
+    #[inline]
+    pub(super) fn gone(&self) -> u32 {
+        self.sacked.wrapping_add(self.lost).wrapping_sub(self.again)
+    }
+
+    /// So many bytes are taken to have arrived, of a receiver that does not tell
+    /// which.
+    pub(super) fn presume(&mut self, bytes: u32) {
+        self.sacked = bytes;
+    }
+
+    /// The same, if any.
+    pub(super) fn presumed(&self) -> Option<u32> {
+        (self.islands == 0 && self.sacked > 0).then_some(self.sacked)
+    }
+
+    /// Bytes selectively acknowledged.
+    pub(super) fn sacked(&self) -> u32 {
+        self.sacked
+    }
+
+    /// Bytes lost, sent again or not.
+    pub(super) fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// Bytes that were sent again and are in flight.
+    pub(super) fn again(&self) -> u32 {
+        self.again
+    }
+
+    /// The end of what was selectively acknowledged furthest, or SND.UNA.
+    pub(super) fn sacked_to(&self) -> u32 {
+        if self.islands == 0 {
+            self.first
+        } else {
+            self.sacked_to
+        }
+    }
+
+    /// The end of what was sent again furthest, or SND.UNA. Beyond, later bytes
+    /// have left later.
+    pub(super) fn resent_to(&self) -> u32 {
+        if self.resent_to.wrapping_sub(self.first) <= self.end().wrapping_sub(self.first) {
+            self.resent_to
+        } else {
+            self.first
+        }
+    }
+
+    /// SND.UNA.
+    pub(super) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// SND.NXT.
+    fn end(&self) -> u32 {
+        match (self.last, self.earlier.back()) {
+            (Some(run), _) | (None, Some(&run)) => run.end,
+            (None, None) => self.first,
+        }
+    }
+
+    /// What is not acknowledged lies in one run.
+    #[inline]
+    pub(super) fn is_single(&self) -> bool {
+        self.earlier.is_empty()
+    }
+
+    /// All up to `end` was sent, the last of it now. `separate` to keep it apart
+    /// from what left at the same moment.
+    #[inline]
+    pub(super) fn sent(&mut self, end: u32, now: u32, separate: bool) {
+        if let Some(last) = &mut self.last {
+            if last.sent == now && !separate {
+                last.end = end;
+                return;
+            }
+            let last = *last;
+            self.add(last);
+        }
+        self.last = Some(Run {
+            end,
+            sent: now,
+            marks: 0,
+        });
+    }
+
+    fn add(&mut self, run: Run) {
+        if self.earlier.len() >= RUNS_MAX {
+            self.condense();
+        }
+        self.earlier.push_back(run);
+    }
+
+    /// Puts pairs of equally marked neighbours together.
+    #[cold]
+    fn condense(&mut self) {
+        let mut condensed = VecDeque::with_capacity(self.earlier.capacity());
+        let mut runs = self.earlier.iter().copied().peekable();
+        while let Some(mut run) = runs.next() {
+            if let Some(next) = runs.next_if(|next| next.marks == run.marks) {
+                run = Run {
+                    end: next.end,
+                    sent: later(run.sent, next.sent),
+                    marks: run.marks,
+                };
+                self.islands -= u16::from(run.marks & SACKED != 0);
+            }
+            condensed.push_back(run);
+        }
+        self.earlier = condensed;
+    }
+
+    /// All below `first` is acknowledged: tells of each piece that was not before.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, first: u32, mut each: impl FnMut(&Piece)) {
+        while let Some(&run) = self.earlier.front() {
+            if before(first, run.end) {
+                self.shorten(run, first, &mut each);
+                return;
+            }
+            self.shorten(run, run.end, &mut each);
+            self.islands -= u16::from(run.marks & SACKED != 0);
+            self.earlier.pop_front();
+        }
+        if let Some(run) = self.last {
+            if before(first, run.end) {
+                self.shorten(run, first, &mut each);
+                return;
+            }
+            self.shorten(run, run.end, &mut each);
+            self.last = None;
+        }
+        // A SYN or the like that was never noted.
+        self.first = first;
+        if self.earlier.capacity() != 0 {
+            self.earlier = VecDeque::new();
+        }
+    }
+
+    /// The first run begins at `start` from now on.
+    #[inline]
+    fn shorten(&mut self, run: Run, start: u32, each: &mut impl FnMut(&Piece)) {
+        if start == self.first {
+            return;
+        }
+        let piece = Piece {
+            start: self.first,
+            end: start,
+            sent: run.sent,
+            marks: run.marks,
+        };
+        each(&piece);
+        if run.marks != 0 {
+            self.count(run.marks, 0, piece.len());
+        }
+        self.first = start;
+    }
+
+    /// So many bytes change their marks.
+    fn count(&mut self, from: u8, to: u8, bytes: u32) {
+        let change = |had: bool, has: bool, counter: &mut u32| match (had, has) {
+            (true, false) => *counter = counter.wrapping_sub(bytes),
+            (false, true) => *counter = counter.wrapping_add(bytes),
+            _ => {}
+        };
+        let has = |mark: u8| (from & mark != 0, to & mark != 0);
+        let (had, has_now) = has(SACKED);
+        change(had, has_now, &mut self.sacked);
+        let (had, has_now) = has(LOST);
+        change(had, has_now, &mut self.lost);
+        let (had, has_now) = has(AGAIN);
+        change(had, has_now, &mut self.again);
+        change(waits(from), waits(to), &mut self.waiting);
+    }
+
+    /// Puts the last run with the others, for what looks at all of them.
+    fn gather(&mut self) {
+        if let Some(run) = self.last.take() {
+            self.add(run);
+        }
+    }
+
+    fn distance(&self, sequence: u32) -> u32 {
+        sequence.wrapping_sub(self.first)
+    }
+
+    /// The run that a sequence number lies in; all are gathered.
+    fn find(&self, sequence: u32) -> usize {
+        let distance = self.distance(sequence);
+        self.earlier
+            .partition_point(|run| self.distance(run.end) <= distance)
+    }
+
+    /// Where a run begins; all are gathered.
+    fn start_of(&self, index: usize) -> u32 {
+        index
+            .checked_sub(1)
+            .and_then(|before| self.earlier.get(before))
+            .map_or(self.first, |run| run.end)
+    }
+
+    fn piece(&self, index: usize) -> Option<Piece> {
+        let &Run { end, sent, marks } = self.earlier.get(index)?;
+        Some(Piece {
+            start: self.start_of(index),
+            end,
+            sent,
+            marks,
+        })
+    }
+
+    /// Has a run begin at `at`, and tells which; all are gathered.
+    fn split(&mut self, at: u32) -> usize {
+        let index = self.find(at);
+        if self.start_of(index) == at {
+            return index;
+        }
+        let Some(&run) = self.earlier.get(index) else {
+            return index;
+        };
+        self.islands += u16::from(run.marks & SACKED != 0);
+        self.earlier.insert(index, Run { end: at, ..run });
+        index + 1
+    }
+
+    /// Gives the pieces between two marks new ones, by what `change` makes of the
+    /// old, and puts those together that become alike.
+    fn mark(&mut self, start: u32, end: u32, sent: Option<u32>, change: impl Fn(u8) -> u8) {
+        let from = self.split(start);
+        let to = self.split(end);
+        let mut begin = start;
+        for index in from..to {
+            let Some(run) = self.earlier.get_mut(index) else {
+                break;
+            };
+            let (old, new) = (run.marks, change(run.marks));
+            run.marks = new;
+            run.sent = sent.unwrap_or(run.sent);
+            let bytes = run.end.wrapping_sub(begin);
+            begin = run.end;
+            self.count(old, new, bytes);
+            let islands = u16::from(new & SACKED != 0);
+            self.islands = self.islands + islands - u16::from(old & SACKED != 0);
+        }
+        self.join(from, to);
+    }
+
+    /// Puts runs that are alike together: from the one before `from` to the one
+    /// at `to`.
+    fn join(&mut self, from: usize, to: usize) {
+        let first = from.saturating_sub(1);
+        let count = self.earlier.len();
+        let last = (to + 1).min(count);
+        let mut kept = first;
+        for index in first + 1..last {
+            let (Some(&run), Some(&next)) = (self.earlier.get(kept), self.earlier.get(index))
+            else {
+                return;
+            };
+            let sacked = run.marks & next.marks & SACKED != 0;
+            let place =
+                if sacked || run.marks == next.marks && run.sent == next.sent && next.marks != 0 {
+                    // When what the receiver holds has left matters no more.
+                    self.islands -= u16::from(sacked);
+                    Run {
+                        end: next.end,
+                        sent: next.sent,
+                        marks: run.marks | next.marks,
+                    }
+                } else {
+                    kept += 1;
+                    next
+                };
+            if let Some(run) = self.earlier.get_mut(kept) {
+                *run = place;
+            }
+        }
+        if kept + 1 < last {
+            self.earlier.drain(kept + 1..last);
+        }
+    }
+
+    /// Whether what begins in a run and ends at `end` adds to an island, so that
+    /// there is none more after.
+    fn touches_island(&self, index: usize, start: u32, end: u32) -> bool {
+        (index.saturating_sub(1)..self.earlier.len())
+            .map_while(|index| self.piece(index))
+            .take_while(|piece| !before(end, piece.start))
+            .any(|piece| piece.has(SACKED) && !before(piece.end, start))
+    }
+
+    /// The receiver holds the bytes from `start` to `end`, within what is in
+    /// flight; tells of each piece of which that is news. `segment` is what a full
+    /// segment carries.
+    pub(super) fn sack(
+        &mut self,
+        (start, end): (u32, u32),
+        segment: u32,
+        mut each: impl FnMut(&Piece),
+    ) {
+        self.gather();
+        let mut index = self.find(start);
+        let crumb = end.wrapping_sub(start) < segment;
+        if (self.islands >= ISLANDS_MAX || crumb && self.islands >= CRUMBS_MAX)
+            && !self.touches_island(index, start, end)
+        {
+            return;
+        }
+        let mut new = false;
+        while let Some(mut piece) = self.piece(index)
+            && before(piece.start, end)
+        {
+            index += 1;
+            if piece.has(SACKED) {
+                continue;
+            }
+            new = true;
+            if before(piece.start, start) {
+                piece.start = start;
+            }
+            if before(end, piece.end) {
+                piece.end = end;
+            }
+            each(&piece);
+        }
+        if !new {
+            return;
+        }
+        if self.islands == 0 || before(self.sacked_to, end) {
+            self.sacked_to = end;
+        }
+        self.mark(start, end, None, |marks| SACKED | marks & EVER);
+    }
+
+    /// Nothing that is not acknowledged is held by the receiver after all.
+    pub(super) fn forget_sacked(&mut self) {
+        self.change_all(|marks| marks & !SACKED);
+    }
+
+    /// Nothing is lost after all.
+    pub(super) fn forget_lost(&mut self) {
+        self.change_all(|marks| marks & !LOST);
+    }
+
+    fn change_all(&mut self, change: impl Fn(u8) -> u8) {
+        self.gather();
+        let end = self.end();
+        if end != self.first {
+            self.mark(self.first, end, None, change);
+        }
+    }
+
+    /// Has each piece judged that may be in flight: neither held by the receiver
+    /// nor waiting to be sent again.
+    pub(super) fn judge(&mut self, mut verdict: impl FnMut(&Piece) -> Verdict) -> Losses {
+        self.gather();
+        let mut losses = Losses::default();
+        let mut start = self.first;
+        for index in 0..self.earlier.len() {
+            let Some(&run) = self.earlier.get(index) else {
+                break;
+            };
+            let Run { end, sent, marks } = run;
+            let piece = Piece {
+                start,
+                end,
+                sent,
+                marks,
+            };
+            start = end;
+            if piece.has(SACKED) || piece.waits() {
+                continue;
+            }
+            match verdict(&piece) {
+                Verdict::Keep => continue,
+                Verdict::Stop => break,
+                Verdict::Lost => {}
+            }
+            if self.waiting == 0 || before(piece.start, self.waiting_from) {
+                self.waiting_from = piece.start;
+            }
+            let new = marks & EVER | LOST;
+            if let Some(run) = self.earlier.get_mut(index) {
+                run.marks = new;
+            }
+            self.count(marks, new, piece.len());
+            losses.bytes = losses.bytes.saturating_add(piece.len());
+            losses.again |= piece.has(AGAIN);
+        }
+        losses
+    }
+
+    /// The first bytes are lost, up to `bytes` of them, unless they are known to
+    /// be or held by the receiver.
+    pub(super) fn lose_first(&mut self, bytes: u32) -> Losses {
+        self.gather();
+        let Some(piece) = self.piece(0) else {
+            return Losses::default();
+        };
+        if piece.has(SACKED) {
+            return Losses::default();
+        }
+        if piece.len() > bytes {
+            self.split(piece.start.wrapping_add(bytes));
+        }
+        let first = self.first;
+        self.judge(|piece| {
+            if piece.start == first {
+                Verdict::Lost
+            } else {
+                Verdict::Stop
+            }
+        })
+    }
+
+    /// The first bytes, up to so many, that are lost and were not sent again.
+    pub(super) fn next_waiting(&self, most: u32) -> Option<(u32, u32)> {
+        if self.waiting == 0 {
+            return None;
+        }
+        let from = if before(self.waiting_from, self.first) {
+            self.first
+        } else {
+            self.waiting_from
+        };
+        let mut index = self.find(from);
+        let mut found = None;
+        loop {
+            // Without being gathered: the last one comes after all others.
+            let run = match self.earlier.get(index) {
+                Some(&run) => run,
+                None if index == self.earlier.len() => match self.last {
+                    Some(run) => run,
+                    None => return found,
+                },
+                None => return found,
+            };
+            if waits(run.marks) {
+                let (start, _) = found.unwrap_or((self.start_of(index), 0));
+                if run.end.wrapping_sub(start) >= most {
+                    return Some((start, start.wrapping_add(most)));
+                }
+                found = Some((start, run.end));
+            } else if found.is_some() {
+                return found;
+            }
+            index += 1;
+        }
+    }
+
+    /// What was lost from `start` to `end` was sent again now.
+    pub(super) fn resent(&mut self, start: u32, end: u32, now: u32) {
+        self.gather();
+        self.note_resent(end);
+        self.waiting_from = end;
+        self.mark(start, end, Some(now), |marks| marks | AGAIN | EVER);
+        if self.earlier.len() > RUNS_MAX {
+            self.condense();
+        }
+    }
+
+    /// The bytes from `start` to `end` were sent once more now, not because they
+    /// were lost but to learn whether anything is: what is in flight stays as it
+    /// was.
+    pub(super) fn probed(&mut self, start: u32, end: u32, now: u32) {
+        self.gather();
+        self.note_resent(end);
+        self.mark(start, end, Some(now), |marks| marks | EVER);
+    }
+
+    fn note_resent(&mut self, end: u32) {
+        let to = self.resent_to();
+        self.resent_to = if before(to, end) { end } else { to };
+    }
+
+    /// Bytes from `start` to `end` that were sent again and are in flight have
+    /// arrived twice.
+    pub(super) fn arrived_twice(&mut self, start: u32, end: u32) {
+        self.gather();
+        if self.again > 0 {
+            self.mark(start, end, None, |marks| {
+                if marks & LOST == 0 {
+                    marks & !AGAIN
+                } else {
+                    marks
+                }
+            });
+        }
+    }
+
+    /// The last segment of up to so many bytes.
+    pub(super) fn last_segment(&self, most: u32) -> Option<(u32, u32)> {
+        let (start, end) = match self.last {
+            Some(run) => (
+                self.earlier.back().map_or(self.first, |run| run.end),
+                run.end,
+            ),
+            None => (
+                self.start_of(self.earlier.len().checked_sub(1)?),
+                self.end(),
+            ),
+        };
+        let length = end.wrapping_sub(start);
+        let rest = length.checked_rem(most)?;
+        let length = if rest == 0 { length.min(most) } else { rest };
+        Some((end.wrapping_sub(length), end))
+    }
+
+    /// The first piece.
+    pub(super) fn head(&self) -> Option<Piece> {
+        let &Run { end, sent, marks } = self.earlier.front().or(self.last.as_ref())?;
+        Some(Piece {
+            start: self.first,
+            end,
+            sent,
+            marks,
+        })
+    }
+
+    /// All pieces, in order.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
+        let mut start = self.first;
+        self.earlier
+            .iter()
+            .chain(self.last.as_ref())
+            .map(move |&Run { end, sent, marks }| {
+                let piece = Piece {
+                    start,
+                    end,
+                    sent,
+                    marks,
+                };
+                start = end;
+                piece
+            })
+    }
+
+    /// Adds a piece as it was in another scoreboard; false when it cannot follow.
+    pub(super) fn restore(&mut self, end: u32, sent: u32, marks: u8) -> bool {
+        let start = self.end();
+        let sound = before(start, end)
+            && marks & !MARKS == 0
+            && (marks & SACKED == 0 || marks & (LOST | AGAIN) == 0)
+            && (marks & AGAIN == 0 || marks & EVER != 0)
+            && self.earlier.len() <= RUNS_MAX + usize::from(ISLANDS_MAX);
+        if sound {
+            self.gather();
+            self.earlier.push_back(Run { end, sent, marks });
+            self.count(0, marks, end.wrapping_sub(start));
+            self.waiting_from = self.first;
+            if marks & SACKED != 0 {
+                self.islands = self.islands.saturating_add(1);
+                self.sacked_to = end;
+            }
+            if marks & EVER != 0 {
+                self.resent_to = end;
+            }
+        }
+        sound
+    }
+
+    /// Runs held, for tests.
+    #[cfg(test)]
+    fn runs(&self) -> usize {
+        self.earlier.len() + usize::from(self.last.is_some())
+    }
+}
+
+/// The later of two moments within half an hour of each other.
+fn later(a: u32, b: u32) -> u32 {
+    if before(a, b) { b } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// So that everything wraps.
+    const FIRST: u32 = u32::MAX - 40;
+
+    fn at(offset: u32) -> u32 {
+        FIRST.wrapping_add(offset)
+    }
+
+    fn pieces(board: &Scoreboard) -> Vec<(u32, u32, u8)> {
+        board
+            .pieces()
+            .map(|piece| {
+                let offset = |sequence: u32| sequence.wrapping_sub(FIRST);
+                (offset(piece.start), offset(piece.end), piece.marks)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_burst_is_a_run_and_one_run_costs_no_memory() {
+        let mut board = Scoreboard::new(FIRST);
+        for end in 1..=5 {
+            board.sent(at(end * 10), 7, false);
+        }
+        assert_eq!(pieces(&board), [(0, 50, 0)]);
+        assert_eq!(board.earlier.capacity(), 0);
+        board.sent(at(60), 8, false);
+        board.sent(at(70), 8, true);
+        assert_eq!(pieces(&board), [(0, 50, 0), (50, 60, 0), (60, 70, 0)]);
+        let mut told = Vec::new();
+        board.acknowledge(at(55), |piece| told.push((piece.start, piece.end)));
+        assert_eq!(told, [(at(0), at(50)), (at(50), at(55))]);
+        board.acknowledge(at(70), |_| {});
+        assert_eq!(board.runs(), 0);
+        assert_eq!(board.earlier.capacity(), 0, "given back");
+    }
+
+    #[test]
+    fn what_is_lost_waits_until_it_is_sent_again() {
+        let mut board = Scoreboard::new(FIRST);
+        board.sent(at(100), 1, false);
+        board.sack((at(30), at(40)), 10, |_| {});
+        let losses = board.judge(|piece| match before(piece.start, at(30)) {
+            true => Verdict::Lost,
+            false => Verdict::Stop,
+        });
+        assert_eq!((losses.bytes, losses.again), (30, false));
+        assert_eq!(board.gone(), 40);
+        assert_eq!(board.next_waiting(20), Some((at(0), at(20))));
+        board.resent(at(0), at(20), 9);
+        assert_eq!(board.next_waiting(20), Some((at(20), at(30))));
+        board.resent(at(20), at(30), 9);
+        assert_eq!(board.next_waiting(20), None);
+        assert_eq!(board.gone(), 10);
+        assert_eq!(
+            pieces(&board),
+            [(0, 30, LOST | AGAIN | EVER), (30, 40, SACKED), (40, 100, 0)]
+        );
+        // It is lost once more.
+        let losses = board.judge(|piece| match piece.has(AGAIN) {
+            true => Verdict::Lost,
+            false => Verdict::Keep,
+        });
+        assert_eq!((losses.bytes, losses.again), (30, true));
+        assert_eq!(board.next_waiting(100), Some((at(0), at(30))));
+    }
+
+    #[test]
+    fn the_last_segment_is_what_a_probe_sends() {
+        let mut board = Scoreboard::new(FIRST);
+        assert_eq!(board.last_segment(10), None);
+        board.sent(at(25), 1, false);
+        assert_eq!(board.last_segment(10), Some((at(20), at(25))));
+        board.sent(at(45), 2, false);
+        assert_eq!(board.last_segment(10), Some((at(35), at(45))));
+        board.probed(at(35), at(45), 5);
+        assert_eq!(board.last_segment(10), Some((at(35), at(45))));
+        assert_eq!(board.gone(), 0, "what is in flight stays as it was");
+    }
+
+    #[test]
+    fn a_peer_that_splits_hairs_is_not_followed() {
+        let mut board = Scoreboard::new(FIRST);
+        board.sent(at(1_000_000), 1, false);
+        for hole in 0..10_000 {
+            board.sack((at(hole * 2 + 1), at(hole * 2 + 2)), 1, |_| {});
+        }
+        assert_eq!(board.islands, ISLANDS_MAX);
+        assert!(board.runs() <= 2 * usize::from(ISLANDS_MAX) + 2);
+        // Crumbs are refused much sooner, and what adds to an island is not.
+        board.sack((at(1), at(20)), 1, |_| {});
+        assert_eq!(board.islands, ISLANDS_MAX - 9);
+        board.sack((at(500_000), at(500_009)), 10, |_| {});
+        assert_eq!(board.islands, ISLANDS_MAX - 9, "a crumb");
+        board.sack((at(500_000), at(500_010)), 10, |_| {});
+        assert_eq!(board.islands, ISLANDS_MAX - 8);
+    }
+
+    #[test]
+    fn too_many_bursts_are_remembered_together() {
+        let mut board = Scoreboard::new(FIRST);
+        let count = 3 * RUNS_MAX as u32;
+        for burst in 1..=count {
+            board.sent(at(burst * 10), burst, false);
+        }
+        assert!(board.runs() <= RUNS_MAX + 1);
+        let last = board.pieces().last().unwrap();
+        assert_eq!((last.end, last.sent), (at(count * 10), count));
+        for piece in board.pieces() {
+            // The time is that of the last byte, so never too early.
+            assert_eq!(piece.sent, piece.end.wrapping_sub(FIRST) / 10);
+        }
+    }
+
+    /// A byte of the naive model.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Byte {
+        sent: u32,
+        marks: u8,
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Send(u32),
+        Acknowledge(u32),
+        Sack(u32, u32),
+        Lose(u32),
+        Resend(u32),
+        Probe(u32),
+        LoseFirst(u32),
+        ForgetLost,
+        ForgetSacked,
+        Twice(u32, u32),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (1u32..30).prop_map(Step::Send),
+            2 => (0u32..40).prop_map(Step::Acknowledge),
+            6 => (0u32..80, 1u32..20).prop_map(|(start, len)| Step::Sack(start, len)),
+            3 => (0u32..30).prop_map(Step::Lose),
+            4 => (1u32..12).prop_map(Step::Resend),
+            1 => (1u32..12).prop_map(Step::Probe),
+            1 => (1u32..12).prop_map(Step::LoseFirst),
+            1 => Just(Step::ForgetLost),
+            1 => Just(Step::ForgetSacked),
+            1 => (0u32..80, 1u32..20).prop_map(|(start, len)| Step::Twice(start, len)),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    fn lose(byte: &mut Byte) -> u32 {
+        if byte.marks & SACKED != 0 || waits(byte.marks) {
+            return 0;
+        }
+        byte.marks = byte.marks & EVER | LOST;
+        1
+    }
+
+    proptest! {
+        /// The scoreboard is what a mark for each byte would be.
+        #[test]
+        fn each_byte_is_remembered(steps in steps()) {
+            let mut board = Scoreboard::new(FIRST);
+            let mut model: Vec<Byte> = Vec::new();
+            let mut first = 0u32;
+            for (now, step) in steps.into_iter().enumerate() {
+                let now = now as u32;
+                let next = first + model.len() as u32;
+                // Offsets within what is in flight.
+                let range = |start: u32, len: u32| {
+                    let start = (first + start).min(next);
+                    (start, (start + len).min(next))
+                };
+                let place = |offset: u32| (offset - first) as usize;
+                match step {
+                    Step::Send(bytes) => {
+                        board.sent(at(next + bytes), now, false);
+                        model.extend((0..bytes).map(|_| Byte { sent: now, marks: 0 }));
+                    }
+                    Step::Acknowledge(bytes) => {
+                        let (_, end) = range(0, bytes);
+                        let mut told = Vec::new();
+                        board.acknowledge(at(end), |piece| {
+                            told.extend((0..piece.len()).map(|_| piece.marks));
+                        });
+                        let gone: Vec<u8> = model.drain(..place(end)).map(|b| b.marks).collect();
+                        // EVER of what was sacked is put together.
+                        prop_assert_eq!(told.len(), gone.len());
+                        for (told, gone) in told.iter().zip(&gone) {
+                            prop_assert_eq!(told & !EVER, gone & !EVER);
+                        }
+                        first = end;
+                    }
+                    Step::Sack(start, len) => {
+                        let (start, end) = range(start, len);
+                        if start == end { continue; }
+                        let mut told = 0;
+                        board.sack((at(start), at(end)), 1, |piece| told += piece.len());
+                        let mut new = 0;
+                        for byte in &mut model[place(start)..place(end)] {
+                            new += u32::from(byte.marks & SACKED == 0);
+                            byte.marks = SACKED | byte.marks & EVER;
+                        }
+                        prop_assert_eq!(told, new);
+                    }
+                    Step::Lose(before_time) => {
+                        let losses = board.judge(|piece| match piece.sent < before_time {
+                            true => Verdict::Lost,
+                            false => Verdict::Keep,
+                        });
+                        let lost: u32 = model
+                            .iter_mut()
+                            .filter(|byte| byte.sent < before_time)
+                            .map(lose)
+                            .sum();
+                        prop_assert_eq!(losses.bytes, lost);
+                    }
+                    Step::LoseFirst(bytes) => {
+                        let run = board.head().map_or(0, |piece| piece.len());
+                        board.lose_first(bytes);
+                        for byte in model.iter_mut().take(run.min(bytes) as usize) {
+                            lose(byte);
+                        }
+                    }
+                    Step::Resend(most) => {
+                        let waiting = model.iter().position(|byte| waits(byte.marks));
+                        let found = board.next_waiting(most);
+                        let start = waiting.map(|index| at(first + index as u32));
+                        prop_assert_eq!(found.map(|found| found.0), start);
+                        let Some((start, end)) = found else { continue };
+                        let start = start.wrapping_sub(FIRST);
+                        let end = end.wrapping_sub(FIRST);
+                        prop_assert!(start < end && end - start <= most);
+                        board.resent(at(start), at(end), now);
+                        for byte in &mut model[place(start)..place(end)] {
+                            prop_assert!(waits(byte.marks));
+                            *byte = Byte { sent: now, marks: byte.marks | AGAIN | EVER };
+                        }
+                    }
+                    Step::Probe(most) => {
+                        let Some((start, end)) = board.last_segment(most) else { continue };
+                        prop_assert_eq!(end, at(next));
+                        board.probed(start, end, now);
+                        for byte in &mut model[place(start.wrapping_sub(FIRST))..] {
+                            *byte = Byte { sent: now, marks: byte.marks | EVER };
+                        }
+                    }
+                    Step::ForgetLost => {
+                        board.forget_lost();
+                        model.iter_mut().for_each(|byte| byte.marks &= !LOST);
+                    }
+                    Step::ForgetSacked => {
+                        board.forget_sacked();
+                        model.iter_mut().for_each(|byte| byte.marks &= !SACKED);
+                    }
+                    Step::Twice(start, len) => {
+                        let (start, end) = range(start, len);
+                        if start == end { continue; }
+                        board.arrived_twice(at(start), at(end));
+                        for byte in &mut model[place(start)..place(end)] {
+                            if byte.marks & LOST == 0 {
+                                byte.marks &= !AGAIN;
+                            }
+                        }
+                    }
+                }
+                let next = at(first + model.len() as u32);
+                let count = |marks: u8| {
+                    model.iter().filter(|byte| byte.marks & marks != 0).count() as u32
+                };
+                prop_assert_eq!(board.first, at(first));
+                prop_assert_eq!(board.end(), next);
+                prop_assert_eq!(board.sacked(), count(SACKED));
+                prop_assert_eq!(board.lost(), count(LOST));
+                prop_assert_eq!(board.again(), count(AGAIN));
+                let waiting = model.iter().filter(|byte| waits(byte.marks)).count() as u32;
+                prop_assert_eq!(board.waiting, waiting);
+                let mut flat = Vec::new();
+                let mut islands = 0;
+                let mut last_sacked = false;
+                for piece in board.pieces() {
+                    prop_assert!(before(piece.start, piece.end));
+                    islands += u16::from(piece.has(SACKED));
+                    prop_assert!(!(last_sacked && piece.has(SACKED)), "joined");
+                    last_sacked = piece.has(SACKED);
+                    flat.extend((0..piece.len()).map(|_| Byte { sent: piece.sent, marks: piece.marks }));
+                }
+                prop_assert_eq!(board.islands, islands);
+                prop_assert_eq!(flat.len(), model.len());
+                for (kept, byte) in flat.iter().zip(&mut model) {
+                    if byte.marks & SACKED != 0 {
+                        // Its time no longer matters, and whether it was sent twice
+                        // is said of the whole island.
+                        prop_assert_eq!(kept.marks & !EVER, byte.marks & !EVER);
+                        prop_assert!(kept.marks & EVER >= byte.marks & EVER);
+                        *byte = *kept;
+                    } else {
+                        prop_assert_eq!(kept, &*byte);
+                    }
+                }
+                let furthest = model.iter().rposition(|byte| byte.marks & SACKED != 0);
+                let furthest = furthest.map_or(first, |index| first + index as u32 + 1);
+                prop_assert_eq!(board.sacked_to(), at(furthest));
+                // Beyond, later bytes have left later.
+                let resent = board.resent_to().wrapping_sub(FIRST);
+                for pair in model.get((resent - first) as usize..).unwrap_or_default().windows(2) {
+                    prop_assert!(pair[0].sent <= pair[1].sent || pair[0].marks & SACKED != 0);
+                }
+            }
+        }
+    }
+}

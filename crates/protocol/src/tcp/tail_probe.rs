@@ -1,0 +1,167 @@
+//! The tail-loss probe (RFC 8985 §7): when acknowledgments stay away, one
+//! segment is sent long before the retransmission timeout, so that what it brings
+//! back lets recovery find what was lost at the end.
+
+use super::acknowledgment::Feedback;
+use super::connection::Connection;
+use super::rack::TICKS;
+use super::recovery::{Phase, Wait};
+use super::send::Plan;
+use super::timers::Timer;
+use super::{Time, microseconds};
+use tidewall_wire::tcp::before;
+
+/// The state of the probe; one at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum TailProbe {
+    /// None.
+    #[default]
+    None,
+    /// To be sent now.
+    Due,
+    /// Sent when SND.NXT was `end` after it, and not acknowledged.
+    Sent {
+        /// SND.NXT.
+        end: u32,
+        /// It was the last segment once more, not a new one.
+        again: bool,
+    },
+}
+
+impl Connection {
+    /// Starts the timer for what is in flight after an acknowledgment: the
+    /// probe's where there may be one, or the retransmission timer.
+    #[inline]
+    pub(super) fn start_timer(&mut self, now: Time) {
+        if self.send.first == self.send.next {
+            self.recovery.wait = Wait::Retransmission;
+            self.timers.stop(Timer::Retransmit);
+        } else if self.may_probe() {
+            let timeout = self.retransmission_micros();
+            self.start_probe_timer(timeout, now);
+        } else {
+            self.restart_timer(now);
+        }
+    }
+
+    /// Starts it after new data was sent, so that a probe is due so long after
+    /// that; `began` when nothing was in flight before: a timer that ran then was
+    /// for the persist state.
+    #[inline]
+    pub(super) fn start_timer_after_sending(&mut self, began: bool, now: Time) {
+        let timeout = self.retransmission_micros();
+        if self.may_probe() {
+            // No later than the retransmission timeout would be.
+            let head = self.recovery.board.head();
+            let age = head.map_or(0, |head| microseconds(now).wrapping_sub(head.sent));
+            let rest = timeout.saturating_sub(age.into());
+            self.start_probe_timer(if rest == 0 { u64::MAX } else { rest }, now);
+        } else if began || !self.timers.is_running(Timer::Retransmit) {
+            self.recovery.wait = Wait::Retransmission;
+            self.timers.set_micros(Timer::Retransmit, now, timeout);
+        }
+    }
+
+    /// A probe is for a connection that may lack acknowledgments because it has
+    /// nothing more to send, or may not.
+    #[inline]
+    fn may_probe(&self) -> bool {
+        self.sack && matches!(self.recovery.phase, Phase::Open | Phase::Reduced)
+    }
+
+    #[inline]
+    fn start_probe_timer(&mut self, most: u64, now: Time) {
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        let wait = if self.round_trip.eighths == 0 {
+            1_000_000
+        } else if in_flight <= self.send.mss.into() && self.recovery.board.is_single() {
+            // Its acknowledgment may be delayed.
+            self.round_trip.eighths / 4 + self.config.timeout_min.micros()
+        } else {
+            self.round_trip.eighths / 4 + TICKS
+        };
+        self.recovery.wait = Wait::Probe;
+        self.timers
+            .set_micros(Timer::Retransmit, now, u64::from(wait).min(most));
+    }
+
+    /// The retransmission timer for what is in flight, from when the first of it
+    /// left if it was not running, or from now.
+    #[inline]
+    pub(super) fn restart_timer(&mut self, now: Time) {
+        let mut wait = self.retransmission_micros();
+        if self.recovery.wait != Wait::Retransmission
+            && let Some(head) = self.recovery.board.head()
+        {
+            let age = microseconds(now).wrapping_sub(head.sent);
+            wait = wait.saturating_sub(age.into()).max(1);
+        }
+        self.recovery.wait = Wait::Retransmission;
+        self.timers.set_micros(Timer::Retransmit, now, wait);
+    }
+
+    /// The probe's timer has expired (RFC 8985 §7.3).
+    pub(super) fn probe_timer(&mut self, now: Time) {
+        if self.recovery.probe == TailProbe::None {
+            self.recovery.probe = TailProbe::Due;
+            if self.plan_probe().is_some() {
+                return;
+            }
+            self.recovery.probe = TailProbe::None;
+        }
+        self.restart_timer(now);
+    }
+
+    /// The probe: a new segment, whatever the congestion window says, or else the
+    /// last one again.
+    pub(super) fn plan_probe(&self) -> Option<Plan> {
+        let mss = self.payload_max();
+        let window_end = self.send.first.wrapping_add(self.send.window);
+        let unsent = self.unsent();
+        if unsent > 0 {
+            let length = unsent.min(mss);
+            if !before(window_end, self.send.next.wrapping_add(length)) {
+                return Some(Plan::New { length });
+            }
+        }
+        let (start, end) = self.recovery.board.last_segment(mss)?;
+        if start != self.send.first && !before(start, window_end) {
+            return None;
+        }
+        Some(self.plan_repeat(start, end))
+    }
+
+    /// The probe has left.
+    pub(super) fn probe_sent(&mut self, again: bool, now: Time) {
+        self.recovery.probe = TailProbe::Sent {
+            end: self.send.next,
+            again,
+        };
+        self.counters.loss_probes = self.counters.loss_probes.wrapping_add(1);
+        // From now.
+        self.recovery.wait = Wait::Retransmission;
+        self.restart_timer(now);
+    }
+
+    /// What an acknowledgment says of the probe (RFC 8985 §7.4): whether it alone
+    /// repaired a loss, for which the window is then reduced.
+    pub(super) fn judge_probe(&mut self, acknowledgment: u32, seen: &Feedback, now: Time) {
+        let TailProbe::Sent { end, again } = self.recovery.probe else {
+            return;
+        };
+        if before(acknowledgment, end) {
+            return;
+        }
+        if !again || seen.probe_twice {
+            self.recovery.probe = TailProbe::None;
+        } else if before(end, acknowledgment) {
+            self.begin_reduction(now);
+            self.recovery.phase = Phase::Reduced;
+            self.end_reduction();
+            self.keep_open();
+        } else if !seen.advanced && seen.plain && !seen.sacked {
+            // Both the original and the probe have arrived.
+            self.recovery.probe = TailProbe::None;
+        }
+    }
+}
