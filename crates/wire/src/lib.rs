@@ -26,6 +26,7 @@ pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
 pub mod tcp;
+mod transport;
 pub mod udp;
 
 use core::fmt;

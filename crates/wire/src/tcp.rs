@@ -5,8 +5,7 @@
 use core::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::checksum::{self, Sum};
-use crate::udp::{Addresses, Checksum, ChecksumState};
+use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
 use crate::{EmitError, Protocol};
 
 /// Bytes of a header without options.
@@ -437,44 +436,19 @@ impl<'a> Packet<'a> {
     /// [`ChecksumState::Absent`]: TCP always has one.
     #[must_use]
     pub fn checksum_v4(&self, source: Ipv4Addr, destination: Ipv4Addr) -> ChecksumState {
-        self.checksum_with(pseudo_header(
-            Addresses::V4(source, destination),
-            self.bytes.len(),
-        ))
+        self.checksum_with(Addresses::V4(source, destination))
     }
 
     /// Compares the checksum with the segment and IPv6 addresses, as
     /// [`Packet::checksum_v4`].
     #[must_use]
     pub fn checksum_v6(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ChecksumState {
-        self.checksum_with(pseudo_header(
-            Addresses::V6(source, destination),
-            self.bytes.len(),
-        ))
+        self.checksum_with(Addresses::V6(source, destination))
     }
 
-    fn checksum_with(&self, pseudo_header: Sum) -> ChecksumState {
+    fn checksum_with(&self, addresses: Addresses) -> ChecksumState {
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
-        // Asked first, since it costs nothing beside summing the payload.
-        let left = pseudo_header.folded() == field;
-        if pseudo_header.bytes(self.bytes).is_valid() {
-            ChecksumState::Valid
-        } else if left {
-            ChecksumState::LeftToOffload
-        } else {
-            ChecksumState::Invalid
-        }
-    }
-}
-
-fn pseudo_header(addresses: Addresses, length: usize) -> Sum {
-    match addresses {
-        Addresses::V4(source, destination) => {
-            checksum::pseudo_header_v4(source, destination, Protocol::TCP, length as u16)
-        }
-        Addresses::V6(source, destination) => {
-            checksum::pseudo_header_v6(source, destination, Protocol::TCP, length as u32)
-        }
+        checksum_state(addresses, Protocol::TCP, self.bytes, field)
     }
 }
 
@@ -566,7 +540,7 @@ impl Header {
         {
             place.copy_from_slice(options);
         }
-        let pseudo_header = pseudo_header(addresses, length);
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
         let field = match checksum {
             Checksum::Offload => pseudo_header.folded(),
             Checksum::Software | Checksum::None => pseudo_header.bytes(segment).checksum(),

@@ -1,9 +1,10 @@
 //! UDP (RFC 768), over IPv4 and over IPv6 (RFC 8200 §8.1, RFC 6935).
 
 use core::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::checksum::{self, Sum};
+use crate::transport::checksum_state;
+pub use crate::transport::{Addresses, Checksum, ChecksumState};
 use crate::{EmitError, Protocol};
 
 /// Bytes of a UDP header.
@@ -31,22 +32,6 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
-
-/// What the checksum field of a received datagram says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChecksumState {
-    /// It is correct.
-    Valid,
-    /// It is zero: the sender computed none. Fit for use over IPv4 (RFC 768);
-    /// over IPv6 only for tunnels that were told to expect it (RFC 6935).
-    Absent,
-    /// It is the sum of the pseudo-header alone: a sender on the same host has
-    /// left it to its device, and no device was in between (Linux
-    /// `CHECKSUM_PARTIAL`).
-    LeftToOffload,
-    /// It is wrong.
-    Invalid,
-}
 
 /// A checked view of a UDP datagram: exactly as many bytes as its length says.
 #[derive(Clone, Copy, Debug)]
@@ -98,34 +83,19 @@ impl<'a> Packet<'a> {
     /// Compares the checksum with the datagram and IPv4 addresses.
     #[must_use]
     pub fn checksum_v4(&self, source: Ipv4Addr, destination: Ipv4Addr) -> ChecksumState {
-        self.checksum_with(|length| {
-            checksum::pseudo_header_v4(source, destination, Protocol::UDP, length)
-        })
+        self.checksum_with(Addresses::V4(source, destination))
     }
 
     /// Compares the checksum with the datagram and IPv6 addresses.
     #[must_use]
     pub fn checksum_v6(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ChecksumState {
-        self.checksum_with(|length| {
-            checksum::pseudo_header_v6(source, destination, Protocol::UDP, u32::from(length))
-        })
+        self.checksum_with(Addresses::V6(source, destination))
     }
 
-    fn checksum_with(&self, pseudo_header: impl FnOnce(u16) -> Sum) -> ChecksumState {
-        let field = self.checksum();
-        if field == 0 {
-            return ChecksumState::Absent;
-        }
-        let pseudo_header = pseudo_header(self.length());
-        // Asked first, since it costs nothing beside summing the payload. A
-        // checksum that happens to be both is accepted either way.
-        let left = pseudo_header.folded() == field;
-        if pseudo_header.bytes(self.bytes).is_valid() {
-            ChecksumState::Valid
-        } else if left {
-            ChecksumState::LeftToOffload
-        } else {
-            ChecksumState::Invalid
+    fn checksum_with(&self, addresses: Addresses) -> ChecksumState {
+        match self.checksum() {
+            0 => ChecksumState::Absent,
+            field => checksum_state(addresses, Protocol::UDP, self.bytes, field),
         }
     }
 
@@ -136,17 +106,6 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// What to write into the checksum field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksum {
-    /// The whole checksum, computed here.
-    Software,
-    /// The sum of the pseudo-header, for the device to finish.
-    Offload,
-    /// Zero: none. For IPv6 only in tunnels (RFC 6935).
-    None,
-}
-
 /// A UDP header, without the fields that follow from the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -154,27 +113,6 @@ pub struct Header {
     pub source_port: u16,
     /// The receiver's port.
     pub destination_port: u16,
-}
-
-/// The addresses of a datagram, both of one family; part of UDP's checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Addresses {
-    /// IPv4 source and destination.
-    V4(Ipv4Addr, Ipv4Addr),
-    /// IPv6 source and destination.
-    V6(Ipv6Addr, Ipv6Addr),
-}
-
-impl Addresses {
-    /// Both addresses, or nothing when their families differ.
-    #[must_use]
-    pub fn new(source: IpAddr, destination: IpAddr) -> Option<Self> {
-        match (source, destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => Some(Self::V4(source, destination)),
-            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(Self::V6(source, destination)),
-            _ => None,
-        }
-    }
 }
 
 impl Header {
@@ -240,14 +178,7 @@ impl Header {
         header[2..4].copy_from_slice(&self.destination_port.to_be_bytes());
         header[4..6].copy_from_slice(&length16.to_be_bytes());
         header[6..].copy_from_slice(&[0, 0]);
-        let pseudo_header = || match addresses {
-            Addresses::V4(source, destination) => {
-                checksum::pseudo_header_v4(source, destination, Protocol::UDP, length16)
-            }
-            Addresses::V6(source, destination) => {
-                checksum::pseudo_header_v6(source, destination, Protocol::UDP, length16.into())
-            }
-        };
+        let pseudo_header = || addresses.pseudo_header(Protocol::UDP, length);
         let field = match checksum {
             Checksum::Software => match pseudo_header().bytes(header).bytes(payload).checksum() {
                 // A computed zero is sent as all ones, since zero says "none" (RFC 768).

@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
+use super::raw_memory;
 use crate::stack::{HostConfig, Sysctl};
 
 /// What `--so_flags` says: `name=value`, separated by commas. `local` is an
@@ -50,6 +51,11 @@ impl Flags {
             .unwrap_or(1500)
     }
 
+    /// Whether long packets are cut for the device, as it is now.
+    pub(super) fn software_segmentation(&self) -> bool {
+        raw_memory::segmentation_offload(&self.interface) == Some(false)
+    }
+
     /// A host's configuration.
     pub(super) fn config(&self) -> HostConfig {
         let default = HostConfig::default();
@@ -58,6 +64,7 @@ impl Flags {
             mtu: self.mtu(),
             sysctl: sysctl(),
             segmentation_offload: self.offload,
+            software_segmentation: self.software_segmentation(),
             ..default
         }
     }

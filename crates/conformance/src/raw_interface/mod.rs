@@ -1,6 +1,6 @@
 //! The C interface by which the public packetdrill tool drives a TCP that is a
 //! library (`--so_filename`): a table of functions, filled in by
-//! `packetdrill_interface_init`, over one [`Host`](crate::stack::Host) whose
+//! `packetdrill_interface_init`, over one [`Host`] whose
 //! clock is virtual.
 //!
 //! The library itself, `libtidewall_packetdrill.so`, is the example of that name;

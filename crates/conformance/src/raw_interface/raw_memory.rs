@@ -1,7 +1,9 @@
 //! The caller's memory: addresses, vectors, messages.
 
 use core::{mem, ptr, slice};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ffi::CString;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
 
 use libc::{iovec, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
@@ -149,4 +151,38 @@ pub(super) unsafe fn put(value: &[u8], place: *mut libc::c_void, length: *mut so
     }
     // SAFETY: the caller's promise.
     unsafe { ptr::write_unaligned(length, value.len() as socklen_t) };
+}
+
+/// Whether a link of this network namespace cuts long TCP packets (`ethtool -k`):
+/// nothing when it does not say.
+pub(super) fn segmentation_offload(interface: &str) -> Option<bool> {
+    /// `linux/sockios.h`, `linux/ethtool.h`
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    const ETHTOOL_GTSO: u32 = 0x1e;
+    const ETHTOOL_GGSO: u32 = 0x23;
+    let name = CString::new(interface).ok()?;
+    let mut request: libc::ifreq = {
+        // SAFETY: numbers and pointers, which may be null.
+        unsafe { mem::zeroed() }
+    };
+    let bytes = name.as_bytes();
+    if bytes.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let mut on = None;
+    for command in [ETHTOOL_GTSO, ETHTOOL_GGSO] {
+        let mut value = [command, 0u32];
+        request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+        // SAFETY: an open socket, a request whose data is a `struct
+        // ethtool_value` that lives until the call is over.
+        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+        if result == 0 {
+            on = Some(on.unwrap_or(false) || value[1] != 0);
+        }
+    }
+    on
 }

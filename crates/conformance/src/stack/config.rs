@@ -79,6 +79,9 @@ pub struct HostConfig {
     /// out of the host as Linux sizes them (`tcp_tso_autosize`); without it every
     /// packet is one segment.
     pub segmentation_offload: bool,
+    /// Long packets are cut after all before they leave (Linux's GSO for a device
+    /// without TSO): one segment each, PSH on a packet's last.
+    pub software_segmentation: bool,
     /// Of everything that must not be guessed: initial sequence numbers,
     /// timestamp offsets. The same seed and calls give the same packets.
     pub seed: u64,
@@ -96,6 +99,7 @@ impl Default for HostConfig {
             mtu: 1500,
             sysctl: Sysctl::default(),
             segmentation_offload: false,
+            software_segmentation: false,
             seed: 1,
         }
     }

@@ -1,6 +1,10 @@
 //! `TCP_INFO`, as Linux lays it out.
 
+use core::time::Duration;
+
 use tidewall_protocol::tcp::{Connection, Info, State};
+
+use super::limits::Limits;
 
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {
@@ -200,6 +204,15 @@ impl TcpInfo {
         }
     }
 
+    /// Adds the times that the host has taken.
+    pub(super) fn add_times(&mut self, limits: &Limits, now: Duration) {
+        let since = |time: Duration| now.saturating_sub(time).as_millis() as u32;
+        self.last_data_sent = since(limits.data_sent);
+        self.last_data_recv = since(limits.data_received);
+        self.last_ack_recv = since(limits.acknowledged);
+        [self.busy_time, self.rwnd_limited, self.sndbuf_limited] = limits.times(now);
+    }
+
     /// Of a connection.
     pub(super) fn of(connection: &Connection, mtu: u16, announced: u16) -> Self {
         let info: Info = connection.info();
@@ -210,7 +223,11 @@ impl TcpInfo {
         let scaling = synchronized && (info.send_window_scale > 0 || info.receive_window_scale > 0);
         Self {
             state: linux_state(info.state),
-            options: u8::from(info.timestamps) | u8::from(info.sack) << 1 | u8::from(scaling) << 2,
+            options: u8::from(info.timestamps)
+                | u8::from(info.sack) << 1
+                | u8::from(scaling) << 2
+                | u8::from(info.ecn) << 3
+                | u8::from(info.ecn_seen) << 4,
             window_scales: info.send_window_scale | info.receive_window_scale << 4,
             rto: micros(info.retransmission_timeout),
             snd_mss: info.send_mss,
@@ -239,6 +256,7 @@ impl TcpInfo {
             } else {
                 micros(info.round_trip_min)
             },
+            delivered_ce: info.delivered_ce,
             rcv_ooopack: info.out_of_order,
             snd_wnd: info.send_window,
             rcv_wnd: info.receive_window,

@@ -16,6 +16,7 @@ mod config;
 mod control;
 mod error_queue;
 mod info;
+mod limits;
 mod option;
 mod poll;
 mod queue;
@@ -33,6 +34,7 @@ pub use config::{HostConfig, Sysctl};
 use error_queue::ErrorQueue;
 pub use error_queue::Notification;
 pub use info::TcpInfo;
+use limits::Limits;
 pub use poll::{EpollEvent, PollFd};
 use queue::Queue;
 use socket::Socket;
@@ -100,6 +102,7 @@ struct Entry {
     no_space: bool,
     queue: Queue,
     errors: ErrorQueue,
+    limits: Limits,
 }
 
 /// A listening socket's half of the protocol.
@@ -177,6 +180,11 @@ impl Host {
     /// Changes the link's MTU, for connections that begin from now on.
     pub fn set_mtu(&mut self, mtu: u16) {
         self.config.mtu = mtu;
+    }
+
+    /// Changes who cuts long packets; see [`HostConfig::software_segmentation`].
+    pub fn set_software_segmentation(&mut self, on: bool) {
+        self.config.software_segmentation = on;
     }
 
     /// The time.

@@ -335,7 +335,9 @@ impl Host {
             Some(entry) => {
                 let v4 = entry.connection.flow().remote.is_ipv4();
                 let announced = self.engine_config(fd, v4)?.mss;
-                TcpInfo::of(&entry.connection, self.config.mtu, announced)
+                let mut info = TcpInfo::of(&entry.connection, self.config.mtu, announced);
+                info.add_times(&entry.limits, self.now);
+                info
             }
             None => TcpInfo {
                 state: 7,

@@ -14,6 +14,7 @@ use tidewall_protocol::tcp::{Connection, Info, Outgoing};
 use tidewall_wire::tcp::{Flags, Header};
 
 use super::Host;
+use super::limits::Limit;
 
 /// The most bytes of one packet (`GSO_LEGACY_MAX_SIZE` less headers).
 const PACKET_MAX: u32 = 65_536 - 320 - 1;
@@ -46,6 +47,37 @@ impl Piece {
             segment_size: self.segment_size,
             traffic_class: self.traffic_class,
         }
+    }
+
+    pub(super) fn has_payload(&self) -> bool {
+        !self.payload.is_empty()
+    }
+
+    /// Keeps the first bytes; the rest is another piece.
+    fn split_off(&mut self, at: usize) -> Self {
+        let payload = self.payload.split_off(at.min(self.payload.len()));
+        let mut header = self.header;
+        header.sequence = header.sequence.wrapping_add(self.payload.len() as u32);
+        Self {
+            header,
+            payload,
+            ..*self
+        }
+    }
+
+    /// Cuts a packet into its segments.
+    pub(super) fn cut(mut self) -> Vec<Self> {
+        let size = usize::from(self.segment_size.max(1));
+        let flags = self.header.flags;
+        let mut pieces = Vec::new();
+        while self.payload.len() > size {
+            let rest = self.split_off(size);
+            self.header.flags = Flags(flags.0 & !(Flags::PSH.0 | Flags::FIN.0));
+            pieces.push(self);
+            self = rest;
+        }
+        pieces.push(self);
+        pieces
     }
 
     fn set_push(&mut self, on: bool) {
@@ -165,6 +197,8 @@ impl Queue {
         self.written += bytes.len() as u64;
         if let Some(tail) = self.unsent.back_mut() {
             tail.end = self.written;
+            // Another call goes on where one ended (`tcp_sendmsg_locked`).
+            tail.push = false;
         }
         if starts && (behind_border || !self.withheld.is_empty()) {
             self.withheld.push_back(bytes.to_vec());
@@ -208,6 +242,21 @@ impl Queue {
         self.withheld.pop_front()
     }
 
+    /// What holds the sender up; `waits`: a writer found no memory.
+    pub(super) fn limit(&self, info: &Info, waits: bool) -> Limit {
+        let next = self.not_sent().min(info.send_mss.into());
+        let window = info.send_window.saturating_sub(info.unacknowledged);
+        if self.written == self.acknowledged {
+            Limit::Idle
+        } else if next > u64::from(window) {
+            Limit::Window
+        } else if next == 0 && waits {
+            Limit::Buffer
+        } else {
+            Limit::Busy
+        }
+    }
+
     /// Takes what the engine says.
     pub(super) fn update(&mut self, info: &Info) {
         self.window_max = self.window_max.max(info.send_window);
@@ -220,16 +269,25 @@ impl Queue {
         }
     }
 
-    /// What is sent again shares a packet with what it left with; PSH is where a
-    /// call ended.
-    fn leave_again(&self, mut piece: Piece, start: u64, packets: &mut Vec<Piece>) {
+    /// What is sent again shares a packet with what it left with, and no segment
+    /// with what it may not (MSG_EOR); PSH is where a call ended.
+    fn leave_again(&self, mut piece: Piece, start: u64, most: u32, packets: &mut Vec<Piece>) {
         let end = start + piece.payload.len() as u64;
+        let border = self
+            .in_flight
+            .iter()
+            .find(|packet| packet.closed && packet.end > start && packet.end < end);
+        if let Some(border) = border.map(|border| border.end) {
+            let rest = piece.split_off((border - start) as usize);
+            self.leave_again(piece, start, most, packets);
+            return self.leave_again(rest, border, most, packets);
+        }
         let whole = self.in_flight.iter().find(|packet| packet.end >= end);
         let push = whole.is_some_and(|packet| packet.end == end && packet.push);
         piece.set_push(push);
         let border = |packet: &Packet| packet.end == start;
         match packets.last_mut() {
-            Some(last) if !self.in_flight.iter().any(border) && joins(last, &piece, PACKET_MAX) => {
+            Some(last) if !self.in_flight.iter().any(border) && joins(last, &piece, most) => {
                 last.payload.extend_from_slice(&piece.payload);
                 last.header.flags |= piece.header.flags | Flags::PSH;
             }
@@ -246,6 +304,8 @@ impl Queue {
         timer: bool,
     ) -> Vec<Piece> {
         let limit = packet_limit(rules, &connection.info());
+        // Without a device that cuts packets each is a segment, again too.
+        let again = if rules.offload { PACKET_MAX } else { 0 };
         let mut packets: Vec<Piece> = Vec::with_capacity(pieces.len());
         for mut piece in pieces {
             if piece.payload.is_empty() {
@@ -258,7 +318,7 @@ impl Queue {
             let start = self.acknowledged.saturating_add_signed(ahead.into());
             let end = start + piece.payload.len() as u64;
             if end <= self.sent {
-                self.leave_again(piece, start, &mut packets);
+                self.leave_again(piece, start, again, &mut packets);
                 continue;
             }
             let border = self.unsent.front().is_some_and(|first| first.end <= start);
@@ -268,17 +328,14 @@ impl Queue {
             self.sent = end;
             let ends = self.unsent.front().filter(|first| first.end == end);
             let push = ends.is_some_and(|first| first.push);
+            let closed = ends.is_some_and(|first| first.closed);
             if ends.is_some() {
                 self.unsent.pop_front();
             }
             if !timer {
                 piece.set_push(push);
             }
-            let packet = Packet {
-                end,
-                push,
-                closed: false,
-            };
+            let packet = Packet { end, push, closed };
             match (packets.last_mut(), self.in_flight.back_mut()) {
                 (Some(last), Some(whole)) if whole.end == start && joins(last, &piece, limit) => {
                     last.payload.extend_from_slice(&piece.payload);

@@ -8,7 +8,7 @@ use tidewall_protocol::tcp::{Connection, Flow, Keepalive, Listener, Shutdown, St
 
 use super::address::{canonical, check_family, shown, wildcard};
 use super::poll::Epoll;
-use super::{ConnectionId, Entry, ErrorQueue, Failure, Fd, Host, Listening, Queue, Result};
+use super::{ConnectionId, Entry, ErrorQueue, Failure, Fd, Host, Limits, Listening, Queue, Result};
 
 /// What a descriptor is.
 pub(super) enum Kind {
@@ -383,6 +383,7 @@ impl Host {
                 no_space: false,
                 queue: Queue::default(),
                 errors: ErrorQueue::default(),
+                limits: Limits::new(self.now),
             },
         );
         id

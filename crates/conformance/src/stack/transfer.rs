@@ -190,6 +190,11 @@ impl Host {
             entry.no_space = true;
         }
         self.settle(id);
+        // MSG_MORE is for this call: whatever comes next sends what it held back.
+        let cork = self.get(fd)?.options.cork;
+        if let Some(entry) = self.connections.get_mut(&id) {
+            entry.connection.set_cork(cork);
+        }
         if done == 0 && wanted > 0 {
             return Err(would_wait(nonblocking));
         }
@@ -229,7 +234,8 @@ impl Host {
                 return done;
             }
             done += length;
-            if length as u64 == room {
+            // At the end of the call its last packet is pushed, full or not.
+            if length as u64 == room && done < bytes.len() {
                 entry.queue.filled();
                 self.settle(id);
             }

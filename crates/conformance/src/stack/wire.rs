@@ -9,6 +9,7 @@ use tidewall_protocol::tcp::{
 use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+use tidewall_wire::tcp::Flags;
 
 use super::queue::Piece;
 use super::{ConnectionId, Entry, Fd, Host};
@@ -101,6 +102,13 @@ impl Host {
     fn segment_in(&mut self, segment: &Segment<'_>) {
         let now = self.now;
         if let Some(&id) = self.flows.get(&segment.flow) {
+            if let Some(entry) = self.connections.get_mut(&id) {
+                entry.limits.acknowledged = now;
+                let begins = segment.header.flags.contains(Flags::SYN);
+                if begins || !segment.payload.is_empty() {
+                    entry.limits.data_received = now;
+                }
+            }
             self.on_connection(id, |connection| connection.input(segment, now));
             return;
         }
@@ -266,6 +274,11 @@ impl Host {
         if news {
             entry.readings += 1;
         }
+        if packets.iter().any(Piece::has_payload) {
+            entry.limits.data_sent = now;
+        }
+        let limit = entry.queue.limit(&entry.connection.info(), entry.no_space);
+        entry.limits.set(limit, now);
         let waits = entry.no_space;
         let writable = waits && self.is_writable(id);
         if let Some(entry) = self.connections.get_mut(&id)
@@ -276,6 +289,9 @@ impl Host {
         }
         if news || writable {
             self.changes += 1;
+        }
+        if self.config.software_segmentation {
+            packets = packets.into_iter().flat_map(Piece::cut).collect();
         }
         let sent: Vec<_> = packets
             .iter()

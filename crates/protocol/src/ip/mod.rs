@@ -1,5 +1,7 @@
-//! IP input: what every transport engine asks of the network header.
+//! The network header: what every transport engine asks of it and writes
+//! before its own.
 
+mod output;
 pub mod reassembly;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,6 +11,7 @@ use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
 use crate::Drop;
+pub(crate) use output::{Output, output};
 
 /// A whole datagram's network header, understood and found honest.
 #[derive(Clone, Copy, Debug)]

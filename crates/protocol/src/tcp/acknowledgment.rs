@@ -136,15 +136,11 @@ impl Connection {
     fn advance(&mut self, acknowledgment: u32) -> u32 {
         let bytes = acknowledgment.wrapping_sub(self.send.first);
         self.send.first = acknowledgment;
-        if let Some((_, end)) = self.recovery.path_probe
-            && !before(acknowledgment, end)
-        {
-            self.path_probe_arrived();
+        if self.path.probe != 0 {
+            self.path_probe_acknowledged();
         }
-        if let Some((_, end)) = self.recovery.path_probe
-            && !before(acknowledgment, end)
-        {
-            self.path_probe_arrived();
+        if self.path.probe != 0 {
+            self.path_probe_acknowledged();
         }
         let data = self.send.buffer.acknowledge(bytes);
         let acknowledged = self.counters.bytes_acknowledged;

@@ -305,6 +305,7 @@ impl Connection {
                 delivered: codec.u32(self.ecn.delivered),
             },
             path: PathMtu {
+                limited: codec.flag(self.path.limited),
                 searching: codec.flag(self.path.searching),
                 largest_first: codec.flag(self.path.largest_first),
                 low: codec.u16(self.path.low),

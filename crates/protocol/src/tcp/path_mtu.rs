@@ -10,7 +10,6 @@
 
 use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
-use super::send::Plan;
 use super::timers::Timer;
 use super::{MtuProbing, State, Time};
 use tidewall_wire::tcp::before;
@@ -41,6 +40,9 @@ const RAISE_AFTER: u32 = 600;
 /// What is known of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathMtu {
+    /// `searching`, or ICMP has said something: what is to be done about it is
+    /// looked for before data is sent.
+    pub(super) limited: bool,
     /// The size is being searched for: `low` limits what is sent.
     pub(super) searching: bool,
     /// The largest size is tried first: it did get through, once.
@@ -61,6 +63,7 @@ impl PathMtu {
     /// Nothing known, nothing searched for.
     pub(super) const fn new() -> Self {
         Self {
+            limited: false,
             searching: false,
             largest_first: false,
             low: 0,
@@ -78,12 +81,6 @@ impl PathMtu {
         } else {
             self.told
         }
-    }
-
-    /// True when there is something to be done before data is sent.
-    #[inline]
-    pub(super) fn is_limited(&self) -> bool {
-        self.searching || self.told != u16::MAX
     }
 
     /// The next size to try, within `most`.
@@ -128,6 +125,7 @@ impl Connection {
 
     /// Begins to search from a size on.
     fn search(&mut self, low: u16, now: Time) {
+        self.path.limited = true;
         self.path.searching = true;
         self.path.low = low.clamp(MSS_MIN, self.most().max(MSS_MIN));
         self.path.high = self.most().min(self.path.told);
@@ -193,6 +191,7 @@ impl Connection {
             return false;
         }
         let old = self.send.mss;
+        self.path.limited = true;
         self.path.told = mss;
         self.path.high = self.path.high.min(mss);
         self.path.since = now.as_secs() as u32;
@@ -216,9 +215,9 @@ impl Connection {
         self.update_mss();
     }
 
-    /// The probe that is to be sent now, if there is to be one (Linux `tcp_mtu_probe`).
+    /// The payload of the probe that is to be sent now, if any is (Linux `tcp_mtu_probe`).
     #[cold]
-    pub(super) fn path_probe_due(&mut self, now: Time) -> Option<Plan> {
+    pub(super) fn path_probe_due(&mut self, now: Time) -> Option<u32> {
         let (mss, quiet) = (u32::from(self.send.mss), self.recovery.is_quiet());
         let open = matches!(
             self.state,
@@ -251,7 +250,7 @@ impl Connection {
         let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
         // What SACK blocks take of a segment would be taken for the path's.
         let plain = !self.sack || !self.receive.assembler.has_blocks();
-        (fits && room && plain && payload > mss).then_some(Plan::PathProbe { length: payload })
+        (fits && room && plain && payload > mss).then_some(payload)
     }
 
     /// A probe of so much payload has left, from `start` on.
@@ -266,9 +265,17 @@ impl Connection {
         self.send.small = end;
     }
 
-    /// The probe in flight was acknowledged: larger segments get through.
+    /// Something was acknowledged while a probe is in flight; once that is, larger
+    /// segments get through.
     #[cold]
-    pub(super) fn path_probe_arrived(&mut self) {
+    pub(super) fn path_probe_acknowledged(&mut self) {
+        if self
+            .recovery
+            .path_probe
+            .is_some_and(|(_, end)| before(self.send.first, end))
+        {
+            return;
+        }
         self.recovery.path_probe = None;
         self.path.low = self.path.low.max(self.path.probe);
         self.path.high = self.path.high.max(self.path.low);

@@ -4,11 +4,10 @@
 use core::fmt;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use tidewall_wire::ethernet::{self, EtherType, MacAddress};
-use tidewall_wire::ipv4::{self, FragmentOffset};
+use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::tcp::{self, Flags, Header};
 use tidewall_wire::udp::{Addresses, Checksum, ChecksumState};
-use tidewall_wire::{EmitError, Protocol, ipv6};
+use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
 
 use super::Flow;
 use crate::{Drop, InputOptions, ip};
@@ -239,40 +238,16 @@ fn write(
     addresses: Addresses,
     segment_len: usize,
 ) -> Result<(), EmitError> {
-    let ethernet = ethernet::Header {
-        destination: link.destination_mac,
-        source: link.source_mac,
-        ethertype: match addresses {
-            Addresses::V4(..) => EtherType::IPV4,
-            Addresses::V6(..) => EtherType::IPV6,
-        },
+    let network = ip::Output {
+        source_mac: link.source_mac,
+        destination_mac: link.destination_mac,
+        traffic_class: outgoing.traffic_class,
+        hop_limit: link.hop_limit,
+        // May be zero with don't-fragment set (RFC 6864 §4.1).
+        identification: 0,
+        protocol: Protocol::TCP,
     };
-    let rest = ethernet.emit(frame)?;
-    let rest = match addresses {
-        Addresses::V4(source, destination) => ipv4::Header {
-            tos: outgoing.traffic_class,
-            // May be zero with don't-fragment set (RFC 6864 §4.1).
-            identification: 0,
-            dont_fragment: true,
-            more_fragments: false,
-            fragment_offset: FragmentOffset::ZERO,
-            ttl: link.hop_limit,
-            protocol: Protocol::TCP,
-            source,
-            destination,
-            options: ipv4::Options::NONE,
-        }
-        .emit(segment_len, rest)?,
-        Addresses::V6(source, destination) => ipv6::Header {
-            traffic_class: outgoing.traffic_class,
-            flow_label: 0,
-            next_header: Protocol::TCP,
-            hop_limit: link.hop_limit,
-            source,
-            destination,
-        }
-        .emit(segment_len, rest)?,
-    };
+    let rest = ip::output(frame, &network, addresses, segment_len)?;
     outgoing
         .header
         .emit_around(addresses, outgoing.payload_len(), link.checksum, rest)?;

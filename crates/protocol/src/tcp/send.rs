@@ -230,18 +230,16 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        let mut probe = None;
-        if self.path.is_limited() {
-            probe = self.path_probe_due(now);
-        }
         let (next, probing) = (self.send.next, self.recovery.probe == TailProbe::Due);
-        let sent_all = loop {
-            match probe.take().or_else(|| self.plan()) {
-                Some(plan) if self.send_plan(plan, now, send) => {}
-                Some(_) => break false,
-                None => break true,
-            }
-        };
+        let begins = !self.path.limited || self.send_path_probe(now, send);
+        let sent_all = begins
+            && loop {
+                match self.plan() {
+                    Some(plan) if self.send_plan(plan, now, send) => {}
+                    Some(_) => break false,
+                    None => break true,
+                }
+            };
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
@@ -304,7 +302,23 @@ impl Connection {
         }
     }
 
+    /// Sends a probe of the path if there is to be one; false when there was no
+    /// room.
+    #[cold]
+    fn send_path_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        let Some(length) = self.path_probe_due(now) else {
+            return true;
+        };
+        let start = self.send.next;
+        let sent = self.send_plan(Plan::PathProbe { length }, now, send);
+        if sent {
+            self.path_probe_sent(start, length);
+        }
+        sent
+    }
+
     /// Sends a planned segment; false when there was no room.
+    #[inline(always)]
     fn send_plan(
         &mut self,
         plan: Plan,
@@ -357,9 +371,6 @@ impl Connection {
             self.sent_again(sequence, end, now);
         } else {
             self.sent_new(length, end, now);
-        }
-        if let Plan::PathProbe { length } = plan {
-            self.path_probe_sent(sequence, length);
         }
         true
     }

@@ -3,10 +3,11 @@
 use core::fmt;
 use std::net::SocketAddr;
 
-use tidewall_wire::ethernet::{self, EtherType, MacAddress};
-use tidewall_wire::ipv4::{self, FragmentOffset};
+use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::udp::{self, Addresses, Checksum};
-use tidewall_wire::{EmitError, Protocol, ipv6};
+use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
+
+use crate::ip;
 
 /// Bytes before the payload of a datagram over IPv4: Ethernet, IP and UDP.
 pub const HEADERS_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
@@ -166,40 +167,15 @@ fn write(
     addresses: Addresses,
     payload_len: usize,
 ) -> Result<(), EmitError> {
-    let datagram_len = udp::HEADER_LEN + payload_len;
-    let link = ethernet::Header {
-        destination: output.destination_mac,
-        source: output.source_mac,
-        ethertype: match addresses {
-            Addresses::V4(..) => EtherType::IPV4,
-            Addresses::V6(..) => EtherType::IPV6,
-        },
+    let network = ip::Output {
+        source_mac: output.source_mac,
+        destination_mac: output.destination_mac,
+        traffic_class: output.traffic_class,
+        hop_limit: output.hop_limit,
+        identification: output.identification,
+        protocol: Protocol::UDP,
     };
-    let rest = link.emit(frame)?;
-    let rest = match addresses {
-        Addresses::V4(source, destination) => ipv4::Header {
-            tos: output.traffic_class,
-            identification: output.identification,
-            dont_fragment: true,
-            more_fragments: false,
-            fragment_offset: FragmentOffset::ZERO,
-            ttl: output.hop_limit,
-            protocol: Protocol::UDP,
-            source,
-            destination,
-            options: ipv4::Options::NONE,
-        }
-        .emit(datagram_len, rest)?,
-        Addresses::V6(source, destination) => ipv6::Header {
-            traffic_class: output.traffic_class,
-            flow_label: 0,
-            next_header: Protocol::UDP,
-            hop_limit: output.hop_limit,
-            source,
-            destination,
-        }
-        .emit(datagram_len, rest)?,
-    };
+    let rest = ip::output(frame, &network, addresses, udp::HEADER_LEN + payload_len)?;
     let header = udp::Header {
         source_port: output.source.port(),
         destination_port: output.destination.port(),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidewall_protocol::icmp::{FlowError, errno};
-use tidewall_protocol::tcp::{Config, Info, MtuProbing};
+use tidewall_protocol::tcp::{Config, Connection, Handshake, Info, MtuProbing};
 
-use crate::link::{End, FAIR, Link, Weather, pattern};
+use crate::link::{End, FAIR, Link, Weather, flow, pattern};
 use crate::peer::{ACK, OURS, Peer, ms, plain};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -187,6 +187,47 @@ fn without_probing_a_black_hole_is_one() {
     link.ends[1].closes = false;
     link.run_for(2 * MINUTE);
     assert!(link.ends[0].error.is_some() && link.ends[1].received.is_empty());
+}
+
+#[test]
+fn over_ipv6_no_search_goes_below_what_every_path_carries() {
+    for (mtu_probing, first, then) in [
+        (MtuProbing::Always, 1220, 1220),
+        (MtuProbing::BlackHole, 1440, 1220),
+    ] {
+        let handshake = Handshake {
+            flow: flow(true),
+            local_isn: OURS,
+            remote_isn: 1,
+            mss: 1440,
+            window_scale: None,
+            local_window_scale: 0,
+            sack: true,
+            ecn: false,
+            timestamps: None,
+            timestamp_offset: 0,
+            window: 60_000,
+            round_trip: Some(ms(100)),
+        };
+        let config = Config {
+            mtu_probing,
+            ..plain()
+        };
+        let mut peer = Peer::established(&config);
+        let config = Config {
+            mss: 1440,
+            ..config
+        };
+        peer.engine = Connection::accept(&handshake, &config, peer.now);
+        assert_eq!(peer.engine.info().send_mss, first);
+        peer.write(10_000);
+        for _ in 0..10 {
+            peer.sent();
+            peer.wait_for_timer();
+        }
+        assert_eq!(peer.engine.info().send_mss, then);
+        assert_eq!(peer.engine.info().path_mtu, then + 60);
+    }
 }
 
 /// An engine that probes from the beginning, and the data acknowledged so far.

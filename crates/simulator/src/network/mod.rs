@@ -208,7 +208,11 @@ impl Network {
                 return Err(Failure::Stuck { at: self.now });
             }
             for link in 0..self.links.len() {
-                while let Some((mut packet, marked)) = self.links[link].receive(self.now) {
+                while self.links[link]
+                    .next_arrival()
+                    .is_some_and(|at| at <= self.now)
+                    && let Some((mut packet, marked)) = self.links[link].receive(self.now)
+                {
                     if marked {
                         packet.traffic_class = Ecn::mark(packet.traffic_class);
                     }
@@ -287,7 +291,7 @@ impl Network {
     fn work(&mut self, index: usize) -> Result<(), Failure> {
         let (now, time, id) = (self.now, EPOCH + self.now, FlowId(index));
         let flow = &mut self.flows[index];
-        if flow.is_done() {
+        if flow.is_done() || flow.wake().is_none_or(|at| at > now) {
             return Ok(());
         }
         flow.begin(now, time, &mut self.random);

@@ -36,6 +36,14 @@ pub fn engines() -> Vec<(&'static str, Config)> {
     ]
 }
 
+/// The one of [`engines`] with the congestion control that is taken unless another
+/// is asked for.
+pub fn default_engine() -> Config {
+    let usual = |config: &Config| config.congestion == Congestion::default();
+    let mut engines = engines().into_iter().map(|(_, config)| config);
+    engines.find(usual).expect("it is among them")
+}
+
 /// The names of [`engines`].
 pub fn names() -> Vec<&'static str> {
     engines().into_iter().map(|(name, _)| name).collect()
