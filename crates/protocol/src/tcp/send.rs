@@ -231,15 +231,16 @@ impl Connection {
             self.pace(0, now);
         }
         let (next, probing) = (self.send.next, self.recovery.probe == TailProbe::Due);
-        let begins = !self.path.limited || self.send_path_probe(now, send);
-        let sent_all = begins
-            && loop {
-                match self.plan() {
-                    Some(plan) if self.send_plan(plan, now, send) => {}
-                    Some(_) => break false,
-                    None => break true,
-                }
-            };
+        if self.path.limited && !self.send_path_probe(now, send) {
+            return;
+        }
+        let sent_all = loop {
+            match self.plan() {
+                Some(plan) if self.send_plan(plan, now, send) => {}
+                Some(_) => break false,
+                None => break true,
+            }
+        };
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
