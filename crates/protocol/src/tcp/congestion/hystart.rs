@@ -14,8 +14,9 @@ const RISE_MAX: u32 = 16_000;
 const RISE_DIVISOR: u32 = 8;
 
 /// What growth is divided by in conservative slow start (`CSS_GROWTH_DIVISOR`),
-/// and the rounds that it lasts (`CSS_ROUNDS`).
-const CONSERVATIVE_DIVISOR: u32 = 4;
+/// and the rounds that it lasts (`CSS_ROUNDS`). The RFC recommends 4; five rounds
+/// of a quarter triple the window, which overflows most queues after all.
+const CONSERVATIVE_DIVISOR: u32 = 8;
 const CONSERVATIVE_ROUNDS: u8 = 5;
 
 /// No round trip was measured.
@@ -113,8 +114,9 @@ impl HyStart {
                 // The round in which it begins counts, partial as it is.
                 self.rounds = 1;
             }
-        } else if self.current < self.baseline {
-            // It was jitter.
+        } else if self.rounds > 1 && self.current < self.baseline {
+            // It was jitter. Asked of whole rounds only: within the one in which
+            // it began, the bursts of slow start let round trips rise and fall.
             self.baseline = NONE;
             self.rounds = 0;
         }
