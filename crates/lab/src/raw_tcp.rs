@@ -141,6 +141,10 @@ fn read_info(bytes: &[u8; INFO]) -> BTreeMap<String, f64> {
         let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
         f64::from(bytes.map_or(0, |bytes| u16::from_ne_bytes(*bytes)))
     };
+    let long = |at: usize| {
+        let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes)) as f64
+    };
     let mss = word(16).max(1.0);
     [
         ("segments sent", word(156)),
@@ -153,6 +157,7 @@ fn read_info(bytes: &[u8; INFO]) -> BTreeMap<String, f64> {
         ("window, segments", word(80)),
         ("threshold, segments", word(76)),
         ("peer's window, segments", word(228) / mss),
+        ("pacing, Mbit/s", long(104) * 8.0 / 1e6),
         ("round trip, ms", word(68) / 1e3),
         ("least round trip, ms", word(148) / 1e3),
         ("timeout, ms", word(8) / 1e3),

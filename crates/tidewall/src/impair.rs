@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Propagation, each way
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     delay: Duration,
+    /// By how much the propagation varies, without reordering
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
+    jitter: Duration,
     /// Packets lost: 1%, or 0.01
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability)]
     loss: f64,
@@ -118,15 +121,21 @@ impl Arguments {
         if self.time > TIME_MAX {
             return Err(Failure::usage("--for is at most a day"));
         }
-        let longest = self.delay.max(self.reorder_by.unwrap_or_default());
+        let longest = self
+            .delay
+            .max(self.jitter)
+            .max(self.reorder_by.unwrap_or_default());
         if longest > DELAY_MAX {
-            return Err(Failure::usage("--delay and --reorder-by are at most 60 s"));
+            return Err(Failure::usage(
+                "--delay, --jitter and --reorder-by are at most 60 s",
+            ));
         }
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let queue = |rate: u64| (rate as f64 / 8.0 * QUEUE_TIME).max(QUEUE_MIN) as u32;
         let impair = Impair {
             rate: self.rate,
             delay_us: microseconds(self.delay),
+            jitter_us: microseconds(self.jitter),
             loss: self.loss,
             reorder: self.reorder,
             reorder_us: microseconds(self.reorder_by.unwrap_or_default()),
@@ -256,11 +265,12 @@ mod tests {
     #[test]
     fn arguments_become_a_bridge() {
         let spec = spec(
-            "x a b --loss 1% --delay 10ms --rate 100mbit --reorder 0.05 --reorder-by 2ms --seed 9 --per-flow",
+            "x a b --loss 1% --delay 10ms --jitter 1ms --rate 100mbit --reorder 0.05 --reorder-by 2ms --seed 9 --per-flow",
         );
         let impair = Impair {
             rate: Some(100_000_000),
             delay_us: 10_000,
+            jitter_us: 1_000,
             loss: 0.01,
             reorder: 0.05,
             reorder_us: 2_000,

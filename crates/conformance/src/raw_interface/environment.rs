@@ -104,6 +104,7 @@ pub(super) fn sysctl() -> Sysctl {
         sack: flag("tcp_sack", default.sack),
         window_scaling: flag("tcp_window_scaling", default.window_scaling),
         ecn: small("tcp_ecn", default.ecn),
+        mtu_probing: small("tcp_mtu_probing", default.mtu_probing),
         syn_retries: small("tcp_syn_retries", default.syn_retries),
         synack_retries: small("tcp_synack_retries", default.synack_retries),
         retries: small("tcp_retries2", default.retries),

@@ -472,3 +472,6 @@ fn check(call: &Call, returned: Returned) -> Result<(), String> {
 fn seconds(time: Duration) -> String {
     format!("{:.6}", time.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests;

@@ -194,6 +194,7 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             "net.ipv4.tcp_sack" => sysctl.sack = number()? != 0,
             "net.ipv4.tcp_window_scaling" => sysctl.window_scaling = number()? != 0,
             "net.ipv4.tcp_ecn" => sysctl.ecn = byte()?,
+            "net.ipv4.tcp_mtu_probing" => sysctl.mtu_probing = byte()?,
             "net.ipv4.tcp_syn_retries" => sysctl.syn_retries = byte()?,
             "net.ipv4.tcp_synack_retries" => sysctl.synack_retries = byte()?,
             "net.ipv4.tcp_retries2" => sysctl.retries = byte()?,
@@ -208,6 +209,8 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             }
             // Of Linux's own, only the value that makes it do as this stack does.
             "net.ipv4.tcp_syn_linear_timeouts" if number()? == 0 => {}
+            "net.ipv4.tcp_rfc1337" | "net.ipv4.tcp_syncookies" if number()? == 1 => {}
+            "net.ipv4.tcp_retries1" if number()? == 3 => {}
             "net.ipv4.tcp_fastopen" => sysctl.fastopen = number()?,
             _ => return Err(format!("{name} is not a setting of this stack")),
         }

@@ -182,8 +182,8 @@ fn time(cursor: &mut Cursor) -> Result<Duration, ParseError> {
     };
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let whole = if whole.is_empty() { "0" } else { whole };
-    // A million seconds is the longest that any timer here knows, and more.
-    let whole: Option<u64> = whole.parse().ok().filter(|whole| *whole <= 1_000_000);
+    // Four months: longer than any timer here runs.
+    let whole: Option<u64> = whole.parse().ok().filter(|whole| *whole <= 10_000_000);
     let nanoseconds: Option<u32> = (fraction.len() <= 9)
         .then(|| format!("{fraction:0<9}").parse().ok())
         .flatten();

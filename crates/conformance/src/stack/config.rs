@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Config, Ecn};
+use tidewall_protocol::tcp::{Config, Ecn, MtuProbing};
 
 /// The kernel parameters (`net.ipv4.*`) that change what sockets do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +21,8 @@ pub struct Sysctl {
     pub window_scaling: bool,
     /// `tcp_ecn`: 0 never, 1 asked for and granted, 2 granted.
     pub ecn: u8,
+    /// `tcp_mtu_probing`: 0 never, 1 when a black hole is suspected, 2 always.
+    pub mtu_probing: u8,
     /// `tcp_syn_retries`.
     pub syn_retries: u8,
     /// `tcp_synack_retries`.
@@ -51,6 +53,7 @@ impl Default for Sysctl {
             sack: true,
             window_scaling: true,
             ecn: 2,
+            mtu_probing: 0,
             syn_retries: 6,
             synack_retries: 5,
             retries: 15,
@@ -125,6 +128,11 @@ impl HostConfig {
                 0 => Ecn::Off,
                 1 => Ecn::Active,
                 _ => Ecn::Passive,
+            },
+            mtu_probing: match sysctl.mtu_probing {
+                0 => MtuProbing::Off,
+                1 => MtuProbing::BlackHole,
+                _ => MtuProbing::Always,
             },
             syn_retries: sysctl.syn_retries,
             retries: sysctl.retries,

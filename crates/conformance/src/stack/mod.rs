@@ -281,3 +281,5 @@ impl Host {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod transfer_tests;

@@ -170,7 +170,7 @@ impl Host {
             _ => return Err(Failure::Errno(libc::ENOPROTOOPT)),
         }
         if matches!(socket.kind, Kind::Listener) {
-            return self.refresh_listener(fd);
+            return self.refresh_listener(fd, true);
         }
         let (options, kind) = (options.clone(), &socket.kind);
         if let Kind::Stream(id) = *kind {
@@ -188,9 +188,14 @@ impl Host {
         Ok(())
     }
 
-    /// A listener answers with the options as they are now.
-    fn refresh_listener(&mut self, fd: Fd) -> Result<()> {
-        let config = self.engine_config(fd, true)?;
+    /// A listener answers with the options as they are now, to peers of one
+    /// family at least.
+    pub(super) fn refresh_listener(&mut self, fd: Fd, v4: bool) -> Result<()> {
+        let mut config = self.engine_config(fd, v4)?;
+        if !v4 {
+            // The listener takes the 20 bytes off itself.
+            config.mss = config.mss.saturating_add(20);
+        }
         if let Some(listening) = self.listeners.get_mut(&fd) {
             listening.protocol.set_config(&config);
         }
@@ -201,7 +206,7 @@ impl Host {
     pub(super) fn refresh_listeners(&mut self) {
         let listeners: Vec<_> = self.listeners.keys().copied().collect();
         for fd in listeners {
-            let _ = self.refresh_listener(fd);
+            let _ = self.refresh_listener(fd, true);
         }
     }
 

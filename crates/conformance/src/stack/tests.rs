@@ -17,7 +17,7 @@ fn host(addresses: &[&str]) -> Host {
 }
 
 /// Carries packets both ways until none is left.
-fn exchange(a: &mut Host, b: &mut Host) {
+pub(super) fn exchange(a: &mut Host, b: &mut Host) {
     while a.has_packet_out() || b.has_packet_out() {
         while let Some((_, packet)) = a.packet_out() {
             b.packet_in(&packet);
@@ -28,15 +28,15 @@ fn exchange(a: &mut Host, b: &mut Host) {
     }
 }
 
-struct Pair {
-    client: Host,
-    server: Host,
-    to_server: Fd,
-    to_client: Fd,
+pub(super) struct Pair {
+    pub(super) client: Host,
+    pub(super) server: Host,
+    pub(super) to_server: Fd,
+    pub(super) to_client: Fd,
 }
 
 /// A connection from a client of `domain` to a dual-stack server.
-fn pair(domain: i32, to: &str) -> Pair {
+pub(super) fn pair(domain: i32, to: &str) -> Pair {
     let mut client = host(&["192.0.2.1", "2001:db8::1"]);
     let mut server = host(&["192.0.2.2", "2001:db8::2"]);
     let listener = server

@@ -54,6 +54,9 @@ pub struct Impair {
     /// Propagation, µs.
     #[serde(default)]
     pub delay_us: u64,
+    /// By how much more it varies at most, µs; the order is kept.
+    #[serde(default)]
+    pub jitter_us: u64,
     /// Probability of being lost, 0 to 1.
     #[serde(default)]
     pub loss: f64,
@@ -79,6 +82,7 @@ impl Impair {
         Impairment {
             rate: self.rate,
             delay: Duration::from_micros(self.delay_us),
+            jitter: Duration::from_micros(self.jitter_us),
             loss: if self.loss > 0.0 {
                 Loss::Random {
                     probability: self.loss,

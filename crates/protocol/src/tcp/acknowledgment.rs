@@ -206,15 +206,7 @@ impl Connection {
         let acknowledgment = header.acknowledgment;
         let first = self.send.first;
         if first == self.send.next {
-            // Nothing is in flight; yet a duplicate may show the last recovery to
-            // have been for nothing.
-            if self.sack && !header.options.sack.is_empty() {
-                let mut seen = self.feedback(header, plain);
-                self.take_sack(header, &mut seen, now);
-                if seen.twice {
-                    self.recover(&mut seen, now);
-                }
-            }
+            self.acknowledge_nothing(header, plain, now);
             return;
         }
         if self.recovery.probe == TailProbe::Due {
@@ -249,6 +241,19 @@ impl Connection {
         }
         self.control(&seen, round_trip, now);
         self.release_when_empty(now);
+    }
+
+    /// Nothing is in flight; yet a duplicate may show the last recovery, or probe,
+    /// to have been for nothing.
+    fn acknowledge_nothing(&mut self, header: &Header, plain: bool, now: Time) {
+        let mut seen = self.feedback(header, plain);
+        if self.sack && !header.options.sack.is_empty() {
+            self.take_sack(header, &mut seen, now);
+        }
+        if seen.twice {
+            self.recover(&mut seen, now);
+        }
+        self.judge_probe(header.acknowledgment, &seen, now);
     }
 
     fn feedback(&self, header: &Header, plain: bool) -> Feedback {

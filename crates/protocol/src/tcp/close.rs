@@ -93,12 +93,6 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::abort`], and the application is told why.
-    pub(super) fn reset_peer(&mut self, error: Errno) {
-        self.abort();
-        self.set_error(error);
-    }
-
     /// The peer has sent an acceptable RST (RFC 9293 §3.10.7.4, second).
     pub(super) fn reset_by_peer(&mut self) {
         let error = match self.state {

@@ -383,6 +383,7 @@ impl Connection {
             && self.congestion.is_sound()
             && self.ecn.flags <= EcnState::ALL
             && self.path.is_sound()
+            && (self.path.probe != 0) == self.recovery.path_probe.is_some()
             && self.round_trip.eighths <= 1 << 31
             && self.round_trip.deviation <= 1 << 30
             && self.round_trip.deviation_max <= 1 << 30

@@ -380,9 +380,13 @@ impl Connection {
         }
         let news = before(self.receive.assembler.next(), end) && !payload.is_empty();
         if news && (self.orphan || self.receive.closed && self.state != State::Established) {
-            // Nobody will read it (RFC 2525 §2.17, as Linux).
+            // Nobody will read it (RFC 2525 §2.17, as Linux). The RST has the
+            // number that the peer expects, even when our FIN was lost: any other
+            // it would question (RFC 5961 §3.2).
             self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            self.reset_peer(Errno::CONNRESET);
+            self.fail(Errno::CONNRESET);
+            self.send.reset_sequence = segment.header.acknowledgment;
+            self.pending.add(Pending::RESET_ANSWER);
             return;
         }
         if fin

@@ -290,7 +290,7 @@ impl Connection {
         let recovery = &mut self.recovery;
         let enough = recovery.phase < Phase::Fast
             && recovery.sacked_segments >= recovery.rack.reordering.into();
-        if !enough && !(recovery.phase == Phase::Fast && advanced) {
+        if !(enough || recovery.phase == Phase::Fast && advanced) {
             return Losses::default();
         }
         if recovery.board.head().is_some_and(|head| head.has(LOST)) {

@@ -97,12 +97,11 @@ impl RoundTrip {
     #[inline]
     pub(super) fn take_minimum(&mut self, sample: u32, now: Time) {
         let sample = sample.clamp(1, LONGEST);
-        if sample <= self.min || self.min == 0 {
+        let seconds = now.as_secs() as u32;
+        let age = seconds.wrapping_sub(self.min_at);
+        if sample <= self.min || self.min == 0 || age > MINIMUM_LIFE {
             self.min = sample;
-            self.min_at = now.as_secs() as u32;
-        } else if (now.as_secs() as u32).wrapping_sub(self.min_at) > MINIMUM_LIFE {
-            self.min = sample;
-            self.min_at = now.as_secs() as u32;
+            self.min_at = seconds;
         }
     }
 

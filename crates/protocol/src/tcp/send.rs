@@ -387,7 +387,7 @@ impl Connection {
         // A segment that was not full ends a run, so that what was sent apart is
         // counted, and sent again, apart.
         let separate = self.send.small == first;
-        if length % u32::from(self.send.mss) != 0 {
+        if !length.is_multiple_of(self.send.mss.into()) {
             self.send.small = end;
         }
         if self.send.first == first {

@@ -115,6 +115,11 @@ impl Connection {
     /// state lasts nevertheless: without SACK, until something beyond is.
     pub(super) fn try_undo_recovery(&mut self, echo: Option<u32>) -> bool {
         if self.recovery.undo.may_undo(echo) {
+            if self.sack && self.recovery.phase == Phase::Fast {
+                // It was late, beyond what duplicates allow (here Linux forgets).
+                let reordered = self.recovery.rack.reordered;
+                self.recovery.rack.reordered = reordered.saturating_add(1);
+            }
             self.undo_reduction(false);
         } else {
             self.recovery.rack.recovered(false);

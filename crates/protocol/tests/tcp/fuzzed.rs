@@ -51,6 +51,16 @@ pub fn tcp_peer(bytes: &[u8]) {
     let config = tcp::Config {
         timestamps: setup & 1 != 0,
         sack: setup & 2 != 0,
+        ecn: if setup & 2 != 0 {
+            tcp::Ecn::Active
+        } else {
+            tcp::Ecn::Passive
+        },
+        mtu_probing: if setup & 4 != 0 {
+            tcp::MtuProbing::Always
+        } else {
+            tcp::MtuProbing::BlackHole
+        },
         window_scaling: setup & 4 != 0,
         nodelay: setup & 8 != 0,
         mss: if setup & 16 != 0 { 1 } else { 1460 },
@@ -117,7 +127,7 @@ pub fn tcp_peer(bytes: &[u8]) {
                         options,
                     },
                     payload: &zeros[..length],
-                    traffic_class: 0,
+                    traffic_class: e,
                 };
                 engine.input(&segment, now);
             }
@@ -194,6 +204,16 @@ pub fn tcp_pair(bytes: &[u8]) {
     let config = |bits: u8| tcp::Config {
         timestamps: bits & 1 != 0,
         sack: bits & 2 != 0,
+        ecn: if bits & 1 != 0 {
+            tcp::Ecn::Active
+        } else {
+            tcp::Ecn::Passive
+        },
+        mtu_probing: if bits & 4 != 0 {
+            tcp::MtuProbing::Always
+        } else {
+            tcp::MtuProbing::BlackHole
+        },
         window_scaling: bits & 4 != 0,
         mss: if bits & 8 != 0 { 100 } else { 1460 },
         receive_buffer: 4000,

@@ -202,6 +202,10 @@ pub struct Link {
     pub marks: [u8; 2],
     /// Whether ends are frozen and thawed now and then.
     pub freezes: bool,
+    /// What happens to segments of end 0 that begin at an offset of its data, so
+    /// many times: late by so much, or lost.
+    pub fates: Vec<(u32, u32, Option<Duration>)>,
+    isn: u32,
     /// Every frame that was sent, with its sender, when wanted.
     pub trace: Option<Vec<(Time, usize, Frame)>>,
 }
@@ -245,6 +249,8 @@ impl Link {
             last_acknowledged: [None; 2],
             marks: [0; 2],
             freezes: false,
+            fates: Vec::new(),
+            isn: 0,
             trace: None,
         };
         let isn = link.random.next() as u32;
@@ -272,6 +278,23 @@ impl Link {
         if frame.payload.len() > weather.payload_max {
             return;
         }
+        let mut late = Duration::ZERO;
+        if from == 0 && frame.header.flags.contains(Flags::SYN) {
+            self.isn = frame.header.sequence;
+        } else if from == 0 && !frame.payload.is_empty() {
+            let offset = frame.header.sequence.wrapping_sub(self.isn.wrapping_add(1));
+            let fate = self
+                .fates
+                .iter_mut()
+                .find(|fate| fate.0 == offset && fate.1 > 0);
+            if let Some((_, times, delay)) = fate {
+                *times -= 1;
+                match delay {
+                    Some(delay) => late = *delay,
+                    None => return,
+                }
+            }
+        }
         if frame.traffic_class & 3 == 2 && self.random.percent(self.marks[from]) {
             frame.traffic_class |= 3;
         }
@@ -280,7 +303,7 @@ impl Link {
             if self.random.percent(weather.loss) {
                 continue;
             }
-            let mut arrival = self.now + weather.delay;
+            let mut arrival = self.now + weather.delay + late;
             if self.random.percent(weather.reorder) {
                 let jitter = weather.jitter.as_micros() as u64;
                 arrival += Duration::from_micros(self.random.below(jitter));

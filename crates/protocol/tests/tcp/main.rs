@@ -12,5 +12,6 @@ mod pacing;
 mod path_mtu;
 mod peer;
 mod receiving;
+mod recovery;
 mod sending;
 mod transfer;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewall_protocol::tcp::{Config, State};
+use tidewall_protocol::tcp::{Config, Ecn, MtuProbing, State};
 
 use crate::link::{End, FAIR, Link, Weather, pattern};
 
@@ -37,12 +37,27 @@ fn both_ends_get_what_the_other_sent() {
 fn configs() -> impl Strategy<Value = Config> {
     (
         any::<[bool; 4]>(),
+        prop::sample::select(vec![Ecn::Off, Ecn::Passive, Ecn::Active]),
+        prop::sample::select(vec![
+            MtuProbing::Off,
+            MtuProbing::BlackHole,
+            MtuProbing::Always,
+        ]),
         prop::sample::select(vec![88u16, 536, 1460, 8960]),
         prop::sample::select(vec![2048u32, 10_000, 65_536, 131_072]),
         prop::sample::select(vec![0u32, 65_000]),
     )
         .prop_map(
-            |([timestamps, sack, window_scaling, nodelay], mss, buffer, offload)| Config {
+            |(
+                [timestamps, sack, window_scaling, nodelay],
+                ecn,
+                mtu_probing,
+                mss,
+                buffer,
+                offload,
+            )| Config {
+                ecn,
+                mtu_probing,
                 mss,
                 timestamps,
                 sack,
@@ -94,6 +109,7 @@ proptest! {
             Link::new(ends, weather[0], seed)
         };
         link.weather = weather;
+        link.marks = [weather[0].loss, weather[1].duplication];
         link.freezes = freezes;
         link.run(10 * HOUR);
         link.assert_delivered();

@@ -276,6 +276,10 @@ pub(super) fn run(
 
 /// Bits a second of the bottleneck, and its round trip, ms.
 pub(super) const BOTTLENECK: (u64, u32) = (50_000_000, 20);
+/// By how much delays vary there. Without, the flows' packets come to the full
+/// queue in a fixed order, and one may lose all of them (Floyd and Jacobson,
+/// "On traffic phase effects", 1992).
+const JITTER_US: u64 = 1_000;
 /// How much later the second flow begins, ms.
 const LATER: u64 = 1_000;
 /// From then on until bytes are counted, ms: both are out of slow start.
@@ -294,7 +298,10 @@ pub(super) fn share(
     let path = super::path::Path::lossy(BOTTLENECK.1, 0.0);
     let mut peers = pair.to_vec();
     peers.dedup();
-    let impair = path.impair(BOTTLENECK.0);
+    let impair = Impair {
+        jitter_us: JITTER_US,
+        ..path.impair(BOTTLENECK.0)
+    };
     let session = Session::start(testbed, &peers, impair, Sharing::All, seed)?;
     let end = LATER + SETTLE + seconds * 1000;
     let flows = pair.iter().enumerate().map(|(number, peer)| {

@@ -30,7 +30,7 @@ const TURN: usize = 4 * CHUNK;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that can say how it fares.
-trait Told: Stream {
+pub(super) trait Told: Stream {
     fn figures(&self) -> Figures;
 }
 
@@ -60,6 +60,7 @@ impl Told for TidewallStream {
             ("window, segments", f64::from(info.congestion_window) / mss),
             ("threshold, segments", threshold),
             ("peer's window, segments", f64::from(info.send_window) / mss),
+            ("pacing, Mbit/s", info.pacing_rate as f64 * 8.0 / 1e6),
             ("round trip, ms", info.round_trip.as_secs_f64() * 1e3),
             (
                 "least round trip, ms",

@@ -1,0 +1,141 @@
+//! Prints the tables of docs/tcp.md: what the public scripts find of the kernel
+//! and of Tidewall.
+//!
+//! `suite_table KERNEL TIDEWALL`: two files of results, a line each run, its
+//! fields separated by tabs: the script's path, the IP version, `pass` or
+//! `fail`, and the first line of what the tool said. docs/tcp.md has the loop
+//! that writes them. Of several runs of a script the best counts, for timing on
+//! a busy machine fails the kernel now and then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::{env, fs, process};
+
+/// Results by script and IP version: passed at least once, and why not.
+type Results = BTreeMap<String, BTreeMap<String, (bool, String)>>;
+
+fn read(path: &str) -> Result<Results, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let mut results = Results::new();
+    for (number, line) in text.lines().enumerate() {
+        let mut fields = line.split('\t');
+        let (Some(script), Some(version), Some(result)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            return Err(format!("{path}, line {}: too few fields", number + 1));
+        };
+        let passed = result == "pass";
+        let why = fields.next().unwrap_or_default().to_owned();
+        let versions = results.entry(script.to_owned()).or_default();
+        let best = versions
+            .entry(version.to_owned())
+            .or_insert((false, String::new()));
+        if passed || !best.0 {
+            *best = (best.0 || passed, why);
+        }
+    }
+    Ok(results)
+}
+
+/// `pass`, `fail`, or in how many IP versions.
+fn verdict(versions: Option<&BTreeMap<String, (bool, String)>>) -> String {
+    let Some(versions) = versions else {
+        return "not run".to_owned();
+    };
+    let passed = versions.values().filter(|(passed, _)| *passed).count();
+    match passed {
+        0 => "fail".to_owned(),
+        all if all == versions.len() => "pass".to_owned(),
+        some => format!("{some} of {}", versions.len()),
+    }
+}
+
+/// What a script is about, where that decides.
+fn subject(script: &str) -> &'static str {
+    match script {
+        script if script.contains("fastopen") => "TCP Fast Open",
+        script if script.contains("md5") => "TCP MD5",
+        script if script.contains("psp") => "PSP",
+        script if script.contains("zerocopy") => "zero copy",
+        _ => "everything else",
+    }
+}
+
+/// Why a script fails: what the subject lacks, or what the tool said.
+fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
+    match subject(script) {
+        "TCP Fast Open" => return "no Fast Open (RFC 7413)".to_owned(),
+        "PSP" => return "needs the tool's wire mode".to_owned(),
+        _ => {}
+    }
+    let said = versions.values().find(|(passed, _)| !passed);
+    let said = said.map_or("", |(_, said)| said.as_str());
+    let short: String = said.chars().take(150).collect();
+    short.replace('|', "/").replace('<', "&lt;")
+}
+
+fn table(kernel: &Results, tidewall: &Results) -> String {
+    let mut lines = Vec::new();
+    let scripts: BTreeSet<_> = kernel.keys().chain(tidewall.keys()).collect();
+    let mut counts: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
+    for script in &scripts {
+        let count = counts.entry(subject(script)).or_default();
+        let kernel = verdict(kernel.get(*script)) == "pass";
+        let tidewall = verdict(tidewall.get(*script)) == "pass";
+        count[0] += 1;
+        count[1] += u32::from(kernel);
+        count[2] += u32::from(tidewall);
+        count[3] += u32::from(kernel && tidewall);
+    }
+    lines.push(
+        "| subject | scripts | kernel passes | Tidewall passes | both | both / kernel |".to_owned(),
+    );
+    lines.push("|---|---|---|---|---|---|".to_owned());
+    let mut total = [0; 4];
+    let row = |name: &str, [all, kernel, tidewall, both]: [u32; 4]| {
+        let share = f64::from(both) / f64::from(kernel.max(1));
+        format!("| {name} | {all} | {kernel} | {tidewall} | {both} | {share:.2} |")
+    };
+    for (name, count) in counts {
+        lines.push(row(name, count));
+        for (sum, value) in total.iter_mut().zip(count) {
+            *sum += value;
+        }
+    }
+    lines.push(row("all", total));
+    lines.push(String::new());
+    lines.push("| script | kernel here | Tidewall | why Tidewall fails |".to_owned());
+    lines.push("|---|---|---|---|".to_owned());
+    for script in scripts {
+        let (here, ours) = (kernel.get(script), tidewall.get(script));
+        let verdicts = (verdict(here), verdict(ours));
+        let why = match ours {
+            Some(versions) if verdicts.1 != "pass" => reason(script, versions),
+            _ => String::new(),
+        };
+        lines.push(format!(
+            "| {script} | {} | {} | {why} |",
+            verdicts.0, verdicts.1
+        ));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn main() {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let [kernel, tidewall] = arguments.as_slice() else {
+        eprintln!("suite_table KERNEL TIDEWALL");
+        process::exit(2);
+    };
+    match (read(kernel), read(tidewall)) {
+        (Ok(kernel), Ok(tidewall)) => {
+            // Whoever reads may have had enough.
+            let _ = io::stdout().write_all(table(&kernel, &tidewall).as_bytes());
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{error}");
+            process::exit(1);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What writers and readers see beyond bytes.
+
+use tidewall_protocol::InputOptions;
+use tidewall_protocol::tcp;
+use tidewall_wire::tcp::Flags;
+
+use super::tests::{Pair, exchange, pair};
+use super::*;
+
+/// Length and PSH of each packet with data that the client sends, which arrive.
+fn sent(pair: &mut Pair) -> Vec<(usize, bool)> {
+    let mut packets = Vec::new();
+    while let Some((_, packet)) = pair.client.packet_out() {
+        let segment = tcp::input(&packet, 20, &InputOptions::default()).unwrap();
+        let push = segment.header.flags.contains(Flags::PSH);
+        if !segment.payload.is_empty() {
+            packets.push((segment.payload.len(), push));
+        }
+        pair.server.packet_in(&packet);
+    }
+    packets
+}
+
+/// What the server acknowledges arrives.
+fn acknowledge(pair: &mut Pair) {
+    let delay = pair.server.now() + Duration::from_millis(50);
+    pair.server.advance(delay);
+    while let Some((_, packet)) = pair.server.packet_out() {
+        pair.client.packet_in(&packet);
+    }
+}
+
+#[test]
+fn a_call_ends_with_push_and_records_stay_apart() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    assert_eq!(client.write(fd, &[1; 3000]), Ok(3000));
+    let mss = usize::try_from(client.tcp_info(fd).unwrap().snd_mss).unwrap();
+    assert_eq!(
+        sent(&mut pair),
+        [(mss, false), (mss, false), (3000 - 2 * mss, true)]
+    );
+    acknowledge(&mut pair);
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    // Nagle holds the second record back, not the first.
+    assert_eq!(client.send(fd, &[2; 100], libc::MSG_EOR), Ok(100));
+    assert_eq!(client.send(fd, &[3; 200], libc::MSG_EOR), Ok(200));
+    assert_eq!(sent(&mut pair), [(100, true)]);
+    acknowledge(&mut pair);
+    assert_eq!(sent(&mut pair), [(200, true)]);
+}
+
+#[test]
+fn more_is_for_one_call() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    assert_eq!(client.send(fd, b"head", libc::MSG_MORE), Ok(4));
+    assert_eq!(sent(&mut pair), []);
+    assert_eq!(pair.client.send(pair.to_server, b"body", 0), Ok(4));
+    assert_eq!(sent(&mut pair), [(8, true)]);
+}
+
+#[test]
+fn a_writer_is_woken_when_a_third_is_free() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    let bytes = 20_000i32.to_ne_bytes();
+    client
+        .setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes)
+        .unwrap();
+    let size = client.getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
+    assert_eq!(size, Ok(40_000i32.to_ne_bytes().to_vec()));
+    let data = vec![4; 100_000];
+    let taken = client.send(fd, &data, 0).unwrap();
+    // As many packets as there is memory for, each with its overhead.
+    assert!((20_000..40_000).contains(&taken), "{taken}");
+    assert_eq!(client.send(fd, &data, 0), Err(Failure::Blocked));
+    let changes = client.changes();
+    let mut poll = [PollFd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    }];
+    assert_eq!(client.poll(&mut poll), Ok(0));
+    exchange(&mut pair.client, &mut pair.server);
+    acknowledge(&mut pair);
+    assert_ne!(pair.client.changes(), changes);
+    assert_eq!(pair.client.poll(&mut poll), Ok(1));
+    assert!(pair.client.send(fd, &data, 0).is_ok());
+}
+
+#[test]
+fn what_may_be_used_again_is_told_once() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    let on = 1i32.to_ne_bytes();
+    client
+        .setsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &on)
+        .unwrap();
+    for _ in 0..2 {
+        assert_eq!(client.send(fd, &[5; 500], libc::MSG_ZEROCOPY), Ok(500));
+    }
+    let empty = client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
+    assert_eq!(empty, Err(Failure::Errno(libc::EAGAIN)));
+    for _ in 0..2 {
+        sent(&mut pair);
+        acknowledge(&mut pair);
+    }
+    let told = pair.client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
+    let both = Notification::Zerocopy { first: 0, last: 1 };
+    assert_eq!(told.unwrap().notification, Some(both));
+    let again = pair.client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
+    assert_eq!(again, Err(Failure::Errno(libc::EAGAIN)));
+}
+
+#[test]
+fn times_of_sending_are_told() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    // Scheduled, sent, acknowledged; by the kernel, numbered.
+    let flags = (1u32 << 8 | 1 << 1 | 1 << 9 | 1 << 4 | 1 << 7).to_ne_bytes();
+    client
+        .setsockopt(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &flags)
+        .unwrap();
+    client.advance(Duration::from_millis(7));
+    assert_eq!(client.write(fd, &[6; 300]), Ok(300));
+    client.advance(Duration::from_millis(9));
+    sent(&mut pair);
+    acknowledge(&mut pair);
+    for (what, at) in [(1, 7), (0, 7), (2, 9)] {
+        let told = pair.client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
+        let stamp = Notification::Timestamp {
+            what,
+            byte: 299,
+            at: Duration::from_millis(at),
+        };
+        assert_eq!(told.unwrap().notification, Some(stamp));
+    }
+}
+
+#[test]
+fn what_is_left_is_told_with_what_is_read() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let on = 1i32.to_ne_bytes();
+    let (fd, inquiry) = (pair.to_client, 36);
+    pair.server
+        .setsockopt(fd, libc::IPPROTO_TCP, inquiry, &on)
+        .unwrap();
+    pair.client.write(pair.to_server, &[7; 50]).unwrap();
+    pair.client.shutdown(pair.to_server, libc::SHUT_WR).unwrap();
+    exchange(&mut pair.client, &mut pair.server);
+    let mut left = |bytes: usize| {
+        let received = pair.server.receive(fd, &mut vec![0; bytes], 0).unwrap();
+        (received.bytes, received.left)
+    };
+    assert_eq!(left(20), (20, Some(30)));
+    // The end of the stream counts as a byte.
+    assert_eq!(left(30), (30, Some(1)));
+    assert_eq!(left(30), (0, Some(1)));
+}
+
+#[test]
+fn a_listener_announces_the_segment_it_was_told() {
+    for (domain, to, expected) in [
+        (libc::AF_INET, "192.0.2.2:8080", 1000),
+        (libc::AF_INET6, "[2001:db8::2]:8080", 1000),
+    ] {
+        let mut pair = pair(domain, to);
+        let size = 1000i32.to_ne_bytes();
+        let listener = Host::FIRST_FD;
+        pair.server
+            .setsockopt(listener, libc::IPPROTO_TCP, libc::TCP_MAXSEG, &size)
+            .unwrap();
+        let fd = pair.client.socket(domain, libc::SOCK_STREAM, 0).unwrap();
+        let _ = pair.client.connect(fd, to.parse().unwrap());
+        exchange(&mut pair.client, &mut pair.server);
+        // Timestamps take twelve.
+        let info = pair.client.tcp_info(fd).unwrap();
+        assert_eq!(info.snd_mss, expected - 12);
+    }
+}
