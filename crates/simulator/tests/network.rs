@@ -191,8 +191,8 @@ fn flows_can_be_followed_step_by_step() {
     network.run(2 * SECOND).unwrap();
     let second = network.report(flow).unwrap().uploaded - first;
     assert_eq!(network.now(), 2 * SECOND);
-    // All of the link but the headers.
+    // All of the link but the headers, and what a hole at the end holds back.
     let share = second * 8 * 1500 / 1448 / 100_000;
-    assert!((98..=100).contains(&share), "{share} %");
+    assert!((94..=100).contains(&share), "{share} %");
     assert!(!network.report(flow).unwrap().done);
 }
