@@ -24,9 +24,8 @@
 //! the reason for a change of congestion control, a worse one elsewhere its price.
 //!
 //! Each row is a path, each group of columns an engine with its congestion
-//! control, each
-//! number a median over seeds, the same for every engine. Beyond its own notes,
-//! look for this:
+//! control, each number a median over seeds, the same for every engine. Beyond
+//! its own notes, look for this:
 //!
 //! - `throughput`: goodput near 100 without loss; with loss no less than the law
 //!   says; no more segments sent again than were lost.

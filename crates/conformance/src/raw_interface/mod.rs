@@ -12,14 +12,20 @@
 //!   whenever a socket is made, listens or connects, see `environment`.
 //! - Descriptors that are not the host's (pipes, files) are the kernel's.
 //! - A panic ends the call with EFAULT; it never reaches C.
+//!
+//! `raw_calls` has the table and the calls of sockets, `raw_transfer` those that
+//! read and write, `raw_events` those that wait or move time and packets,
+//! `raw_memory` what they do to the caller's memory.
 #![allow(unsafe_code)]
 
 mod environment;
 mod machine;
 mod raw_calls;
+mod raw_events;
 mod raw_memory;
 #[cfg(test)]
 mod raw_tests;
+mod raw_transfer;
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -177,7 +183,7 @@ pub unsafe fn getsockopt(
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
     if let Some(machine) = last().filter(|machine| machine.now(|host| host.owns(to))) {
         // SAFETY: as the caller promises.
-        return unsafe { raw_calls::send_file(&machine, to, from, offset, count) };
+        return unsafe { raw_events::send_file(&machine, to, from, offset, count) };
     }
     // SAFETY: the caller's arguments, which are the kernel's to check.
     unsafe { libc::syscall(libc::SYS_sendfile, to, from, offset, count) as ssize_t }

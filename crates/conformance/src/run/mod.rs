@@ -245,21 +245,25 @@ impl Run {
     /// again whenever something has happened.
     fn advance(&mut self, to: Duration) -> Result<(), Wrong> {
         loop {
-            let wakes = [
-                self.host.next_event(),
-                self.pending
-                    .as_ref()
-                    .and_then(|pending| pending.progress.deadline),
-            ];
-            let next = wakes.into_iter().flatten().min();
-            let step = next.map_or(to, |next| next.min(to));
             let before = self.host.now();
-            self.host.advance(step.max(before));
+            let next = self.next_wake().filter(|next| *next > before);
+            let step = next.map_or(to, |next| next.min(to)).max(before);
+            self.host.advance(step);
             self.settle()?;
-            if self.host.now() >= to && next.is_none_or(|next| next > to || next <= before) {
+            if step >= to {
                 return Ok(());
             }
         }
+    }
+
+    /// When something happens next by itself.
+    fn next_wake(&self) -> Option<Duration> {
+        let pending = self.pending.as_ref();
+        let deadline = pending.and_then(|pending| pending.progress.deadline);
+        [self.host.next_event(), deadline]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// After anything has happened: collects what left and makes a call that

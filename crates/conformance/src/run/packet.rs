@@ -147,17 +147,16 @@ impl Run {
             if let Some(sent) = self.sent.pop_front() {
                 return Ok(sent);
             }
-            let wakes = [
-                self.host.next_event(),
-                self.pending
-                    .as_ref()
-                    .and_then(|pending| pending.progress.deadline),
-            ];
-            let next = wakes.into_iter().flatten().min();
-            match next.filter(|next| *next <= limit) {
-                Some(next) => self.advance(next.max(self.host.now()))?,
-                None => {
-                    self.advance(limit.min(start.max(self.host.now())))?;
+            let now = self.host.now();
+            // What is due now is done once; after that only time helps.
+            self.advance(now)?;
+            if !self.sent.is_empty() {
+                continue;
+            }
+            match self.next_wake() {
+                Some(next) if now < next && next <= limit => self.advance(next)?,
+                _ => {
+                    self.advance(limit.min(start.max(now)))?;
                     return Err(format!(
                         "no packet has left until {}\n  expected: {packet}",
                         seconds(limit)

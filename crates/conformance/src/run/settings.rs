@@ -132,7 +132,12 @@ impl Settings {
                 .and_then(|value| value.parse().ok())
                 .ok_or_else(|| expected(option, what))
         }
-        let microseconds = || value(option, "MICROSECONDS").map(Duration::from_micros);
+        // An hour is more than any script can mean, and no sum overflows.
+        let most = Duration::from_secs(3600);
+        let microseconds = || -> Result<Duration, ParseError> {
+            let value = value(option, "MICROSECONDS").map(Duration::from_micros)?;
+            Ok(value.min(most))
+        };
         let address = |old: IpAddr| -> Result<IpAddr, ParseError> {
             let new: IpAddr = value(option, "ADDRESS")?;
             // An address of the other family is for the other run.

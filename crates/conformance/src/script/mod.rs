@@ -21,6 +21,8 @@ mod lexer;
 mod model;
 mod packet;
 mod parser;
+#[cfg(test)]
+mod tests;
 
 pub use assertion::{Assertion, EvaluationError, Operator, Term};
 pub use command::Command;

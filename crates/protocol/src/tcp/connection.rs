@@ -92,12 +92,17 @@ pub(super) struct Send {
     /// an acknowledgment comes would tell less, for several may come at once.
     pub(super) flight: u32,
     pub(super) flight_end: u32,
+    /// When all of the congestion window was last in flight, in microseconds that
+    /// wrap.
+    pub(super) limited_at: u32,
     /// Payload of a full segment.
     pub(super) mss: u16,
     /// The peer's maximum segment size.
     pub(super) peer_mss: u16,
     /// The peer's window scale.
     pub(super) scale: u8,
+    /// Of the window that `flight` belongs to, all was used.
+    pub(super) limited: bool,
     /// A FIN follows what was written.
     pub(super) closed: bool,
     /// Times the same was sent without an answer.
@@ -298,6 +303,8 @@ impl Connection {
                 small: isn,
                 flight: 0,
                 flight_end: isn,
+                limited_at: microseconds(now),
+                limited: false,
                 mss,
                 peer_mss: MSS_DEFAULT,
                 scale: 0,

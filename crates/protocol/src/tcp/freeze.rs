@@ -31,7 +31,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0005;
+const VERSION: u32 = 0x5457_0006;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -404,6 +404,11 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         small: codec.u32(send.small),
         flight: codec.u32(send.flight),
         flight_end: codec.u32(send.flight_end),
+        limited_at: {
+            let now = microseconds(codec.now());
+            now.wrapping_sub(codec.u32(now.wrapping_sub(send.limited_at)))
+        },
+        limited: codec.flag(send.limited),
         mss: codec.u16(send.mss),
         peer_mss: codec.u16(send.peer_mss),
         scale: codec.u8(send.scale),

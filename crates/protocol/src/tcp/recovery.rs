@@ -403,7 +403,6 @@ impl Connection {
     /// window if that was not done for the same data (Linux `tcp_enter_loss`).
     pub(super) fn enter_loss(&mut self, now: Time) {
         let mss = u32::from(self.send.mss);
-        let in_flight = self.send.next.wrapping_sub(self.send.first);
         let before_this = self.recovery.phase;
         self.lose_by_timeout(now);
         let retried = self.send.retries > 0;
@@ -417,7 +416,7 @@ impl Connection {
         }
         // What is sent to a closed window is no loss.
         if self.send.window > 0 {
-            self.congestion.on_timeout(in_flight, mss, first, now);
+            self.congestion.on_timeout(mss, first);
             self.ecn.reduced();
             let window = self.pipe().saturating_add(mss);
             self.congestion.set_window(window);

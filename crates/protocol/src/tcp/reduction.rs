@@ -31,7 +31,6 @@ impl Connection {
     /// A reduction begins: all that is in flight now belongs to it.
     pub(super) fn begin_reduction(&mut self, now: Time) {
         let mss = u32::from(self.send.mss);
-        let in_flight = self.send.next.wrapping_sub(self.send.first);
         self.recovery.end = self.send.next;
         self.recovery.probe = TailProbe::None;
         self.recovery.reduction = Reduction {
@@ -39,7 +38,7 @@ impl Connection {
             delivered: 0,
             sent: 0,
         };
-        self.congestion.on_loss(in_flight.max(mss), mss, now);
+        self.congestion.on_loss(mss, now);
         self.ecn.reduced();
         // The window falls as acknowledgments come, not at once.
         self.congestion.set_window(self.recovery.reduction.window);

@@ -228,6 +228,9 @@ impl Connection {
                 let initial = self.initial_window();
                 self.congestion.on_idle(idle, timeout, initial);
                 self.send.drained = microseconds(now);
+                self.send.limited_at = microseconds(now);
+            } else if !self.send.limited {
+                self.validate_window(timeout, now);
             }
         }
         if self.config.paces() {
@@ -396,7 +399,15 @@ impl Connection {
         self.recovery.board.sent(end, micros, separate);
         self.send.next = end;
         let flight = self.pipe();
-        if flight > self.send.flight || !before(self.send.first, self.send.flight_end) {
+        let limited = flight.saturating_add(self.send.mss.into()) > self.congestion.window();
+        if limited {
+            self.send.limited_at = micros;
+        }
+        if limited
+            || flight > self.send.flight && !self.send.limited
+            || !before(self.send.first, self.send.flight_end)
+        {
+            self.send.limited = limited;
             self.send.flight = flight;
             self.send.flight_end = end;
         }
@@ -405,6 +416,19 @@ impl Connection {
         }
         if !self.recovery.is_quiet() {
             self.sent_in_recovery(end.wrapping_sub(first), now);
+        }
+    }
+
+    /// The window was not used up lately: after a retransmission timeout without
+    /// that, what was never used is no longer known to be there (RFC 2861 §3).
+    #[cold]
+    fn validate_window(&mut self, timeout: Duration, now: Time) {
+        let age = microseconds(now).wrapping_sub(self.send.limited_at);
+        if Duration::from_micros(age.into()) >= timeout {
+            self.send.limited_at = microseconds(now);
+            let initial = self.initial_window();
+            let used = self.send.flight;
+            self.congestion.on_application_limited(used, initial);
         }
     }
 

@@ -287,3 +287,60 @@ fn after_a_pause_the_window_begins_anew() {
     peer.write(30 * MSS);
     assert_eq!(lengths(&mut peer), [MSS; 10]);
 }
+
+/// Grows the window to twenty segments and more, and says how far it got.
+fn grown(peer: &mut Peer) -> u32 {
+    let mut offset = 0;
+    for _ in 0..2 {
+        peer.write(20 * MSS);
+        while peer.engine.info().not_sent + peer.engine.info().unacknowledged > 0 {
+            for segment in peer.sent() {
+                offset += segment.payload.len() as u32;
+            }
+            peer.now += ms(10);
+            peer.give(ACK, 0, offset, b"");
+        }
+    }
+    offset
+}
+
+#[test]
+fn a_window_that_is_not_used_is_halved_once_a_timeout() {
+    let mut peer = Peer::established(&plain());
+    let mut offset = grown(&mut peer);
+    let window = peer.engine.info().congestion_window;
+    assert!(window >= 20 * MSS as u32, "{window}");
+    let mut windows = Vec::new();
+    // A segment each 100 ms, well within a retransmission timeout.
+    for _ in 0..40 {
+        peer.now += ms(100);
+        peer.write(MSS);
+        assert_eq!(lengths(&mut peer), [MSS]);
+        offset += MSS as u32;
+        peer.now += ms(10);
+        peer.give(ACK, 0, offset, b"");
+        windows.push(peer.engine.info().congestion_window);
+    }
+    assert!(windows.is_sorted_by(|a, b| a >= b), "{windows:?}");
+    windows.dedup();
+    assert!(windows.len() > 3, "a step at a time: {windows:?}");
+    let least = 10 * MSS as u32;
+    assert!(
+        windows.last().unwrap().abs_diff(least) < 100,
+        "the initial window is kept: {windows:?}"
+    );
+}
+
+#[test]
+fn acknowledgments_that_come_together_all_count_for_the_window() {
+    let mut peer = Peer::established(&plain());
+    peer.write(10 * MSS);
+    peer.sent();
+    peer.now += ms(100);
+    // What was in flight was all of the window; that it grows meanwhile does not
+    // change that.
+    for segment in 1..=10 {
+        peer.give(ACK, 0, segment * MSS as u32, b"");
+    }
+    assert_eq!(peer.engine.info().congestion_window, 20 * MSS as u32);
+}

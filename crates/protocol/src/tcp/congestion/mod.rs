@@ -58,6 +58,8 @@ pub(super) struct Acknowledged {
     pub(super) bytes: u32,
     /// The most bytes that were in flight lately.
     pub(super) in_flight: u32,
+    /// That was all of the window then.
+    pub(super) limited: bool,
     /// A round trip measured with it.
     pub(super) round_trip: Option<Duration>,
     /// The smoothed round trip, in microseconds.
@@ -157,16 +159,16 @@ impl Controller {
         let &Acknowledged {
             mut bytes,
             in_flight,
+            limited,
             mss,
             now,
             ..
         } = acknowledged;
-        let full = in_flight.saturating_add(mss) > self.window;
         if self.window < self.threshold {
             let divisor = self.slow_start_divisor(acknowledged);
             // A window that was not even half used says nothing of the path
             // (RFC 7661); Linux has the same test.
-            if !full && in_flight.saturating_mul(2) <= self.window {
+            if !limited && in_flight.saturating_mul(2) <= self.window {
                 return;
             }
             // L = 2 (RFC 3465 §2.2), or 8 (RFC 9406 §4.2), is for acknowledgments
@@ -179,7 +181,7 @@ impl Controller {
                 return;
             }
             bytes -= growth;
-        } else if !full {
+        } else if !limited {
             if let Algorithm::Cubic(cubic) = &mut self.algorithm {
                 cubic.pause(milliseconds(now));
             }
@@ -244,14 +246,14 @@ impl Controller {
 
     /// A loss was detected, or a mark of congestion has come; fast recovery
     /// begins. The window is the threshold then, unless recovery sets another.
-    pub(super) fn on_loss(&mut self, _in_flight: u32, mss: u32, _now: Time) {
+    pub(super) fn on_loss(&mut self, mss: u32, _now: Time) {
         self.reduce(mss);
         self.window = self.threshold;
     }
 
     /// The retransmission timer has expired; `first` unless it is for data that
     /// it expired for before, or that was reduced for already.
-    pub(super) fn on_timeout(&mut self, _in_flight: u32, mss: u32, first: bool, _now: Time) {
+    pub(super) fn on_timeout(&mut self, mss: u32, first: bool) {
         if first {
             self.reduce(mss);
         }
@@ -279,7 +281,6 @@ impl Controller {
     /// For a retransmission timeout no more than `used` bytes were in flight,
     /// though more might have been: half of what was not used is no longer known
     /// to be there (RFC 2861 §3, Linux `tcp_cwnd_application_limited`).
-    #[allow(dead_code, reason = "for the sender, which knows how long it was")]
     pub(super) fn on_application_limited(&mut self, used: u32, initial: u32) {
         let used = used.max(initial);
         if used < self.window {
@@ -305,13 +306,11 @@ impl Controller {
     }
 
     /// What recovery allows while it lasts.
-    #[allow(dead_code, reason = "for proportional rate reduction")]
     pub(super) fn set_window(&mut self, bytes: u32) {
         self.window = bytes.min(WINDOW_MAX);
     }
 
     /// The last reduction was for a loss that was none (RFC 9438 §4.9).
-    #[allow(dead_code, reason = "for recoveries that turn out to be spurious")]
     pub(super) fn undo(&mut self) {
         let (window, threshold) = self.before;
         self.window = self.window.max(window);

@@ -13,6 +13,7 @@ fn acknowledge(controller: &mut Controller, bytes: u32, in_flight: u32) {
         next: 0,
         bytes,
         in_flight,
+        limited: in_flight + MSS > controller.window(),
         round_trip: None,
         smoothed: 100_000,
         now: Duration::ZERO,
@@ -52,7 +53,7 @@ fn slow_start_doubles_the_window_however_acknowledgments_are_coalesced() {
 #[test]
 fn newreno_grows_by_a_segment_a_round_trip() {
     let mut reno = Controller::new(20 * MSS, Congestion::NewReno);
-    reno.on_loss(20 * MSS, MSS, Duration::ZERO);
+    reno.on_loss(MSS, Duration::ZERO);
     assert_eq!((reno.window(), reno.threshold()), (10 * MSS, 10 * MSS));
     for _ in 0..10 {
         acknowledge(&mut reno, MSS, 10 * MSS);
@@ -72,8 +73,7 @@ fn reductions_are_linuxs_in_whole_segments() {
     ] {
         for (congestion, expected) in [(Congestion::Cubic, cubic), (Congestion::NewReno, reno)] {
             let mut controller = Controller::new(segments * MSS, congestion);
-            // However little is in flight: the tail of a response.
-            controller.on_loss(MSS, MSS, Duration::ZERO);
+            controller.on_loss(MSS, Duration::ZERO);
             let after = (controller.window(), controller.threshold());
             assert_eq!(
                 after,
@@ -95,7 +95,7 @@ fn a_window_that_is_not_used_does_not_grow() {
             acknowledge(&mut controller, MSS, 6 * MSS);
         }
         assert_eq!(controller.window(), 12 * MSS, "twice what is used");
-        controller.on_loss(12 * MSS, MSS, Duration::ZERO);
+        controller.on_loss(MSS, Duration::ZERO);
         let window = controller.window();
         for _ in 0..100 {
             acknowledge(&mut controller, MSS, window - MSS);
@@ -107,10 +107,10 @@ fn a_window_that_is_not_used_does_not_grow() {
 #[test]
 fn a_timeout_begins_with_one_segment_and_reduces_once() {
     for (mut controller, expected) in both().into_iter().zip([7, 5]) {
-        controller.on_timeout(10 * MSS, MSS, true, Duration::ZERO);
+        controller.on_timeout(MSS, true);
         let state = |controller: &Controller| (controller.window(), controller.threshold());
         assert_eq!(state(&controller), (MSS, expected * MSS));
-        controller.on_timeout(MSS, MSS, false, Duration::ZERO);
+        controller.on_timeout(MSS, false);
         assert_eq!(state(&controller), (MSS, expected * MSS));
         // Slow start up to the threshold, what is beyond is avoidance's.
         for _ in 1..expected {
@@ -128,7 +128,7 @@ fn a_timeout_begins_with_one_segment_and_reduces_once() {
 fn undoing_brings_window_and_threshold_back() {
     for mut controller in both() {
         let (window, congestion) = (controller.window(), controller.congestion());
-        controller.on_timeout(10 * MSS, MSS, true, Duration::ZERO);
+        controller.on_timeout(MSS, true);
         assert_ne!(controller.threshold(), u32::MAX);
         controller.undo();
         let state = (controller.window(), controller.threshold());
@@ -136,9 +136,9 @@ fn undoing_brings_window_and_threshold_back() {
         // CUBIC is in its first slow start again, with HyStart++.
         assert_eq!(controller.congestion(), congestion);
         assert!(controller.is_sound());
-        controller.on_loss(10 * MSS, MSS, Duration::ZERO);
+        controller.on_loss(MSS, Duration::ZERO);
         let (first, threshold) = (controller.window(), controller.threshold());
-        controller.on_loss(10 * MSS, MSS, Duration::ZERO);
+        controller.on_loss(MSS, Duration::ZERO);
         controller.undo();
         assert_eq!(
             (controller.window(), controller.threshold()),
@@ -155,7 +155,7 @@ fn idleness_halves_the_window_for_each_timeout() {
             let full = controller.window();
             acknowledge(&mut controller, MSS, full);
         }
-        controller.on_loss(0, MSS, Duration::ZERO);
+        controller.on_loss(MSS, Duration::ZERO);
         let (window, threshold) = (controller.window(), controller.threshold());
         let idle = |time| {
             let mut controller = controller;
@@ -200,7 +200,7 @@ fn another_algorithm_goes_on_from_the_window() {
     let mut controller = Controller::new(10 * MSS, Congestion::Cubic);
     controller.set_congestion(Congestion::NewReno);
     assert_eq!(controller.congestion(), Congestion::NewReno);
-    controller.on_loss(10 * MSS, MSS, Duration::ZERO);
+    controller.on_loss(MSS, Duration::ZERO);
     controller.set_congestion(Congestion::Cubic);
     assert_eq!(
         (controller.window(), controller.threshold()),
@@ -275,6 +275,7 @@ impl Path {
                 next,
                 bytes: sequence.wrapping_sub(first),
                 in_flight,
+                limited: in_flight + MSS > controller.window(),
                 round_trip: Some(round_trip),
                 smoothed,
                 now,

@@ -1,0 +1,334 @@
+//! The functions of the table that read and write.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::mem;
+use core::ptr;
+use core::time::Duration;
+
+use libc::{cmsghdr, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use super::machine::{EPOCH, Machine};
+use super::raw_calls::{guarded, machine, owns};
+use super::raw_memory::{bytes, bytes_mut, elements, gather, scatter};
+use crate::stack::{Failure, Notification, Result};
+
+/// The most that one call moves, as in Linux.
+const COUNT_MAX: usize = 0x7fff_f000;
+
+/// `linux/tcp.h`: the control message of `TCP_INQ`.
+const TCP_CM_INQ: c_int = 36;
+
+/// Reads into a buffer, which is as long as what is read.
+pub(super) fn receive(
+    machine: &Machine,
+    fd: c_int,
+    length: usize,
+    flags: c_int,
+) -> Result<Vec<u8>> {
+    let mut buffer = vec![0; length.min(COUNT_MAX)];
+    let count = machine.wait(None, |host| host.recv(fd, &mut buffer, flags))?;
+    buffer.truncate(count);
+    Ok(buffer)
+}
+
+pub(super) unsafe extern "C" fn read(
+    userdata: *mut c_void,
+    fd: c_int,
+    place: *mut c_void,
+    length: size_t,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    if !owns(unsafe { machine(userdata) }, fd) {
+        // SAFETY: the caller's arguments.
+        return unsafe { libc::read(fd, place, length) };
+    }
+    // SAFETY: the same arguments.
+    unsafe { recv(userdata, fd, place, length, 0) }
+}
+
+pub(super) unsafe extern "C" fn readv(
+    userdata: *mut c_void,
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        // SAFETY: as many as the caller says.
+        let vector = unsafe { elements(vector, count.max(0) as usize) };
+        let length = vector.iter().map(|element| element.iov_len).sum();
+        let read = receive(machine, fd, length, 0)?;
+        // SAFETY: as many bytes as the caller says.
+        unsafe { scatter(&read, vector) };
+        Ok(read.len())
+    })
+}
+
+pub(super) unsafe extern "C" fn recv(
+    userdata: *mut c_void,
+    fd: c_int,
+    place: *mut c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        if place.is_null() && length > 0 && flags & libc::MSG_TRUNC == 0 {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
+        let read = receive(machine, fd, length, flags)?;
+        if flags & libc::MSG_TRUNC == 0 {
+            // SAFETY: as many bytes as the caller says.
+            let place = unsafe { bytes_mut(place, read.len()) };
+            place.copy_from_slice(&read);
+        }
+        Ok(read.len())
+    })
+}
+
+pub(super) unsafe extern "C" fn recvfrom(
+    userdata: *mut c_void,
+    fd: c_int,
+    place: *mut c_void,
+    length: size_t,
+    flags: c_int,
+    _from: *mut sockaddr,
+    from_length: *mut socklen_t,
+) -> ssize_t {
+    if !from_length.is_null() {
+        // SAFETY: not null; a stream tells no address.
+        unsafe { from_length.write_unaligned(0) };
+    }
+    // SAFETY: the same arguments.
+    unsafe { recv(userdata, fd, place, length, flags) }
+}
+
+pub(super) unsafe extern "C" fn recvmsg(
+    userdata: *mut c_void,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        if message.is_null() {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
+        // SAFETY: not null; the caller's, alone.
+        let message = unsafe { &mut *message };
+        // SAFETY: as many as the message says.
+        let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
+        let length: usize = vector.iter().map(|element| element.iov_len).sum();
+        let mut buffer = vec![0; length.min(COUNT_MAX)];
+        let received = machine.wait(None, |host| host.receive(fd, &mut buffer, flags))?;
+        let read = buffer.get(..received.bytes).unwrap_or_default();
+        // SAFETY: as many bytes as the vector says.
+        unsafe { scatter(read, vector) };
+        message.msg_namelen = 0;
+        message.msg_flags = 0;
+        let mut controls = Vec::new();
+        if let Some(left) = received.left {
+            controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
+        }
+        if let Some(notification) = received.notification {
+            let domain = machine.now(|host| host.getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN));
+            let v6 = domain.is_ok_and(|domain| domain == libc::AF_INET6.to_ne_bytes());
+            message.msg_flags |= libc::MSG_ERRQUEUE;
+            if let Notification::Timestamp { at, .. } = notification {
+                // What was sent is told with its time, and does not fit.
+                message.msg_flags |= libc::MSG_TRUNC;
+                controls.push((libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, stamp(at)));
+            }
+            let (level, kind) = match v6 {
+                true => (libc::SOL_IPV6, libc::IPV6_RECVERR),
+                false => (libc::SOL_IP, libc::IP_RECVERR),
+            };
+            controls.push((level, kind, extended_error(notification, v6)));
+        }
+        // SAFETY: the message's own control buffer.
+        unsafe { put_control(message, &controls) };
+        Ok(received.bytes)
+    })
+}
+
+/// `struct scm_timestamping`: the first of its three times is software's.
+fn stamp(at: Duration) -> Vec<u8> {
+    let at = EPOCH + at;
+    let mut bytes = Vec::with_capacity(48);
+    bytes.extend_from_slice(&(at.as_secs() as i64).to_ne_bytes());
+    bytes.extend_from_slice(&i64::from(at.subsec_nanos()).to_ne_bytes());
+    bytes.resize(48, 0);
+    bytes
+}
+
+/// `struct sock_extended_err` and the offender's address, which nobody has.
+fn extended_error(notification: Notification, v6: bool) -> Vec<u8> {
+    // `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY`,
+    // `SO_EE_CODE_ZEROCOPY_COPIED`
+    let (errno, origin, code, info, data) = match notification {
+        Notification::Zerocopy { first, last } => (0, 5, 1, first, last),
+        Notification::Timestamp { what, byte, .. } => (libc::ENOMSG, 4, 0, what, byte),
+    };
+    let mut bytes = errno.to_ne_bytes().to_vec();
+    bytes.extend_from_slice(&[origin, 0, code, 0]);
+    bytes.extend_from_slice(&info.to_ne_bytes());
+    bytes.extend_from_slice(&data.to_ne_bytes());
+    let address = match v6 {
+        true => mem::size_of::<libc::sockaddr_in6>(),
+        false => mem::size_of::<libc::sockaddr_in>(),
+    };
+    bytes.resize(bytes.len() + address, 0);
+    bytes
+}
+
+/// Writes control messages: level, type and data of each.
+///
+/// # Safety
+/// The message's control buffer is as long as it says.
+unsafe fn put_control(message: &mut msghdr, controls: &[(c_int, c_int, Vec<u8>)]) {
+    let room = message.msg_controllen;
+    let mut used = 0;
+    for (level, kind, data) in controls {
+        // SAFETY: computations.
+        let (space, length) = unsafe {
+            (
+                libc::CMSG_SPACE(data.len() as c_uint) as usize,
+                libc::CMSG_LEN(data.len() as c_uint) as usize,
+            )
+        };
+        if room - used < length || message.msg_control.is_null() {
+            message.msg_flags |= libc::MSG_CTRUNC;
+            break;
+        }
+        let header = cmsghdr {
+            cmsg_len: length,
+            cmsg_level: *level,
+            cmsg_type: *kind,
+        };
+        // SAFETY: `length` bytes are there beyond `used`, enough for header and
+        // data.
+        unsafe {
+            let place = message.msg_control.cast::<u8>().add(used);
+            ptr::write_unaligned(place.cast(), header);
+            ptr::copy_nonoverlapping(data.as_ptr(), place.add(length - data.len()), data.len());
+        }
+        used = (used + space).min(room);
+    }
+    message.msg_controllen = used;
+}
+
+/// Writes all on a descriptor that waits; else what there is room for.
+pub(super) fn transmit(
+    machine: &Machine,
+    fd: c_int,
+    parts: &[&[u8]],
+    flags: c_int,
+) -> Result<usize> {
+    let wanted = parts.iter().map(|part| part.len()).sum();
+    let mut done = 0;
+    let result = machine.wait(None, |host| {
+        loop {
+            let written = if done == 0 {
+                host.sendmsg(fd, parts, flags)?
+            } else {
+                let bytes = parts.concat();
+                host.send(fd, bytes.get(done..).unwrap_or_default(), flags)?
+            };
+            done += written;
+            if done >= wanted || host.is_nonblocking(fd) || flags & libc::MSG_DONTWAIT != 0 {
+                return Ok(done);
+            }
+        }
+    });
+    // What was written counts, whatever stopped it.
+    if done > 0 { Ok(done) } else { result }
+}
+
+pub(super) unsafe extern "C" fn write(
+    userdata: *mut c_void,
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    if !owns(unsafe { machine(userdata) }, fd) {
+        // SAFETY: the caller's arguments.
+        return unsafe { libc::write(fd, data, length) };
+    }
+    // SAFETY: the same arguments.
+    unsafe { send(userdata, fd, data, length, 0) }
+}
+
+pub(super) unsafe extern "C" fn writev(
+    userdata: *mut c_void,
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        // SAFETY: as many as the caller says.
+        let vector = unsafe { elements(vector, count.max(0) as usize) };
+        // SAFETY: as many bytes as the vector says.
+        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        transmit(machine, fd, &parts, 0)
+    })
+}
+
+pub(super) unsafe extern "C" fn send(
+    userdata: *mut c_void,
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        if data.is_null() && length > 0 {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
+        // SAFETY: as many bytes as the caller says.
+        let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
+        transmit(machine, fd, &[data], flags)
+    })
+}
+
+pub(super) unsafe extern "C" fn sendto(
+    userdata: *mut c_void,
+    fd: c_int,
+    data: *const c_void,
+    length: size_t,
+    flags: c_int,
+    _to: *const sockaddr,
+    _to_length: socklen_t,
+) -> ssize_t {
+    // SAFETY: the same arguments.
+    unsafe { send(userdata, fd, data, length, flags) }
+}
+
+pub(super) unsafe extern "C" fn sendmsg(
+    userdata: *mut c_void,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    guarded(|| {
+        if message.is_null() {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
+        // SAFETY: not null.
+        let message = unsafe { &*message };
+        // SAFETY: as many as the message says.
+        let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
+        // SAFETY: as many bytes as the vector says.
+        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        transmit(machine, fd, &parts, flags)
+    })
+}
