@@ -242,15 +242,23 @@ impl Assembler {
     }
 
     /// The blocks of a SACK option: first what has come again (RFC 2883 §4).
-    pub(super) fn sack(&self) -> SackBlocks {
+    ///
+    /// A FIN that lies beyond a hole at `fin` counts as a byte.
+    pub(super) fn sack(&self, fin: Option<u32>) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         if self.has_copy() {
             blocks.push(self.copy.0, self.copy.1);
         }
         for &(first, end) in &self.beyond {
+            let end = end.wrapping_add((fin == Some(end)).into());
             if !blocks.push(first, end) {
                 break;
             }
+        }
+        if let Some(fin) = fin
+            && self.beyond.iter().all(|&(_, end)| end != fin)
+        {
+            blocks.push(fin, fin.wrapping_add(1));
         }
         blocks
     }

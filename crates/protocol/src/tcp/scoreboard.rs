@@ -625,8 +625,9 @@ impl Scoreboard {
         }
     }
 
-    /// The last segment of up to so many bytes.
-    pub(super) fn last_segment(&self, most: u32) -> Option<(u32, u32)> {
+    /// The last segment of up to so many bytes; a FIN goes with the bytes that it
+    /// left with.
+    pub(super) fn last_segment(&self, most: u32, fin: bool) -> Option<(u32, u32)> {
         let (start, end) = match self.last {
             Some(run) => (
                 self.earlier.back().map_or(self.first, |run| run.end),
@@ -637,10 +638,11 @@ impl Scoreboard {
                 self.end(),
             ),
         };
-        let length = end.wrapping_sub(start);
-        let rest = length.checked_rem(most)?;
-        let length = if rest == 0 { length.min(most) } else { rest };
-        Some((end.wrapping_sub(length), end))
+        let fin = u32::from(fin);
+        let data = end.wrapping_sub(start).saturating_sub(fin);
+        let rest = data.checked_rem(most)?;
+        let data = if rest == 0 { data.min(most) } else { rest };
+        Some((end.wrapping_sub(data + fin), end))
     }
 
     /// The first piece.
@@ -782,13 +784,17 @@ mod tests {
     #[test]
     fn the_last_segment_is_what_a_probe_sends() {
         let mut board = Scoreboard::new(FIRST);
-        assert_eq!(board.last_segment(10), None);
+        assert_eq!(board.last_segment(10, false), None);
         board.sent(at(25), 1, false);
-        assert_eq!(board.last_segment(10), Some((at(20), at(25))));
+        assert_eq!(board.last_segment(10, false), Some((at(20), at(25))));
         board.sent(at(45), 2, false);
-        assert_eq!(board.last_segment(10), Some((at(35), at(45))));
+        assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
         board.probed(at(35), at(45), 5);
-        assert_eq!(board.last_segment(10), Some((at(35), at(45))));
+        assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
+        board.sent(at(56), 6, false);
+        assert_eq!(board.last_segment(5, true), Some((at(50), at(56))));
+        board.sent(at(57), 7, true);
+        assert_eq!(board.last_segment(5, true), Some((at(56), at(57))));
         assert_eq!(board.gone(), 0, "what is in flight stays as it was");
     }
 
@@ -953,7 +959,7 @@ mod tests {
                         }
                     }
                     Step::Probe(most) => {
-                        let Some((start, end)) = board.last_segment(most) else { continue };
+                        let Some((start, end)) = board.last_segment(most, false) else { continue };
                         prop_assert_eq!(end, at(next));
                         board.probed(start, end, now);
                         for byte in &mut model[place(start.wrapping_sub(FIRST))..] {

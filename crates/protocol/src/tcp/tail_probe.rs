@@ -124,7 +124,7 @@ impl Connection {
                 return Some(Plan::New { length });
             }
         }
-        let (start, end) = self.recovery.board.last_segment(mss)?;
+        let (start, end) = self.recovery.board.last_segment(mss, self.fin_sent())?;
         if start != self.send.first && !before(start, window_end) {
             return None;
         }
