@@ -417,8 +417,10 @@ impl Connection {
             self.take_payload(sequence, payload, now);
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
+            self.receive.assembler.note_fin(None);
             self.take_fin(now);
         } else if fin {
+            self.receive.assembler.note_fin(self.receive.fin);
             self.pending.add(Pending::ACKNOWLEDGE);
         }
     }

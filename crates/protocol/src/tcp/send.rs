@@ -162,17 +162,11 @@ impl Connection {
         ahead != 0 && ahead <= self.send.next.wrapping_sub(self.send.first)
     }
 
-    /// Whether acknowledgments carry SACK blocks now, if they may.
-    #[inline]
-    fn has_blocks(&self) -> bool {
-        self.receive.assembler.has_blocks() || self.receive.fin.is_some() && !self.receive.finished
-    }
-
     /// Payload of a full segment now: SACK blocks take their part of it.
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
-        if !self.has_blocks() || !self.sack {
+        if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
         let with = self.options(0);
@@ -189,7 +183,10 @@ impl Connection {
     fn burst(&self, mss: u32) -> u32 {
         // What is to be told once leaves with one segment, not with each of many:
         // CWR, and the blocks of a SACK option.
-        if self.config.offload <= mss || self.ecn.has_to_tell() || self.has_blocks() {
+        if self.config.offload <= mss
+            || self.ecn.has_to_tell()
+            || self.receive.assembler.has_blocks()
+        {
             return mss;
         }
         let mut most = self.config.offload.min(OFFLOAD_MAX);
@@ -599,9 +596,8 @@ impl Connection {
                 echo: self.receive.timestamp,
             });
         }
-        if self.sack && self.has_blocks() {
-            let fin = self.receive.fin.filter(|_| !self.receive.finished);
-            options.sack = self.receive.assembler.sack(fin);
+        if self.sack && self.receive.assembler.has_blocks() {
+            options.sack = self.receive.assembler.sack();
         }
         options
     }
