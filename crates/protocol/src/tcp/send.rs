@@ -223,14 +223,15 @@ impl Connection {
         }
         if self.send.first == self.send.next && self.unsent() > 0 {
             let idle = now.saturating_sub(self.send.last);
-            let timeout = self.retransmission_timeout();
-            if idle > timeout {
-                let initial = self.initial_window();
-                self.congestion.on_idle(idle, timeout, initial);
-                self.send.drained = microseconds(now);
-                self.send.limited_at = microseconds(now);
+            let timeout = self.retransmission_micros();
+            let micros = idle.as_secs().saturating_mul(1_000_000) + u64::from(idle.subsec_micros());
+            if micros > timeout {
+                self.restart_after_idle(idle, now);
             } else if !self.send.limited {
-                self.validate_window(timeout, now);
+                let age = microseconds(now).wrapping_sub(self.send.limited_at);
+                if u64::from(age) >= timeout {
+                    self.validate_window(now);
+                }
             }
         }
         if self.config.paces() {

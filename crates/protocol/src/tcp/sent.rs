@@ -46,17 +46,25 @@ impl Connection {
         }
     }
 
-    /// The window was not used up lately: after a retransmission timeout without
-    /// that, what was never used is no longer known to be there (RFC 2861 §3).
+    /// Nothing was in flight for longer than a retransmission timeout: the window
+    /// is what it would be at the beginning, or nearly (RFC 2861 §3).
     #[cold]
-    pub(super) fn validate_window(&mut self, timeout: Duration, now: Time) {
-        let age = microseconds(now).wrapping_sub(self.send.limited_at);
-        if Duration::from_micros(age.into()) >= timeout {
-            self.send.limited_at = microseconds(now);
-            let initial = self.initial_window();
-            let used = self.send.flight;
-            self.congestion.on_application_limited(used, initial);
-        }
+    pub(super) fn restart_after_idle(&mut self, idle: Duration, now: Time) {
+        let initial = self.initial_window();
+        let timeout = self.retransmission_timeout();
+        self.congestion.on_idle(idle, timeout, initial);
+        self.send.drained = microseconds(now);
+        self.send.limited_at = microseconds(now);
+    }
+
+    /// The window was not used up for a retransmission timeout: what was never
+    /// used is no longer known to be there (RFC 2861 §3).
+    #[cold]
+    pub(super) fn validate_window(&mut self, now: Time) {
+        self.send.limited_at = microseconds(now);
+        let initial = self.initial_window();
+        let used = self.send.flight;
+        self.congestion.on_application_limited(used, initial);
     }
 
     /// New bytes have left while something is doubtful.
