@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use crate::raw_process;
 use paths::Paths;
 use raw_port::{Arrival, BATCH, Port};
 pub use spec::{DirectionReport, Impair, Report, Sharing, Side, Spec};
@@ -110,7 +111,7 @@ impl Bridge {
     /// ENETDOWN and ENODEV when an interface goes away.
     pub fn run(self, time: Option<Duration>, stop: &AtomicBool) -> io::Result<Report> {
         raw_port::sleep_exactly();
-        let real_time = raw_port::run_first().is_ok();
+        let real_time = raw_process::run_first().is_ok();
         let begun = Instant::now();
         let used = raw_port::thread_time();
         let mut forwarder = Forwarder::new(self);

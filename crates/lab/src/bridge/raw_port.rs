@@ -341,17 +341,6 @@ pub(super) fn sleep_exactly() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
 }
 
-/// Puts the calling thread ahead of all ordinary ones (SCHED_FIFO 1).
-///
-/// # Errors
-/// EPERM without CAP_SYS_NICE.
-pub(super) fn run_first() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: `parameters` outlives the call; 0 is the calling thread.
-    checked(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
-        .map(drop)
-}
-
 /// Processor time that the calling thread has used.
 pub(super) fn thread_time() -> Duration {
     let mut time = libc::timespec {

@@ -30,11 +30,12 @@ pub(super) enum FlowJob<'a> {
     Objects(&'a ObjectClient),
 }
 
-/// Runs a worker, ahead of whatever else runs on the machine: kernel TCP works
-/// in softirq, ahead of everything, and a stack in user space must not look bad
-/// for a neighbour's compiler.
+/// Runs a worker, ahead of whatever else runs on the machine (SCHED_FIFO): kernel
+/// TCP works in softirq, ahead of everything, and a stack in user space must not
+/// look bad for a neighbour's compiler. It sleeps when it has nothing to do, and
+/// the kernel leaves other threads a twentieth of the time even if it does not.
 pub(super) fn run(job: FlowJob<'_>) -> anyhow::Result<()> {
-    if let Err(error) = raw_process::set_nice(-20) {
+    if let Err(error) = raw_process::run_first() {
         eprintln!("shares the processor with others on equal terms: {error}");
     }
     match job {
