@@ -46,6 +46,9 @@ const HOSTS_MAX: usize = 1024;
 /// Most frames of memory kept for those to come.
 const SPARE_MAX: usize = 4096;
 
+/// How often, and how far apart, a frame is sent for which there is no room.
+const TRIES: u32 = 20;
+const NAP: Duration = Duration::from_micros(50);
 /// The longest lag that is told apart, ns.
 const LAG_MAX: u64 = 10_000_000_000;
 
@@ -320,20 +323,23 @@ impl Forwarder {
             return Ok(());
         };
         let mut done = 0;
-        let mut tried = false;
+        let mut tries = 0;
         while let Some(rest) = leaving.get(done..).filter(|rest| !rest.is_empty()) {
             match port.send(rest.iter().map(Packet::bytes)) {
                 Ok(sent) if sent > 0 => {
                     done += sent;
-                    tried = false;
+                    tries = 0;
                 }
-                // The receiver may make room meanwhile; once.
-                _ if !tried => tried = true,
                 Err(error) if !is_for_want_of_room(&error) => return Err(error),
+                // The receiver may make room meanwhile.
+                _ if tries < TRIES => {
+                    tries += 1;
+                    raw_port::wait(&[], NAP)?;
+                }
                 _ => {
                     self.failed += 1;
                     done += 1;
-                    tried = false;
+                    tries = 0;
                 }
             }
         }

@@ -79,6 +79,12 @@ impl Outcome {
     }
 }
 
+/// True where the bridge lost nothing itself and was not late.
+pub(super) fn is_sound(values: &BTreeMap<String, f64>) -> bool {
+    let value = |name| values.get(name).copied().unwrap_or(0.0);
+    value(LOST_ITSELF) == 0.0 && value(LAG_P99) <= LATE
+}
+
 /// Local ports for the connections of a run: no two runs of a session share
 /// any, so that nothing of one is left over for another.
 #[derive(Debug)]
