@@ -74,6 +74,45 @@ fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
     short.replace('|', "/").replace('<', "&lt;")
 }
 
+/// What is behind a failure, as far as what the tool said tells.
+fn cause(script: &str, versions: &BTreeMap<String, (bool, String)>) -> &'static str {
+    let said = versions.values().find(|(passed, _)| !passed);
+    let said = said.map_or("", |(_, said)| said.as_str());
+    match (subject(script), said) {
+        (known @ ("TCP Fast Open" | "TCP MD5" | "PSP"), _) => known,
+        (_, said) if said.contains("setsockopt call") => "an option that is not offered",
+        _ if script.contains("/eor/") => "MSG_EOR is not offered",
+        (_, said) if said.contains("tcpi_") => "TCP_INFO: another value, or none",
+        (_, said) if said.contains("tcp_psh") => "PSH on other segments",
+        (_, said) if said.contains("payload") => "as many bytes in other packets",
+        (_, said) if said.contains("timing") => "another time",
+        (_, said) if said.contains("write call") || said.contains("blocking") => {
+            "another part of a write is taken"
+        }
+        _ => "other",
+    }
+}
+
+/// Scripts that the kernel passes and Tidewall does not, by cause.
+fn causes(kernel: &Results, tidewall: &Results) -> Vec<String> {
+    let mut causes: BTreeMap<&str, u32> = BTreeMap::new();
+    for (script, versions) in tidewall {
+        if verdict(kernel.get(script)) == "pass" && verdict(Some(versions)) != "pass" {
+            *causes.entry(cause(script, versions)).or_default() += 1;
+        }
+    }
+    let mut rows: Vec<_> = causes.into_iter().collect();
+    rows.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+    let rows = rows
+        .into_iter()
+        .map(|(cause, count)| format!("| {cause} | {count} |"));
+    let head = [
+        "| what fails that the kernel passes | scripts |",
+        "|---|---|",
+    ];
+    head.into_iter().map(str::to_owned).chain(rows).collect()
+}
+
 fn table(kernel: &Results, tidewall: &Results) -> String {
     let mut lines = Vec::new();
     let scripts: BTreeSet<_> = kernel.keys().chain(tidewall.keys()).collect();
@@ -103,6 +142,8 @@ fn table(kernel: &Results, tidewall: &Results) -> String {
         }
     }
     lines.push(row("all", total));
+    lines.push(String::new());
+    lines.extend(causes(kernel, tidewall));
     lines.push(String::new());
     lines.push("| script | kernel here | Tidewall | why Tidewall fails |".to_owned());
     lines.push("|---|---|---|---|".to_owned());

@@ -343,6 +343,10 @@ impl Connection {
             if self.send.closed {
                 flags = Flags(flags.0 | Flags::FIN.0);
             }
+        } else if length > self.send.mss.into() {
+            // So that whoever puts a burst's segments together again (GRO)
+            // delivers it with the last one, as Linux.
+            flags = Flags(Flags::ACK.0 | Flags::PSH.0);
         }
         let fin = flags.contains(Flags::FIN);
         if fin && length == 0 {

@@ -68,20 +68,22 @@ fn the_end_of_what_was_written_is_pushed_and_goes_with_the_fin() {
 }
 
 #[test]
-fn offloading_leaves_full_segments_together() {
+fn offloading_leaves_full_segments_together_and_pushes_them() {
     let mut peer = Peer::established(&Config {
         offload: 5500,
         ..plain()
     });
-    peer.write(8 * MSS + 10);
+    peer.write(12 * MSS);
     let now = peer.now;
     let mut bursts = Vec::new();
     peer.engine.output(now, &mut |outgoing| {
         assert_eq!(usize::from(outgoing.segment_size), MSS);
-        bursts.push(outgoing.payload_len());
+        bursts.push((outgoing.payload_len(), outgoing.header.flags));
         true
     });
-    assert_eq!(bursts, [5 * MSS, 3 * MSS + 10]);
+    // The congestion window ends in the middle of what was written.
+    let pushed = both(ACK, Flags::PSH);
+    assert_eq!(bursts, [(5 * MSS, pushed), (5 * MSS, pushed)]);
 }
 
 #[test]
