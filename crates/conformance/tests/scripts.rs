@@ -11,7 +11,7 @@ use tidewall_conformance::run::{self, Family};
 use tidewall_conformance::script::{self, Script};
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = wanted(std::env::args().skip(1));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
     let mut paths = Vec::new();
     collect(&root, &mut paths);
@@ -25,10 +25,6 @@ fn main() -> ExitCode {
             .unwrap_or(&path)
             .display()
             .to_string();
-        let wanted = arguments
-            .iter()
-            .filter(|argument| !argument.starts_with('-'))
-            .collect::<Vec<_>>();
         if !wanted.is_empty() && !wanted.iter().any(|part| shown.contains(part.as_str())) {
             skipped += 1;
             continue;
@@ -66,6 +62,19 @@ fn main() -> ExitCode {
     let failed = failures.len();
     println!("\nscripts: {word}. {passed} passed; {failed} failed; {skipped} filtered out\n");
     ExitCode::from(u8::from(failed > 0))
+}
+
+/// The arguments that are no options of the usual test harness, nor their values.
+fn wanted(mut arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut wanted = Vec::new();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--test-threads" | "--format" | "--color" | "--logfile" => drop(arguments.next()),
+            option if option.starts_with('-') => {}
+            _ => wanted.push(argument),
+        }
+    }
+    wanted
 }
 
 fn outcome(script: &Script, family: Family) -> Result<(), String> {

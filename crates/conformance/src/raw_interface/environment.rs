@@ -51,9 +51,9 @@ impl Flags {
             .unwrap_or(1500)
     }
 
-    /// Whether long packets are cut for the device, as it is now.
-    pub(super) fn software_segmentation(&self) -> bool {
-        raw_memory::segmentation_offload(&self.interface) == Some(false)
+    /// Whether the device cuts long packets, as it is now.
+    pub(super) fn segmentation_offload(&self) -> bool {
+        self.offload && raw_memory::segmentation_offload(&self.interface) != Some(false)
     }
 
     /// A host's configuration.
@@ -63,8 +63,7 @@ impl Flags {
             addresses: [&self.addresses[..], &default.addresses].concat(),
             mtu: self.mtu(),
             sysctl: sysctl(),
-            segmentation_offload: self.offload,
-            software_segmentation: self.software_segmentation(),
+            segmentation_offload: self.segmentation_offload(),
             ..default
         }
     }
@@ -110,8 +109,6 @@ pub(super) fn sysctl() -> Sysctl {
         retries: small("tcp_retries2", default.retries),
         slow_start_after_idle: flag("tcp_slow_start_after_idle", default.slow_start_after_idle),
         notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
-        min_tso_segments: large("tcp_min_tso_segs", default.min_tso_segments),
-        tso_window_divisor: large("tcp_tso_win_divisor", default.tso_window_divisor),
         fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
         fastopen: large("tcp_fastopen", default.fastopen),
     }

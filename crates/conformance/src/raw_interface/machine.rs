@@ -108,11 +108,11 @@ impl Machine {
     /// As [`Machine::now`], with the kernel parameters as they are now.
     pub(super) fn refreshed<T>(&self, call: impl FnOnce(&mut Host) -> T) -> T {
         let (sysctl, mtu) = (environment::sysctl(), self.flags.mtu());
-        let software = self.flags.software_segmentation();
+        let offload = self.flags.segmentation_offload();
         self.now(|host| {
             host.set_sysctl(sysctl);
             host.set_mtu(mtu);
-            host.set_software_segmentation(software);
+            host.set_segmentation_offload(offload);
             call(host)
         })
     }

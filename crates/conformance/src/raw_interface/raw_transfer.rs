@@ -1,16 +1,14 @@
 //! The functions of the table that read and write.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem;
 use core::ptr;
-use core::time::Duration;
 
 use libc::{cmsghdr, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::machine::{EPOCH, Machine};
+use super::machine::Machine;
 use super::raw_calls::{guarded, machine, owns};
 use super::raw_memory::{bytes, bytes_mut, elements, gather, scatter};
-use crate::stack::{Failure, Notification, Result};
+use crate::stack::{Failure, Result};
 
 /// The most that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
@@ -133,55 +131,10 @@ pub(super) unsafe extern "C" fn recvmsg(
         if let Some(left) = received.left {
             controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
         }
-        if let Some(notification) = received.notification {
-            let domain = machine.now(|host| host.getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN));
-            let v6 = domain.is_ok_and(|domain| domain == libc::AF_INET6.to_ne_bytes());
-            message.msg_flags |= libc::MSG_ERRQUEUE;
-            if let Notification::Timestamp { at, .. } = notification {
-                // What was sent is told with its time, and does not fit.
-                message.msg_flags |= libc::MSG_TRUNC;
-                controls.push((libc::SOL_SOCKET, libc::SCM_TIMESTAMPING, stamp(at)));
-            }
-            let (level, kind) = match v6 {
-                true => (libc::SOL_IPV6, libc::IPV6_RECVERR),
-                false => (libc::SOL_IP, libc::IP_RECVERR),
-            };
-            controls.push((level, kind, extended_error(notification, v6)));
-        }
         // SAFETY: the message's own control buffer.
         unsafe { put_control(message, &controls) };
         Ok(received.bytes)
     })
-}
-
-/// `struct scm_timestamping`: the first of its three times is software's.
-fn stamp(at: Duration) -> Vec<u8> {
-    let at = EPOCH + at;
-    let mut bytes = Vec::with_capacity(48);
-    bytes.extend_from_slice(&(at.as_secs() as i64).to_ne_bytes());
-    bytes.extend_from_slice(&i64::from(at.subsec_nanos()).to_ne_bytes());
-    bytes.resize(48, 0);
-    bytes
-}
-
-/// `struct sock_extended_err` and the offender's address, which nobody has.
-fn extended_error(notification: Notification, v6: bool) -> Vec<u8> {
-    // `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY`,
-    // `SO_EE_CODE_ZEROCOPY_COPIED`
-    let (errno, origin, code, info, data) = match notification {
-        Notification::Zerocopy { first, last } => (0, 5, 1, first, last),
-        Notification::Timestamp { what, byte, .. } => (libc::ENOMSG, 4, 0, what, byte),
-    };
-    let mut bytes = errno.to_ne_bytes().to_vec();
-    bytes.extend_from_slice(&[origin, 0, code, 0]);
-    bytes.extend_from_slice(&info.to_ne_bytes());
-    bytes.extend_from_slice(&data.to_ne_bytes());
-    let address = match v6 {
-        true => mem::size_of::<libc::sockaddr_in6>(),
-        false => mem::size_of::<libc::sockaddr_in>(),
-    };
-    bytes.resize(bytes.len() + address, 0);
-    bytes
 }
 
 /// Writes control messages: level, type and data of each.

@@ -33,10 +33,6 @@ pub struct Sysctl {
     pub slow_start_after_idle: bool,
     /// `tcp_notsent_lowat`: bytes not sent above which a socket is not writable.
     pub notsent_lowat: u32,
-    /// `tcp_min_tso_segs`: the fewest segments a burst is cut to.
-    pub min_tso_segments: u32,
-    /// `tcp_tso_win_divisor`: which part of the window a burst may wait for.
-    pub tso_window_divisor: u32,
     /// `tcp_fin_timeout`.
     pub fin_timeout: Duration,
     /// `tcp_fastopen`: flags, see `Documentation/networking/ip-sysctl`.
@@ -59,8 +55,6 @@ impl Default for Sysctl {
             retries: 15,
             slow_start_after_idle: true,
             notsent_lowat: u32::MAX,
-            min_tso_segments: 2,
-            tso_window_divisor: 3,
             fin_timeout: Duration::from_secs(60),
             fastopen: 1,
         }
@@ -78,13 +72,9 @@ pub struct HostConfig {
     pub mtu: u16,
     /// Kernel parameters.
     pub sysctl: Sysctl,
-    /// The device cuts long segments (TSO), so that packets of up to 64 KB come
-    /// out of the host as Linux sizes them (`tcp_tso_autosize`); without it every
-    /// packet is one segment.
+    /// The device cuts long segments (TSO): a burst of the engine, of up to 64 KB,
+    /// is one packet. Without it every packet is one segment.
     pub segmentation_offload: bool,
-    /// Long packets are cut after all before they leave (Linux's GSO for a device
-    /// without TSO): one segment each, PSH on a packet's last.
-    pub software_segmentation: bool,
     /// Of everything that must not be guessed: initial sequence numbers,
     /// timestamp offsets. The same seed and calls give the same packets.
     pub seed: u64,
@@ -102,7 +92,6 @@ impl Default for HostConfig {
             mtu: 1500,
             sysctl: Sysctl::default(),
             segmentation_offload: false,
-            software_segmentation: false,
             seed: 1,
         }
     }
@@ -121,6 +110,12 @@ impl HostConfig {
             // The window scale follows from all of it.
             receive_buffer_max: sysctl.receive_memory[2],
             send_buffer_max: sysctl.send_memory[2],
+            // More than a packet holds: the engine's own bound.
+            offload: if self.segmentation_offload {
+                u16::MAX.into()
+            } else {
+                0
+            },
             timestamps: sysctl.timestamps,
             sack: sysctl.sack,
             window_scaling: sysctl.window_scaling,

@@ -1,10 +1,6 @@
 //! `TCP_INFO`, as Linux lays it out.
 
-use core::time::Duration;
-
 use tidewall_protocol::tcp::{Connection, Info, State};
-
-use super::limits::Limits;
 
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {
@@ -202,15 +198,6 @@ impl TcpInfo {
             sacked: backlog as u32,
             ..Self::default()
         }
-    }
-
-    /// Adds the times that the host has taken.
-    pub(super) fn add_times(&mut self, limits: &Limits, now: Duration) {
-        let since = |time: Duration| now.saturating_sub(time).as_millis() as u32;
-        self.last_data_sent = since(limits.data_sent);
-        self.last_data_recv = since(limits.data_received);
-        self.last_ack_recv = since(limits.acknowledged);
-        [self.busy_time, self.rwnd_limited, self.sndbuf_limited] = limits.times(now);
     }
 
     /// Of a connection.

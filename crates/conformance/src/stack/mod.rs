@@ -8,18 +8,21 @@
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
 //! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out), `queue` (what shares a packet),
-//! `error_queue` (`MSG_ERRQUEUE`).
+//! (`fcntl`, `ioctl`), `wire` (packets in and out).
+//!
+//! The host adds nothing to the engine and takes nothing away, or a script that
+//! passes would say nothing of what ships. What `Connection::output` gives leaves
+//! byte for byte and at once, one packet for each `Outgoing`; a call takes what
+//! `Connection::write` takes; who may write is `Connection::writable`; `TCP_INFO`
+//! is `Connection::info` in Linux's layout. Options that no Tidewall socket has
+//! are refused.
 
 mod address;
 mod config;
 mod control;
-mod error_queue;
 mod info;
-mod limits;
 mod option;
 mod poll;
-mod queue;
 mod socket;
 mod transfer;
 mod wire;
@@ -31,12 +34,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWaitTable};
 
 pub use config::{HostConfig, Sysctl};
-use error_queue::ErrorQueue;
-pub use error_queue::Notification;
 pub use info::TcpInfo;
-use limits::Limits;
 pub use poll::{EpollEvent, PollFd};
-use queue::Queue;
 use socket::Socket;
 pub use transfer::Received;
 
@@ -100,9 +99,6 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
-    queue: Queue,
-    errors: ErrorQueue,
-    limits: Limits,
 }
 
 /// A listening socket's half of the protocol.
@@ -182,9 +178,10 @@ impl Host {
         self.config.mtu = mtu;
     }
 
-    /// Changes who cuts long packets; see [`HostConfig::software_segmentation`].
-    pub fn set_software_segmentation(&mut self, on: bool) {
-        self.config.software_segmentation = on;
+    /// Changes whether the device cuts long packets, for connections that begin
+    /// from now on.
+    pub fn set_segmentation_offload(&mut self, on: bool) {
+        self.config.segmentation_offload = on;
     }
 
     /// The time.

@@ -5,7 +5,7 @@ use core::time::Duration;
 use tidewall_protocol::tcp::Config;
 
 use super::socket::{Kind, Options};
-use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo, error_queue};
+use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -77,9 +77,9 @@ impl Host {
     pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
         let options = self.get(fd)?.options.clone();
         if let Some(entry) = self.connections.get_mut(&id) {
-            // Memory is counted here, as Linux counts it.
-            entry.connection.set_send_buffer(u32::MAX);
-            entry.errors.flags = options.timestamping;
+            if options.send_buffer != 0 {
+                entry.connection.set_send_buffer(options.send_buffer / 2);
+            }
             entry.connection.set_cork(options.cork);
         }
         Ok(())
@@ -101,7 +101,7 @@ impl Host {
     ///
     /// # Errors
     /// EINVAL for a value out of range or too short, ENOPROTOOPT for an unknown
-    /// level.
+    /// level, and for SO_ZEROCOPY and SO_TIMESTAMPING, which no Tidewall socket has.
     pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
         self.stream(fd)?;
         let now = self.now;
@@ -124,10 +124,9 @@ impl Host {
                 let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
                 options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
             }
-            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
-                options.zerocopy = between(int(value)?, 0, 1)? != 0;
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_TIMESTAMPING) => {
+                return Err(Failure::Errno(libc::ENOPROTOOPT));
             }
-            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => options.timestamping = int(value)? as u32,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
@@ -174,15 +173,6 @@ impl Host {
         }
         let (options, kind) = (options.clone(), &socket.kind);
         if let Kind::Stream(id) = *kind {
-            if option == libc::SO_TIMESTAMPING
-                && level == libc::SOL_SOCKET
-                && let Some(entry) = self.connections.get_mut(&id)
-            {
-                if options.timestamping & error_queue::OPT_ID & !entry.errors.flags != 0 {
-                    entry.errors.base = entry.queue.acknowledged;
-                }
-                entry.errors.flags = options.timestamping;
-            }
             self.apply(id, (level, option), &options, now);
         }
         Ok(())
@@ -220,6 +210,9 @@ impl Host {
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 connection.set_receive_buffer(options.receive_buffer / 2);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                connection.set_send_buffer(options.send_buffer / 2);
             }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(options.nodelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => connection.set_cork(options.cork),
@@ -340,9 +333,7 @@ impl Host {
             Some(entry) => {
                 let v4 = entry.connection.flow().remote.is_ipv4();
                 let announced = self.engine_config(fd, v4)?.mss;
-                let mut info = TcpInfo::of(&entry.connection, self.config.mtu, announced);
-                info.add_times(&entry.limits, self.now);
-                info
+                TcpInfo::of(&entry.connection, self.config.mtu, announced)
             }
             None => TcpInfo {
                 state: 7,

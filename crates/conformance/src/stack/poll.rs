@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use tidewall_protocol::tcp::State;
 
 use super::socket::{Kind, Socket};
+use super::transfer::is_writable;
 use super::{Failure, Fd, Host, Result};
 
 /// `struct pollfd`.
@@ -68,7 +69,7 @@ impl Host {
             },
             Kind::Epoll(_) => 0,
             Kind::Stream(id) => {
-                let writable = self.is_writable(id);
+                let lowat = self.notsent_lowat(Some(fd));
                 let Some(entry) = self.connections.get_mut(&id) else {
                     return libc::EPOLLHUP as u32;
                 };
@@ -82,7 +83,7 @@ impl Host {
                 if read_closed {
                     ready |= IN | libc::EPOLLRDHUP as u32;
                 }
-                if connection.has_error() || !entry.errors.is_empty() {
+                if connection.has_error() {
                     ready |= libc::EPOLLERR as u32;
                 }
                 if matches!(connection.state(), State::SynSent | State::SynReceived) {
@@ -91,7 +92,7 @@ impl Host {
                 if connection.readable() {
                     ready |= IN;
                 }
-                if write_closed || writable {
+                if write_closed || is_writable(connection, lowat) {
                     ready |= OUT;
                 } else {
                     entry.no_space = true;

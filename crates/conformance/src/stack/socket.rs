@@ -8,7 +8,7 @@ use tidewall_protocol::tcp::{Connection, Flow, Keepalive, Listener, Shutdown, St
 
 use super::address::{canonical, check_family, shown, wildcard};
 use super::poll::Epoll;
-use super::{ConnectionId, Entry, ErrorQueue, Failure, Fd, Host, Limits, Listening, Queue, Result};
+use super::{ConnectionId, Entry, Failure, Fd, Host, Listening, Result};
 
 /// What a descriptor is.
 pub(super) enum Kind {
@@ -39,8 +39,6 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) inquiry: bool,
     pub(super) quickack: bool,
-    pub(super) zerocopy: bool,
-    pub(super) timestamping: u32,
     /// Every other option that was set and changes nothing here.
     pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
@@ -64,8 +62,6 @@ impl Default for Options {
             traffic_class: 0,
             inquiry: false,
             quickack: true,
-            zerocopy: false,
-            timestamping: 0,
             others: std::collections::BTreeMap::new(),
         }
     }
@@ -381,9 +377,6 @@ impl Host {
                 readings: 0,
                 writings: 0,
                 no_space: false,
-                queue: Queue::default(),
-                errors: ErrorQueue::default(),
-                limits: Limits::new(self.now),
             },
         );
         id

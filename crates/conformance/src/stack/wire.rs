@@ -9,9 +9,8 @@ use tidewall_protocol::tcp::{
 use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
-use tidewall_wire::tcp::Flags;
 
-use super::queue::Piece;
+use super::transfer::is_writable;
 use super::{ConnectionId, Entry, Fd, Host};
 
 /// The largest packet: an IP datagram with an Ethernet header before it.
@@ -102,13 +101,6 @@ impl Host {
     fn segment_in(&mut self, segment: &Segment<'_>) {
         let now = self.now;
         if let Some(&id) = self.flows.get(&segment.flow) {
-            if let Some(entry) = self.connections.get_mut(&id) {
-                entry.limits.acknowledged = now;
-                let begins = segment.header.flags.contains(Flags::SYN);
-                if begins || !segment.payload.is_empty() {
-                    entry.limits.data_received = now;
-                }
-            }
             self.on_connection(id, |connection| connection.input(segment, now));
             return;
         }
@@ -208,7 +200,7 @@ impl Host {
                 entry.writings += 1;
             }
         }
-        self.settle_by(id, true);
+        self.settle(id);
     }
 
     /// Does something to a connection, wakes who waits for what came of it, and
@@ -229,82 +221,36 @@ impl Host {
         self.settle(id);
     }
 
-    /// Lets a connection send, and forgets one that is over.
+    /// Lets a connection send, and forgets one that is over. What it gives leaves
+    /// as it is.
     pub(super) fn settle(&mut self, id: ConnectionId) {
-        self.settle_by(id, false);
-    }
-
-    /// As [`Host::settle`]; `timer`: because one has expired.
-    fn settle_by(&mut self, id: ConnectionId, timer: bool) {
         let now = self.now;
-        let rules = self.packet_rules();
         let Some(entry) = self.connections.get_mut(&id) else {
             return;
         };
         let flow = *entry.connection.flow();
-        let nodelay = entry.connection.nodelay();
-        let mut packets = Vec::new();
-        loop {
-            entry.queue.update(&entry.connection.info());
-            let mut pieces: Vec<Piece> = Vec::new();
-            // What is not the last of the queue is not held back for more.
-            if entry.queue.withholds() {
-                entry.connection.set_nodelay(true);
-            }
-            // Once is enough for an engine with room; a bound in case it is not.
-            for _ in 0..4 {
-                if !entry.connection.wants_output() {
-                    break;
-                }
-                entry.connection.output(now, &mut |outgoing| {
-                    pieces.push(Piece::new(outgoing));
-                    true
-                });
-            }
-            let left = entry.queue.leave(pieces, &rules, &entry.connection, timer);
-            packets.extend(left);
-            if entry.connection.info().not_sent > 0 {
+        let mut sent = Vec::new();
+        // Once is enough for an engine with room; a bound in case it is not.
+        for _ in 0..4 {
+            if !entry.connection.wants_output() {
                 break;
             }
-            let Some(bytes) = entry.queue.release() else {
-                break;
-            };
-            if entry.connection.write(&bytes).is_err() {
-                break;
-            }
+            entry.connection.output(now, &mut |outgoing| {
+                sent.extend(datagram(&flow, outgoing));
+                true
+            });
         }
-        if entry.connection.nodelay() != nodelay {
-            entry.connection.set_nodelay(nodelay);
-        }
-        let (sent, acknowledged) = (entry.queue.sent, entry.queue.acknowledged);
-        let news = entry.errors.update(sent, acknowledged, now);
-        if news {
-            entry.readings += 1;
-        }
-        if packets.iter().any(Piece::has_payload) {
-            entry.limits.data_sent = now;
-        }
-        let limit = entry.queue.limit(&entry.connection.info(), entry.no_space);
-        entry.limits.set(limit, now);
-        let waits = entry.no_space;
-        let writable = waits && self.is_writable(id);
+        let fd = entry.fd;
+        self.emit(sent);
+        let lowat = self.notsent_lowat(fd);
         if let Some(entry) = self.connections.get_mut(&id)
-            && writable
+            && entry.no_space
+            && is_writable(&entry.connection, lowat)
         {
             entry.no_space = false;
             entry.writings += 1;
-        }
-        if news || writable {
             self.changes += 1;
         }
-        if self.config.software_segmentation {
-            packets = packets.into_iter().flat_map(Piece::cut).collect();
-        }
-        let sent: Vec<_> = packets
-            .iter()
-            .filter_map(|packet| datagram(&flow, &packet.outgoing()))
-            .collect();
-        self.emit(sent);
         self.bury(id);
     }
 

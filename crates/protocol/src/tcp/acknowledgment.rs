@@ -2,8 +2,6 @@
 //! time, congestion control and recovery (RFC 9293 §3.10.7.4, fifth; RFC 5961
 //! §5; RFC 7323 §4). In the order of Linux's `tcp_ack`.
 
-use core::time::Duration;
-
 use super::congestion::Acknowledged;
 use super::connection::Connection;
 use super::rack::DUPLICATES;
@@ -173,7 +171,7 @@ impl Connection {
             let sequences = (acknowledgment, self.send.next);
             self.round_trip.sample(oldest, sequences, least);
             rack.arrived((end, last), false, micros, 0);
-            round_trip = Some(Duration::from_micros(latest.into()));
+            round_trip = Some(latest);
         }
         self.congestion.on_acknowledged(&Acknowledged {
             first: acknowledgment,
@@ -430,8 +428,9 @@ impl Connection {
     }
 
     /// A measurement of the round trip (RFC 6298 §3, RFC 7323 §4): from what was
-    /// sent once, acknowledged or selectively so, or else from the echo.
-    fn measure(&mut self, seen: &mut Feedback, now: Time) -> Option<Duration> {
+    /// sent once, acknowledged or selectively so, or else from the echo. In
+    /// microseconds.
+    fn measure(&mut self, seen: &mut Feedback, now: Time) -> Option<u32> {
         let micros = microseconds(now);
         let mut latest = None;
         let mut oldest = None;
@@ -472,11 +471,11 @@ impl Connection {
         let least = self.config.timeout_min.micros();
         let sequences = (self.send.first, self.send.next);
         self.round_trip.sample(oldest, sequences, least);
-        Some(Duration::from_micros(latest.into()))
+        Some(latest)
     }
 
     /// Lets congestion control, or the reduction, take what was delivered.
-    fn control(&mut self, seen: &Feedback, round_trip: Option<Duration>, now: Time) {
+    fn control(&mut self, seen: &Feedback, round_trip: Option<u32>, now: Time) {
         if self.recovery.is_reducing() {
             self.reduce_window(seen.delivered, seen.lost, seen.advanced);
             return;

@@ -9,8 +9,10 @@ use super::ring::{KEEP_ABOVE, Ring};
 use tidewall_wire::tcp::{SackBlocks, before};
 
 /// Islands beyond holes that are kept; a segment that would make another is
-/// dropped, as RFC 2018 §8 allows, and sent again later.
-pub(super) const RANGES_MAX: usize = 32;
+/// dropped, as RFC 2018 §8 allows, and sent again later. A slow start that
+/// overshoots loses every second segment of a round: with 32 islands, two in a
+/// hundred segments of a lossless path of 100 ms were sent in vain.
+pub(super) const RANGES_MAX: usize = 1024;
 
 /// What a segment did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +41,9 @@ pub(super) struct Assembler {
     /// What has come again since the peer was last told of such (RFC 2883);
     /// empty if nothing has.
     copy: (u32, u32),
-    /// Whether there is any of both.
+    /// Where the peer's FIN is, while it lies beyond a hole.
+    fin: Option<u32>,
+    /// Whether there is any of the three.
     disorder: bool,
 }
 
@@ -101,7 +105,7 @@ impl Assembler {
     pub(super) fn told(&mut self) {
         if self.disorder {
             self.copy = (0, 0);
-            self.disorder = !self.beyond.is_empty();
+            self.update_disorder();
         }
     }
 
@@ -113,7 +117,17 @@ impl Assembler {
     /// See [`Assembler::copy`].
     pub(super) fn restore_copy(&mut self, copy: (u32, u32)) {
         self.copy = copy;
-        self.disorder = self.has_copy();
+        self.update_disorder();
+    }
+
+    /// Notes where the peer's FIN is beyond a hole; nothing once it is in order.
+    pub(super) fn note_fin(&mut self, fin: Option<u32>) {
+        self.fin = fin;
+        self.update_disorder();
+    }
+
+    fn update_disorder(&mut self) {
+        self.disorder = !self.beyond.is_empty() || self.has_copy() || self.fin.is_some();
     }
 
     /// True when there is something for a SACK option to tell.
@@ -193,7 +207,7 @@ impl Assembler {
         }
         if self.beyond.is_empty() {
             self.beyond = Vec::new();
-            self.disorder = self.has_copy();
+            self.update_disorder();
         }
         advanced
     }
@@ -228,9 +242,6 @@ impl Assembler {
             }
             apart
         });
-        if self.beyond.capacity() == 0 {
-            self.beyond.reserve_exact(RANGES_MAX);
-        }
         self.beyond
             .insert(0, (origin.wrapping_add(first), origin.wrapping_add(end)));
         self.disorder = true;
@@ -242,15 +253,22 @@ impl Assembler {
     }
 
     /// The blocks of a SACK option: first what has come again (RFC 2883 §4).
+    /// A FIN counts as a byte.
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         if self.has_copy() {
             blocks.push(self.copy.0, self.copy.1);
         }
         for &(first, end) in &self.beyond {
+            let end = end.wrapping_add((self.fin == Some(end)).into());
             if !blocks.push(first, end) {
                 break;
             }
+        }
+        if let Some(fin) = self.fin
+            && self.beyond.iter().all(|&(_, end)| end != fin)
+        {
+            blocks.push(fin, fin.wrapping_add(1));
         }
         blocks
     }
@@ -339,7 +357,7 @@ mod tests {
             assembler.insert(FIRST.wrapping_add(6), b"bcd"),
             Inserted::Duplicate
         );
-        assert_eq!(assembler.beyond.capacity(), RANGES_MAX);
+        assert!(assembler.beyond.capacity() <= RANGES_MAX);
         assert_eq!(assembler.furthest(), Some(next.wrapping_sub(7)));
     }
 

@@ -31,7 +31,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0006;
+const VERSION: u32 = 0x5457_0007;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -439,7 +439,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
-    Receive {
+    let mut copy = Receive {
         assembler: assembler(&receive.assembler, codec),
         fin: codec.maybe(receive.fin, 0, C::u32),
         finished: codec.flag(receive.finished),
@@ -469,7 +469,11 @@ fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
         },
         consumed: codec.u32(receive.consumed),
         tuned: codec.time(receive.tuned),
+    };
+    if !copy.finished {
+        copy.assembler.note_fin(copy.fin);
     }
+    copy
 }
 
 fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
@@ -483,7 +487,7 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
     let copy = assembler.copy();
     thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
     let mut islands = assembler.islands();
-    let count = codec.u8(assembler.islands().count() as u8);
+    let count = codec.u16(assembler.islands().count() as u16);
     for _ in 0..count {
         let (first, pieces) = islands.next().unwrap_or_default();
         let first = codec.u32(first);

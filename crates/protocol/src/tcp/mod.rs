@@ -16,7 +16,8 @@
 //! One concern a file: `segment` (bytes), `connection` (the state and its
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
-//! and when), `assembler` and `send_buffer` (the two buffers, each a `ring`),
+//! and when), `sent` (what is then remembered), `assembler` and `send_buffer` (the
+//! two buffers, each a `ring`),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
@@ -59,6 +60,7 @@ mod scoreboard;
 mod segment;
 mod send;
 mod send_buffer;
+mod sent;
 mod tail_probe;
 mod time_wait;
 mod timers;

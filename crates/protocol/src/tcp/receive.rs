@@ -243,7 +243,7 @@ impl Connection {
         if let Some(timestamps) = header.options.timestamps
             && self.timestamps
             && !before(self.receive.acknowledged, sequence)
-            && !before(timestamps.value, self.receive.timestamp)
+            && !self.is_of_the_past(timestamps.value, now)
         {
             self.receive.timestamp = timestamps.value;
             self.receive.timestamp_at = now.as_secs() as u32;
@@ -280,6 +280,13 @@ impl Connection {
         }
     }
 
+    /// Whether a timestamp lies before TS.Recent, which counts for 24 days only
+    /// (RFC 7323 §5.5).
+    fn is_of_the_past(&self, value: u32, now: Time) -> bool {
+        let age = (now.as_secs() as u32).wrapping_sub(self.receive.timestamp_at);
+        before(value, self.receive.timestamp) && age <= TIMESTAMP_LIFE
+    }
+
     /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
     fn passes_paws(&mut self, segment: &Segment<'_>, now: Time) -> bool {
         let header = &segment.header;
@@ -297,8 +304,7 @@ impl Connection {
             self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
             return false;
         };
-        let age = (now.as_secs() as u32).wrapping_sub(self.receive.timestamp_at);
-        if !before(timestamps.value, self.receive.timestamp) || age > TIMESTAMP_LIFE {
+        if !self.is_of_the_past(timestamps.value, now) {
             return true;
         }
         if segment.payload.is_empty() {
@@ -354,10 +360,13 @@ impl Connection {
             self.state,
             State::Established | State::FinWait1 | State::FinWait2
         ) {
-            // After the peer's FIN there is nothing to take; a FIN that comes
-            // again wants to be acknowledged again.
-            let end = sequence.wrapping_add(segment.sequence_len());
-            self.acknowledge_copy(sequence, end);
+            // After the peer's FIN there is nothing to take: what lies beyond is
+            // ignored (RFC 9293 §3.10.7.4, seventh). What comes again, the FIN
+            // above all, wants to be acknowledged again.
+            if before(sequence, self.next_expected()) {
+                let end = sequence.wrapping_add(segment.sequence_len());
+                self.acknowledge_copy(sequence, end);
+            }
             if self.state == State::TimeWait {
                 self.timers.set(Timer::Wait, now, TIME_WAIT);
             }
@@ -408,8 +417,10 @@ impl Connection {
             self.take_payload(sequence, payload, now);
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
+            self.receive.assembler.note_fin(None);
             self.take_fin(now);
         } else if fin {
+            self.receive.assembler.note_fin(self.receive.fin);
             self.pending.add(Pending::ACKNOWLEDGE);
         }
     }

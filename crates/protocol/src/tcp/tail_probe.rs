@@ -52,8 +52,12 @@ impl Connection {
         let timeout = self.retransmission_micros();
         if self.may_probe() {
             // No later than the retransmission timeout would be.
-            let head = self.recovery.board.head();
-            let age = head.map_or(0, |head| microseconds(now).wrapping_sub(head.sent));
+            let age = if began {
+                0
+            } else {
+                let head = self.recovery.board.head();
+                head.map_or(0, |head| microseconds(now).wrapping_sub(head.sent))
+            };
             let rest = timeout.saturating_sub(age.into());
             self.start_probe_timer(if rest == 0 { u64::MAX } else { rest }, now);
         } else if began || !self.timers.is_running(Timer::Retransmit) {
@@ -124,7 +128,7 @@ impl Connection {
                 return Some(Plan::New { length });
             }
         }
-        let (start, end) = self.recovery.board.last_segment(mss)?;
+        let (start, end) = self.recovery.board.last_segment(mss, self.fin_sent())?;
         if start != self.send.first && !before(start, window_end) {
             return None;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Config, Errno, Timestamps};
 use tidewall_wire::tcp::{Flags, SackBlocks};
 
-use crate::peer::{ACK, MSS, Peer, both, ms, plain};
+use crate::peer::{ACK, MSS, Peer, THEIRS, both, ms, plain};
 
 /// Acknowledged offsets of what is sent now.
 fn acknowledged(peer: &mut Peer) -> Vec<u32> {
@@ -217,6 +217,29 @@ fn old_timestamps_are_refused_unless_very_old() {
     });
     peer.give(ACK, 5, 0, b"wraps");
     assert_eq!(peer.engine.received().concat(), b"firstwraps");
+}
+
+#[test]
+fn a_fin_beyond_a_hole_is_told_of() {
+    let fin = both(ACK, Flags::FIN);
+    let at = |offset: u32| THEIRS.wrapping_add(1).wrapping_add(offset);
+    let mut peer = Peer::settled(&plain());
+    // With data (RFC 2018 §3: sequence numbers), and alone.
+    peer.give(fin, 10, 0, b"end");
+    let blocks = |peer: &mut Peer| {
+        let sent = peer.sent().pop().unwrap();
+        sent.header.options.sack.as_slice().to_vec()
+    };
+    assert_eq!(blocks(&mut peer), [(at(10), at(14))]);
+    peer.give(ACK, 0, 0, b"0123456789");
+    let last = peer.sent().pop().unwrap().header;
+    assert_eq!(last.acknowledgment, at(14));
+    assert!(last.options.sack.is_empty());
+    let mut peer = Peer::settled(&plain());
+    peer.give(fin, 10, 0, b"");
+    assert_eq!(blocks(&mut peer), [(at(10), at(11))]);
+    peer.give(ACK, 5, 0, b"56");
+    assert_eq!(blocks(&mut peer), [(at(5), at(7)), (at(10), at(11))]);
 }
 
 #[test]

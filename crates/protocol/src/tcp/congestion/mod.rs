@@ -60,8 +60,8 @@ pub(super) struct Acknowledged {
     pub(super) in_flight: u32,
     /// That was all of the window then.
     pub(super) limited: bool,
-    /// A round trip measured with it.
-    pub(super) round_trip: Option<Duration>,
+    /// A round trip measured with it, in microseconds.
+    pub(super) round_trip: Option<u32>,
     /// The smoothed round trip, in microseconds.
     pub(super) smoothed: u32,
     /// The time.
@@ -213,7 +213,7 @@ impl Controller {
             return 1;
         };
         let &Acknowledged { first, next, .. } = acknowledged;
-        let sample = acknowledged.round_trip.map(microseconds);
+        let sample = acknowledged.round_trip;
         match hystart.acknowledged(first, next, sample) {
             Verdict::Grow(divisor) => divisor,
             Verdict::Leave => {
@@ -322,15 +322,6 @@ impl Controller {
             }
         }
     }
-}
-
-/// Without `as_micros`, whose numbers of 128 bits are slow.
-#[inline]
-fn microseconds(time: Duration) -> u32 {
-    let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-    seconds
-        .saturating_mul(1_000_000)
-        .saturating_add(time.subsec_micros())
 }
 
 #[cfg(test)]

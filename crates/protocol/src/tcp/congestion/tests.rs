@@ -268,8 +268,8 @@ impl Path {
             let one = flying.pop_front().unwrap();
             let (sequence, sent, arrival) = flying.pop_front().unwrap_or(one);
             now = now.max(arrival);
-            let round_trip = now - sent;
-            smoothed = smoothed - smoothed / 8 + microseconds(round_trip) / 8;
+            let round_trip = (now - sent).as_micros() as u32;
+            smoothed = smoothed - smoothed / 8 + round_trip / 8;
             controller.on_acknowledged(&Acknowledged {
                 first: sequence,
                 next,

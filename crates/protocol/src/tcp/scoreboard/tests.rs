@@ -1,0 +1,320 @@
+//! The scoreboard against a mark for each byte.
+
+use super::*;
+use proptest::prelude::*;
+
+/// So that everything wraps.
+const FIRST: u32 = u32::MAX - 40;
+
+fn at(offset: u32) -> u32 {
+    FIRST.wrapping_add(offset)
+}
+
+fn pieces(board: &Scoreboard) -> Vec<(u32, u32, u8)> {
+    board
+        .pieces()
+        .map(|piece| {
+            let offset = |sequence: u32| sequence.wrapping_sub(FIRST);
+            (offset(piece.start), offset(piece.end), piece.marks)
+        })
+        .collect()
+}
+
+#[test]
+fn a_burst_is_a_run_and_one_run_costs_no_memory() {
+    let mut board = Scoreboard::new(FIRST);
+    for end in 1..=5 {
+        board.sent(at(end * 10), 7, false);
+    }
+    assert_eq!(pieces(&board), [(0, 50, 0)]);
+    assert_eq!(board.earlier.capacity(), 0);
+    board.sent(at(60), 8, false);
+    board.sent(at(70), 8, true);
+    assert_eq!(pieces(&board), [(0, 50, 0), (50, 60, 0), (60, 70, 0)]);
+    let mut told = Vec::new();
+    board.acknowledge(at(55), |piece| told.push((piece.start, piece.end)));
+    assert_eq!(told, [(at(0), at(50)), (at(50), at(55))]);
+    board.acknowledge(at(70), |_| {});
+    assert_eq!(board.runs(), 0);
+    assert_eq!(board.earlier.capacity(), 0, "given back");
+}
+
+#[test]
+fn what_is_lost_waits_until_it_is_sent_again() {
+    let mut board = Scoreboard::new(FIRST);
+    board.sent(at(100), 1, false);
+    board.sack((at(30), at(40)), 10, |_| {});
+    let losses = board.judge(|piece| match before(piece.start, at(30)) {
+        true => Verdict::Lost,
+        false => Verdict::Stop,
+    });
+    assert_eq!((losses.bytes, losses.again), (30, false));
+    assert_eq!(board.gone(), 40);
+    assert_eq!(board.next_waiting(20), Some((at(0), at(20))));
+    board.resent(at(0), at(20), 9);
+    assert_eq!(board.next_waiting(20), Some((at(20), at(30))));
+    board.resent(at(20), at(30), 9);
+    assert_eq!(board.next_waiting(20), None);
+    assert_eq!(board.gone(), 10);
+    assert_eq!(
+        pieces(&board),
+        [(0, 30, LOST | AGAIN | EVER), (30, 40, SACKED), (40, 100, 0)]
+    );
+    // It is lost once more.
+    let losses = board.judge(|piece| match piece.has(AGAIN) {
+        true => Verdict::Lost,
+        false => Verdict::Keep,
+    });
+    assert_eq!((losses.bytes, losses.again), (30, true));
+    assert_eq!(board.next_waiting(100), Some((at(0), at(30))));
+}
+
+#[test]
+fn the_last_segment_is_what_a_probe_sends() {
+    let mut board = Scoreboard::new(FIRST);
+    assert_eq!(board.last_segment(10, false), None);
+    board.sent(at(25), 1, false);
+    assert_eq!(board.last_segment(10, false), Some((at(20), at(25))));
+    board.sent(at(45), 2, false);
+    assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
+    board.probed(at(35), at(45), 5);
+    assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
+    board.sent(at(56), 6, false);
+    assert_eq!(board.last_segment(5, true), Some((at(50), at(56))));
+    board.sent(at(57), 7, true);
+    assert_eq!(board.last_segment(5, true), Some((at(56), at(57))));
+    assert_eq!(board.gone(), 0, "what is in flight stays as it was");
+}
+
+#[test]
+fn a_peer_that_splits_hairs_is_not_followed() {
+    let mut board = Scoreboard::new(FIRST);
+    board.sent(at(1_000_000), 1, false);
+    for hole in 0..10_000 {
+        board.sack((at(hole * 2 + 1), at(hole * 2 + 2)), 1, |_| {});
+    }
+    assert_eq!(board.islands, ISLANDS_MAX);
+    assert!(board.runs() <= 2 * usize::from(ISLANDS_MAX) + 2);
+    // Crumbs are refused much sooner, and what adds to an island is not.
+    board.sack((at(1), at(20)), 1, |_| {});
+    assert_eq!(board.islands, ISLANDS_MAX - 9);
+    board.sack((at(500_000), at(500_009)), 10, |_| {});
+    assert_eq!(board.islands, ISLANDS_MAX - 9, "a crumb");
+    board.sack((at(500_000), at(500_010)), 10, |_| {});
+    assert_eq!(board.islands, ISLANDS_MAX - 8);
+}
+
+#[test]
+fn too_many_bursts_are_remembered_together() {
+    let mut board = Scoreboard::new(FIRST);
+    let count = 3 * RUNS_MAX as u32;
+    for burst in 1..=count {
+        board.sent(at(burst * 10), burst, false);
+    }
+    assert!(board.runs() <= RUNS_MAX + 1);
+    let last = board.pieces().last().unwrap();
+    assert_eq!((last.end, last.sent), (at(count * 10), count));
+    for piece in board.pieces() {
+        // The time is that of the last byte, so never too early.
+        assert_eq!(piece.sent, piece.end.wrapping_sub(FIRST) / 10);
+    }
+}
+
+/// A byte of the naive model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Byte {
+    sent: u32,
+    marks: u8,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send(u32),
+    Acknowledge(u32),
+    Sack(u32, u32),
+    Lose(u32),
+    Resend(u32),
+    Probe(u32),
+    LoseFirst(u32),
+    ForgetLost,
+    ForgetSacked,
+    Twice(u32, u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1u32..30).prop_map(Step::Send),
+        2 => (0u32..40).prop_map(Step::Acknowledge),
+        6 => (0u32..80, 1u32..20).prop_map(|(start, len)| Step::Sack(start, len)),
+        3 => (0u32..30).prop_map(Step::Lose),
+        4 => (1u32..12).prop_map(Step::Resend),
+        1 => (1u32..12).prop_map(Step::Probe),
+        1 => (1u32..12).prop_map(Step::LoseFirst),
+        1 => Just(Step::ForgetLost),
+        1 => Just(Step::ForgetSacked),
+        1 => (0u32..80, 1u32..20).prop_map(|(start, len)| Step::Twice(start, len)),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+fn lose(byte: &mut Byte) -> u32 {
+    if byte.marks & SACKED != 0 || waits(byte.marks) {
+        return 0;
+    }
+    byte.marks = byte.marks & EVER | LOST;
+    1
+}
+
+proptest! {
+    /// The scoreboard is what a mark for each byte would be.
+    #[test]
+    fn each_byte_is_remembered(steps in steps()) {
+        let mut board = Scoreboard::new(FIRST);
+        let mut model: Vec<Byte> = Vec::new();
+        let mut first = 0u32;
+        for (now, step) in steps.into_iter().enumerate() {
+            let now = now as u32;
+            let next = first + model.len() as u32;
+            // Offsets within what is in flight.
+            let range = |start: u32, len: u32| {
+                let start = (first + start).min(next);
+                (start, (start + len).min(next))
+            };
+            let place = |offset: u32| (offset - first) as usize;
+            match step {
+                Step::Send(bytes) => {
+                    board.sent(at(next + bytes), now, false);
+                    model.extend((0..bytes).map(|_| Byte { sent: now, marks: 0 }));
+                }
+                Step::Acknowledge(bytes) => {
+                    let (_, end) = range(0, bytes);
+                    let mut told = Vec::new();
+                    board.acknowledge(at(end), |piece| {
+                        told.extend((0..piece.len()).map(|_| piece.marks));
+                    });
+                    let gone: Vec<u8> = model.drain(..place(end)).map(|b| b.marks).collect();
+                    // EVER of what was sacked is put together.
+                    prop_assert_eq!(told.len(), gone.len());
+                    for (told, gone) in told.iter().zip(&gone) {
+                        prop_assert_eq!(told & !EVER, gone & !EVER);
+                    }
+                    first = end;
+                }
+                Step::Sack(start, len) => {
+                    let (start, end) = range(start, len);
+                    if start == end { continue; }
+                    let mut told = 0;
+                    board.sack((at(start), at(end)), 1, |piece| told += piece.len());
+                    let mut new = 0;
+                    for byte in &mut model[place(start)..place(end)] {
+                        new += u32::from(byte.marks & SACKED == 0);
+                        byte.marks = SACKED | byte.marks & EVER;
+                    }
+                    prop_assert_eq!(told, new);
+                }
+                Step::Lose(before_time) => {
+                    let losses = board.judge(|piece| match piece.sent < before_time {
+                        true => Verdict::Lost,
+                        false => Verdict::Keep,
+                    });
+                    let lost: u32 = model
+                        .iter_mut()
+                        .filter(|byte| byte.sent < before_time)
+                        .map(lose)
+                        .sum();
+                    prop_assert_eq!(losses.bytes, lost);
+                }
+                Step::LoseFirst(bytes) => {
+                    let run = board.head().map_or(0, |piece| piece.len());
+                    board.lose_first(bytes);
+                    for byte in model.iter_mut().take(run.min(bytes) as usize) {
+                        lose(byte);
+                    }
+                }
+                Step::Resend(most) => {
+                    let waiting = model.iter().position(|byte| waits(byte.marks));
+                    let found = board.next_waiting(most);
+                    let start = waiting.map(|index| at(first + index as u32));
+                    prop_assert_eq!(found.map(|found| found.0), start);
+                    let Some((start, end)) = found else { continue };
+                    let start = start.wrapping_sub(FIRST);
+                    let end = end.wrapping_sub(FIRST);
+                    prop_assert!(start < end && end - start <= most);
+                    board.resent(at(start), at(end), now);
+                    for byte in &mut model[place(start)..place(end)] {
+                        prop_assert!(waits(byte.marks));
+                        *byte = Byte { sent: now, marks: byte.marks | AGAIN | EVER };
+                    }
+                }
+                Step::Probe(most) => {
+                    let Some((start, end)) = board.last_segment(most, false) else { continue };
+                    prop_assert_eq!(end, at(next));
+                    board.probed(start, end, now);
+                    for byte in &mut model[place(start.wrapping_sub(FIRST))..] {
+                        *byte = Byte { sent: now, marks: byte.marks | EVER };
+                    }
+                }
+                Step::ForgetLost => {
+                    board.forget_lost();
+                    model.iter_mut().for_each(|byte| byte.marks &= !LOST);
+                }
+                Step::ForgetSacked => {
+                    board.forget_sacked();
+                    model.iter_mut().for_each(|byte| byte.marks &= !SACKED);
+                }
+                Step::Twice(start, len) => {
+                    let (start, end) = range(start, len);
+                    if start == end { continue; }
+                    board.arrived_twice(at(start), at(end));
+                    for byte in &mut model[place(start)..place(end)] {
+                        if byte.marks & LOST == 0 {
+                            byte.marks &= !AGAIN;
+                        }
+                    }
+                }
+            }
+            let next = at(first + model.len() as u32);
+            let count = |marks: u8| {
+                model.iter().filter(|byte| byte.marks & marks != 0).count() as u32
+            };
+            prop_assert_eq!(board.first, at(first));
+            prop_assert_eq!(board.end(), next);
+            prop_assert_eq!(board.sacked(), count(SACKED));
+            prop_assert_eq!(board.lost(), count(LOST));
+            prop_assert_eq!(board.again(), count(AGAIN));
+            let waiting = model.iter().filter(|byte| waits(byte.marks)).count() as u32;
+            prop_assert_eq!(board.waiting, waiting);
+            let mut flat = Vec::new();
+            let mut islands = 0;
+            let mut last_sacked = false;
+            for piece in board.pieces() {
+                prop_assert!(before(piece.start, piece.end));
+                islands += u16::from(piece.has(SACKED));
+                prop_assert!(!(last_sacked && piece.has(SACKED)), "joined");
+                last_sacked = piece.has(SACKED);
+                flat.extend((0..piece.len()).map(|_| Byte { sent: piece.sent, marks: piece.marks }));
+            }
+            prop_assert_eq!(board.islands, islands);
+            prop_assert_eq!(flat.len(), model.len());
+            for (kept, byte) in flat.iter().zip(&mut model) {
+                if byte.marks & SACKED != 0 {
+                    // Its time no longer matters, and whether it was sent twice
+                    // is said of the whole island.
+                    prop_assert_eq!(kept.marks & !EVER, byte.marks & !EVER);
+                    prop_assert!(kept.marks & EVER >= byte.marks & EVER);
+                    *byte = *kept;
+                } else {
+                    prop_assert_eq!(kept, &*byte);
+                }
+            }
+            let furthest = model.iter().rposition(|byte| byte.marks & SACKED != 0);
+            let furthest = furthest.map_or(first, |index| first + index as u32 + 1);
+            prop_assert_eq!(board.sacked_to(), at(furthest));
+            // Beyond, later bytes have left later.
+            let resent = board.resent_to().wrapping_sub(FIRST);
+            for pair in model.get((resent - first) as usize..).unwrap_or_default().windows(2) {
+                prop_assert!(pair[0].sent <= pair[1].sent || pair[0].marks & SACKED != 0);
+            }
+        }
+    }
+}
