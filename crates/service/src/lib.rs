@@ -42,5 +42,5 @@ mod work;
 pub use counters::{Counters, Reader, ServiceCounts};
 pub use host::{Datagrams, Host};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
-pub use stream::{Event, Interest, Stream, StreamHost};
+pub use stream::{Event, Interest, Progress, Stream, StreamHost};
 pub use work::multiply;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::linux::BusyPoll;
 use crate::raw_stream::{self, Epoll};
-use crate::stream::{Event, Interest, Stream, StreamHost};
+use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
 /// Events taken with one call.
 const EVENTS: usize = 512;
@@ -169,6 +169,17 @@ impl StreamHost for LinuxStreams {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(LinuxStream, Progress)> {
+        let (socket, done) = raw_stream::connect(address)?;
+        raw_stream::set_tcp_option(socket.as_fd(), libc::TCP_NODELAY, 1)?;
+        let progress = if done {
+            Progress::Done
+        } else {
+            Progress::Begun
+        };
+        Ok((LinuxStream { socket }, progress))
     }
 
     fn watch_early(&self) -> bool {

@@ -2,6 +2,7 @@
 //! sockets.
 
 mod http;
+mod proxy;
 
 use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use tidewall_service::counters::ProxyCounts;
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
@@ -25,11 +27,12 @@ use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::stat::control;
 use crate::units::{self, count, per_second};
 use http::Web;
+use proxy::Proxy;
 
 /// Time between two lines of statistics.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Run a web server or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server, a caching proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
 ///
 /// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
 /// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
@@ -42,6 +45,8 @@ const LINE: Duration = Duration::from_secs(1);
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
     tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
+    tidewall serve proxy --interface eth1                a caching HTTP proxy on TCP port 3128\n  \
+    tidewall serve proxy --interface eth1 --origin 10.0.0.2:80  in front of one web server, on port 80\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
     tidewall serve echo --interface eth1 --class 7 --class 9,5001:300\n                                                         queue 0 ahead of queue 1\n\n\
@@ -49,11 +54,14 @@ const LINE: Duration = Duration::from_secs(1);
     The web server is HTTP/1.0 and 1.1 with keep-alive, pipelining, ranges and conditional requests,\n\
     one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
     served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
+    The proxy keeps what may be kept (RFC 9111) in memory and asks the origin whether it is current\n\
+    wherever no lifetime is named. It answers whoever can reach it: choose its --address. No CONNECT,\n\
+    no https.\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do: echo or discard datagrams, or serve files over HTTP
-    #[arg(value_name = "echo|discard|http")]
+    /// What to do: echo or discard datagrams, serve files over HTTP, or pass HTTP requests on and keep the answers
+    #[arg(value_name = "echo|discard|http|proxy")]
     service: Service,
     /// Directory whose files http serves
     #[arg(value_name = "DIR", required_if_eq("service", "http"))]
@@ -61,8 +69,8 @@ pub struct Arguments {
     /// Interface whose queues to take; needed on tidewall, not used on linux
     #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
     interface: Option<String>,
-    /// UDP port, or TCP port of http [default: 7 for echo (RFC 862), 9 for discard (RFC 863), 80
-    /// for http]
+    /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
+    /// 80 for http and for a proxy with an origin, 3128 for one without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Local address to listen at; :: takes IPv6 and IPv4
@@ -111,7 +119,10 @@ pub struct Arguments {
     /// Stack to run on
     #[arg(long, value_enum, default_value_t = On::Tidewall)]
     on: On,
-    /// Access log of http, a line a request in the Common Log Format, appended to this file; - is
+    /// How the proxy does it
+    #[command(flatten)]
+    proxy: proxy::Options,
+    /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
     /// standard output
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -128,6 +139,8 @@ enum Service {
     Discard,
     /// Serve the files of a directory
     Http,
+    /// Pass requests on, and keep the answers
+    Proxy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -282,11 +295,18 @@ fn spin(text: &str) -> Result<Duration, String> {
 /// Refuses what only the other services have a use for.
 fn check_service(arguments: &Arguments) -> Outcome {
     let http = arguments.service == Service::Http;
+    let proxy = arguments.service == Service::Proxy;
+    let web = http || proxy;
     let given = [
         ("DIR", !http && arguments.directory.is_some(), "http"),
-        ("--log", !http && arguments.log.is_some(), "http"),
-        ("--limit", http && arguments.limit.is_some(), "datagrams"),
+        ("--log", !web && arguments.log.is_some(), "http and proxy"),
+        ("--limit", web && arguments.limit.is_some(), "datagrams"),
     ];
+    if let Some(option) = arguments.proxy.given().filter(|_| !proxy) {
+        return Err(Failure::usage(format!(
+            "{option} is for proxy: leave it out"
+        )));
+    }
     match given.into_iter().find(|&(_, given, _)| given) {
         Some((name, _, whose)) => Err(Failure::usage(format!(
             "{name} is for {whose}: leave it out"
@@ -299,6 +319,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
 enum Job {
     Datagrams(ServiceSpec),
     Web(Web),
+    Proxy(Proxy),
 }
 
 impl Job {
@@ -307,6 +328,7 @@ impl Job {
             Service::Echo => (Kind::Echo, 7),
             Service::Discard => (Kind::Discard, 9),
             Service::Http => return Web::of(arguments).map(Job::Web),
+            Service::Proxy => return Proxy::of(arguments).map(Job::Proxy),
         };
         Ok(Job::Datagrams(ServiceSpec {
             kind,
@@ -319,6 +341,7 @@ impl Job {
         match self {
             Job::Datagrams(service) => service.port,
             Job::Web(web) => web.spec.port,
+            Job::Proxy(proxy) => proxy.spec.port,
         }
     }
 }
@@ -341,11 +364,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     });
                     datagrams(arguments, &host, &service, what, None, &stop)
                 }
-                Job::Web(web) => {
-                    let host = LinuxStreams::new(linux_stream::Options::default())
-                        .map_err(|error| Failure::io("using epoll", &error))?;
-                    web.serve(arguments, &host, what, None, &stop)
-                }
+                Job::Web(web) => web.serve(arguments, &linux_streams()?, what, None, &stop),
+                Job::Proxy(proxy) => proxy.serve(arguments, &linux_streams()?, what, None, &stop),
             }
         }
         (On::Tidewall, None) => Err(Failure::usage(
@@ -387,9 +407,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     datagrams(arguments, &host, &service, &what, watched, &stop)
                 }
                 Job::Web(web) => {
-                    let host = TidewallStreams::new(&stack)
-                        .map_err(|error| Failure::io("waiting for connections", &error))?;
+                    let host = tidewall_streams(&stack)?;
                     web.serve(arguments, &host, &what, watched, &stop)
+                }
+                Job::Proxy(proxy) => {
+                    let host = tidewall_streams(&stack)?;
+                    proxy.serve(arguments, &host, &what, watched, &stop)
                 }
             };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
@@ -399,6 +422,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
             outcome
         }
     }
+}
+
+fn linux_streams() -> Result<LinuxStreams, Failure> {
+    LinuxStreams::new(linux_stream::Options::default())
+        .map_err(|error| Failure::io("using epoll", &error))
+}
+
+fn tidewall_streams(stack: &Stack) -> Result<TidewallStreams, Failure> {
+    TidewallStreams::new(stack).map_err(|error| Failure::io("waiting for connections", &error))
 }
 
 /// Serves datagrams.
@@ -411,8 +443,8 @@ fn datagrams<H: Host>(
     stop: &AtomicBool,
 ) -> Outcome {
     let words = Words {
-        rates: &rates,
-        totals: &totals,
+        rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
+        totals: &|look, elapsed| totals(&look.service, elapsed),
     };
     begin(arguments, stack, &words, |counters| {
         let ready = |addresses: &[SocketAddr]| {
@@ -442,12 +474,29 @@ fn say_where(service: &str, what: &str) {
     ));
 }
 
+/// What has been counted at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    service: ServiceCounts,
+    /// Zeroes of whatever is no proxy.
+    proxy: ProxyCounts,
+}
+
+impl Look {
+    fn at(reader: &Reader) -> Option<Self> {
+        Some(Look {
+            service: reader.read().first().copied()?,
+            proxy: reader.proxy(),
+        })
+    }
+}
+
 /// How a service's counts are put.
 struct Words {
     /// Of a line of statistics: the counts now, the last ones, the time between.
-    rates: &'static (dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String + Sync),
+    rates: &'static (dyn Fn(&Look, &Look, Duration) -> String + Sync),
     /// Of the end: all counts, and the time it took.
-    totals: &'static (dyn Fn(&ServiceCounts, Duration) -> String + Sync),
+    totals: &'static (dyn Fn(&Look, Duration) -> String + Sync),
 }
 
 /// Runs `service` with counters, statistics beside it and totals at its end.
@@ -475,11 +524,9 @@ fn begin(
         // Its panic, if any, has been reported; the totals below do not need it.
         let _ = watcher.join();
     }
-    let counts = Reader::open(&path)
-        .map(|reader| reader.read())
-        .unwrap_or_default();
-    if let Some(counts) = counts.first() {
-        let _ = say_line(&(words.totals)(counts, begun.elapsed()));
+    let look = Reader::open(&path).ok();
+    if let Some(look) = look.as_ref().and_then(Look::at) {
+        let _ = say_line(&(words.totals)(&look, begun.elapsed()));
     }
     result.map_err(|error| Failure::io("serving", &error))
 }
@@ -499,11 +546,11 @@ fn counters_path() -> PathBuf {
 fn watch(
     reader: &Reader,
     stack: Option<&Stack>,
-    rates: &dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String,
+    rates: &dyn Fn(&Look, &Look, Duration) -> String,
     ended: &AtomicBool,
     terminal: bool,
 ) {
-    let mut last = ServiceCounts::default();
+    let mut last = Look::default();
     let mut at = Instant::now();
     while !ended.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(50));
@@ -511,7 +558,7 @@ fn watch(
         if elapsed < LINE {
             continue;
         }
-        let Some(now) = reader.read().first().copied() else {
+        let Some(now) = Look::at(reader) else {
             continue;
         };
         let mut line = rates(&now, &last, elapsed);

@@ -35,10 +35,7 @@ impl Web {
                 root.display()
             )));
         }
-        let log = match &arguments.log {
-            Some(path) => Some(log(path)?),
-            None => None,
-        };
+        let log = arguments.log.as_deref().map(log).transpose()?;
         let spec = Spec {
             root,
             port: arguments.port.unwrap_or(PORT),
@@ -57,8 +54,8 @@ impl Web {
         stop: &AtomicBool,
     ) -> Outcome {
         let words = Words {
-            rates: &rates,
-            totals: &totals,
+            rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
+            totals: &|look, elapsed| totals(&look.service, elapsed),
         };
         let Web { spec, log } = self;
         begin(arguments, stack, &words, |counters| {
@@ -73,7 +70,7 @@ impl Web {
 }
 
 /// Opens the access log.
-fn log(path: &Path) -> Result<Log, Failure> {
+pub fn log(path: &Path) -> Result<Log, Failure> {
     if path == Path::new("-") {
         return Ok(Log::new(io::stdout()));
     }
