@@ -78,6 +78,13 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
         if session.wants_upstream().is_some() {
             session.connecting();
             session.connected(false, Duration::ZERO);
+            // The origin is the slower one, so that what it meets does not
+            // depend on how the rest is cut.
+            while session.wants_input()
+                && let Some(piece) = asked.next()
+            {
+                session.receive(piece, &mut shared);
+            }
             drain(&mut session, &mut shared, step, &mut out);
             let mut pieces = answer.chunks(step);
             // Until it is done with, or the client has more to give.

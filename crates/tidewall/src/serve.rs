@@ -1,6 +1,7 @@
 //! `tidewall serve`: a real service to try by hand, on Tidewall or on Linux
 //! sockets.
 
+mod events;
 mod http;
 mod proxy;
 
@@ -14,9 +15,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use tidewall_service::counters::ProxyCounts;
 use tidewall_service::linux::{Linux, Options, Receive};
-use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
-use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
@@ -26,6 +25,7 @@ use tidewall_socket::{
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::stat::control;
 use crate::units::{self, count, per_second};
+use events::{Events, Server};
 use http::Web;
 use proxy::Proxy;
 
@@ -119,9 +119,11 @@ pub struct Arguments {
     /// Stack to run on
     #[arg(long, value_enum, default_value_t = On::Tidewall)]
     on: On,
-    /// How the proxy does it
     #[command(flatten)]
     proxy: proxy::Options,
+    /// How http and proxy wait for what happens [default: selector, on linux epoll]
+    #[arg(long, value_enum, value_name = "HOW")]
+    events: Option<Events>,
     /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
     /// standard output
     #[arg(long, value_name = "FILE")]
@@ -301,7 +303,15 @@ fn check_service(arguments: &Arguments) -> Outcome {
         ("DIR", !http && arguments.directory.is_some(), "http"),
         ("--log", !web && arguments.log.is_some(), "http and proxy"),
         ("--limit", web && arguments.limit.is_some(), "datagrams"),
+        (
+            "--events",
+            !web && arguments.events.is_some(),
+            "http and proxy",
+        ),
     ];
+    if web {
+        events::check(arguments)?;
+    }
     if let Some(option) = arguments.proxy.given().filter(|_| !proxy) {
         return Err(Failure::usage(format!(
             "{option} is for proxy: leave it out"
@@ -318,8 +328,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
 /// What is served.
 enum Job {
     Datagrams(ServiceSpec),
-    Web(Web),
-    Proxy(Proxy),
+    Connections(Server),
 }
 
 impl Job {
@@ -327,8 +336,12 @@ impl Job {
         let (kind, usual) = match arguments.service {
             Service::Echo => (Kind::Echo, 7),
             Service::Discard => (Kind::Discard, 9),
-            Service::Http => return Web::of(arguments).map(Job::Web),
-            Service::Proxy => return Proxy::of(arguments).map(Job::Proxy),
+            Service::Http => return Web::of(arguments).map(Server::Web).map(Job::Connections),
+            Service::Proxy => {
+                return Proxy::of(arguments)
+                    .map(Server::Proxy)
+                    .map(Job::Connections);
+            }
         };
         Ok(Job::Datagrams(ServiceSpec {
             kind,
@@ -340,8 +353,7 @@ impl Job {
     fn port(&self) -> u16 {
         match self {
             Job::Datagrams(service) => service.port,
-            Job::Web(web) => web.spec.port,
-            Job::Proxy(proxy) => proxy.spec.port,
+            Job::Connections(server) => server.port(),
         }
     }
 }
@@ -364,8 +376,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     });
                     datagrams(arguments, &host, &service, what, None, &stop)
                 }
-                Job::Web(web) => web.serve(arguments, &linux_streams()?, what, None, &stop),
-                Job::Proxy(proxy) => proxy.serve(arguments, &linux_streams()?, what, None, &stop),
+                Job::Connections(server) => server.on_linux(arguments, &stop),
             }
         }
         (On::Tidewall, None) => Err(Failure::usage(
@@ -406,14 +417,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     let host = Tidewall::new(stack.clone(), arguments.limit);
                     datagrams(arguments, &host, &service, &what, watched, &stop)
                 }
-                Job::Web(web) => {
-                    let host = tidewall_streams(&stack)?;
-                    web.serve(arguments, &host, &what, watched, &stop)
-                }
-                Job::Proxy(proxy) => {
-                    let host = tidewall_streams(&stack)?;
-                    proxy.serve(arguments, &host, &what, watched, &stop)
-                }
+                Job::Connections(server) => server.on_tidewall(arguments, &stack, &what, &stop),
             };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
                 std::fs::write(path, text)
@@ -422,15 +426,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
             outcome
         }
     }
-}
-
-fn linux_streams() -> Result<LinuxStreams, Failure> {
-    LinuxStreams::new(linux_stream::Options::default())
-        .map_err(|error| Failure::io("using epoll", &error))
-}
-
-fn tidewall_streams(stack: &Stack) -> Result<TidewallStreams, Failure> {
-    TidewallStreams::new(stack).map_err(|error| Failure::io("waiting for connections", &error))
 }
 
 /// Serves datagrams.

@@ -96,6 +96,16 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             "--fresh-upstream is for proxy",
         ),
         (
+            &[
+                "serve", "http", ".", "--on", "linux", "--events", "selector",
+            ],
+            "there is epoll, select, poll",
+        ),
+        (
+            &["serve", "echo", "--on", "linux", "--events", "poll"],
+            "--events is for http and proxy",
+        ),
+        (
             &["serve", "proxy", "--on", "linux", "--origin", "nowhere"],
             "10.0.0.2:80",
         ),
@@ -468,7 +478,7 @@ fn a_proxy_on_linux_sockets_passes_on_and_ends_cleanly() {
         .port();
     let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
         .args(["serve", "proxy", "--on", "linux", "--address", "127.0.0.1"])
-        .args(["--origin", &at, "--fresh-upstream"])
+        .args(["--origin", &at, "--fresh-upstream", "--events", "select"])
         .args(["--port", &port.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -477,7 +487,8 @@ fn a_proxy_on_linux_sockets_passes_on_and_ends_cleanly() {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     lines.read_line(&mut first).unwrap();
-    let expected = format!("proxy on 127.0.0.1:{port}/tcp, for {at}, Linux sockets; process ");
+    let expected =
+        format!("proxy on 127.0.0.1:{port}/tcp, for {at}, Linux sockets with select; process ");
     assert!(first.starts_with(&expected), "{first}");
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
     client

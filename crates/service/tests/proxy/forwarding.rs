@@ -85,6 +85,32 @@ pub fn curl_through<H: StreamHost>(host: impl FnOnce() -> H + Send) {
     });
 }
 
+/// Content that no buffer holds, both ways, on any host.
+pub fn answers_large_and_small<H: StreamHost>(host: impl FnOnce() -> H + Send) {
+    const LARGE: usize = 8 * 1024 * 1024;
+    let origin = Origin::new(|asked, stream| {
+        let length = asked.field("Content-Length").unwrap_or("0");
+        let mut body = vec![0; length.parse().unwrap()];
+        stream.read_exact(&mut body).unwrap();
+        let length: usize = asked.path()[1..].parse().unwrap();
+        body == text(body.len())
+            && stream
+                .write_all(&reply("200 OK", "", &text(length)))
+                .is_ok()
+    });
+    proxying_on(host, &Spec::new(0, Some(origin.address)), |proxy| {
+        let mut stream = proxy.connect();
+        for (sent, wanted) in [(0, 0), (0, LARGE), (LARGE, 10), (1, 100_000)] {
+            let head =
+                format!("POST /{wanted} HTTP/1.1\r\nHost: x\r\nContent-Length: {sent}\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&text(sent)).unwrap();
+            let got = response(&mut stream, true).unwrap();
+            assert!(got.body == text(wanted), "{sent} {wanted}");
+        }
+    });
+}
+
 #[test]
 fn curl_goes_through() {
     curl_through(epoll);

@@ -3,6 +3,7 @@
 
 mod cache;
 mod forwarding;
+mod hosts;
 mod origin;
 mod trouble;
 

@@ -72,6 +72,10 @@ pub fn parse<'h, 'b>(
     limit: usize,
     to_head: bool,
 ) -> Parsed<'h, 'b> {
+    // Empty lines before it are for servers to ignore (§2.2), not for clients.
+    if matches!(bytes.first(), Some(b'\r' | b'\n')) {
+        return Parsed::Bad;
+    }
     let end = end_of_head(bytes, *scanned);
     if end.unwrap_or(bytes.len()) > limit {
         return Parsed::Bad;
@@ -266,6 +270,7 @@ mod tests {
             "HTTP/1.1 200 x\r\nA : b\r\n\r\n",
             "HTTP/1.1 200 x\r\nA: b\r\n c: d\r\n\r\n",
             "\n\n",
+            "\r\nHTTP/1.1 200 x\r\n\r\n",
         ] {
             assert_eq!(parsed(text, false, |_, _| ()), Err(false), "{text:?}");
         }
