@@ -111,31 +111,30 @@ fn bits(mut word: u64) -> impl Iterator<Item = u32> {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     list: Vec<(usize, Classes)>,
-    count: usize,
 }
 
 impl Found {
     pub(crate) fn clear(&mut self) {
         self.list.clear();
-        self.count = 0;
     }
 
-    /// How much is ready: what `select` returns.
-    pub(crate) fn count(&self) -> usize {
-        self.count
+    /// Descriptors that were found ready.
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
     }
 
+    /// Notes what a descriptor is ready for, which may be nothing.
     pub(crate) fn push(&mut self, number: usize, classes: Classes) {
         if !classes.is_none() {
             self.list.push((number, classes));
-            self.count += classes.count();
         }
     }
 
     /// Makes the sets of a call its results: what is ready, and nothing else in
-    /// the words that hold numbers below `count`.
-    pub(crate) fn write(&self, sets: [Option<&mut [u64]>; CLASSES], count: usize) {
+    /// the words that hold numbers below `count`. Returns what `select` does.
+    pub(crate) fn write(&self, sets: [Option<&mut [u64]>; CLASSES], count: usize) -> usize {
         let used = count.div_ceil(BITS);
+        let mut ready = 0;
         for (class, set) in sets.into_iter().enumerate() {
             let Some(set) = set else { continue };
             let used = used.min(set.len());
@@ -145,10 +144,13 @@ impl Found {
             for &(number, classes) in &self.list {
                 let bit = classes.to_words((number % BITS) as u32)[class];
                 if let Some(word) = set.get_mut(number / BITS) {
+                    // One that was found twice counts once.
+                    ready += usize::from(bit & !*word != 0);
                     *word |= bit;
                 }
             }
         }
+        ready
     }
 }
 
@@ -296,6 +298,18 @@ impl Interest {
         }
         self.set(number, interested, false, pending.and(interested));
         Ok(state)
+    }
+
+    /// What a number is ready for of what is asked, whatever is known of it.
+    pub(crate) fn see<F: Files>(
+        &mut self,
+        number: usize,
+        asked: Classes,
+        files: &mut F,
+    ) -> Result<Classes, F::Error> {
+        self.widen(number / BITS + 1);
+        let state = self.examine(number, asked, files)?;
+        Ok(Classes::ready(state).and(asked))
     }
 
     /// The state of a number, for `poll`; `None` when it has nothing that was
