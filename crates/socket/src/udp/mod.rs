@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
-use inner::{Ends, Families, SocketInner};
+use inner::{Ends, Families, Receiving, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -331,6 +331,7 @@ impl UdpSocket {
             let given = self.inner.drain(core, limit, each);
             if given > 0 {
                 self.fed_receives.fetch_add(1, Ordering::Relaxed);
+                self.inner.hand_on();
                 return Ok(given);
             }
             if self.inner.kernel_is_ready() {
@@ -363,7 +364,7 @@ impl UdpSocket {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             polled = false;
-            if !core.sleep(&[&*self.inner], deadline)? {
+            if !core.sleep(&[&Receiving(&self.inner)], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -581,7 +582,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let core = self.stack.core();
-        crate::tcp::retire(&self.inner.watch);
+        self.inner.watch.retire();
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);
