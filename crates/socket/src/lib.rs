@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod control;
+pub mod descriptor;
 mod fragments;
 mod host;
 mod kernel;
