@@ -9,18 +9,20 @@ pub(crate) struct Classes(u8);
 /// How many there are; their order is that of `select`'s arguments.
 pub(crate) const CLASSES: usize = 3;
 
+/// POLLNVAL.
+const NVAL: u32 = libc::POLLNVAL as u32;
 /// Linux's POLLIN_SET (fs/select.c).
 const READ_SET: u32 = Events::IN.0
     | Events::RDNORM.0
     | Events::RDBAND.0
     | Events::HUP.0
     | Events::ERR.0
-    | Events::NVAL.0;
+    | NVAL;
 /// Linux's POLLOUT_SET.
 const WRITE_SET: u32 =
-    Events::OUT.0 | Events::WRNORM.0 | Events::WRBAND.0 | Events::ERR.0 | Events::NVAL.0;
+    Events::OUT.0 | Events::WRNORM.0 | Events::WRBAND.0 | Events::ERR.0 | NVAL;
 /// Linux's POLLEX_SET.
-const EXCEPT_SET: u32 = Events::PRI.0 | Events::NVAL.0;
+const EXCEPT_SET: u32 = Events::PRI.0 | NVAL;
 /// What `poll` reports without being asked.
 const ALWAYS: u32 = Events::ERR.0 | Events::HUP.0;
 
@@ -77,7 +79,7 @@ impl Classes {
         if self.0 & Classes::EXCEPT.0 != 0 {
             events |= EXCEPT_SET | ALWAYS;
         }
-        Events(events & !Events::NVAL.0)
+        Events(events & !NVAL)
     }
 
     /// What `select` reports of a file's state.
@@ -127,7 +129,7 @@ mod tests {
             let classes = Classes::polled(Events(asked));
             for bit in 0..14 {
                 let state = Events(1 << bit);
-                if state.0 & (asked | ALWAYS) & !Events::NVAL.0 & 0x27df == 0 {
+                if state.0 & (asked | ALWAYS) & !NVAL & 0x27df == 0 {
                     continue;
                 }
                 let pending = Classes::pending(state).and(classes);
@@ -143,7 +145,7 @@ mod tests {
     #[test]
     fn what_select_reports_is_pending_and_hinted() {
         for bit in 0..14 {
-            let state = Events(1 << bit & !Events::NVAL.0);
+            let state = Events(1 << bit & !NVAL);
             let ready = Classes::ready(state);
             assert_eq!(ready.without(Classes::pending(state)), Classes::NONE);
             for class in [Classes::READ, Classes::WRITE, Classes::EXCEPT] {

@@ -33,11 +33,11 @@ impl Descriptors {
     ) -> io::Result<usize> {
         let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
         let sets = [read, write, except];
-        let words = sets
-            .each_ref()
-            .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
-        let selecting = Selecting::new(words, count);
         with_context(self, |context| {
+            let words = sets
+                .each_ref()
+                .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
+            let selecting = Selecting::new(words, count);
             context.classical_select(self, &selecting, timeout)?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
             Ok(context.found.write(sets, count))
@@ -110,3 +110,4 @@ impl Scan<'_> {
             .register(parts, number as u64, asked.interest(), manner)
     }
 }
+

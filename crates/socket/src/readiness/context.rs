@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -9,9 +10,9 @@ use std::time::Duration;
 use super::classes::Classes;
 use super::hints::{Hints, Manner};
 use super::interest::{Files, Found, Interest};
-use super::watch::{Registration, Watched as _};
+use super::watch::{Parts, Registration, Source, Watch, Watched as _};
 use super::{Events, SignalSet};
-use crate::descriptor::{Closing, Descriptors, Identity, weak};
+use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
 use crate::raw::poll;
 use crate::stack::{Core, lock};
 
@@ -22,6 +23,9 @@ use crate::stack::{Core, lock};
 /// [`Watching::take_closed`].
 pub(super) struct Watching {
     pub(super) hints: Arc<Hints>,
+    /// Where registrations with the kernel's descriptors are for a moment:
+    /// nobody but the kernel tells of those.
+    kernels: Watch,
     /// After a table's lock, before a socket's.
     watched: Mutex<Watched>,
     /// There are closed numbers; read without the lock.
@@ -95,11 +99,45 @@ impl Watching {
     pub(super) fn new(descriptors: &Descriptors) -> io::Result<Arc<Self>> {
         let watching = Arc::new(Watching {
             hints: Hints::new(descriptors.stack().core(), false)?,
+            kernels: Watch::default(),
             watched: Mutex::default(),
             has_closed: AtomicBool::new(false),
         });
         descriptors.observe(weak(&watching));
         Ok(watching)
+    }
+
+    /// Watches an open file under a number.
+    ///
+    /// # Errors
+    /// What epoll reports of a descriptor of the kernel's.
+    pub(super) fn register(
+        &self,
+        file: &OpenFile,
+        number: usize,
+        interest: Events,
+    ) -> io::Result<Arc<Registration>> {
+        let manner = Manner {
+            sole: false,
+            always: true,
+        };
+        let parts = match file {
+            OpenFile::Stream(stream) => stream.watched(),
+            OpenFile::Listener(listener) => listener.watched(),
+            OpenFile::Datagram(socket) => socket.watched(),
+            OpenFile::Kernel(descriptor) => Parts {
+                source: Source::Kernel,
+                watch: &self.kernels,
+                descriptor: descriptor.as_raw_fd(),
+            },
+        };
+        let registration = self
+            .hints
+            .register(parts, number as u64, interest, manner)?;
+        if matches!(file, OpenFile::Kernel(_)) {
+            self.kernels.remove(&registration);
+        }
+        Ok(registration)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Watched> {
@@ -206,8 +244,8 @@ pub(super) fn with_context<T>(
 
 /// The files of a table, as [`Interest`] examines them.
 pub(super) struct OpenFiles<'a> {
-    pub(super) descriptors: &'a Descriptors,
-    pub(super) hints: &'a Arc<Hints>,
+    descriptors: &'a Descriptors,
+    watching: &'a Watching,
     pub(super) watched: MutexGuard<'a, Watched>,
 }
 
@@ -215,7 +253,7 @@ impl<'a> OpenFiles<'a> {
     pub(super) fn new(descriptors: &'a Descriptors, watching: &'a Watching) -> Self {
         OpenFiles {
             descriptors,
-            hints: &watching.hints,
+            watching,
             watched: watching.lock(),
         }
     }
@@ -224,8 +262,8 @@ impl<'a> OpenFiles<'a> {
     /// that only the kernel knows about are always asked for: nothing else tells
     /// of them. Those of sockets that it has a part in, now and then.
     pub(super) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
-        self.hints
-            .hint_kernel(insist || self.watched.has_kernels())
+        let hints = &self.watching.hints;
+        hints.hint_kernel(insist || self.watched.has_kernels())
     }
 
     /// Nobody asks about a number that was hinted: it need not be hinted again
@@ -271,13 +309,7 @@ impl Files for OpenFiles<'_> {
         }
         let fd = i32::try_from(number).unwrap_or(-1);
         let file = self.descriptors.file(fd)?;
-        let manner = Manner {
-            sole: false,
-            always: true,
-        };
-        let registration = self
-            .hints
-            .register(file.watched(), number as u64, wanted, manner)?;
+        let registration = self.watching.register(&file, number, wanted)?;
         let state = registration.events();
         self.watched.insert(number, registration);
         Ok(state)

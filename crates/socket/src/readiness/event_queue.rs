@@ -11,8 +11,6 @@ use std::time::Duration;
 
 use super::Events;
 use super::context::{OpenFiles, ThreadContext, Watching, with_context};
-use super::hints::Manner;
-use super::watch::Watched as _;
 use crate::descriptor::Descriptors;
 
 /// What has happened to a descriptor ([`Descriptors::get_next_event`]).
@@ -67,13 +65,7 @@ impl Descriptors {
                 None => {
                     // For nothing at first, so that what it is ready for already
                     // leaves no hint.
-                    let manner = Manner {
-                        sole: false,
-                        always: true,
-                    };
-                    let hints = &queue.hints;
-                    let parts = file.watched();
-                    let new = hints.register(parts, number as u64, Events::EDGE, manner)?;
+                    let new = queue.register(&file, number, Events::EDGE)?;
                     files.watched.insert(number, new.clone());
                     new
                 }

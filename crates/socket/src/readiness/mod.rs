@@ -32,7 +32,7 @@ use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
 mod classes;
-mod classical;
+//mod classical;
 mod context;
 mod descriptor_set;
 mod event_queue;

@@ -56,11 +56,11 @@ impl Descriptors {
     ) -> io::Result<usize> {
         let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
         let sets = [read, write, except];
-        let words = sets
-            .each_ref()
-            .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
-        let selecting = Selecting::new(words, count);
         with_context(self, |context| {
+            let words = sets
+                .each_ref()
+                .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
+            let selecting = Selecting::new(words, count);
             context.select(self, &selecting, timeout, signals)?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
             Ok(context.found.write(sets, count))

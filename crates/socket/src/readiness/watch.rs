@@ -170,6 +170,14 @@ impl Registration {
         fence(Ordering::SeqCst);
     }
 
+    /// As [`Registration::settle`], for whoever has taken it from the list. False
+    /// when it was settled since it was entered there.
+    pub(crate) fn take_hint(&self) -> bool {
+        let hinted = self.hinted.swap(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        hinted
+    }
+
     /// Takes it for hinted again; false when a change has done so meanwhile.
     pub(crate) fn unsettle(&self) -> bool {
         !self.hinted.swap(true, Ordering::SeqCst)
