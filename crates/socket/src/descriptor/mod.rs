@@ -14,14 +14,16 @@
 //!
 //! These are the numbers of the native API, not the kernel's: 5 here and 5 there
 //! are two things.
-//!
-//! [`Descriptors`]: crate::descriptor::Descriptors
 
 mod bitmap;
+mod calls;
+mod file;
 mod linear;
 mod table;
 
 pub use bitmap::Bitmap;
+pub use calls::{Descriptors, Flags};
+pub use file::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, OpenFile};
 pub use linear::Linear;
 pub use table::{CLOSE_RANGE_CLOEXEC, Closing, Reservation, Table, weak};
 
