@@ -31,10 +31,17 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
+mod epoll;
+mod epoll_calls;
+mod epoll_control;
+mod files;
 pub(crate) mod hints;
 pub(crate) mod watch;
 
 pub use crate::raw::poll::SignalSet;
+pub use epoll::{EpollEvent, EpollSet};
+pub use epoll_control::Operation;
+pub use files::KernelFile;
 
 /// What a descriptor is ready for, or what it is asked about: the values of
 /// Linux's `EPOLL*` (epoll_ctl(2)), which are those of `POLL*` too.
