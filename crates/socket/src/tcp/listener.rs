@@ -302,6 +302,11 @@ impl TcpListener {
         Ok(())
     }
 
+    /// Whether accepting returns EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
     /// Takes the pending error of the kernel's socket, if any (SO_ERROR).
     ///
     /// # Errors

@@ -245,26 +245,36 @@ impl TcpStream {
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
-                if buffer.is_empty() {
-                    return Ok(0);
-                }
-                let mut rest = &mut *buffer;
-                let mut copied = 0;
-                for piece in state.connection.received() {
-                    let length = piece.len().min(rest.len());
-                    let (place, after) = rest.split_at_mut(length);
-                    place.copy_from_slice(piece.get(..length).unwrap_or_default());
-                    copied += length;
-                    rest = after;
-                }
-                if copied > 0 {
-                    return Ok(copied);
-                }
-                // The end, an error or nothing: there is no data that this takes.
-                state.connection.read(&mut [0])
-            }),
+            Inner::Own { connection, .. } => self.peek_own(connection, buffer, false),
         }
+    }
+
+    /// `at_once`: does not wait, whatever the stream is set to.
+    fn peek_own(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        buffer: &mut [u8],
+        at_once: bool,
+    ) -> io::Result<usize> {
+        self.receive(connection, at_once, &mut |state| {
+            if buffer.is_empty() {
+                return Ok(0);
+            }
+            let mut rest = &mut *buffer;
+            let mut copied = 0;
+            for piece in state.connection.received() {
+                let length = piece.len().min(rest.len());
+                let (place, after) = rest.split_at_mut(length);
+                place.copy_from_slice(piece.get(..length).unwrap_or_default());
+                copied += length;
+                rest = after;
+            }
+            if copied > 0 {
+                return Ok(copied);
+            }
+            // The end, an error or nothing: there is no data that this takes.
+            state.connection.read(&mut [0])
+        })
     }
 
     /// Receives by giving `each` what is there, in up to two pieces, without
@@ -277,7 +287,7 @@ impl TcpStream {
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
+            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
                 let pieces = state.connection.received();
                 let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
                 if length == 0 {
@@ -290,16 +300,18 @@ impl TcpStream {
         }
     }
 
+    /// `at_once`: does not wait, whatever the stream is set to.
     fn receive(
         &self,
         connection: &Arc<ConnectionInner>,
+        at_once: bool,
         take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
     ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let timeout = duration(&self.read_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
             let mut after = After::default();
@@ -354,13 +366,19 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    /// `at_once`: does not wait, whatever the stream is set to.
+    fn send(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        pieces: &[IoSlice<'_>],
+        at_once: bool,
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = duration(&self.write_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
         let mut polled = false;
         loop {

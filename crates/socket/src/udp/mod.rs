@@ -294,9 +294,16 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
     /// lost to an error: it is reported by the next call.
-    pub fn recv_batch(
+    pub fn recv_batch(&self, limit: usize, each: impl FnMut(Received<'_>)) -> io::Result<usize> {
+        self.receive_batch(limit, false, each)
+    }
+
+    /// As [`UdpSocket::recv_batch`]. `at_once`: does not wait, whatever the
+    /// socket is set to.
+    pub(crate) fn receive_batch(
         &self,
         limit: usize,
+        at_once: bool,
         mut each: impl FnMut(Received<'_>),
     ) -> io::Result<usize> {
         if limit == 0 {
@@ -312,13 +319,18 @@ impl UdpSocket {
             }),
             _ => each(received),
         };
-        self.receive(limit, &mut mapped)
+        self.receive(limit, at_once, &mut mapped)
     }
 
-    fn receive(&self, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+    fn receive(
+        &self,
+        limit: usize,
+        at_once: bool,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         let deadline = self.read_timeout().map(|timeout| Instant::now() + timeout);
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
             self.take_pending()?;
@@ -389,6 +401,11 @@ impl UdpSocket {
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether receiving and sending return EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
     }
 
     /// Bounds how long receiving waits (SO_RCVTIMEO).
