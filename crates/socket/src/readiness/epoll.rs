@@ -160,7 +160,7 @@ impl EpollSet {
         signals: Option<&SignalSet>,
     ) -> io::Result<usize> {
         if events.is_empty() {
-            return Err(io::ErrorKind::InvalidInput.into());
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let core = self.stack.core();
         self.inner

@@ -45,7 +45,7 @@ impl Descriptors {
         match &*set {
             OpenFile::Epoll(set) => set.control(operation, fd, &file, event),
             _ if !file.can_poll() => Err(io::Error::from_raw_os_error(libc::EPERM)),
-            _ => Err(io::ErrorKind::InvalidInput.into()),
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
         }
     }
 
@@ -82,11 +82,11 @@ impl Descriptors {
         signals: Option<&SignalSet>,
     ) -> io::Result<usize> {
         if events.is_empty() {
-            return Err(io::ErrorKind::InvalidInput.into());
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         match &*self.file(epfd)? {
             OpenFile::Epoll(set) => set.wait(events, timeout, signals),
-            _ => Err(io::ErrorKind::InvalidInput.into()),
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
         }
     }
 }

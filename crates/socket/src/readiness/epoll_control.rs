@@ -98,9 +98,14 @@ impl EpollSet {
         match (operation, items.find(fd, file)) {
             (Operation::Add, Some(_)) => refuse(libc::EEXIST),
             (Operation::Modify | Operation::Delete, None) => refuse(libc::ENOENT),
-            (Operation::Add, None) => {
-                self.add(&mut items, fd, file, nested.map(Arc::downgrade), interest, event.data)
-            }
+            (Operation::Add, None) => self.add(
+                &mut items,
+                fd,
+                file,
+                nested.map(Arc::downgrade),
+                interest,
+                event.data,
+            ),
             (Operation::Modify, Some(item)) => {
                 let registration = &item.registration;
                 if registration.interest().contains(Events::EXCLUSIVE) {

@@ -1,6 +1,5 @@
 //! Open files, as contexts watch them.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::watch::{Parts, Source, Watch, Watched};
@@ -67,11 +66,6 @@ impl OpenFile {
             OpenFile::Kernel(file) => epoll::can_poll(file.as_fd()),
             _ => true,
         }
-    }
-
-    /// EINVAL for what an epoll set is not asked.
-    pub(crate) fn not_a_file<T>() -> io::Result<T> {
-        Err(io::ErrorKind::InvalidInput.into())
     }
 }
 

@@ -430,7 +430,8 @@ impl Watch {
     pub(crate) fn add(&self, registration: Arc<Registration>) -> bool {
         let mut list = lock(&self.list);
         let dead = list.retain(Registration::lives);
-        let taken = registration.manner.sole && list.as_slice().iter().any(|other| other.manner.sole);
+        let taken =
+            registration.manner.sole && list.as_slice().iter().any(|other| other.manner.sole);
         if !taken {
             list.push(registration);
         }
