@@ -1,7 +1,7 @@
 //! epoll, for the kernel's descriptors among those that are watched.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// What became of a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,31 @@ pub(crate) struct Fired {
 
 /// Most descriptors that [`Epoll::ready`] tells at once.
 pub(crate) const AT_ONCE: usize = 64;
+
+/// Another descriptor for the same open file.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; a number that is nobody's is an error.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// False for files that epoll refuses with EPERM, since they never wait.
+pub(crate) fn can_poll(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: all-zero is a valid stat.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a writable stat for the call's duration.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } < 0 {
+        return true;
+    }
+    !matches!(
+        stat.st_mode & libc::S_IFMT,
+        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK
+    )
+}
 
 /// An epoll descriptor.
 #[derive(Debug)]

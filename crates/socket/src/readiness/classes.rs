@@ -12,15 +12,10 @@ pub(crate) const CLASSES: usize = 3;
 /// POLLNVAL.
 const NVAL: u32 = libc::POLLNVAL as u32;
 /// Linux's POLLIN_SET (fs/select.c).
-const READ_SET: u32 = Events::IN.0
-    | Events::RDNORM.0
-    | Events::RDBAND.0
-    | Events::HUP.0
-    | Events::ERR.0
-    | NVAL;
+const READ_SET: u32 =
+    Events::IN.0 | Events::RDNORM.0 | Events::RDBAND.0 | Events::HUP.0 | Events::ERR.0 | NVAL;
 /// Linux's POLLOUT_SET.
-const WRITE_SET: u32 =
-    Events::OUT.0 | Events::WRNORM.0 | Events::WRBAND.0 | Events::ERR.0 | NVAL;
+const WRITE_SET: u32 = Events::OUT.0 | Events::WRNORM.0 | Events::WRBAND.0 | Events::ERR.0 | NVAL;
 /// Linux's POLLEX_SET.
 const EXCEPT_SET: u32 = Events::PRI.0 | NVAL;
 /// What `poll` reports without being asked.
@@ -31,7 +26,6 @@ impl Classes {
     pub(crate) const READ: Classes = Classes(1);
     pub(crate) const WRITE: Classes = Classes(2);
     pub(crate) const EXCEPT: Classes = Classes(4);
-    #[cfg(test)]
     pub(crate) const ALL: Classes = Classes(7);
 
     /// Those in whose word the bit is set.
@@ -60,11 +54,6 @@ impl Classes {
 
     pub(crate) fn is_none(self) -> bool {
         self == Classes::NONE
-    }
-
-    /// Bits that `select` counts.
-    pub(crate) fn count(self) -> usize {
-        self.0.count_ones() as usize
     }
 
     /// The changes that must be hinted to somebody who watches these.

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use super::classes::Classes;
 use super::hints::{Hints, Manner};
 use super::interest::{Files, Found, Interest};
-use super::watch::{Parts, Registration, Source, Watch, Watched as _};
+use super::watch::{Registration, Watched as _};
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
 use crate::raw::poll;
@@ -23,9 +22,6 @@ use crate::stack::{Core, lock};
 /// [`Watching::take_closed`].
 pub(super) struct Watching {
     pub(super) hints: Arc<Hints>,
-    /// Where registrations with the kernel's descriptors are for a moment:
-    /// nobody but the kernel tells of those.
-    kernels: Watch,
     /// After a table's lock, before a socket's.
     watched: Mutex<Watched>,
     /// There are closed numbers; read without the lock.
@@ -60,7 +56,8 @@ impl Watched {
     pub(super) fn insert(&mut self, number: usize, registration: Arc<Registration>) {
         if number >= self.registrations.len() {
             // As a vector grows by itself, which `resize` does not.
-            self.registrations.reserve(number + 1 - self.registrations.len());
+            self.registrations
+                .reserve(number + 1 - self.registrations.len());
             self.registrations.resize(number + 1, None);
         }
         self.kernels += usize::from(registration.is_kernels());
@@ -99,7 +96,6 @@ impl Watching {
     pub(super) fn new(descriptors: &Descriptors) -> io::Result<Arc<Self>> {
         let watching = Arc::new(Watching {
             hints: Hints::new(descriptors.stack().core(), false)?,
-            kernels: Watch::default(),
             watched: Mutex::default(),
             has_closed: AtomicBool::new(false),
         });
@@ -118,26 +114,11 @@ impl Watching {
         interest: Events,
     ) -> io::Result<Arc<Registration>> {
         let manner = Manner {
-            sole: false,
             always: true,
+            ..Manner::default()
         };
-        let parts = match file {
-            OpenFile::Stream(stream) => stream.watched(),
-            OpenFile::Listener(listener) => listener.watched(),
-            OpenFile::Datagram(socket) => socket.watched(),
-            OpenFile::Kernel(descriptor) => Parts {
-                source: Source::Kernel,
-                watch: &self.kernels,
-                descriptor: descriptor.as_raw_fd(),
-            },
-        };
-        let registration = self
-            .hints
-            .register(parts, number as u64, interest, manner)?;
-        if matches!(file, OpenFile::Kernel(_)) {
-            self.kernels.remove(&registration);
-        }
-        Ok(registration)
+        self.hints
+            .register(file.watched(), number as u64, interest, manner)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Watched> {
@@ -184,6 +165,8 @@ pub(super) struct ThreadContext {
     /// Places of descriptors in the list of the `poll` that sleeps, by number.
     pub(super) places: Vec<u32>,
     pub(super) events: Option<Arc<Watching>>,
+    /// Where a classical `select` sleeps; empty between calls.
+    pub(super) classical: Option<Arc<Hints>>,
 }
 
 impl Drop for ThreadContext {
@@ -192,6 +175,9 @@ impl Drop for ThreadContext {
         self.watching.close(core.as_deref());
         if let Some(events) = &self.events {
             events.close(core.as_deref());
+        }
+        if let (Some(classical), Some(core)) = (&self.classical, &core) {
+            classical.close(core);
         }
     }
 }
@@ -234,6 +220,7 @@ pub(super) fn with_context<T>(
                 changed: Vec::new(),
                 places: Vec::new(),
                 events: None,
+                classical: None,
             })
         }
     };

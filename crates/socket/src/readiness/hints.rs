@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use slab::Slab;
 
 use super::watch::{Parts, Registration, Source, TURNING, Watch};
 use super::{Events, SignalSet};
-use crate::raw::epoll::{AT_ONCE, Epoll, Fired};
+use crate::raw::epoll::{AT_ONCE, Epoll, Fired, duplicate};
+use crate::raw::poll;
 use crate::stack::{Core, lock};
 use crate::tcp::helper::Helper;
 use crate::wait::{WaitList, Waitable};
@@ -32,6 +34,8 @@ pub(crate) struct Manner {
     /// Files that epoll refuses (EPERM) are always ready, as poll(2) has it;
     /// otherwise they are refused here too.
     pub(crate) always: bool,
+    /// Its place in a table of the owner's: see [`Hints::take_retired`].
+    pub(crate) slot: usize,
 }
 
 /// One waiting context: a selector, an epoll set, a thread's `select`, an event
@@ -43,10 +47,10 @@ pub(crate) struct Hints {
     /// Those whose channels have frames that the protocol has not seen.
     framed: Mutex<Vec<Arc<Registration>>>,
     framed_count: AtomicUsize,
-    /// Keys of those that were retired, for an owner that has tables by key.
-    retired: Mutex<Vec<u64>>,
+    /// Slots of those that were retired, for an owner that has a table of them.
+    retired: Mutex<Vec<usize>>,
     retired_count: AtomicUsize,
-    keeps_retired: bool,
+    is_set: bool,
     waiters: WaitList,
     /// Threads that wait or turn here.
     inside: AtomicUsize,
@@ -97,11 +101,12 @@ impl Drop for Inside<'_> {
 }
 
 impl Hints {
-    /// A context on a stack. `keeps_retired`: see [`Hints::take_retired`].
+    /// A context on a stack. `is_set`: it is an epoll set's, which notes what is
+    /// retired ([`Hints::take_retired`]).
     ///
     /// # Errors
     /// What starting the stack's helper thread reports.
-    pub(crate) fn new(core: &Arc<Core>, keeps_retired: bool) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(core: &Arc<Core>, is_set: bool) -> io::Result<Arc<Self>> {
         Helper::start(core)?;
         let hints = Arc::new(Hints {
             hinted: Mutex::default(),
@@ -110,7 +115,7 @@ impl Hints {
             framed_count: AtomicUsize::new(0),
             retired: Mutex::default(),
             retired_count: AtomicUsize::new(0),
-            keeps_retired,
+            is_set,
             waiters: WaitList::default(),
             inside: AtomicUsize::new(0),
             watch: Watch::default(),
@@ -171,19 +176,31 @@ impl Hints {
             watch,
             descriptor,
         } = parts;
-        let registration = self.registration(source, descriptor, key, interest, manner.sole);
+        let make = |source, descriptor, own| {
+            let hints = self.clone();
+            let made = Registration::new(hints, source, descriptor, own, key, interest, manner);
+            Arc::new(made)
+        };
+        let kind = source.clone();
+        let mut registration = make(source, descriptor, None);
         if !watch.add(registration.clone()) {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
         }
-        let mut registration = registration;
         if descriptor >= 0
             && let Err(error) = self.watch_kernel(&registration)
         {
             watch.remove(&registration);
-            if !(manner.always && error.raw_os_error() == Some(libc::EPERM)) {
-                return Err(error);
-            }
-            registration = self.registration(Source::Always, -1, key, interest, manner.sole);
+            registration = match error.raw_os_error() {
+                Some(libc::EPERM) if manner.always => make(Source::Always, -1, None),
+                // The same descriptor of the kernel's under another number.
+                Some(libc::EEXIST) => {
+                    let own = duplicate(descriptor)?;
+                    let again = make(kind, own.as_raw_fd(), Some(own));
+                    self.watch_kernel(&again)?;
+                    again
+                }
+                _ => return Err(error),
+            };
             watch.add(registration.clone());
         }
         // What came before it was watched.
@@ -194,35 +211,28 @@ impl Hints {
         Ok(registration)
     }
 
-    fn registration(
-        self: &Arc<Self>,
-        source: Source,
-        descriptor: i32,
-        key: u64,
-        interest: Events,
-        sole: bool,
-    ) -> Arc<Registration> {
-        let made = Registration::new(self.clone(), source, descriptor, key, interest, sole);
-        Arc::new(made)
-    }
-
-    /// A registration was retired: for owners that have tables by key.
-    pub(super) fn note_retired(&self, key: u64) {
-        if self.keeps_retired && !self.is_gone() {
+    /// A registration was retired: for owners that have a table of them.
+    pub(super) fn note_retired(&self, slot: usize) {
+        if self.is_set && !self.is_gone() {
             let mut retired = lock(&self.retired);
-            retired.push(key);
+            retired.push(slot);
             self.retired_count.store(retired.len(), Ordering::SeqCst);
         }
     }
 
-    /// Keys of registrations that were retired since the last call.
-    pub(crate) fn take_retired(&self) -> Vec<u64> {
+    /// Slots of registrations that were retired since the last call.
+    pub(crate) fn take_retired(&self) -> Vec<usize> {
         if self.retired_count.load(Ordering::SeqCst) == 0 {
             return Vec::new();
         }
         let mut retired = lock(&self.retired);
         self.retired_count.store(0, Ordering::SeqCst);
         std::mem::take(&mut *retired)
+    }
+
+    /// True for an epoll set's.
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set
     }
 
     // ---- Hints --------------------------------------------------------------
@@ -251,6 +261,18 @@ impl Hints {
         let mut hinted = lock(&self.hinted);
         hinted.extend(registrations.drain(..));
         self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+    }
+
+    /// Puts a registration back that is looked at before the others.
+    pub(super) fn put_first(&self, registration: Arc<Registration>) {
+        let mut hinted = lock(&self.hinted);
+        hinted.push_front(registration);
+        self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+    }
+
+    /// How many have a hint.
+    pub(super) fn hinted_len(&self) -> usize {
+        self.hinted_count.load(Ordering::SeqCst)
     }
 
     /// Takes registrations with a hint, `most` of them, in order. Their flags stay
@@ -520,13 +542,41 @@ impl Hints {
 
     // ---- The kernel's descriptors -------------------------------------------
 
-    fn watch_kernel(&self, registration: &Arc<Registration>) -> io::Result<()> {
-        if self.epoll.get().is_none() {
-            let _ = self.epoll.set(Epoll::new()?);
+    fn kernel_epoll(&self) -> io::Result<&Epoll> {
+        if self.epoll.get().is_none() && self.epoll.set(Epoll::new()?).is_ok() {
+            // Whoever sleeps here does not sleep on it yet.
+            self.kernel_ready.store(true, Ordering::SeqCst);
+            self.waiters.wake_all();
         }
-        let Some(epoll) = self.epoll.get() else {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        };
+        self.epoll
+            .get()
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// The descriptor that the kernel's sit in, for a context that watches this one.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(super) fn make_kernel_descriptor(&self) -> io::Result<i32> {
+        self.kernel_epoll().map(Epoll::descriptor)
+    }
+
+    /// True when the kernel has something to tell; asks it.
+    pub(super) fn kernel_is_ready(&self) -> bool {
+        self.kernel_count.load(Ordering::Relaxed) != 0
+            && self
+                .epoll
+                .get()
+                .is_some_and(|epoll| poll::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
+    }
+
+    /// The kernel said so to whoever watches this context.
+    pub(super) fn note_kernel_ready(&self) {
+        self.kernel_ready.store(true, Ordering::Relaxed);
+    }
+
+    fn watch_kernel(&self, registration: &Arc<Registration>) -> io::Result<()> {
+        let epoll = self.kernel_epoll()?;
         let key = lock(&self.kernel).insert(registration.clone());
         let added = epoll.add(
             registration.descriptor,

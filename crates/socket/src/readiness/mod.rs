@@ -32,10 +32,14 @@ use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
 mod classes;
-//mod classical;
+mod classical;
 mod context;
 mod descriptor_set;
+mod epoll;
+mod epoll_calls;
+mod epoll_control;
 mod event_queue;
+mod files;
 pub(crate) mod hints;
 mod interest;
 mod poll;
@@ -44,7 +48,10 @@ pub(crate) mod watch;
 
 pub use crate::raw::poll::SignalSet;
 pub use descriptor_set::{DescriptorSet, Iter};
+pub use epoll::{EpollEvent, EpollSet};
+pub use epoll_control::Operation;
 pub use event_queue::DescriptorEvent;
+pub use files::KernelFile;
 pub use poll::PollFd;
 
 /// What a descriptor is ready for, or what it is asked about: the values of

@@ -1,11 +1,13 @@
 //! What ties a socket to the contexts that watch it.
 
 use std::cell::Cell;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::Events;
-use super::hints::Hints;
+use super::epoll::SetInner;
+use super::hints::{Hints, Manner};
 use crate::raw::poll;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::connection::ConnectionInner;
@@ -14,14 +16,79 @@ use crate::tcp::listener::ListenerInner;
 use crate::udp::inner::SocketInner;
 
 /// What is watched.
+#[derive(Clone)]
 pub(crate) enum Source {
     Udp(Weak<SocketInner>),
     Listener(Weak<ListenerInner>),
     Connection(Weak<ConnectionInner>),
+    /// An epoll set.
+    Set(Weak<SetInner>),
     /// A descriptor of the kernel's: only the context's epoll descriptor knows.
     Kernel,
     /// A file that epoll refuses: it never waits, as poll(2) has it.
     Always,
+}
+
+impl Source {
+    /// What it is ready for now; of a descriptor of the kernel's only the kernel
+    /// can say.
+    pub(super) fn events(&self) -> Events {
+        match self {
+            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Connection(connection) => connection
+                .upgrade()
+                .map_or(Events::NONE, |connection| connection.events()),
+            Source::Set(set) => set.upgrade().map_or(Events::NONE, |set| set.events()),
+            Source::Kernel => Events::NONE,
+            Source::Always => Events::READABLE | Events::WRITABLE,
+        }
+    }
+
+    /// Runs the protocol on the frames that wait for it.
+    pub(super) fn process(&self, core: &Core) {
+        match self {
+            Source::Connection(connection) => {
+                if let Some(connection) = connection.upgrade() {
+                    connection.process(core);
+                }
+            }
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.process(core);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.process(core);
+                }
+            }
+            Source::Udp(_) | Source::Kernel | Source::Always => {}
+        }
+    }
+
+    /// The kernel says that its descriptor of it has input.
+    pub(super) fn kernel_has_input(&self) {
+        use crate::wait::Waitable;
+        match self {
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.kernel_has_input();
+                }
+            }
+            Source::Udp(socket) => {
+                if let Some(socket) = socket.upgrade() {
+                    Waitable::kernel_has_input(&*socket);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.note_kernel_ready();
+                }
+            }
+            Source::Connection(_) | Source::Kernel | Source::Always => {}
+        }
+    }
 }
 
 /// Something that contexts can watch.
@@ -47,6 +114,8 @@ pub(crate) struct Registration {
     pub(super) source: Source,
     /// Descriptor of the kernel that is watched too; -1: none.
     pub(super) descriptor: i32,
+    /// That descriptor, where it is the registration's own.
+    own: Mutex<Option<OwnedFd>>,
     /// Its place among those with a descriptor; `usize::MAX`: none.
     pub(super) kernel_key: AtomicUsize,
     /// The owner's: a token, a descriptor's number.
@@ -61,8 +130,7 @@ pub(crate) struct Registration {
     active: AtomicBool,
     /// The context's turn in which the application was told of it.
     told: AtomicU32,
-    /// Its context allows the socket no other one of its kind: a selector.
-    sole: bool,
+    manner: Manner,
 }
 
 impl std::fmt::Debug for Registration {
@@ -79,14 +147,16 @@ impl Registration {
         hints: Arc<Hints>,
         source: Source,
         descriptor: i32,
+        own: Option<OwnedFd>,
         key: u64,
         interest: Events,
-        sole: bool,
+        manner: Manner,
     ) -> Self {
         Registration {
             hints,
             source,
             descriptor,
+            own: Mutex::new(own),
             kernel_key: AtomicUsize::new(usize::MAX),
             key: AtomicU64::new(key),
             interest: AtomicU32::new(interest.bits()),
@@ -94,13 +164,18 @@ impl Registration {
             framed: AtomicBool::new(false),
             active: AtomicBool::new(true),
             told: AtomicU32::new(0),
-            sole,
+            manner,
         }
     }
 
     /// What its owner calls it.
     pub(crate) fn key(&self) -> u64 {
         self.key.load(Ordering::Relaxed)
+    }
+
+    /// Its place in a table of its owner's.
+    pub(super) fn slot(&self) -> usize {
+        self.manner.slot
     }
 
     pub(crate) fn set_key(&self, key: u64) {
@@ -149,7 +224,10 @@ impl Registration {
 
     /// True for one whose channels hold frames that its protocol is to see.
     pub(super) fn has_frames(&self) -> bool {
-        matches!(&self.source, Source::Connection(_) | Source::Listener(_))
+        matches!(
+            &self.source,
+            Source::Connection(_) | Source::Listener(_) | Source::Set(_)
+        )
     }
 
     /// What the kernel's epoll is asked about its descriptor. A socket that the
@@ -207,17 +285,12 @@ impl Registration {
             return Events::NONE;
         }
         match &self.source {
-            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Connection(connection) => connection
-                .upgrade()
-                .map_or(Events::NONE, |connection| connection.events()),
             Source::Kernel => {
                 let wanted = self.interest().bits() & !Events::FLAGS.bits();
                 let ready = poll::ready_now(self.descriptor, wanted as u16 as i16);
                 Events::from_bits(u32::from(ready as u16) & !(libc::POLLNVAL as u32))
             }
-            Source::Always => Events::READABLE | Events::WRITABLE,
+            source => source.events(),
         }
     }
 
@@ -260,38 +333,13 @@ impl Registration {
 
     /// Runs the protocol on the frames that wait for its socket.
     pub(super) fn process(&self, core: &Core) {
-        match &self.source {
-            Source::Connection(connection) => {
-                if let Some(connection) = connection.upgrade() {
-                    connection.process(core);
-                }
-            }
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.process(core);
-                }
-            }
-            Source::Udp(_) | Source::Kernel | Source::Always => {}
-        }
+        self.source.process(core);
     }
 
     /// The kernel says that a descriptor of a socket that it has a part in has
     /// input.
     pub(super) fn kernel_has_input(self: &Arc<Self>) {
-        use crate::wait::Waitable;
-        match &self.source {
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.kernel_has_input();
-                }
-            }
-            Source::Udp(socket) => {
-                if let Some(socket) = socket.upgrade() {
-                    Waitable::kernel_has_input(&*socket);
-                }
-            }
-            Source::Connection(_) | Source::Kernel | Source::Always => {}
-        }
+        self.source.kernel_has_input();
         self.notify(Events::DATA_CAME);
     }
 
@@ -314,6 +362,11 @@ impl Registration {
                         connection.watch.remove(self);
                     }
                 }
+                Source::Set(set) => {
+                    if let Some(set) = set.upgrade() {
+                        set.hints.watch.remove(self);
+                    }
+                }
                 // Its place is cleared with the next registration there.
                 Source::Kernel | Source::Always => {}
             }
@@ -327,7 +380,8 @@ impl Registration {
         if first {
             self.interest.store(0, Ordering::Relaxed);
             self.hints.forget_kernel(self);
-            self.hints.note_retired(self.key());
+            drop(lock(&self.own).take());
+            self.hints.note_retired(self.slot());
         }
         first
     }
@@ -405,7 +459,8 @@ impl Watch {
     pub(crate) fn add(&self, registration: Arc<Registration>) -> bool {
         let mut list = lock(&self.list);
         let dead = list.retain(Registration::lives);
-        let taken = registration.sole && list.as_slice().iter().any(|other| other.sole);
+        let taken =
+            registration.manner.sole && list.as_slice().iter().any(|other| other.manner.sole);
         if !taken {
             list.push(registration);
         }
@@ -448,6 +503,13 @@ impl Watch {
         for registration in all.as_slice() {
             registration.retire_here();
         }
+    }
+
+    /// The contexts that watch it.
+    pub(super) fn contexts(&self) -> Vec<Arc<Hints>> {
+        let list = lock(&self.list);
+        let living = list.as_slice().iter().filter(|it| it.lives());
+        living.map(|it| it.hints.clone()).collect()
     }
 
     fn any(&self, is: impl Fn(&Registration) -> bool) -> bool {

@@ -115,7 +115,7 @@ impl Selector {
         }
         let manner = Manner {
             sole: true,
-            always: false,
+            ..Manner::default()
         };
         self.hints
             .register(socket.watched(), token, interest.events(), manner)
