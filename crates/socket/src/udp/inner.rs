@@ -294,6 +294,12 @@ impl SocketInner {
         self.watch.notify(Events::DATA_CAME);
     }
 
+    /// What was sent has left: on Linux the space that it took is back, which whoever
+    /// asks for changes is told.
+    pub(super) fn note_sent(&self) {
+        self.watch.notify(Events::SPACE_CAME);
+    }
+
     /// A receiver has what it wanted: what is left is another's, who was woken
     /// for none of it if it all came at once.
     pub(super) fn hand_on(&self) {

@@ -203,7 +203,9 @@ impl UdpSocket {
     /// error that ICMP reported about an earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
-        self.send_one(payload, destination, true)
+        let sent = self.send_one(payload, destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Sends to the peer.
@@ -216,7 +218,9 @@ impl UdpSocket {
             .peer()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
         self.take_pending()?;
-        self.send_one(payload, peer, true)
+        let sent = self.send_one(payload, peer, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
@@ -257,6 +261,7 @@ impl UdpSocket {
             }
         }
         self.flush()?;
+        self.inner.note_sent();
         Ok(sent)
     }
 
