@@ -15,9 +15,9 @@ use super::frames::After;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::listener::{as_bound, left};
-use super::selector::{Parts, Watched, retire};
-use super::watch::{Readiness, Source};
 use crate::raw::options as raw_options;
+use crate::readiness::Events;
+use crate::readiness::watch::{Parts, Source, Watched};
 use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{canonical, stays_with_kernel};
@@ -151,7 +151,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 connection.lock().connection.abort();
@@ -245,26 +245,36 @@ impl TcpStream {
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
-                if buffer.is_empty() {
-                    return Ok(0);
-                }
-                let mut rest = &mut *buffer;
-                let mut copied = 0;
-                for piece in state.connection.received() {
-                    let length = piece.len().min(rest.len());
-                    let (place, after) = rest.split_at_mut(length);
-                    place.copy_from_slice(piece.get(..length).unwrap_or_default());
-                    copied += length;
-                    rest = after;
-                }
-                if copied > 0 {
-                    return Ok(copied);
-                }
-                // The end, an error or nothing: there is no data that this takes.
-                state.connection.read(&mut [0])
-            }),
+            Inner::Own { connection, .. } => self.peek_own(connection, buffer, false),
         }
+    }
+
+    /// `at_once`: does not wait, whatever the stream is set to.
+    fn peek_own(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        buffer: &mut [u8],
+        at_once: bool,
+    ) -> io::Result<usize> {
+        self.receive(connection, at_once, &mut |state| {
+            if buffer.is_empty() {
+                return Ok(0);
+            }
+            let mut rest = &mut *buffer;
+            let mut copied = 0;
+            for piece in state.connection.received() {
+                let length = piece.len().min(rest.len());
+                let (place, after) = rest.split_at_mut(length);
+                place.copy_from_slice(piece.get(..length).unwrap_or_default());
+                copied += length;
+                rest = after;
+            }
+            if copied > 0 {
+                return Ok(copied);
+            }
+            // The end, an error or nothing: there is no data that this takes.
+            state.connection.read(&mut [0])
+        })
     }
 
     /// Receives by giving `each` what is there, in up to two pieces, without
@@ -277,7 +287,7 @@ impl TcpStream {
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
+            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
                 let pieces = state.connection.received();
                 let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
                 if length == 0 {
@@ -290,25 +300,31 @@ impl TcpStream {
         }
     }
 
+    /// `at_once`: does not wait, whatever the stream is set to.
     fn receive(
         &self,
         connection: &Arc<ConnectionInner>,
+        at_once: bool,
         take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
     ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let timeout = duration(&self.read_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
             let mut after = After::default();
             let result = {
                 let mut state = connection.lock();
-                if connection.take_frames(core, &mut state, &mut after) > 0 {
+                let came = connection.take_frames(core, &mut state, &mut after) > 0;
+                if came {
                     connection.settle(core, &mut state, &mut after);
                 }
                 let result = take(&mut state);
+                if came {
+                    connection.announce_read(&mut state);
+                }
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
@@ -340,7 +356,7 @@ impl TcpStream {
             polled = false;
             let waiting = Waiting {
                 connection,
-                want: Readiness::READABLE,
+                want: Events::IN,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -350,13 +366,19 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    /// `at_once`: does not wait, whatever the stream is set to.
+    fn send(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        pieces: &[IoSlice<'_>],
+        at_once: bool,
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = duration(&self.write_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
         let mut polled = false;
         loop {
@@ -365,7 +387,7 @@ impl TcpStream {
             {
                 let mut state = connection.lock();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
-                    connection.announce(&state);
+                    connection.announce(&mut state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
@@ -382,10 +404,14 @@ impl TcpStream {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {
+                                state.note_no_space();
                                 break;
                             }
                         }
                         Err(errno) => {
+                            if errno == tcp::Errno::AGAIN {
+                                state.note_no_space();
+                            }
                             failed = Some(errno);
                             break;
                         }
@@ -413,7 +439,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => {}
@@ -427,10 +453,7 @@ impl TcpStream {
     /// Sends what was written, unless the selector's next turn will.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
-        let later = connection
-            .watch
-            .get()
-            .is_some_and(|registration| !registration.selector.is_inside());
+        let later = connection.watch.is_turned_later();
         if !later || core.tcp.dirty() >= super::MANY_DIRTY {
             core.tcp_flush(false);
         } else {
@@ -498,7 +521,11 @@ impl TcpStream {
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
-                    connection.announce(&state);
+                    if result.is_ok() {
+                        connection.announce_state(&mut state);
+                    } else {
+                        connection.announce(&mut state);
+                    }
                     result
                 };
                 core.tcp_after(after);
@@ -546,7 +573,7 @@ impl TcpStream {
             let waiting = Waiting {
                 connection,
                 // What is acknowledged makes it neither; its end does.
-                want: Readiness::NONE,
+                want: Events::NONE,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => connection.process(core),
@@ -560,10 +587,10 @@ impl Drop for TcpStream {
     fn drop(&mut self) {
         match &self.inner {
             Inner::Own { connection, .. } => {
-                retire(&connection.watch);
+                connection.watch.retire();
                 self.finish(connection);
             }
-            Inner::Kernel(kernel) => retire(&kernel.watch),
+            Inner::Kernel(kernel) => kernel.watch.retire(),
         }
     }
 }
