@@ -5,7 +5,7 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most events taken at once: few, as a blast waits meanwhile.
+/// Most events taken at once where nothing else is asked for.
 const EVENTS: usize = 16;
 
 /// Begins to connect to `destination`, from `source` if one is given. The
@@ -164,6 +164,8 @@ pub(crate) struct Event {
     pub(crate) readable: bool,
     /// It is connected, has room again, or failed.
     pub(crate) writable: bool,
+    /// It failed; [`TcpStream::take_error`] tells how.
+    pub(crate) failed: bool,
 }
 
 /// Readiness of many sockets, told once for each change (edge-triggered).
@@ -174,7 +176,13 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
+    /// Taking few events at once, as a blast waits meanwhile.
     pub(crate) fn new() -> io::Result<Self> {
+        Epoll::taking(EVENTS)
+    }
+
+    /// Taking up to so many events at once.
+    pub(crate) fn taking(events: usize) -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -183,7 +191,7 @@ impl Epoll {
         Ok(Epoll {
             // SAFETY: a descriptor that the kernel just returned to us.
             fd: unsafe { OwnedFd::from_raw_fd(fd) },
-            events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS],
+            events: vec![libc::epoll_event { events: 0, u64: 0 }; events.max(1)],
         })
     }
 
@@ -214,7 +222,7 @@ impl Epoll {
             libc::epoll_wait(
                 self.fd.as_raw_fd(),
                 self.events.as_mut_ptr(),
-                EVENTS as i32,
+                i32::try_from(self.events.len()).unwrap_or(i32::MAX),
                 milliseconds,
             )
         };
@@ -232,6 +240,7 @@ impl Epoll {
                 token,
                 readable: flags & (libc::EPOLLIN as u32 | ends) != 0,
                 writable: flags & (libc::EPOLLOUT as u32 | ends) != 0,
+                failed: flags & libc::EPOLLERR as u32 != 0,
             }
         }));
         Ok(())

@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{SenderKind, seconds};
 
+mod s_client;
+mod times;
+
+pub use s_client::{SClientCounts, SClientReport};
+pub use times::{Distribution, Percentile, Times};
+
 /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlastCounts {
@@ -229,6 +235,10 @@ pub struct HttpReport {
     pub latency: Option<Latency>,
     /// From the beginning of a connection until it stood.
     pub connect: Option<Latency>,
+    /// The same response times, corrected for coordinated omission and as
+    /// measured, with their percentiles.
+    #[serde(default)]
+    pub response: Times,
 }
 
 /// The outcome of a prober.
@@ -285,6 +295,9 @@ pub struct LoadReport {
     /// Of the HTTP client, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpReport>,
+    /// Of the S-clients, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s_clients: Option<SClientReport>,
     /// Of the prober, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeReport>,
@@ -326,7 +339,10 @@ pub struct Progress {
     /// Of the HTTP client.
     #[serde(default)]
     pub http: Option<HttpCounts>,
+    /// Of the S-clients.
+    #[serde(default)]
+    pub s_clients: Option<SClientCounts>,
     /// Round trips of the ping; response times of the HTTP client where there
-    /// is no ping.
+    /// is no ping, and those of S-clients, corrected, where there is neither.
     pub latency: Option<Latency>,
 }

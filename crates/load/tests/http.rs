@@ -101,6 +101,10 @@ fn connections_are_kept_or_made_anew() {
         let (counts, latency) = (http.measured, http.latency.unwrap());
         assert!(counts.responses > 100, "{http:?}");
         assert_eq!(latency.samples, counts.responses);
+        let times = http.response.clone();
+        let (raw, corrected) = (times.raw.unwrap(), times.corrected.unwrap());
+        assert_eq!(raw.summary, latency);
+        assert!(corrected.summary.samples >= latency.samples);
         assert_eq!((counts.connects, counts.connected), (4, 4), "{http:?}");
         assert_eq!(
             (counts.failed, counts.timeouts, counts.other_status),

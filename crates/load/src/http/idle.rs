@@ -41,7 +41,7 @@ impl Idle {
         let wanted = spec.connections as usize;
         let mut opener = Opener {
             spec,
-            request: request(spec.destination, &spec.path, Reuse::KeepAlive),
+            request: request(spec.destination, None, false, &spec.path, Reuse::KeepAlive),
             epoll: Epoll::new()?,
             openings: Vec::new(),
             streams: Vec::with_capacity(wanted),

@@ -22,7 +22,10 @@ const REQUESTS_MAX: u64 = 10_000_000;
 pub(crate) const PER_SOURCE: u32 = 25_000;
 
 /// Most source addresses.
-const SOURCES_MAX: usize = 64;
+const SOURCES_MAX: usize = 256;
+
+/// Longest value of a `Host` field, bytes.
+const HOST_MAX: usize = 255;
 
 /// Longest path of a document, bytes.
 const PATH_MAX: usize = 1024;
@@ -51,6 +54,14 @@ pub struct HttpSpec {
     /// Path of the document, beginning with a slash; at most 1,024 visible
     /// ASCII characters.
     pub path: String,
+    /// Value of the `Host` field; at most 255 visible ASCII characters, no
+    /// slash. `None`: the destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
+    /// RFC 9112 §3.2.2).
+    #[serde(default)]
+    pub proxy: bool,
     /// Connections held at once, 1…[`HTTP_CONNECTIONS_MAX`].
     pub connections: u32,
     /// What becomes of a connection after a response.
@@ -59,7 +70,7 @@ pub struct HttpSpec {
     /// Requests/s, 1…10,000,000. `None`: a closed loop.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Addresses to connect from, in turn, at most 64. None: the kernel's
+    /// Addresses to connect from, in turn, at most 256. None: the kernel's
     /// choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
@@ -79,6 +90,8 @@ impl HttpSpec {
         HttpSpec {
             destination,
             path: path.to_owned(),
+            host: None,
+            proxy: false,
             connections: 32,
             reuse: Reuse::KeepAlive,
             rate: None,
@@ -94,6 +107,7 @@ impl HttpSpec {
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
         check_ends(self.destination, &self.path, &self.sources)?;
+        check_host(self.host.as_deref())?;
         if !(1..=HTTP_CONNECTIONS_MAX).contains(&self.connections) {
             return Err(invalid(format!(
                 "the number of connections must be 1 to {HTTP_CONNECTIONS_MAX}"
@@ -167,7 +181,7 @@ pub struct IdleSpec {
     pub path: String,
     /// How many, 1…[`IDLE_CONNECTIONS_MAX`]; a descriptor each.
     pub connections: u32,
-    /// Addresses to connect from, in turn, at most 64. One carries 25,000
+    /// Addresses to connect from, in turn, at most 256. One carries 25,000
     /// connections, and so does the kernel's choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
@@ -269,7 +283,11 @@ impl StreamSpec {
     }
 }
 
-fn check_ends(destination: SocketAddr, path: &str, sources: &[IpAddr]) -> io::Result<()> {
+pub(super) fn check_ends(
+    destination: SocketAddr,
+    path: &str,
+    sources: &[IpAddr],
+) -> io::Result<()> {
     if destination.port() == 0 {
         return Err(invalid("the destination port must not be 0"));
     }
@@ -295,7 +313,24 @@ fn check_ends(destination: SocketAddr, path: &str, sources: &[IpAddr]) -> io::Re
     Ok(())
 }
 
-fn check_timeout(timeout: Duration) -> io::Result<()> {
+/// The value of a `Host` field: what a URI may name as its authority, loosely
+/// (RFC 3986 §3.2).
+pub(super) fn check_host(host: Option<&str>) -> io::Result<()> {
+    let good = host.is_none_or(|host| {
+        (1..=HOST_MAX).contains(&host.len())
+            && host
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic() && !b"/?#@\\".contains(&byte))
+    });
+    match good {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "the host must be 1 to {HOST_MAX} visible ASCII characters, none of them / ? # @ \\"
+        ))),
+    }
+}
+
+pub(super) fn check_timeout(timeout: Duration) -> io::Result<()> {
     if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&timeout) {
         Ok(())
     } else {
@@ -336,7 +371,7 @@ mod tests {
             |s| s.timeout = Duration::ZERO,
             |s| s.timeout = Duration::from_secs(61),
             |s| s.sources = vec!["::1".parse().unwrap()],
-            |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 65],
+            |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 257],
         ];
         for (number, change) in bad.iter().enumerate() {
             let mut spec = HttpSpec::new(server(), "/");
