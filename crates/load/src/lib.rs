@@ -23,6 +23,7 @@
 
 mod exchange;
 mod http;
+mod idle;
 pub mod neighbour;
 mod netlink;
 pub mod pacer;
@@ -48,13 +49,13 @@ pub use prefix::{InvalidPrefix, Prefix};
 pub use raw_socket::wait_readable;
 pub use raw_tcp::raise_descriptors;
 pub use report::{
-    BlastCounts, BlastReport, Distribution, HttpCounts, HttpReport, IdleReport, InterfaceCounters,
-    Latency, LoadReport, Percentile, Phase, PingCounts, PingReport, ProbeReport, Progress,
-    SClientCounts, SClientReport, StreamReport, Times,
+    BlastCounts, BlastReport, Distribution, HttpCounts, HttpReport, IdleCounts, IdleReport,
+    InterfaceCounters, Latency, LoadReport, Percentile, Phase, PingCounts, PingReport, ProbeReport,
+    Progress, SClientCounts, SClientReport, StreamReport, Times,
 };
 pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
+    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, Habit, HttpSpec, IDLE_CONNECTIONS_MAX,
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
     Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX, SenderKind, SourceOrder,
     StreamKind, StreamSpec, Wait,

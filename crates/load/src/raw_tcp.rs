@@ -12,6 +12,16 @@ const EVENTS: usize = 16;
 /// socket does not block; it is writable once it is connected, and
 /// [`TcpStream::take_error`] tells when that failed.
 pub(crate) fn connect(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
+    connect_with(destination, source, None)
+}
+
+/// As [`connect`], with a receive buffer of so many bytes, of which the kernel
+/// doubles and bounds the number: the peer is told of no larger window.
+pub(crate) fn connect_with(
+    destination: SocketAddr,
+    source: Option<IpAddr>,
+    buffer: Option<u32>,
+) -> io::Result<TcpStream> {
     let family = match destination {
         SocketAddr::V4(_) => libc::AF_INET,
         SocketAddr::V6(_) => libc::AF_INET6,
@@ -29,6 +39,10 @@ pub(crate) fn connect(destination: SocketAddr, source: Option<IpAddr>) -> io::Re
     }
     // SAFETY: a descriptor that the kernel just returned to us.
     let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    if let Some(bytes) = buffer {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        set(stream.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    }
     if let Some(source) = source {
         // The port is then chosen by the whole connection, not by the address:
         // it need not be free for all destinations.
@@ -166,6 +180,8 @@ pub(crate) struct Event {
     pub(crate) writable: bool,
     /// It failed; [`TcpStream::take_error`] tells how.
     pub(crate) failed: bool,
+    /// The peer ended it, or it failed.
+    pub(crate) ended: bool,
 }
 
 /// Readiness of many sockets, told once for each change (edge-triggered).
@@ -241,6 +257,7 @@ impl Epoll {
                 readable: flags & (libc::EPOLLIN as u32 | ends) != 0,
                 writable: flags & (libc::EPOLLOUT as u32 | ends) != 0,
                 failed: flags & libc::EPOLLERR as u32 != 0,
+                ended: flags & ends != 0,
             }
         }));
         Ok(())

@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{SenderKind, seconds};
 
+mod idle;
 mod s_client;
 mod times;
 
+pub use idle::{IdleCounts, IdleReport};
 pub use s_client::{SClientCounts, SClientReport};
 pub use times::{Distribution, Percentile, Times};
 
@@ -93,6 +95,9 @@ pub struct PingCounts {
     /// Errors that the socket reported and the client lived with:
     /// ECONNREFUSED and other consequences of ICMP, full buffers.
     pub errors: u64,
+    /// Requests of an open loop given up unsent: more than a second behind.
+    #[serde(default)]
+    pub skipped: u64,
 }
 
 impl Sub for PingCounts {
@@ -105,6 +110,7 @@ impl Sub for PingCounts {
             lost: self.lost.saturating_sub(earlier.lost),
             unexpected: self.unexpected.saturating_sub(earlier.unexpected),
             errors: self.errors.saturating_sub(earlier.errors),
+            skipped: self.skipped.saturating_sub(earlier.skipped),
         }
     }
 }
@@ -165,6 +171,10 @@ pub struct PingReport {
     /// wait for one burst to be sent before it is looked at. `None` when
     /// nothing was echoed.
     pub latency: Option<Latency>,
+    /// The same, corrected for coordinated omission and as measured, with their
+    /// percentiles.
+    #[serde(default)]
+    pub response: Times,
 }
 
 /// Requests and connections of an HTTP client.
@@ -256,17 +266,6 @@ pub struct ProbeReport {
     pub connect: Option<Latency>,
 }
 
-/// What became of idle connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdleReport {
-    /// Open, and answered if asked for, when the run began.
-    pub opened: u32,
-    /// Still open at its end.
-    pub kept: u32,
-    /// Time that opening took, ms.
-    pub opening_ms: u64,
-}
-
 /// The outcome of a byte stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamReport {
@@ -315,6 +314,9 @@ pub struct LoadReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
+    /// Before the run begins: idle connections are being opened. Times count
+    /// from the beginning of that.
+    Opening,
     /// Before measuring.
     WarmUp,
     /// While measuring.
@@ -342,7 +344,27 @@ pub struct Progress {
     /// Of the S-clients.
     #[serde(default)]
     pub s_clients: Option<SClientCounts>,
+    /// Of the idle connections.
+    #[serde(default)]
+    pub idle: Option<IdleCounts>,
     /// Round trips of the ping; response times of the HTTP client where there
     /// is no ping, and those of S-clients, corrected, where there is neither.
     pub latency: Option<Latency>,
+}
+
+impl Progress {
+    /// Nothing has happened.
+    pub(crate) fn nothing(phase: Phase) -> Self {
+        Progress {
+            elapsed: Duration::ZERO,
+            interval: Duration::ZERO,
+            phase,
+            blast: None,
+            ping: None,
+            http: None,
+            s_clients: None,
+            idle: None,
+            latency: None,
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 mod packets;
 mod requests;
+mod rpc;
+mod slow;
 mod target;
 mod text;
 
@@ -30,6 +32,8 @@ use crate::units;
     tidewall load s-clients --rate 5k http://10.77.0.2/doc       5,000 connections/s, whatever comes back\n  \
     tidewall load http -c 64 -d 30s http://10.77.0.2/doc          as wrk: 64 connections in a closed loop\n  \
     tidewall load http -c 64 -R 20k http://10.77.0.2/doc          as wrk2: 20,000 requests/s\n  \
+    tidewall load slow -c 20k http://10.77.0.2/                    20,000 connections that do nothing\n  \
+    tidewall load rpc --to 10.77.0.2:7 --to 10.77.0.2:8 -n 64     two UDP services always busy\n  \
     tidewall load udp --interface tw-a --to 10.77.0.2:9 --rate 300k\n  \
     tidewall load syn-flood --interface tw-a --to 10.77.0.2:81 --rate 100k --spoof 10.78.0.0/16\n\n\
     `tidewall load KIND --help` has the rest. --json FILE writes what was asked for, what came of it and \
@@ -45,6 +49,8 @@ pub struct Arguments {
 enum Kind {
     SClients(requests::SClients),
     Http(requests::Http),
+    Slow(slow::Slow),
+    Rpc(rpc::Rpc),
     Udp(packets::Udp),
     SynFlood(packets::SynFlood),
     /// The same as `tidewall blast`: both kinds of packets, with pings beside them
@@ -106,6 +112,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     match &arguments.kind {
         Kind::SClients(load) => put(load),
         Kind::Http(load) => put(load),
+        Kind::Slow(load) => put(load),
+        Kind::Rpc(load) => put(load),
         Kind::Udp(load) => put(load),
         Kind::SynFlood(load) => put(load),
         Kind::Blast(arguments) => blast::run(arguments),
@@ -163,12 +171,14 @@ fn put(load: &impl Load) -> Outcome {
     let stop = stop_flag()?;
     let terminal = io::stderr().is_terminal();
     let mut intervals = Vec::new();
+    let mut open = 0;
     let report = run_with_interval(&spec, &stop, options.interval, |progress| {
+        let line = text::line(&progress, &mut open);
         if terminal {
-            eprint!("\r\x1b[K{}", text::line(&progress));
+            eprint!("\r\x1b[K{line}");
             let _ = io::stderr().flush();
         } else if options.progress {
-            eprintln!("{}", text::line(&progress));
+            eprintln!("{line}");
         }
         intervals.push(progress);
     });

@@ -534,8 +534,9 @@ impl Client {
         let mut busy = false;
         // Each slot once: one whose connection fails at once comes back later.
         for _ in 0..self.free.len() {
+            let time = now();
             let due = match self.plan.rate {
-                None => Some(now()),
+                None => Some(time),
                 Some(_) => self.waiting.pop_front(),
             };
             let Some(due) = due else { break };
@@ -543,7 +544,6 @@ impl Client {
                 break;
             };
             busy = true;
-            let time = now();
             if let Some(slot) = self.slots.get_mut(index) {
                 (slot.due, slot.begun) = (due, time);
             }

@@ -3,11 +3,9 @@
 //! read where it comes in one piece.
 
 mod client;
-mod idle;
 mod response;
 
 pub(crate) use client::{Client, Plan};
-pub(crate) use idle::Idle;
 pub(crate) use response::{Outcome, Response};
 
 use std::net::SocketAddr;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use blast::Blast;
 use ping::Ping;
 
-use crate::http::{Client, Idle, Plan};
+use crate::http::{Client, Plan};
+use crate::idle::Idle;
 use crate::pacer::Step;
 use crate::raw_socket::wait_readable;
 use crate::raw_thread::ThreadSettings;
@@ -77,7 +78,7 @@ pub fn run_with_interval(
     let interval = nanoseconds(interval.max(Duration::from_millis(1)));
     let measure_at = nanoseconds(spec.warm_up);
     let end = measure_at.saturating_add(nanoseconds(spec.duration));
-    let mut parts = Parts::open(spec, measure_at, end)?;
+    let mut parts = Parts::open(spec, stop, &mut progress, interval, (measure_at, end))?;
     // After all the opening, whose threads and programs need not be bound.
     let _settings = ThreadSettings::apply(spec.cpu)?;
 
@@ -176,9 +177,31 @@ struct Parts {
 }
 
 impl Parts {
-    fn open(spec: &LoadSpec, measure_at: u64, end: u64) -> io::Result<Self> {
+    fn open(
+        spec: &LoadSpec,
+        stop: &AtomicBool,
+        progress: &mut impl FnMut(Progress),
+        interval: u64,
+        (measure_at, end): (u64, u64),
+    ) -> io::Result<Self> {
         // What connects comes before what is in its way.
-        let idle = spec.idle.as_ref().map(Idle::open).transpose()?;
+        let opening = |elapsed, interval, counts| {
+            progress(Progress {
+                elapsed,
+                interval,
+                idle: Some(counts),
+                ..Progress::nothing(Phase::Opening)
+            });
+        };
+        let idle = match &spec.idle {
+            Some(idle) => Some(Idle::open(
+                idle,
+                stop,
+                Duration::from_nanos(interval),
+                opening,
+            )?),
+            None => None,
+        };
         let http = spec.http.as_ref().map(|http| Client::open(Plan::of(http)));
         let probe = spec
             .probe
@@ -224,6 +247,7 @@ impl Parts {
         for ping in &mut self.pings {
             ping.mark = ping.exchange.counts();
             ping.latency.reset();
+            ping.corrected.reset();
         }
         if let Some(http) = &mut self.http {
             http.begin_measuring();
@@ -247,6 +271,9 @@ impl Parts {
         if let Some(s_clients) = &mut self.s_clients {
             busy |= s_clients.poll(now)?;
         }
+        if let Some(idle) = &mut self.idle {
+            busy |= idle.poll(now())?;
+        }
         if let Some(stream) = &mut self.stream {
             stream.poll(now)?;
             busy = true;
@@ -261,6 +288,7 @@ impl Parts {
         pings
             .chain(clients.map(Client::deadline))
             .chain(self.s_clients.as_ref().map(SClients::deadline))
+            .chain(self.idle.as_ref().map(Idle::deadline))
             .min()
             .unwrap_or(u64::MAX)
     }
@@ -287,14 +315,13 @@ impl Parts {
             .or(s_clients.map(|(_, latency)| latency))
             .flatten();
         Progress {
-            elapsed: Duration::ZERO,
-            interval: Duration::ZERO,
-            phase,
             blast: self.blast.as_mut().map(Blast::since_progress),
             ping: ping.map(|(counts, _)| counts),
             http: http.map(|(counts, _)| counts),
             s_clients: s_clients.map(|(counts, _)| counts),
+            idle: self.idle.as_mut().map(Idle::since_progress),
             latency,
+            ..Progress::nothing(phase)
         }
     }
 

@@ -11,11 +11,8 @@ use super::{Wait, invalid, seconds};
 /// Most connections of an [`HttpSpec`].
 pub const HTTP_CONNECTIONS_MAX: u32 = 4096;
 
-/// Most connections of an [`IdleSpec`].
-pub const IDLE_CONNECTIONS_MAX: u32 = 200_000;
-
 /// Most requests/s or probes/s that can be asked for.
-const REQUESTS_MAX: u64 = 10_000_000;
+pub(super) const REQUESTS_MAX: u64 = 10_000_000;
 
 /// Connections that one source address is asked to carry: below the 28,232
 /// ports that Linux gives out by itself (`ip_local_port_range`).
@@ -170,67 +167,6 @@ impl ProbeSpec {
     }
 }
 
-/// Keep-alive connections that have had one response each and then nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdleSpec {
-    /// The server.
-    pub destination: SocketAddr,
-    /// Path of the document that each asks for, as in [`HttpSpec::path`];
-    /// empty: none, they only connect.
-    #[serde(default)]
-    pub path: String,
-    /// How many, 1…[`IDLE_CONNECTIONS_MAX`]; a descriptor each.
-    pub connections: u32,
-    /// Addresses to connect from, in turn, at most 256. One carries 25,000
-    /// connections, and so does the kernel's choice.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sources: Vec<IpAddr>,
-    /// All must be open within this time; 1 ms to 60 s.
-    #[serde(with = "seconds")]
-    pub patience: Duration,
-}
-
-impl IdleSpec {
-    /// `connections` that ask for nothing, open within 30 s.
-    pub fn new(destination: SocketAddr, connections: u32) -> Self {
-        IdleSpec {
-            destination,
-            path: String::new(),
-            connections,
-            sources: Vec::new(),
-            patience: Duration::from_secs(30),
-        }
-    }
-
-    /// Checks every range that this type documents.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the field and its range.
-    pub fn check(&self) -> io::Result<()> {
-        let path = if self.path.is_empty() {
-            "/"
-        } else {
-            &self.path
-        };
-        check_ends(self.destination, path, &self.sources)?;
-        if !(1..=IDLE_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(invalid(format!(
-                "the number of idle connections must be 1 to {IDLE_CONNECTIONS_MAX}"
-            )));
-        }
-        // At most SOURCES_MAX, checked above.
-        let sources = self.sources.len().max(1) as u32;
-        if self.connections > sources * PER_SOURCE {
-            return Err(invalid(format!(
-                "{} connections need {} source addresses: ports of one address carry {PER_SOURCE}",
-                self.connections,
-                self.connections.div_ceil(PER_SOURCE)
-            )));
-        }
-        check_timeout(self.patience)
-    }
-}
-
 /// What a byte stream is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -350,7 +286,6 @@ mod tests {
     fn what_is_new_is_valid() {
         HttpSpec::new(server(), "/x").check().unwrap();
         ProbeSpec::new(server(), "/x").check().unwrap();
-        IdleSpec::new(server(), 25_000).check().unwrap();
         StreamSpec::new(server(), StreamKind::Bulk, 32_768)
             .check()
             .unwrap();
@@ -378,19 +313,6 @@ mod tests {
             change(&mut spec);
             let error = spec.check().expect_err(&format!("case {number}"));
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        }
-    }
-
-    #[test]
-    fn idle_connections_need_ports() {
-        let mut spec = IdleSpec::new(server(), 100_000);
-        let error = spec.check().unwrap_err().to_string();
-        assert!(error.contains("need 4 source addresses"), "{error}");
-        spec.sources = (1..=4).map(|host| IpAddr::from([10, 0, 1, host])).collect();
-        spec.check().unwrap();
-        for connections in [0, 200_001] {
-            spec.connections = connections;
-            assert!(spec.check().is_err());
         }
     }
 

@@ -12,14 +12,13 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::prefix::Prefix;
 
 mod http;
+mod idle;
 mod load;
 mod ping;
 mod s_client;
 
-pub use http::{
-    HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX, IdleSpec, ProbeSpec, Reuse, StreamKind,
-    StreamSpec,
-};
+pub use http::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, StreamKind, StreamSpec};
+pub use idle::{Habit, IDLE_CONNECTIONS_MAX, IdleSpec};
 pub use load::LoadSpec;
 pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};
 pub use s_client::{S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec};

@@ -19,6 +19,8 @@ fn spec(words: &str) -> LoadSpec {
     match &kind {
         Kind::SClients(load) => of(load),
         Kind::Http(load) => of(load),
+        Kind::Slow(load) => of(load),
+        Kind::Rpc(load) => of(load),
         Kind::Udp(load) => of(load),
         Kind::SynFlood(load) => of(load),
         Kind::Blast(_) => panic!("a blast makes its own"),
@@ -91,6 +93,44 @@ fn http_is_closed_unless_it_has_a_rate() {
         .unwrap();
     assert_eq!((http.rate, http.connections), (Some(2_000), 7));
     assert_eq!((http.reuse, http.wait), (Reuse::OneRequest, Wait::Spin));
+}
+
+#[test]
+fn slow_connections_are_silent_unless_asked_to_be_otherwise() {
+    use tidewall_load::Habit;
+    let idle = spec("slow -c 100k -r 5k --sources 10.0.1.0/28 http://10.0.0.2/doc");
+    idle.check().unwrap();
+    let idle = idle.idle.unwrap();
+    assert_eq!((idle.connections, idle.pace), (100_000, Some(5_000)));
+    assert_eq!((idle.habit, idle.path.as_str()), (Habit::Silent, ""));
+    for (mode, habit, seconds) in [("trickle", Habit::Trickle, 60), ("sip", Habit::Sip, 1)] {
+        let words = format!("slow -c 7 --mode {mode} http://10.0.0.2/doc");
+        let idle = spec(&words).idle.unwrap();
+        assert_eq!((idle.habit, idle.path.as_str()), (habit, "/doc"));
+        assert_eq!(idle.every, Duration::from_secs(seconds));
+    }
+    let idle = spec("slow -c 7 --mode keep --every 2s http://10.0.0.2/")
+        .idle
+        .unwrap();
+    assert_eq!((idle.habit, idle.path.as_str()), (Habit::Silent, "/"));
+    assert!(parse("slow -c 1000001 http://10.0.0.2/").is_err());
+    assert!(parse("slow http://10.0.0.2/").is_err());
+}
+
+#[test]
+fn calls_have_rates_of_their_own() {
+    let mix = spec("rpc --to 10.0.0.2:7@20k --to 10.0.0.2:8 -n 64 -s 100");
+    mix.check().unwrap();
+    let first = mix.ping.unwrap();
+    assert_eq!(
+        (first.rate, first.outstanding, first.payload),
+        (Some(20_000), 64, 100)
+    );
+    assert_eq!((mix.beside.len(), mix.beside[0].rate), (1, None));
+    assert!(parse("rpc").is_err());
+    for to in ["10.0.0.2", "10.0.0.2:7@", "10.0.0.2:7@max", "x:7"] {
+        assert!(parse(&format!("rpc --to {to}")).is_err(), "{to}");
+    }
 }
 
 #[test]

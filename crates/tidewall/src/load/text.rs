@@ -1,16 +1,17 @@
 //! What a load did, for people.
 
 use tidewall_load::{
-    Distribution, HttpReport, Latency, LoadReport, LoadSpec, Progress, SClientReport, SClientSpec,
-    Times,
+    Distribution, HttpReport, IdleReport, IdleSpec, Latency, LoadReport, LoadSpec, PingReport,
+    PingSpec, Progress, SClientReport, SClientSpec, Times,
 };
 
 use crate::blast;
 use crate::table::{Align, Table};
 use crate::units::{count, nanoseconds, per_second, trimmed};
 
-/// One line of progress.
-pub fn line(progress: &Progress) -> String {
+/// One line of progress; `open` is how many idle connections there were at the
+/// last one, and is brought up to date.
+pub fn line(progress: &Progress, open: &mut u64) -> String {
     let mut line = blast::line(progress);
     let seconds = progress.interval.as_secs_f64();
     let rate = |number: u64| per_second(number as f64 / seconds);
@@ -43,6 +44,17 @@ pub fn line(progress: &Progress) -> String {
             ),
         ));
     }
+    if let Some(counts) = &progress.idle {
+        let ended = counts.closed + counts.reset;
+        *open = (*open + counts.opened).saturating_sub(ended);
+        add(format!(
+            "{} open, opened {}/s, ended by the server {}/s, failed {}/s",
+            count(*open),
+            rate(counts.opened),
+            rate(ended),
+            rate(counts.failed + counts.timed_out),
+        ));
+    }
     if progress.ping.is_none()
         && let Some(latency) = &progress.latency
     {
@@ -57,7 +69,10 @@ pub fn line(progress: &Progress) -> String {
 
 /// The report as tables.
 pub fn report(spec: &LoadSpec, report: &LoadReport) -> String {
-    let mut text = blast::text(report);
+    let mut text = match spec.blast {
+        Some(_) => blast::text(report),
+        None => String::new(),
+    };
     let early = if report.stopped {
         ", stopped early"
     } else {
@@ -68,6 +83,16 @@ pub fn report(spec: &LoadSpec, report: &LoadReport) -> String {
     }
     if let Some(http) = &report.http {
         text.push_str(&self::http(http, early));
+    }
+    if let (Some(spec), Some(report)) = (&spec.idle, &report.idle) {
+        text.push_str(&idle(spec, report, early));
+    }
+    if spec.blast.is_none() {
+        let pings = spec.ping.iter().chain(&spec.beside);
+        let reports = report.ping.iter().chain(&report.beside);
+        for (spec, report) in pings.zip(reports) {
+            text.push_str(&rpc(spec, report, early));
+        }
     }
     text
 }
@@ -86,6 +111,15 @@ pub fn unanswered(report: &LoadReport) -> Option<String> {
                 None => "nothing was answered".to_owned(),
             });
         }
+    }
+    if let Some(idle) = &report.idle
+        && idle.counts.opened == 0
+    {
+        return Some("no connection could be opened".to_owned());
+    }
+    let mut pings = report.ping.iter().chain(&report.beside).peekable();
+    if pings.peek().is_some() && pings.all(|ping| ping.whole.echoed == 0) {
+        return Some("no call was answered".to_owned());
     }
     if let Some(http) = &report.http
         && http.whole.responses + http.whole.other_status == 0
@@ -232,6 +266,77 @@ fn http(report: &HttpReport, early: &str) -> String {
         report.connect.as_ref(),
         "what users see",
         "as measured",
+    ));
+    text
+}
+
+fn idle(spec: &IdleSpec, report: &IdleReport, early: &str) -> String {
+    let counted = &report.counts;
+    let seconds = 0.0;
+    let mut text = format!(
+        "{} of {} connections open after {:.2} s, {} at the end{early}\n",
+        count(report.opened.into()),
+        count(spec.connections.into()),
+        report.opening_ms as f64 / 1e3,
+        count(report.kept.into()),
+    );
+    text.push_str(&counts(
+        seconds,
+        2,
+        &[
+            ("begun", counted.begun, "connections"),
+            ("opened", counted.opened, ""),
+            (
+                "failed",
+                counted.failed,
+                "refused, closed or answered wrongly before they were open",
+            ),
+            ("timed out", counted.timed_out, "not open in time"),
+            ("closed", counted.closed, "by the server, once open"),
+            ("reset", counted.reset, "by the server, once open"),
+            ("bytes sent", counted.bytes_sent, "one at a time"),
+            ("bytes read", counted.bytes_read, "one at a time"),
+        ],
+    ));
+    text
+}
+
+fn rpc(spec: &PingSpec, report: &PingReport, early: &str) -> String {
+    let seconds = report.duration.as_secs_f64();
+    let counted = &report.measured;
+    let kind = match spec.rate {
+        Some(rate) => format!("{}/s", count(rate)),
+        None => "a closed loop".to_owned(),
+    };
+    let mut text = format!(
+        "calls to {}: {kind}, at most {} in flight, {seconds:.2} s measured{early}\n",
+        spec.destination, spec.outstanding
+    );
+    text.push_str(&counts(
+        seconds,
+        2,
+        &[
+            ("calls", counted.sent, "sent"),
+            ("replies", counted.echoed, "in time"),
+            ("lost", counted.lost, "not answered in time"),
+            ("unexpected", counted.unexpected, "late or repeated replies"),
+            (
+                "errors",
+                counted.errors,
+                "of the socket: refused, no way there",
+            ),
+            (
+                "skipped",
+                counted.skipped,
+                "never sent: a second behind the rate",
+            ),
+        ],
+    ));
+    text.push_str(&times(
+        &report.response,
+        None,
+        "from when due",
+        "from when sent",
     ));
     text
 }
