@@ -23,6 +23,7 @@
 
 mod exchange;
 mod http;
+mod idle;
 pub mod neighbour;
 mod netlink;
 pub mod pacer;
@@ -37,6 +38,7 @@ mod raw_tcp;
 mod raw_thread;
 mod report;
 mod run;
+mod s_clients;
 mod sender;
 mod spec;
 mod stream;
@@ -47,13 +49,15 @@ pub use prefix::{InvalidPrefix, Prefix};
 pub use raw_socket::wait_readable;
 pub use raw_tcp::raise_descriptors;
 pub use report::{
-    BlastCounts, BlastReport, HttpCounts, HttpReport, IdleReport, InterfaceCounters, Latency,
-    LoadReport, Phase, PingCounts, PingReport, ProbeReport, Progress, StreamReport,
+    BlastCounts, BlastReport, Distribution, HttpCounts, HttpReport, IdleCounts, IdleReport,
+    InterfaceCounters, Latency, LoadReport, Percentile, Phase, PingCounts, PingReport, ProbeReport,
+    Progress, SClientCounts, SClientReport, StreamReport, Times,
 };
 pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
+    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, Habit, HttpSpec, IDLE_CONNECTIONS_MAX,
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
-    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
+    Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX, SenderKind, SourceOrder,
+    StreamKind, StreamSpec, Wait,
 };
 pub use swallow::Swallow;
