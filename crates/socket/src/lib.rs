@@ -24,6 +24,7 @@ mod kernel;
 mod owner;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
+pub mod readiness;
 mod routes;
 pub mod snapshot;
 mod stack;

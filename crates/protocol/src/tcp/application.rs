@@ -37,6 +37,14 @@ impl Connection {
         self.receive.assembler.unread_slices()
     }
 
+    /// Sequence number after what has come in order, the peer's FIN included: it
+    /// moves when there is something new to read.
+    #[inline]
+    #[must_use]
+    pub fn received_to(&self) -> u32 {
+        self.next_expected()
+    }
+
     /// Forgets up to `bytes` of [`Connection::received`]: they were read.
     pub fn consume(&mut self, bytes: usize) {
         let bytes = self.receive.assembler.consume(bytes);

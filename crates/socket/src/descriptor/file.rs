@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::raw::descriptor::{self, End};
 use crate::raw::options;
+use crate::readiness::{EpollSet, KernelFile};
 use crate::{TcpListener, TcpStream, UdpSocket};
 
 /// Does not wait, whatever the open file is set to.
@@ -39,7 +40,9 @@ pub enum OpenFile {
     /// A UDP socket.
     Datagram(UdpSocket),
     /// A descriptor of the kernel's, of any kind.
-    Kernel(OwnedFd),
+    Kernel(KernelFile),
+    /// An epoll set.
+    Epoll(EpollSet),
 }
 
 impl std::fmt::Debug for OpenFile {
@@ -49,6 +52,7 @@ impl std::fmt::Debug for OpenFile {
             OpenFile::Listener(_) => "Listener",
             OpenFile::Datagram(_) => "Datagram",
             OpenFile::Kernel(_) => "Kernel",
+            OpenFile::Epoll(_) => "Epoll",
         };
         f.debug_struct(kind).finish_non_exhaustive()
     }
@@ -74,7 +78,13 @@ impl From<UdpSocket> for OpenFile {
 
 impl From<OwnedFd> for OpenFile {
     fn from(descriptor: OwnedFd) -> Self {
-        OpenFile::Kernel(descriptor)
+        OpenFile::Kernel(descriptor.into())
+    }
+}
+
+impl From<EpollSet> for OpenFile {
+    fn from(set: EpollSet) -> Self {
+        OpenFile::Epoll(set)
     }
 }
 
@@ -127,6 +137,7 @@ impl OpenFile {
                 check_pieces(buffers)?;
                 descriptor::readv(fd.as_fd(), buffers)
             }
+            OpenFile::Epoll(_) => error(libc::EINVAL),
             _ => self.receive(buffers, 0).map(|(length, _)| length),
         }
     }
@@ -166,6 +177,7 @@ impl OpenFile {
                 Ok(result)
             }
             OpenFile::Kernel(fd) => descriptor::receive(fd.as_fd(), buffers, flags),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -183,6 +195,7 @@ impl OpenFile {
                 check_pieces(buffers)?;
                 descriptor::writev(fd.as_fd(), buffers)
             }
+            OpenFile::Epoll(_) => error(libc::EINVAL),
             _ => self.send(buffers, None, 0),
         }
     }
@@ -226,6 +239,7 @@ impl OpenFile {
                 }
             }
             OpenFile::Kernel(fd) => descriptor::send(fd.as_fd(), buffers, destination, flags),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -249,6 +263,7 @@ impl OpenFile {
                 let (accepted, peer) = descriptor::accept(fd.as_fd())?;
                 Ok((accepted.into(), peer))
             }
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -263,6 +278,7 @@ impl OpenFile {
             OpenFile::Stream(_) | OpenFile::Listener(_) => error(libc::EISCONN),
             OpenFile::Datagram(socket) => socket.connect(peer),
             OpenFile::Kernel(fd) => options::connect(fd.as_fd(), peer),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -280,6 +296,7 @@ impl OpenFile {
                 error(libc::EOPNOTSUPP)
             }
             OpenFile::Kernel(fd) => descriptor::shutdown(fd.as_fd(), how),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -296,6 +313,7 @@ impl OpenFile {
                 let errno = options::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)?;
                 Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
             }
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -309,6 +327,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener.local_addr().map(Some),
             OpenFile::Datagram(socket) => socket.local_addr().map(Some),
             OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Local),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -322,6 +341,7 @@ impl OpenFile {
             OpenFile::Listener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => socket.peer_addr().map(Some),
             OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Peer),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
 
@@ -337,6 +357,8 @@ impl OpenFile {
             OpenFile::Listener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Datagram(socket) => Ok(socket.is_nonblocking()),
             OpenFile::Kernel(fd) => descriptor::nonblocking(fd.as_fd()),
+            // A flag without a meaning there.
+            OpenFile::Epoll(_) => Ok(false),
         }
     }
 
@@ -351,6 +373,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener.set_nonblocking(nonblocking),
             OpenFile::Datagram(socket) => socket.set_nonblocking(nonblocking),
             OpenFile::Kernel(fd) => descriptor::set_nonblocking(fd.as_fd(), nonblocking),
+            OpenFile::Epoll(_) => Ok(()),
         }
     }
 }

@@ -17,8 +17,9 @@ use tidewall_wire::ethernet::MacAddress;
 
 use super::frames::{After, ChannelSet, Content};
 use super::timers::Timed;
-use super::watch::{Readiness, Watch};
 use crate::owner::Owner;
+use crate::readiness::Events;
+use crate::readiness::watch::Watch;
 use crate::routes::Neighbour;
 use crate::stack::{Core, lock};
 use crate::wait::{WaitList, Waitable};
@@ -70,6 +71,33 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
+    /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are told
+    /// when there is some.
+    no_space: bool,
+    /// What those who wait were told of last.
+    told: Told,
+}
+
+/// What changes are told by: none of it changes but by what is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Told {
+    /// [`Connection::received_to`].
+    received_to: u32,
+    phase: Phase,
+    /// The peer's FIN has come, or reading was shut down.
+    receive_closed: bool,
+    send_closed: bool,
+}
+
+impl Told {
+    fn of(connection: &Connection) -> Self {
+        Told {
+            received_to: connection.received_to(),
+            phase: connection.state(),
+            receive_closed: connection.receive_closed(),
+            send_closed: connection.send_closed(),
+        }
+    }
 }
 
 /// The engine's errno as an error.
@@ -84,7 +112,7 @@ impl ConnectionInner {
 
     /// Frames came to its channel.
     pub(crate) fn has_frames(self: &Arc<Self>, core: &Core) {
-        self.waiters.wake_all();
+        self.waiters.wake_any();
         if !self.watch.has_frames() && !self.unattended.swap(true, Ordering::AcqRel) {
             core.tcp.unattended(self.clone());
         }
@@ -102,7 +130,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
-                self.announce(&state);
+                self.announce(&mut state);
             }
         }
         core.tcp_after(after);
@@ -120,7 +148,7 @@ impl ConnectionInner {
             };
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
-                self.announce(&state);
+                self.announce(&mut state);
             }
         }
         core.tcp_after(after);
@@ -204,7 +232,7 @@ impl ConnectionInner {
             }
         }
         self.settle(core, &mut state, after);
-        self.announce(&state);
+        self.announce(&mut state);
     }
 
     /// An ICMP error that came another way than by its own channel.
@@ -214,7 +242,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             state.connection.icmp_error(error, core.age());
             self.settle(core, &mut state, &mut after);
-            self.announce(&state);
+            self.announce(&mut state);
         }
         core.tcp_after(after);
     }
@@ -241,7 +269,7 @@ impl ConnectionInner {
             }
             state.held_up = false;
             self.settle(core, &mut state, &mut after);
-            self.announce(&state);
+            self.announce(&mut state);
         }
         core.tcp_after(after);
     }
@@ -291,18 +319,39 @@ impl ConnectionInner {
         }
     }
 
-    /// Tells those who wait what it is ready for.
-    pub(crate) fn announce(&self, state: &State) {
-        let readiness = state.readiness();
-        if readiness != Readiness::NONE {
+    /// Tells those who wait what has changed since they were told last: as Linux
+    /// does, so that whoever is told of changes alone (EPOLLET) is told of the
+    /// same ones.
+    pub(crate) fn announce(&self, state: &mut State) {
+        let changed = state.changes();
+        if !changed.is_empty() {
             self.waiters.wake_all();
-            self.watch.notify(readiness);
+            self.watch.notify(changed);
         }
     }
 
-    /// What it is ready for now.
-    pub(crate) fn readiness(&self) -> Readiness {
-        self.lock().readiness()
+    /// As [`ConnectionInner::announce`], by a thread that has read: nobody else need
+    /// look for what it took.
+    pub(crate) fn announce_read(&self, state: &mut State) {
+        let changed = state.changes();
+        if !changed.is_empty() {
+            if changed != Events::DATA_CAME || state.connection.readable() {
+                self.waiters.wake_all();
+            }
+            self.watch.notify(changed);
+        }
+    }
+
+    /// Tells those who wait that the application has changed its state.
+    pub(crate) fn announce_state(&self, state: &mut State) {
+        state.changes();
+        self.waiters.wake_all();
+        self.watch.notify(Events::STATE_CHANGED);
+    }
+
+    /// What it is ready for now. Whoever finds no space is told when there is some.
+    pub(crate) fn events(&self) -> Events {
+        self.lock().events()
     }
 
     /// Sends what may be sent: into frames of its queue, which the caller makes
@@ -485,17 +534,54 @@ impl ConnectionInner {
 }
 
 impl State {
-    pub(crate) fn readiness(&self) -> Readiness {
+    /// What it is ready for now, as Linux's tcp_poll has it. Whoever finds no space
+    /// is told when there is some.
+    pub(crate) fn events(&mut self) -> Events {
         let connection = &self.connection;
-        let closed = connection.state() == Phase::Closed;
-        Readiness::NONE
-            .with(Readiness::READABLE, connection.readable())
-            .with(Readiness::WRITABLE, connection.writable())
-            .with(
-                Readiness::HANGUP,
-                closed || (connection.receive_closed() && connection.send_closed()),
-            )
-            .with(Readiness::ERROR, connection.has_error())
+        let mut events = Events::NONE;
+        let received = connection.receive_closed();
+        if received {
+            events |= Events::READABLE | Events::RDHUP;
+        } else if connection.readable() {
+            events |= Events::READABLE;
+        }
+        if received && connection.send_closed() {
+            events |= Events::HUP;
+        }
+        if connection.writable() {
+            events |= Events::WRITABLE;
+        } else {
+            self.no_space = true;
+        }
+        events.with_if(Events::ERR, connection.has_error())
+    }
+
+    /// Somebody has found no space to write.
+    pub(crate) fn note_no_space(&mut self) {
+        self.no_space = true;
+    }
+
+    /// What has changed since this was asked last, as it is told.
+    fn changes(&mut self) -> Events {
+        let now = Told::of(&self.connection);
+        let mut changed = Events::NONE;
+        if now != self.told {
+            let same_state = Told {
+                received_to: now.received_to,
+                ..self.told
+            };
+            changed = if now == same_state {
+                Events::DATA_CAME
+            } else {
+                Events::STATE_CHANGED
+            };
+            self.told = now;
+        }
+        if self.no_space && self.connection.writable() {
+            self.no_space = false;
+            changed |= Events::SPACE_CAME;
+        }
+        changed
     }
 
     /// True when frames wait in its channel.
@@ -530,7 +616,7 @@ impl State {
 /// Somebody who waits until a connection is ready for something.
 pub(crate) struct Waiting<'a> {
     pub(crate) connection: &'a ConnectionInner,
-    pub(crate) want: Readiness,
+    pub(crate) want: Events,
 }
 
 impl Waitable for Waiting<'_> {
@@ -539,8 +625,8 @@ impl Waitable for Waiting<'_> {
     }
 
     fn has_input(&self) -> bool {
-        let state = self.connection.lock();
-        state.has_frames() || state.detached || state.readiness().has(self.want)
+        let mut state = self.connection.lock();
+        state.has_frames() || state.detached || state.events().intersects(self.want)
     }
 }
 
@@ -573,7 +659,6 @@ impl Core {
                 Arc::new(ConnectionInner {
                     timer,
                     state: Mutex::new(State {
-                        connection,
                         channel: None,
                         armed: NEVER,
                         neighbour,
@@ -585,6 +670,9 @@ impl Core {
                         orphan: false,
                         detached: false,
                         held_up: false,
+                        no_space: false,
+                        told: Told::of(&connection),
+                        connection,
                     }),
                     waiters: WaitList::default(),
                     watch: Watch::default(),

@@ -20,11 +20,11 @@ use super::connection::{ConnectionInner, flow_of};
 use super::frames::{After, ChannelSet, Content, sender};
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
-use super::selector::{Parts, Watched, retire};
 use super::stream::TcpStream;
 use super::timers::Timed;
-use super::watch::{Readiness, Source, Watch};
 use crate::owner::Owner;
+use crate::readiness::Events;
+use crate::readiness::watch::{Parts, Source, Watch, Watched};
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{specified, to_v6};
 use crate::wait::{WaitList, Waitable};
@@ -69,7 +69,7 @@ pub(crate) struct ListenerInner {
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
     waiting: AtomicUsize,
     waiters: WaitList,
-    watch: Watch,
+    pub(crate) watch: Watch,
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
     attended_until: AtomicU64,
@@ -89,6 +89,8 @@ struct State {
     /// again.
     neighbour: MacAddress,
     queue: usize,
+    /// Connections that were put into the accept queue.
+    established: u32,
 }
 
 impl TcpListener {
@@ -151,6 +153,7 @@ impl TcpListener {
                     cookies: CookieMode::Off,
                     neighbour: MacAddress::default(),
                     queue: 0,
+                    established: 0,
                 }),
                 accepted: Mutex::default(),
                 waiting: AtomicUsize::new(0),
@@ -225,7 +228,7 @@ impl TcpListener {
                 self.fed.fetch_add(1, Ordering::Relaxed);
                 return Ok(found);
             }
-            if inner.process(core) > 0 {
+            if inner.process_and_take(core) > 0 {
                 continue;
             }
             if nonblocking {
@@ -252,6 +255,11 @@ impl TcpListener {
         core.tcp.counters.accepted(false);
         if self.inner.has_waiting_frames() {
             self.inner.process(core);
+        }
+        // What is left is another's, who was woken for none of it if it all
+        // came at once.
+        if self.inner.waiting.load(Ordering::SeqCst) > 0 {
+            self.inner.waiters.wake_next();
         }
         Some((stream, peer))
     }
@@ -333,7 +341,7 @@ impl Watched for TcpListener {
 impl Drop for TcpListener {
     fn drop(&mut self) {
         let core = self.stack.core();
-        retire(&self.inner.watch);
+        self.inner.watch.retire();
         core.tables
             .unlisten_tcp(self.inner.key(), self.inner.local.port());
         core.tcp.remove_listener(&self.inner);
@@ -392,8 +400,9 @@ impl ListenerInner {
         state.channel.as_ref().map(|set| set.id.index())
     }
 
-    pub(crate) fn readiness(&self) -> Readiness {
-        Readiness::NONE.with(Readiness::READABLE, self.may_accept())
+    /// What it is ready for now.
+    pub(crate) fn events(&self) -> Events {
+        Events::NONE.with_if(Events::READABLE, self.may_accept())
     }
 
     fn may_accept(&self) -> bool {
@@ -406,7 +415,7 @@ impl ListenerInner {
         if self.is_full() {
             return;
         }
-        self.waiters.wake_all();
+        self.waiters.wake_any();
         if !self.watch.has_frames() {
             core.tcp.unattended_listener();
         }
@@ -440,12 +449,23 @@ impl ListenerInner {
     /// Runs the protocol on the frames that wait, as long as connections may be
     /// added. Returns how many frames that were.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 0)
+    }
+
+    /// As [`ListenerInner::process`], by a thread that takes one of the connections
+    /// at once: nobody is woken for it.
+    fn process_and_take(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 1)
+    }
+
+    fn process_as(self: &Arc<Self>, core: &Core, takes: usize) -> usize {
         let mut after = After::default();
         let taken = {
             let mut state = lock(&self.state);
+            let before = state.established;
             let taken = self.take_frames(core, &mut state, &mut after);
             if taken > 0 {
-                self.settle(core, &mut state);
+                self.settle(core, &mut state, before, takes);
             }
             taken
         };
@@ -510,10 +530,11 @@ impl ListenerInner {
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
                 return;
             };
+            let before = state.established;
             state.neighbour = neighbour;
             state.queue = queue;
             self.segment(core, &mut state, id, segment, reused, &mut after);
-            self.settle(core, &mut state);
+            self.settle(core, &mut state, before, 0);
         }
         core.tcp_after(after);
     }
@@ -573,7 +594,7 @@ impl ListenerInner {
     fn establish(
         self: &Arc<Self>,
         core: &Core,
-        state: &State,
+        state: &mut State,
         handshake: &Handshake,
         segment: &Segment<'_>,
         after: &mut After,
@@ -593,13 +614,19 @@ impl ListenerInner {
         let mut accepted = lock(&self.accepted);
         accepted.push_back(connection);
         self.waiting.store(accepted.len(), Ordering::SeqCst);
+        state.established = state.established.wrapping_add(1);
     }
 
     /// What follows a change: whoever waits, the timer, the driver's cookies.
-    fn settle(&self, core: &Core, state: &mut State) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.waiters.wake_all();
-            self.watch.notify(Readiness::READABLE);
+    ///
+    /// `before`: connections established before it. `takes`: connections that the
+    /// caller takes.
+    fn settle(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
+        if state.established != before {
+            if self.waiting.load(Ordering::SeqCst) > takes {
+                self.waiters.wake_next();
+            }
+            self.watch.notify(Events::DATA_CAME);
         }
         let attacked = state.protocol.attacked();
         let cookies = if attacked && self.is_attended(core) {
@@ -630,6 +657,7 @@ impl ListenerInner {
             if state.channel.is_none() {
                 return;
             }
+            let before = state.established;
             // What answers the SYN-ACKs may be here already.
             self.take_frames(core, &mut state, &mut after);
             let now = core.age();
@@ -650,7 +678,7 @@ impl ListenerInner {
                     },
                 );
             }
-            self.settle(core, &mut state);
+            self.settle(core, &mut state, before, 0);
         }
         core.tcp_after(after);
     }
@@ -673,6 +701,10 @@ impl Waitable for ListenerInner {
 
     fn has_input(&self) -> bool {
         self.may_accept() || (!self.is_full() && self.has_waiting_frames())
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     fn kernel_descriptor(&self) -> i32 {

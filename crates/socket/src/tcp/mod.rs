@@ -8,12 +8,12 @@
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
 //! `listener`, `time_wait`, `stream` (the application's side), `kernel_stream`
-//! (connections that the kernel has), `selector`, `watch`, `timers`, `ports`,
+//! (connections that the kernel has), `selector`, `timers`, `ports`,
 //! `helper`.
 
 pub(crate) mod connection;
 pub(crate) mod frames;
-mod helper;
+pub(crate) mod helper;
 mod kernel_stream;
 pub(crate) mod listener;
 mod ports;
@@ -21,7 +21,6 @@ mod selector;
 mod stream;
 mod time_wait;
 mod timers;
-pub(crate) mod watch;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -44,8 +43,6 @@ use helper::Helper;
 use listener::ListenerInner;
 use ports::Ports;
 use timers::{Timed, Timers};
-
-pub(crate) use selector::retire;
 
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};

@@ -15,9 +15,9 @@ use super::frames::After;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::listener::{as_bound, left};
-use super::selector::{Parts, Watched, retire};
-use super::watch::{Readiness, Source};
 use crate::raw::options as raw_options;
+use crate::readiness::Events;
+use crate::readiness::watch::{Parts, Source, Watched};
 use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{canonical, stays_with_kernel};
@@ -151,7 +151,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 connection.lock().connection.abort();
@@ -317,10 +317,14 @@ impl TcpStream {
             let mut after = After::default();
             let result = {
                 let mut state = connection.lock();
-                if connection.take_frames(core, &mut state, &mut after) > 0 {
+                let came = connection.take_frames(core, &mut state, &mut after) > 0;
+                if came {
                     connection.settle(core, &mut state, &mut after);
                 }
                 let result = take(&mut state);
+                if came {
+                    connection.announce_read(&mut state);
+                }
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
@@ -352,7 +356,7 @@ impl TcpStream {
             polled = false;
             let waiting = Waiting {
                 connection,
-                want: Readiness::READABLE,
+                want: Events::IN,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -383,7 +387,7 @@ impl TcpStream {
             {
                 let mut state = connection.lock();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
-                    connection.announce(&state);
+                    connection.announce(&mut state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
@@ -400,10 +404,14 @@ impl TcpStream {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {
+                                state.note_no_space();
                                 break;
                             }
                         }
                         Err(errno) => {
+                            if errno == tcp::Errno::AGAIN {
+                                state.note_no_space();
+                            }
                             failed = Some(errno);
                             break;
                         }
@@ -431,7 +439,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => {}
@@ -445,10 +453,7 @@ impl TcpStream {
     /// Sends what was written, unless the selector's next turn will.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
-        let later = connection
-            .watch
-            .get()
-            .is_some_and(|registration| !registration.selector.is_inside());
+        let later = connection.watch.is_turned_later();
         if !later || core.tcp.dirty() >= super::MANY_DIRTY {
             core.tcp_flush(false);
         } else {
@@ -516,7 +521,11 @@ impl TcpStream {
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
-                    connection.announce(&state);
+                    if result.is_ok() {
+                        connection.announce_state(&mut state);
+                    } else {
+                        connection.announce(&mut state);
+                    }
                     result
                 };
                 core.tcp_after(after);
@@ -564,7 +573,7 @@ impl TcpStream {
             let waiting = Waiting {
                 connection,
                 // What is acknowledged makes it neither; its end does.
-                want: Readiness::NONE,
+                want: Events::NONE,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => connection.process(core),
@@ -578,10 +587,10 @@ impl Drop for TcpStream {
     fn drop(&mut self) {
         match &self.inner {
             Inner::Own { connection, .. } => {
-                retire(&connection.watch);
+                connection.watch.retire();
                 self.finish(connection);
             }
-            Inner::Kernel(kernel) => retire(&kernel.watch),
+            Inner::Kernel(kernel) => kernel.watch.retire(),
         }
     }
 }

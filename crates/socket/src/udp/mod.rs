@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
-use inner::{Ends, Families, SocketInner};
+use inner::{Ends, Families, Receiving, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -203,7 +203,9 @@ impl UdpSocket {
     /// error that ICMP reported about an earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
-        self.send_one(payload, destination, true)
+        let sent = self.send_one(payload, destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Sends to the peer.
@@ -216,7 +218,9 @@ impl UdpSocket {
             .peer()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
         self.take_pending()?;
-        self.send_one(payload, peer, true)
+        let sent = self.send_one(payload, peer, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
@@ -257,6 +261,7 @@ impl UdpSocket {
             }
         }
         self.flush()?;
+        self.inner.note_sent();
         Ok(sent)
     }
 
@@ -343,6 +348,7 @@ impl UdpSocket {
             let given = self.inner.drain(core, limit, each);
             if given > 0 {
                 self.fed_receives.fetch_add(1, Ordering::Relaxed);
+                self.inner.hand_on();
                 return Ok(given);
             }
             if self.inner.kernel_is_ready() {
@@ -375,7 +381,7 @@ impl UdpSocket {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             polled = false;
-            if !core.sleep(&[&*self.inner], deadline)? {
+            if !core.sleep(&[&Receiving(&self.inner)], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -598,7 +604,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let core = self.stack.core();
-        crate::tcp::retire(&self.inner.watch);
+        self.inner.watch.retire();
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);
