@@ -2,6 +2,7 @@
 //! nobody sleeps. Frames that a stack would never send are injected.
 
 mod connections;
+mod descriptors;
 mod errors;
 mod exchange;
 mod fragments;

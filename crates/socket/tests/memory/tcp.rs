@@ -32,7 +32,7 @@ fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     )
 }
 
-fn stacks() -> (Stack, Stack) {
+pub fn stacks() -> (Stack, Stack) {
     stacks_with(LinkConfig::default())
 }
 
