@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use tidewall_service::http::proxy;
 use tidewall_service::{Counters, StreamHost, http};
 
 use super::{TcpKind, TcpSpec, streams};
@@ -32,17 +33,23 @@ pub(super) fn serve<H: StreamHost>(
     match &spec.kind {
         TcpKind::Echo => streams::serve(host, local, true, stop, ready)?,
         TcpKind::Discard => streams::serve(host, local, false, stop, ready)?,
-        TcpKind::Http { root, work } => {
+        TcpKind::Http { root, work, limits } => {
             let server = http::Spec {
                 root: root.clone(),
                 port: spec.port,
                 work: *work,
-                limits: http::Limits::default(),
+                limits: *limits,
             };
             http::serve(host, address, &server, None, counters, NUMBER, stop, |_| {
                 ready()
             })?;
         }
+        TcpKind::Proxy(spec) => {
+            proxy::serve(host, address, spec, None, counters, NUMBER, stop, |_| {
+                ready()
+            })?;
+        }
+        TcpKind::Program(program) => bail!("{} has sockets of its own", program.name()),
     }
     Ok(())
 }
