@@ -22,6 +22,8 @@
 #![deny(unsafe_code)]
 
 pub mod counters;
+pub mod descriptor_host;
+pub mod descriptor_sockets;
 mod host;
 pub mod http;
 pub mod linux;

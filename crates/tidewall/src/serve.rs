@@ -25,7 +25,7 @@ use tidewall_socket::{
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::stat::control;
 use crate::units::{self, count, per_second};
-use events::{Events, Server};
+use events::{Events, Numbers, Server};
 use http::Web;
 use proxy::Proxy;
 
@@ -124,6 +124,10 @@ pub struct Arguments {
     /// How http and proxy wait for what happens [default: selector, on linux epoll]
     #[arg(long, value_enum, value_name = "HOW")]
     events: Option<Events>,
+    /// How http and proxy on tidewall find the lowest free descriptor, with --events other than
+    /// selector [default: bitmap]
+    #[arg(long, value_enum, value_name = "HOW")]
+    allocator: Option<Numbers>,
     /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
     /// standard output
     #[arg(long, value_name = "FILE")]

@@ -102,6 +102,18 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             "there is epoll, select, poll",
         ),
         (
+            &[
+                "serve",
+                "http",
+                ".",
+                "--on",
+                "linux",
+                "--allocator",
+                "linear",
+            ],
+            "--allocator is for Tidewall's descriptors",
+        ),
+        (
             &["serve", "echo", "--on", "linux", "--events", "poll"],
             "--events is for http and proxy",
         ),

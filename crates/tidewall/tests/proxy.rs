@@ -125,6 +125,32 @@ fn requests_are_passed_on_over_a_connection_each() {
 }
 
 #[test]
+fn requests_are_passed_on_with_select() {
+    passes_on("i", &["--events", "select", "--fresh-upstream"]);
+}
+
+#[test]
+fn requests_are_passed_on_with_the_comparator() {
+    let options = ["--events", "classical-select", "--allocator", "linear"];
+    passes_on("c", &options);
+}
+
+#[test]
+fn requests_are_passed_on_with_poll() {
+    passes_on("p", &["--events", "poll", "--allocator", "bitmap"]);
+}
+
+#[test]
+fn requests_are_passed_on_with_epoll() {
+    passes_on("e", &["--events", "epoll", "--fresh-upstream"]);
+}
+
+#[test]
+fn requests_are_passed_on_with_an_event_queue() {
+    passes_on("q", &["--events", "event-queue"]);
+}
+
+#[test]
 fn an_origin_that_does_not_answer_is_given_up() {
     let bed = match Bed::new("n") {
         Ok(bed) => bed,

@@ -4,11 +4,14 @@
 use std::sync::atomic::AtomicBool;
 
 use clap::ValueEnum;
+use tidewall_service::descriptor_host::{DescriptorEpoll, DescriptorQueue};
+use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
 use tidewall_service::linux_sockets::LinuxSockets;
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{PollHost, SelectHost, StreamHost};
 use tidewall_socket::Stack;
+use tidewall_socket::descriptor::Allocator;
 
 use super::http::Web;
 use super::proxy::Proxy;
@@ -18,14 +21,28 @@ use crate::end::{Failure, Outcome};
 /// A way to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Events {
-    /// Tidewall's own, of native sockets (the default there)
+    /// Tidewall's own, of native sockets: the default there
     Selector,
-    /// Edge-triggered epoll (the default on linux)
+    /// Edge-triggered epoll: the default on linux
     Epoll,
-    /// select on bitmaps of any width
+    /// select on bitmaps of any width; on tidewall it examines only what is new, hinted or was ready
     Select,
+    /// On tidewall: select that examines everything, as it used to be, to be compared with
+    ClassicalSelect,
     /// poll
     Poll,
+    /// On tidewall: declare_interest and get_next_event
+    EventQueue,
+}
+
+/// How Tidewall finds the lowest free descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Numbers {
+    /// A hierarchical bitmap
+    #[default]
+    Bitmap,
+    /// A linear scan, as it used to be, to be compared with
+    Linear,
 }
 
 impl Events {
@@ -38,7 +55,14 @@ impl Events {
     fn on(on: On) -> &'static [Events] {
         match on {
             On::Linux => &[Events::Epoll, Events::Select, Events::Poll],
-            On::Tidewall => &[Events::Selector],
+            On::Tidewall => &[
+                Events::Selector,
+                Events::Epoll,
+                Events::Select,
+                Events::ClassicalSelect,
+                Events::Poll,
+                Events::EventQueue,
+            ],
         }
     }
 
@@ -104,7 +128,7 @@ impl Server {
                 let host = PollHost::new(LinuxSockets::new());
                 self.on(arguments, &host, &what, None, stop)
             }
-            Events::Selector | Events::Epoll => {
+            _ => {
                 let host = LinuxStreams::new(linux_stream::Options::default())
                     .map_err(|error| Failure::io("using epoll", &error))?;
                 self.on(arguments, &host, &what, None, stop)
@@ -120,14 +144,59 @@ impl Server {
         what: &str,
         stop: &AtomicBool,
     ) -> Outcome {
-        Events::of(arguments)?;
-        let host = TidewallStreams::new(stack)
-            .map_err(|error| Failure::io("waiting for connections", &error))?;
-        self.on(arguments, &host, what, Some(stack.clone()), stop)
+        let events = Events::of(arguments)?;
+        let numbers = arguments.allocator.unwrap_or_default();
+        let allocator = match numbers {
+            Numbers::Bitmap => Allocator::Bitmap,
+            Numbers::Linear => Allocator::Linear,
+        };
+        let what = match (arguments.events, numbers) {
+            (None, _) => what.to_owned(),
+            (Some(events), Numbers::Bitmap) => format!("{what}, with {}", events.name()),
+            (Some(events), Numbers::Linear) => {
+                format!("{what}, with {} and a linear allocator", events.name())
+            }
+        };
+        let failed = |error| Failure::io("waiting for connections", &error);
+        let sockets = |select| DescriptorSockets::new(stack, allocator, select).map_err(failed);
+        let watched = Some(stack.clone());
+        match events {
+            Events::Selector => {
+                let host = TidewallStreams::new(stack).map_err(failed)?;
+                self.on(arguments, &host, &what, watched, stop)
+            }
+            Events::Epoll => {
+                let host = DescriptorEpoll::new(stack, allocator).map_err(failed)?;
+                self.on(arguments, &host, &what, watched, stop)
+            }
+            Events::Select => {
+                let host = SelectHost::new(sockets(Select::Hinted)?);
+                self.on(arguments, &host, &what, watched, stop)
+            }
+            Events::ClassicalSelect => {
+                let host = SelectHost::new(sockets(Select::Classical)?);
+                self.on(arguments, &host, &what, watched, stop)
+            }
+            Events::Poll => {
+                let host = PollHost::new(sockets(Select::Hinted)?);
+                self.on(arguments, &host, &what, watched, stop)
+            }
+            Events::EventQueue => {
+                let host = DescriptorQueue::new(stack, allocator).map_err(failed)?;
+                self.on(arguments, &host, &what, watched, stop)
+            }
+        }
     }
 }
 
 /// Refuses, before anything is begun, what will not do.
 pub fn check(arguments: &Arguments) -> Outcome {
-    Events::of(arguments).map(drop)
+    let events = Events::of(arguments)?;
+    if arguments.allocator.is_some() && (arguments.on == On::Linux || events == Events::Selector) {
+        return Err(Failure::usage(
+            "--allocator is for Tidewall's descriptors, which the selector does without: name other \
+             --events on tidewall, or leave it out",
+        ));
+    }
+    Ok(())
 }
