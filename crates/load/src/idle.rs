@@ -338,14 +338,18 @@ impl Idle {
             State::Connecting if event.failed => self.fail(index, now),
             State::Connecting if event.writable => {
                 self.connected(index, now);
-                // The end may have come with the beginning.
-                if event.ended {
-                    self.ended(index);
-                }
             }
             State::Asked if event.readable => self.read_document(index, now),
-            State::Open if event.ended => self.ended(index),
-            _ => {}
+            State::Open if event.ended => return self.ended(index),
+            _ => return,
+        }
+        // The end may have come with what was waited for: it is told once.
+        if event.ended {
+            match self.places.get(index as usize).map(|place| place.state) {
+                Some(State::Asked) => self.read_document(index, now),
+                Some(State::Open) => self.ended(index),
+                _ => {}
+            }
         }
     }
 

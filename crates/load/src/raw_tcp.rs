@@ -305,6 +305,23 @@ pub fn raise_descriptors(descriptors: u64) -> io::Result<()> {
     })
 }
 
+/// Lets this process hold as many of `descriptors` open files as it may, and
+/// says how many that are.
+pub(crate) fn allow_descriptors(descriptors: u64) -> io::Result<u64> {
+    if raise_descriptors(descriptors).is_ok() {
+        return Ok(descriptors);
+    }
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: one rlimit to write to.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    let most = limit.rlim_max.min(descriptors);
+    raise_descriptors(most)?;
+    Ok(most)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,5 +375,6 @@ mod tests {
     #[test]
     fn descriptors_that_are_allowed_already_are_no_matter() {
         raise_descriptors(3).unwrap();
+        assert_eq!(allow_descriptors(3).unwrap(), 3);
     }
 }

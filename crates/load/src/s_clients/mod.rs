@@ -13,7 +13,7 @@ use accounts::{Accounts, End, Key, Plan, State, Step};
 use hdrhistogram::Histogram;
 
 use crate::http::{Outcome, Response, request};
-use crate::raw_tcp::{Epoll, Event, abort_on_close, connect, raise_descriptors};
+use crate::raw_tcp::{Epoll, Event, abort_on_close, allow_descriptors, connect, raise_descriptors};
 use crate::report::{Distribution, Latency, SClientCounts, SClientReport, Times};
 use crate::spec::{Reuse, SClientSpec};
 
@@ -63,8 +63,19 @@ pub(crate) struct SClients {
 impl SClients {
     /// S-clients that have not begun; the run ends at `end`, ns.
     pub(crate) fn open(spec: &SClientSpec, end: u64) -> io::Result<Self> {
-        let open_max = spec.open_limit();
-        raise_descriptors(u64::from(open_max) + OTHERS)?;
+        let mut open_max = u64::from(spec.open_limit());
+        if spec.open_max.is_some() {
+            raise_descriptors(open_max + OTHERS)?;
+        } else {
+            // Fewer will do where no more are allowed, but not fewer than the
+            // establisher needs.
+            let least = (spec.establishing().saturating_mul(5) / 4).min(open_max);
+            open_max = allow_descriptors(open_max + OTHERS)?.saturating_sub(OTHERS);
+            if open_max < least {
+                raise_descriptors(least + OTHERS)?;
+                open_max = least;
+            }
+        }
         let histogram = || {
             Histogram::new_with_max(LATENCY_MAX, 3)
                 .map_err(|error| io::Error::other(error.to_string()))
@@ -86,7 +97,7 @@ impl SClients {
                 patience: nanoseconds(spec.patience),
                 timeout: nanoseconds(spec.timeout),
                 end,
-                open_max: open_max as usize,
+                open_max: usize::try_from(open_max).unwrap_or(usize::MAX),
             }),
             sockets: Vec::new(),
             epoll: Epoll::taking(EVENTS)?,

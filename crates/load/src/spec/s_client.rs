@@ -60,7 +60,8 @@ pub struct SClientSpec {
     pub timeout: Duration,
     /// Most connections open at once, 1…[`S_CLIENT_OPEN_MAX`]; a descriptor
     /// each. What becomes due beyond that is counted and not begun. `None`: as
-    /// many as `rate` × (`patience` + `timeout`) come to, at most 100,000.
+    /// many as `rate` × (`patience` + `timeout`) come to, at most 100,000
+    /// and no more than this process may open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_max: Option<u32>,
     /// Addresses to connect from, as in [`super::HttpSpec::sources`]. The
