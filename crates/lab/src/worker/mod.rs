@@ -363,7 +363,10 @@ mod tests {
                 counters: "/dev/shm/x".into(),
                 watcher_cpu: None,
                 tcp: Some(TcpSpec::new(
-                    TcpKind::Proxy(proxy::Spec::new(80, Some("10.77.0.1:8080".parse().unwrap()))),
+                    TcpKind::Proxy(proxy::Spec::new(
+                        80,
+                        Some("10.77.0.1:8080".parse().unwrap()),
+                    )),
                     80,
                 )),
                 threads: false,

@@ -160,9 +160,12 @@ pub(super) fn serve(
     let directory = scratch(program.name());
     fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let configuration = directory.join("configuration");
-    let written = fs::write(&configuration, program.configuration(port, &directory, files))
-        .and_then(|()| fs::write(directory.join("mime.conf"), ""))
-        .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)));
+    let written = fs::write(
+        &configuration,
+        program.configuration(port, &directory, files),
+    )
+    .and_then(|()| fs::write(directory.join("mime.conf"), ""))
+    .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)));
     let errors = fs::File::create(directory.join("errors"));
     let started = written
         .and(errors)
