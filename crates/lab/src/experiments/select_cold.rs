@@ -18,7 +18,7 @@ use crate::testbed::Config;
 /// Its name.
 pub const NAME: &str = "select-cold";
 /// What it reproduces.
-pub const PAPER: &str = "select/ufalloc, §5.2";
+pub const PAPER: &str = "select, §5.2";
 
 /// Multiplications a request: with them the server is slower than its client.
 pub(super) const WORK: u32 = 20_000;

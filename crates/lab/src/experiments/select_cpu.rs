@@ -26,7 +26,7 @@ use crate::testbed::Config;
 /// Its name.
 pub const NAME: &str = "select-cpu";
 /// What it reproduces.
-pub const PAPER: &str = "select/ufalloc, Fig. 6, Tab. 1–2";
+pub const PAPER: &str = "select, Figure 6";
 
 /// Multiplications a request, as Squid's own work in the paper.
 const WORK: u32 = 20_000;

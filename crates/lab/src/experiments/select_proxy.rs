@@ -25,7 +25,7 @@ use crate::system::System;
 /// Its name.
 pub const NAME: &str = "select-proxy";
 /// What it reproduces.
-pub const PAPER: &str = "select/ufalloc, Fig. 3–5";
+pub const PAPER: &str = "select, Figures 3–5";
 
 /// Multiplications a request: with them the proxy is slower than client and
 /// origin together, which share the other processor.

@@ -26,7 +26,7 @@ use crate::testbed::Config;
 /// Its name.
 pub const NAME: &str = "select-static";
 /// What it reproduces.
-pub const PAPER: &str = "select/ufalloc, Figure 7";
+pub const PAPER: &str = "select, Figure 7";
 
 /// How a curve's two panels are called: response times, idle processor.
 pub(super) type Panels = (&'static str, &'static str);
