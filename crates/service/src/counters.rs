@@ -12,6 +12,9 @@
 //! | 1 | number of services |
 //! | 2 | turns of the event loop |
 //! | 3 | times it slept, or tried to |
+//! | 4 | processor time of its waiting calls, ns, where it is counted ([`Timed`](crate::Timed)) |
+//! | 5 | processor time of its calls that accept and connect, ns |
+//! | 6 | processor time of its thread, ns |
 //! | 8 + 8·n | datagrams that service n received |
 //! | 9 + 8·n | bytes of their payloads |
 //! | 10 + 8·n | replies that it handed to the stack |
@@ -34,6 +37,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +55,7 @@ const CELL: usize = 8;
 const COUNT: usize = 1;
 const TURNS: usize = 2;
 const WAITS: usize = 3;
+const TIMES: usize = 4;
 
 /// What one service has done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +79,18 @@ pub struct ServiceCounts {
     /// Bytes sent over them.
     #[serde(default)]
     pub sent: u64,
+}
+
+/// Processor time of an event loop, where it is counted
+/// ([`Timed`](crate::Timed)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// In calls that wait (epoll_wait, select, ...), nanoseconds.
+    pub waiting: u64,
+    /// In calls that accept and connect, nanoseconds: they allocate descriptors.
+    pub opening: u64,
+    /// Of the thread altogether, nanoseconds.
+    pub total: u64,
 }
 
 /// What a proxy has done since it started, beside what every service of
@@ -156,6 +173,17 @@ impl Counters {
 
     pub(crate) fn waited(&self) {
         bump(self.page.words().get(WAITS), 1);
+    }
+
+    /// A call that waits, or one that opens a connection, took so much processor
+    /// time, of which the thread has used `total`.
+    pub(crate) fn timed(&self, waits: bool, spent: Duration, total: Duration) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let words = self.page.words();
+        bump(words.get(TIMES + usize::from(!waits)), nanoseconds(spent));
+        if let Some(word) = words.get(TIMES + 2) {
+            word.store(nanoseconds(total), Ordering::Relaxed);
+        }
     }
 
     /// Adds one batch of service `number`.
@@ -340,6 +368,22 @@ impl Reader {
         }
     }
 
+    /// Where the event loop's processor time has gone; zeroes where that is not
+    /// counted.
+    pub fn times(&self) -> Times {
+        let words = self.page.words();
+        let word = |n: usize| {
+            words
+                .get(TIMES + n)
+                .map_or(0, |word| word.load(Ordering::Relaxed))
+        };
+        Times {
+            waiting: word(0),
+            opening: word(1),
+            total: word(2),
+        }
+    }
+
     /// Turns of the event loop so far.
     pub fn turns(&self) -> u64 {
         self.page.words()[TURNS].load(Ordering::Relaxed)
@@ -396,6 +440,36 @@ mod tests {
             }
         );
         assert_eq!((reader.turns(), reader.waits()), (1, 1));
+        let nanoseconds = Duration::from_nanos;
+        counters.timed(true, nanoseconds(5), nanoseconds(100));
+        counters.timed(true, nanoseconds(6), nanoseconds(200));
+        counters.timed(false, nanoseconds(7), nanoseconds(300));
+        let times = reader.times();
+        assert_eq!((times.waiting, times.opening, times.total), (11, 7, 300));
+        let uses = Uses {
+            hits: 1,
+            stored: 9,
+            ..Uses::default()
+        };
+        counters.proxy(&uses);
+        counters.proxy(&uses);
+        counters.proxy_connected();
+        counters.proxy_reused();
+        counters.proxy_state((3, 4), 5, 6);
+        assert_eq!(
+            reader.proxy(),
+            ProxyCounts {
+                hits: 2,
+                stored: 18,
+                upstream_connections: 1,
+                upstream_reused: 1,
+                upstream_open: 6,
+                cached: 3,
+                cached_bytes: 4,
+                evicted: 5,
+                ..ProxyCounts::default()
+            }
+        );
         drop(counters);
         assert!(!path.exists());
         assert_eq!(reader.read().len(), 2, "the mapping outlives the name");

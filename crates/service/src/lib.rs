@@ -40,12 +40,15 @@ mod raw_page;
 mod raw_select;
 #[allow(unsafe_code)]
 mod raw_stream;
+#[allow(unsafe_code)]
+mod raw_time;
 mod select_host;
 mod services;
 mod sockets;
 mod stream;
 pub mod tidewall;
 pub mod tidewall_stream;
+mod timed;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
@@ -55,4 +58,5 @@ pub use select_host::{Bitmap, SelectCall, SelectHost};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
 pub use sockets::Sockets;
 pub use stream::{Event, Interest, Progress, Stream, StreamHost};
+pub use timed::Timed;
 pub use work::multiply;

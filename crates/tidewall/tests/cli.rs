@@ -490,7 +490,14 @@ fn a_proxy_on_linux_sockets_passes_on_and_ends_cleanly() {
         .port();
     let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
         .args(["serve", "proxy", "--on", "linux", "--address", "127.0.0.1"])
-        .args(["--origin", &at, "--fresh-upstream", "--events", "select"])
+        .args([
+            "--origin",
+            &at,
+            "--fresh-upstream",
+            "--events",
+            "select",
+            "--profile",
+        ])
         .args(["--port", &port.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tidewall_service::http::{self, Limits, Log, Spec};
-use tidewall_service::{ServiceCounts, StreamHost};
+use tidewall_service::{ServiceCounts, StreamHost, Timed};
 use tidewall_socket::Stack;
 
 use super::{Arguments, Words, begin, say_where};
@@ -64,7 +64,8 @@ impl Web {
                 say_where(&format!("http on {address}/tcp, files of {files}"), what);
             };
             let address = arguments.address;
-            http::serve(host, address, &spec, log, counters, 0, stop, ready)
+            let host = Timed::new(host, arguments.profile.then_some(counters));
+            http::serve(&host, address, &spec, log, counters, 0, stop, ready)
         })
     }
 }

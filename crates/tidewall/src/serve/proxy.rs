@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tidewall_service::StreamHost;
 use tidewall_service::http::Log;
 use tidewall_service::http::proxy::{self, Revalidate, Spec};
+use tidewall_service::{StreamHost, Timed};
 use tidewall_socket::Stack;
 
 use super::http::log;
@@ -137,7 +137,8 @@ impl Proxy {
                 say_where(&format!("proxy on {address}/tcp, {whom}"), what);
             };
             let address = arguments.address;
-            proxy::serve(host, address, &spec, log, counters, 0, stop, ready)
+            let host = Timed::new(host, arguments.profile.then_some(counters));
+            proxy::serve(&host, address, &spec, log, counters, 0, stop, ready)
         })
     }
 }
