@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, Prefix, SenderKind};
+use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
 use tidewall_service::{Reader, ServiceSpec};
 
@@ -92,6 +93,9 @@ pub(crate) struct Measured {
     pub(crate) held: Option<Held>,
     /// What the receiver's processor did, if that was asked for.
     pub(crate) profile: Option<Profile>,
+    /// Seconds, and how much processor time the calls of an event loop took in
+    /// them, if that was counted.
+    pub(crate) times: Option<(f64, LoopTimes)>,
 }
 
 /// Idle connections.
@@ -306,11 +310,14 @@ impl Session<'_> {
         let computes = self.computes;
         let mut begun: Option<(Instant, Account, u64)> = None;
         let mut recorder = None;
+        let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
+        let mut looped: Option<(Instant, LoopTimes)> = None;
         let measuring = || {
             if watching.profile {
                 recorder = Some(Recorder::start(config.server_cpu, spec.duration)?);
             }
             let at = Instant::now();
+            looped = Some((at, reader.times()));
             let steps = if computes { child.steps()? } else { 0 };
             begun = Some((at, child.account()?, steps));
             Ok(())
@@ -328,6 +335,15 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        let times = looped.and_then(|(at, first)| {
+            let last = reader.times();
+            let spent = LoopTimes {
+                waiting: last.waiting.saturating_sub(first.waiting),
+                opening: last.opening.saturating_sub(first.opening),
+                total: last.total.saturating_sub(first.total),
+            };
+            (last.total > 0).then(|| (ended.duration_since(at).as_secs_f64(), spent))
+        });
         let profile = match recorder {
             Some(recorder) => Some(recorder.finish(watch.process)?),
             None => None,
@@ -367,6 +383,7 @@ impl Session<'_> {
             steps: per_second,
             held: holding.map(|(held, _)| held),
             profile,
+            times,
         })
     }
 

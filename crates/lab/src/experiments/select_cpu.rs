@@ -6,6 +6,7 @@
 //! DCPI did the same.
 
 use tidewall_load::LoadSpec;
+use tidewall_service::counters::Times;
 
 use super::select::{
     CLASSICAL, CLASSICAL_NAME, COLD, CONNECTIONS, Contestant, EPOLL, IDLE, LINEAR, LINUX_EPOLL,
@@ -14,7 +15,7 @@ use super::select::{
 };
 use super::select_static::{REALISTIC_SMALL, SENDERS, rising};
 use super::{Options, environment, ratio};
-use crate::bench::{Bench, Measured, Watching};
+use crate::bench::{Bench, Measured};
 use crate::bound::Bound;
 use crate::profile::{self, Profile};
 use crate::progress::Progress;
@@ -101,6 +102,14 @@ fn part(function: &str) -> &'static str {
     }
 }
 
+/// The same from what the event loop counted: `idle` is a percentage.
+fn counted(seconds: f64, times: &Times, idle: f64) -> [(&'static str, f64); 3] {
+    let share = |nanoseconds: u64| nanoseconds as f64 / 1e7 / seconds.max(1e-9);
+    let (waiting, opening) = (share(times.waiting), share(times.opening));
+    let others = (100.0 - idle - waiting - opening).max(0.0);
+    [(WAITING, waiting), (ALLOCATOR, opening), (OTHERS, others)]
+}
+
 /// Percentages of the processor's time.
 fn shares(profile: &Profile) -> Option<[(&'static str, f64); 4]> {
     let total = profile.total();
@@ -146,18 +155,14 @@ fn curves(
     let rates: Vec<f64> = fractions.iter().map(|part| part * capacity).collect();
     contestants(quick, servers)
         .into_iter()
-        .map(|contestant| Curve {
-            watching: Watching {
-                profile,
-                ..Watching::default()
-            },
-            ..rising(
-                config,
-                servers,
-                contestant,
-                (SMALL, COLD, REALISTIC_SMALL),
-                &rates,
-            )
+        .map(|contestant| {
+            let what = (SMALL, COLD, REALISTIC_SMALL);
+            let mut curve = rising(config, servers, contestant, what, &rates);
+            curve.watching.profile = profile;
+            if let Some(tcp) = &mut curve.tcp {
+                tcp.timed = !profile;
+            }
+            curve
         })
         .collect()
 }
@@ -189,8 +194,9 @@ pub(super) fn run(
                    of processes that have no part in the experiment."
             .to_owned(),
         Err(why) => format!(
-            "perf cannot sample here ({why}): what was idle and what was not is the kernel's account, and \
-             nothing tells the rest apart."
+            "perf cannot sample here ({why}): select is the thread's own time in the calls that wait, on \
+             Tidewall with the protocol that they run; the allocator is its time in accept and connect, with \
+             the rest of these calls; idle is the kernel's account. Programs are not taken apart."
         ),
     });
     notes.push(format!(
@@ -228,16 +234,14 @@ pub(super) fn run(
 fn reduce_shares(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let mut sample = reduce(curve, load, measured)?;
     sample.x = sample.values.get(RATE).copied()?;
-    match measured.profile.as_ref().and_then(shares) {
-        Some(shares) => {
-            for (name, share) in shares {
-                sample.values.insert(name.to_owned(), share);
-            }
-        }
-        None => {
-            let idle = sample.values.get(IDLE).copied()?;
-            sample.values.insert(OTHERS.to_owned(), 100.0 - idle);
-        }
+    let idle = sample.values.get(IDLE).copied()?;
+    let shares = match (measured.profile.as_ref().and_then(shares), &measured.times) {
+        (Some(shares), _) => shares.to_vec(),
+        (None, Some((seconds, times))) => counted(*seconds, times, idle).to_vec(),
+        (None, None) => vec![(OTHERS, 100.0 - idle)],
+    };
+    for (name, share) in shares {
+        sample.values.insert(name.to_owned(), share);
     }
     Some(sample)
 }
@@ -347,12 +351,26 @@ mod tests {
     }
 
     #[test]
+    fn without_perf_the_calls_are_counted() {
+        let times = Times {
+            waiting: 300_000_000,
+            opening: 50_000_000,
+            total: 800_000_000,
+        };
+        let shares = counted(1.0, &times, 20.0);
+        assert_eq!(shares, [(WAITING, 30.0), (ALLOCATOR, 5.0), (OTHERS, 45.0)]);
+        let busy = counted(1.0, &times, 90.0);
+        assert_eq!(busy[2], (OTHERS, 0.0));
+    }
+
+    #[test]
     fn every_load_is_valid() {
         let servers = Servers::proxies(WORK).unwrap();
         for quick in [false, true] {
             let curves = curves(Config::default(), &servers, quick, 10_000.0, true);
             for curve in &curves {
                 assert!(curve.watching.profile);
+                assert!(!curve.tcp.as_ref().unwrap().timed, "perf costs less");
                 for load in &curve.loads {
                     load.check().unwrap();
                     assert_eq!(load.idle.as_ref().unwrap().connections, COLD);

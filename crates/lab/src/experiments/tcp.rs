@@ -95,6 +95,7 @@ impl Site {
             dummies: vec![DUMMY_PORT],
             unread: vec![UNREAD_PORT],
             waiting: Waiting::Usual,
+            timed: false,
         }
     }
 }

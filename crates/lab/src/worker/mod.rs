@@ -143,6 +143,10 @@ pub struct TcpSpec {
     /// How it waits for its connections.
     #[serde(default)]
     pub waiting: Waiting,
+    /// Count the processor time of the calls that wait and of those that open
+    /// connections, where nothing can sample it.
+    #[serde(default)]
+    pub timed: bool,
 }
 
 impl TcpSpec {
@@ -154,6 +158,7 @@ impl TcpSpec {
             dummies: Vec::new(),
             unread: Vec::new(),
             waiting: Waiting::Usual,
+            timed: false,
         }
     }
 
@@ -344,6 +349,7 @@ mod tests {
                     dummies: vec![81],
                     unread: vec![9],
                     waiting: Waiting::SelectLinear,
+                    timed: true,
                 }),
                 threads: true,
                 compute: Some(4096),
