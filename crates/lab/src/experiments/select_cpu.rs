@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn claims_follow_from_the_curves() {
-        let series = [
+        let mut series = [
             curve(
                 CLASSICAL_NAME,
                 Some(PARTS[0].1),
