@@ -148,12 +148,15 @@ impl ThreadContext {
         }
         files.hint_kernel(insist)?;
         watching.hints.take(taken);
+        // All are noted before one is examined, which may fail.
         for registration in taken.drain(..) {
-            if !files.watched.is_current(&registration) {
-                continue;
+            if files.watched.is_current(&registration) {
+                let number = registration.key() as usize;
+                interest.hint(number);
+                changed.push(number);
             }
-            let number = registration.key() as usize;
-            interest.hint(number);
+        }
+        for number in changed.drain(..) {
             let asked = selecting.classes(number);
             if asked.is_none() {
                 // It woke us for nothing; it need not again.

@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::column::{Answer, Column, Told};
+use super::column::{Answer, Column, Selected, Told};
 use super::linux::Linux;
 use super::tidewall::Tidewall;
 
@@ -39,6 +39,10 @@ pub enum Operation {
     Dup(i32, i32),
     Control(i32, i32, i32, u32, u64),
     Wait(i32),
+    Select(Selected, i32),
+    /// Of what is open only, so that it is no error.
+    SelectOpen(Selected),
+    Poll(Vec<(i32, i16)>),
 }
 
 /// What a number names.
@@ -91,6 +95,34 @@ fn events() -> impl Strategy<Value = u32> {
         .prop_map(|(a, b, c, d, e, f, g, h)| a | b | c | d | e | f | g | h)
 }
 
+/// Numbers of a set, which may name what is not open.
+fn selected() -> impl Strategy<Value = Selected> {
+    let set = || prop::collection::vec(0..PLACES, 0..6);
+    [set(), set(), set()].prop_map(|sets| {
+        sets.map(|mut set| {
+            set.sort_unstable();
+            set.dedup();
+            set
+        })
+    })
+}
+
+fn polled() -> impl Strategy<Value = Vec<(i32, i16)>> {
+    let bits = [
+        libc::POLLIN,
+        libc::POLLOUT,
+        libc::POLLPRI,
+        libc::POLLRDHUP,
+        libc::POLLRDNORM | libc::POLLRDBAND,
+        libc::POLLWRNORM | libc::POLLWRBAND,
+        libc::POLLERR | libc::POLLHUP | libc::POLLNVAL,
+        0x40,
+    ];
+    let events = prop::collection::vec(prop::sample::select(bits.to_vec()), 0..3)
+        .prop_map(|bits| bits.iter().fold(0, |all, bit| all | bit));
+    prop::collection::vec((places(), events), 0..8)
+}
+
 fn operations() -> impl Strategy<Value = Operation> {
     use Operation::*;
     let ends = prop_oneof![
@@ -127,6 +159,9 @@ fn operations() -> impl Strategy<Value = Operation> {
         14 => (places(), control, places(), events(), any::<u64>())
             .prop_map(|(set, what, fd, events, data)| Control(set, what, fd, events, data)),
         14 => places().prop_map(Wait),
+        2 => (selected(), 0..=PLACES).prop_map(|(sets, count)| Select(sets, count)),
+        12 => selected().prop_map(SelectOpen),
+        8 => polled().prop_map(Poll),
     ]
 }
 
@@ -331,6 +366,16 @@ impl Known {
                         .collect::<Vec<_>>()
                 }))
             }),
+            It::Select(sets, count) => both.map(|column| say(column.select(sets, *count))),
+            It::SelectOpen(sets) => {
+                let open = |set: &Vec<i32>| {
+                    let open = set.iter().filter(|fd| self.numbers.contains_key(fd));
+                    open.copied().collect()
+                };
+                let sets = sets.each_ref().map(open);
+                both.map(|column| say(column.select(&sets, PLACES)))
+            }
+            It::Poll(list) => both.map(|column| say(column.poll(list))),
             _ => return None,
         };
         Some(answers)
@@ -338,8 +383,9 @@ impl Known {
 }
 
 /// Runs a sequence on both columns.
-fn compare(operations: &[Operation], lazy: bool) -> Result<(), TestCaseError> {
+fn compare(operations: &[Operation], lazy: bool, classical: bool) -> Result<(), TestCaseError> {
     let (mut linux, mut tidewall) = (Linux::new(), Tidewall::new(lazy));
+    tidewall.classical = classical;
     let mut known = Known::default();
     let mut told = Vec::new();
     for operation in operations {
@@ -354,7 +400,7 @@ fn compare(operations: &[Operation], lazy: bool) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn run(lazy: bool) {
+fn run(lazy: bool, classical: bool) {
     let config = Config {
         cases: 64,
         failure_persistence: None,
@@ -363,16 +409,23 @@ fn run(lazy: bool) {
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let sequences = prop::collection::vec(operations(), 1..120);
     TestRunner::new_with_rng(config, rng)
-        .run(&sequences, |operations| compare(&operations, lazy))
+        .run(&sequences, |operations| {
+            compare(&operations, lazy, classical)
+        })
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]
 fn random_sequences_are_answered_as_by_linux() {
-    run(false);
+    run(false, false);
 }
 
 #[test]
 fn random_sequences_whose_protocol_runs_late_are_answered_as_by_linux() {
-    run(true);
+    run(true, false);
+}
+
+#[test]
+fn the_classical_select_answers_as_linux_does_too() {
+    run(true, true);
 }
