@@ -94,9 +94,9 @@ fn events() -> impl Strategy<Value = u32> {
 fn operations() -> impl Strategy<Value = Operation> {
     use Operation::*;
     let ends = prop_oneof![
-        Just(Shutdown::Read),
-        3 => Just(Shutdown::Write),
-        Just(Shutdown::Both)
+        1 => Just(std::net::Shutdown::Read),
+        3 => Just(std::net::Shutdown::Write),
+        1 => Just(std::net::Shutdown::Both)
     ];
     let control = prop_oneof![
         4 => Just(libc::EPOLL_CTL_ADD),

@@ -43,8 +43,9 @@ pub struct Tidewall {
     port: u16,
     /// Subjects' protocol runs when their set is waited on, not before.
     lazy: bool,
-    /// A set that every subject is in beside those of the test: turning it runs
-    /// their protocol.
+    /// A set beside those of the test: turning it runs the protocol of what is in
+    /// it. Listeners are, since only a helper thread answers a SYN on time, and
+    /// subjects unless they are to be late.
     eager: i32,
 }
 
@@ -108,12 +109,17 @@ impl Tidewall {
 
     /// The protocol of what is `fd` now may be run at any time.
     fn drive(&mut self, fd: i32) {
+        let event = Some(EpollEvent::default());
+        let added = self
+            .descriptors
+            .epoll_ctl(self.eager, Operation::Add, at(fd), event);
+        answer(added).unwrap();
+    }
+
+    /// As [`Tidewall::drive`], unless that of subjects is to be late.
+    fn drive_subject(&mut self, fd: i32) {
         if !self.lazy {
-            let event = Some(EpollEvent::default());
-            let added = self
-                .descriptors
-                .epoll_ctl(self.eager, Operation::Add, at(fd), event);
-            answer(added).unwrap();
+            self.drive(fd);
         }
     }
 
@@ -132,17 +138,19 @@ impl Tidewall {
                 let _ = peer.peek(&mut [0]);
             }
         }
-        if !self.lazy {
-            let mut events = [EpollEvent::default(); 64];
-            let now = Some(Duration::ZERO);
-            self.descriptors
-                .epoll_wait(self.eager, &mut events, now)
-                .unwrap();
-        }
+        let mut events = [EpollEvent::default(); 64];
+        let now = Some(Duration::ZERO);
+        self.descriptors
+            .epoll_wait(self.eager, &mut events, now)
+            .unwrap();
     }
 
-    fn accept_peer(&mut self, connection: usize) {
+    /// The other end of what `fd` is.
+    fn accept_peer(&mut self, fd: i32, connection: usize) {
         for _ in 0..100 {
+            // The handshake's last segment: a read sees the answer to the first.
+            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
+            assert_eq!(answer(read), Err(libc::EAGAIN));
             self.pump();
             if let Ok((peer, _)) = self.service.accept() {
                 peer.set_nonblocking(true).unwrap();
@@ -168,16 +176,7 @@ impl Tidewall {
 impl Column for Tidewall {
     fn pair(&mut self, fd: i32, connection: usize) {
         self.connect(fd, connection);
-        for _ in 0..100 {
-            // The handshake's last segment: a read sees the answer.
-            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
-            assert_eq!(answer(read), Err(libc::EAGAIN));
-            self.pump();
-            if answer(self.descriptors.write(at(fd), &[])) == Ok(0) {
-                return;
-            }
-        }
-        panic!("not connected");
+        assert_eq!(answer(self.descriptors.write(at(fd), &[])), Ok(0));
     }
 
     fn listener(&mut self, fd: i32) {
@@ -189,6 +188,7 @@ impl Column for Tidewall {
             .unwrap();
         self.place(opened, fd);
         self.listeners.insert(fd, address);
+        self.drive(fd);
     }
 
     fn datagram(&mut self, fd: i32, connection: usize) {
@@ -221,7 +221,7 @@ impl Column for Tidewall {
     fn accept(&mut self, fd: i32, to: i32) -> Answer<()> {
         let (opened, _) = answer(self.descriptors.accept4(at(fd), Flags::NONBLOCK))?;
         self.place(opened, to);
-        self.drive(to);
+        self.drive_subject(to);
         Ok(())
     }
 
@@ -229,8 +229,8 @@ impl Column for Tidewall {
         let address = SocketAddr::from((FAR, SERVICE));
         let opened = self.descriptors.connect(address, Flags::NONBLOCK).unwrap();
         self.place(opened, fd);
-        self.accept_peer(connection);
-        self.drive(fd);
+        self.accept_peer(fd, connection);
+        self.drive_subject(fd);
     }
 
     fn peer_write(&mut self, connection: usize, length: usize) {
