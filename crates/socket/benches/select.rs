@@ -10,20 +10,26 @@
 //! it does. So the cost is printed as it is and without one plain copy of the
 //! three, which is measured in the same run; the bound is on the latter. What the
 //! caller does to build its bitmaps anew is in neither.
+//!
+//! `-- --instructions` counts instructions instead, under valgrind, and judges them
+//! against `select_instructions.txt`; with `--keep` it writes that.
 
 #[path = "readiness/bed.rs"]
 #[allow(dead_code)]
 mod bed;
+mod instructions;
 #[path = "select/raw_linux.rs"]
 mod raw_linux;
 
 use std::hint::black_box;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, NUMBERS_EACH};
-use tidewall_socket::readiness::{DescriptorSet, Events, PollFd};
+use tidewall_socket::descriptor::{Descriptors, OpenFile};
+use tidewall_socket::readiness::{DescriptorEvent, DescriptorSet, Events, PollFd};
 
 /// Descriptors that are ready.
 const READY: usize = 10;
@@ -137,31 +143,46 @@ struct Costs {
     linux_poll: f64,
 }
 
-fn measure(watched: usize) -> std::io::Result<Costs> {
+/// A bed with so many connections, of which [`READY`] are ready, and their numbers.
+fn watch(watched: usize) -> (Bed, Vec<i32>) {
     let mut bed = Bed::new(READY, watched - READY + NUMBERS_EACH);
     bed.send_all(true);
     let highest = bed.near.limit().min(1 << 18) as i32;
     let streams = (0..highest).filter(|&fd| {
         let file = bed.near.file(fd);
-        file.is_ok_and(|file| matches!(*file, tidewall_socket::OpenFile::Stream(_)))
+        file.is_ok_and(|file| matches!(*file, OpenFile::Stream(_)))
     });
     let idle = streams.filter(|fd| !bed.fds.contains(fd));
     let mut all = bed.fds.clone();
     all.extend(idle.take(watched - READY));
     assert_eq!(all.len(), watched);
-    let mut sets = Sets::new(&all, &bed.fds);
-    let select = |sets: &mut Sets, classical: bool| {
-        let [read, write, except] = sets.now.each_mut().map(Some);
-        let count = if classical {
-            let near = &bed.near;
-            near.classical_select(sets.nfds, read, write, except, None)
-        } else {
-            bed.near.select(sets.nfds, read, write, except, None)
-        };
-        assert_eq!(count.ok(), Some(2 * READY));
+    (bed, all)
+}
+
+fn select(near: &Descriptors, sets: &mut Sets, classical: bool) {
+    let [read, write, except] = sets.now.each_mut().map(Some);
+    let count = if classical {
+        near.classical_select(sets.nfds, read, write, except, None)
+    } else {
+        near.select(sets.nfds, read, write, except, None)
     };
-    let new = median(&mut sets, Sets::rebuild, |sets| select(sets, false));
-    let classical = median(&mut sets, Sets::rebuild, |sets| select(sets, true));
+    assert_eq!(count.ok(), Some(2 * READY));
+}
+
+fn poll_list(numbers: &[i32]) -> Vec<PollFd> {
+    let entry = |&fd| PollFd::new(fd, Events::IN);
+    numbers.iter().map(entry).collect()
+}
+
+fn measure(watched: usize) -> std::io::Result<Costs> {
+    let (bed, all) = watch(watched);
+    let mut sets = Sets::new(&all, &bed.fds);
+    let new = median(&mut sets, Sets::rebuild, |sets| {
+        select(&bed.near, sets, false);
+    });
+    let classical = median(&mut sets, Sets::rebuild, |sets| {
+        select(&bed.near, sets, true);
+    });
     let mut other = Sets::new(&all, &bed.fds);
     let copy = median(
         &mut other,
@@ -171,7 +192,7 @@ fn measure(watched: usize) -> std::io::Result<Costs> {
             black_box(&mut sets.now);
         },
     );
-    let mut list: Vec<PollFd> = all.iter().map(|&fd| PollFd::new(fd, Events::IN)).collect();
+    let mut list = poll_list(&all);
     let poll = median(
         &mut list,
         |_| (),
@@ -211,7 +232,92 @@ fn measure(watched: usize) -> std::io::Result<Costs> {
     })
 }
 
-fn main() -> std::io::Result<()> {
+/// Calls of `select`, the sets built anew before each.
+fn count_select(rounds: u32, watched: usize, classical: bool) {
+    let (bed, all) = watch(watched);
+    let mut sets = Sets::new(&all, &bed.fds);
+    for _ in 0..rounds {
+        sets.rebuild();
+        select(&bed.near, &mut sets, classical);
+    }
+}
+
+/// Calls of `select` that find nothing.
+fn count_idle(rounds: u32) {
+    let (bed, all) = watch(4000);
+    let idle: Vec<i32> = all.into_iter().filter(|fd| !bed.fds.contains(fd)).collect();
+    let mut sets = Sets::new(&idle, &[]);
+    for _ in 0..rounds {
+        sets.rebuild();
+        let [read, write, except] = sets.now.each_mut().map(Some);
+        let now = Some(Duration::ZERO);
+        let count = bed.near.select(sets.nfds, read, write, except, now);
+        assert_eq!(count.ok(), Some(0));
+    }
+}
+
+fn count_poll(rounds: u32) {
+    let (bed, all) = watch(100);
+    let mut list = poll_list(&all);
+    for _ in 0..rounds {
+        assert_eq!(bed.near.poll(&mut list, None).ok(), Some(READY));
+    }
+}
+
+/// Ten events a call, each of which is read; what makes them is counted too.
+fn count_events(rounds: u32) {
+    let mut bed = Bed::new(READY, 4000);
+    for &fd in &bed.fds {
+        let declared = bed.near.declare_interest(fd, Events::IN, None);
+        assert!(declared.is_ok());
+    }
+    let mut events = [DescriptorEvent::default(); 64];
+    for _ in 0..rounds {
+        bed.send_all(true);
+        let count = bed.near.get_next_event(&mut events, None);
+        assert_eq!(count.ok(), Some(READY));
+        for event in events.iter().take(READY) {
+            assert_eq!(bed.near.read(event.fd, &mut [0; 256]).ok(), Some(64));
+        }
+    }
+}
+
+const SCENARIOS: [instructions::Scenario; 6] = [
+    ("select, 100 watched, 10 ready", |rounds| {
+        count_select(rounds, 100, false);
+    }),
+    ("select, 4000 watched, 10 ready", |rounds| {
+        count_select(rounds, 4000, false);
+    }),
+    ("classical select, 100 watched, 10 ready", |rounds| {
+        count_select(rounds, 100, true);
+    }),
+    ("select, 4000 watched, nothing ready", count_idle),
+    ("poll, 100 watched, 10 ready", count_poll),
+    (
+        "get_next_event and read, 10 events with their protocol",
+        count_events,
+    ),
+];
+
+fn main() -> ExitCode {
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/benches/select_instructions.txt"
+    );
+    if let Some(code) = instructions::main(file, &SCENARIOS) {
+        return code;
+    }
+    match costs() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn costs() -> std::io::Result<()> {
     raw_linux::raise_descriptor_limit(300_000);
     println!("ns a call, {READY} ready");
     println!("  watched   select  w/o copy  classical      poll  Linux select  Linux poll");

@@ -53,7 +53,7 @@ fn timeouts() {
     let counter = bed.counter();
     let begin = Instant::now();
     let short = Some(Duration::from_millis(30));
-    assert_eq!(bed.select(&[fd, counter], short).unwrap(), []);
+    assert_eq!(bed.select(&[fd, counter], short).unwrap(), NOBODY);
     assert!(begin.elapsed() >= Duration::from_millis(30));
     let mut list = [
         PollFd::new(fd, Events::IN),
@@ -65,7 +65,7 @@ fn timeouts() {
     assert_eq!(bed.table.select(0, None, None, None, short).unwrap(), 0);
     assert_eq!(bed.table.poll(&mut [], short).unwrap(), 0);
     assert!(begin.elapsed() >= Duration::from_millis(120));
-    assert_eq!(bed.select(&[fd, counter], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[fd, counter], NOW).unwrap(), NOBODY);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_mask_holds_for_the_time_of_the_call() {
             // It stays blocked.
             assert_eq!(now(None).unwrap(), 0);
             assert_eq!(now(Some(&other)).unwrap(), 0);
-            assert_eq!(bed.select(&[fd], short).unwrap(), []);
+            assert_eq!(bed.select(&[fd], short).unwrap(), NOBODY);
             let waited = bed.table.ppoll(&mut list, short, Some(&other));
             assert_eq!(waited.unwrap(), 0);
             // It was pending, and ends even a call that does not wait.
@@ -214,14 +214,14 @@ fn a_number_that_is_closed_wakes_who_waits_for_it() {
 fn threads_have_states_of_their_own() {
     let bed = Bed::new();
     let (one, two) = (bed.datagram(7000), bed.datagram(7001));
-    assert_eq!(bed.select(&[one, two], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[one, two], NOW).unwrap(), NOBODY);
     bed.comes(7000);
-    assert_eq!(bed.select(&[two], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[two], NOW).unwrap(), NOBODY);
     let asked = || thread::scope(|scope| scope.spawn(|| bed.select(&[one, two], LONG)).join());
     assert_eq!(asked().unwrap().unwrap(), [one]);
     assert_eq!(bed.select(&[one, two], LONG).unwrap(), [one]);
     bed.table.read(one, &mut [0; 8]).unwrap();
-    assert_eq!(bed.select(&[one, two], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[one, two], NOW).unwrap(), NOBODY);
     // All who wait for a datagram are woken: one of them takes it.
     thread::scope(|scope| {
         let sleepers = [0; 3].map(|_| scope.spawn(|| bed.select(&[one, two], LONG)));

@@ -14,13 +14,15 @@ use tidewall_wire::ethernet::MacAddress;
 pub const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub const NOW: Option<Duration> = Some(Duration::ZERO);
+/// No number.
+pub const NOBODY: [i32; 0] = [];
 /// Longer than anything takes that works.
 pub const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
 pub struct Bed {
     _link: Link,
     pub near: Stack,
-    pub far: Stack,
+    _far: Stack,
     pub table: Descriptors,
     /// Sends to the near end's sockets.
     sender: UdpSocket,
@@ -41,7 +43,7 @@ impl Bed {
             _link: link,
             table: Descriptors::new(&near, 1 << 20),
             near,
-            far,
+            _far: far,
             sender,
         }
     }

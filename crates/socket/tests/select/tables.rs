@@ -42,14 +42,14 @@ fn sets_are_as_wide_as_their_numbers() {
     let bed = Bed::new();
     let fd = bed.datagram(7000);
     let high = bed.table.dup_from(fd, (1 << 20) - 1, Flags::NONE).unwrap();
-    assert_eq!(bed.select(&[fd, high], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[fd, high], NOW).unwrap(), NOBODY);
     bed.comes(7000);
     assert_eq!(bed.select(&[fd, high], LONG).unwrap(), [fd, high]);
     let mut list = [PollFd::new(high, Events::IN | Events::OUT)];
     assert_eq!(bed.table.poll(&mut list, NOW).unwrap(), 1);
     assert_eq!(list[0].returned(), Events::IN | Events::OUT);
     bed.table.read(high, &mut [0; 8]).unwrap();
-    assert_eq!(bed.select(&[fd, high], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[fd, high], NOW).unwrap(), NOBODY);
     bed.table.close(fd).unwrap();
     bed.comes(7000);
     assert_eq!(bed.select(&[high], LONG).unwrap(), [high]);
@@ -59,7 +59,7 @@ fn sets_are_as_wide_as_their_numbers() {
 fn a_child_starts_from_nothing() {
     let bed = Bed::new();
     let (fd, other) = (bed.datagram(7000), bed.datagram(7001));
-    assert_eq!(bed.select(&[fd, other], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[fd, other], NOW).unwrap(), NOBODY);
     let child = bed.table.fork().unwrap();
     bed.comes(7000);
     assert_eq!(bed.select(&[fd, other], LONG).unwrap(), [fd]);
@@ -94,7 +94,7 @@ fn a_thread_that_ends_leaves_nothing() {
     let bed = Bed::new();
     let (fd, counter) = (bed.datagram(7000), bed.counter());
     let wait = || {
-        assert_eq!(bed.select(&[fd, counter], NOW).unwrap(), []);
+        assert_eq!(bed.select(&[fd, counter], NOW).unwrap(), NOBODY);
         let mut state = Events::NONE;
         let declared = bed
             .table
@@ -116,7 +116,7 @@ fn tables_that_end_leave_nothing() {
     for _ in 0..100 {
         let bed = Bed::new();
         let counter = bed.counter();
-        assert_eq!(bed.select(&[counter], NOW).unwrap(), []);
+        assert_eq!(bed.select(&[counter], NOW).unwrap(), NOBODY);
     }
     assert!(epoll_descriptors() < 80, "{}", epoll_descriptors());
 }
@@ -157,7 +157,7 @@ fn a_number_that_is_used_again_and_again() {
         }
         changes.join().unwrap();
     });
-    assert_eq!(bed.select(&[fd, quiet], NOW).unwrap(), []);
+    assert_eq!(bed.select(&[fd, quiet], NOW).unwrap(), NOBODY);
     bed.table.dup2(loud, fd).unwrap();
     assert_eq!(bed.select(&[fd, quiet], NOW).unwrap(), [fd]);
 }
