@@ -302,8 +302,12 @@ impl Column for Linux {
     fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)> {
         let numbers = sets.each_ref().map(|set| set.iter().map(|&fd| at(fd)));
         let (ready, sets) = raw_select::select(BASE + count, numbers)?;
-        let name = |set: Vec<i32>| set.into_iter().map(|fd| fd - BASE).collect();
-        Ok((ready, sets.map(name)))
+        // The last word's numbers from `count` on are cleared or not as they lie.
+        let below = |set: Vec<i32>| {
+            let numbers = set.into_iter().map(|fd| fd - BASE);
+            numbers.filter(|&fd| fd < count).collect()
+        };
+        Ok((ready, sets.map(below)))
     }
 
     fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {

@@ -351,8 +351,11 @@ impl Column for Tidewall {
             descriptors.select(BASE + count, read, write, except, now)
         };
         let ready = answer(ready)?;
-        let name = |set: DescriptorSet| set.iter().map(|fd| fd - BASE).collect();
-        Ok((ready, sets.map(name)))
+        let below = |set: DescriptorSet| {
+            let numbers = set.iter().map(|fd| fd - BASE);
+            numbers.filter(|&fd| fd < count).collect()
+        };
+        Ok((ready, sets.map(below)))
     }
 
     fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {
