@@ -86,15 +86,13 @@ impl ThreadContext {
                 let mut files = OpenFiles::new(descriptors, &self.watching);
                 self.interest
                     .select(selecting, &mut files, &mut self.found)?;
-                if self.found.len() > 0 {
-                    return Ok(self.found.len());
-                }
+            } else {
+                self.look_again(descriptors, selecting, insist)?;
             }
-            self.look_again(descriptors, selecting, insist)?;
-            if self.found.len() == 0 && hints.has_frames() {
+            if hints.has_frames() {
                 // Frames that were there before their socket was watched.
                 hints.process(core);
-                self.look_again(descriptors, selecting, insist)?;
+                self.look_again(descriptors, selecting, false)?;
             }
             Ok(self.found.len())
         })?;
