@@ -4,6 +4,7 @@
 mod connections;
 mod descriptors;
 mod errors;
+mod event_loop;
 mod exchange;
 mod fragments;
 mod hostile;
