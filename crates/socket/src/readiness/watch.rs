@@ -58,6 +58,7 @@ pub(crate) struct Registration {
     pub(super) kernel_key: AtomicUsize,
     /// The owner's: a token, a descriptor's number.
     key: AtomicU64,
+    slot: AtomicUsize,
     /// Events, and the flags of `epoll_ctl`.
     interest: AtomicU32,
     /// It is in the context's list of hinted ones.
@@ -97,6 +98,7 @@ impl Registration {
             own: Mutex::new(own),
             kernel_key: AtomicUsize::new(usize::MAX),
             key: AtomicU64::new(key),
+            slot: AtomicUsize::new(usize::MAX),
             interest: AtomicU32::new(interest.bits()),
             hinted: AtomicBool::new(false),
             framed: AtomicBool::new(false),
@@ -111,9 +113,13 @@ impl Registration {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// Its place in a table of its owner's.
+    /// Its place in a table of its owner's: see [`Hints::take_retired`].
     pub(super) fn slot(&self) -> usize {
-        self.manner.slot
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_slot(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Relaxed);
     }
 
     pub(crate) fn set_key(&self, key: u64) {
@@ -189,6 +195,12 @@ impl Registration {
     /// Takes it for hinted again; false when a change has done so meanwhile.
     pub(crate) fn unsettle(&self) -> bool {
         !self.hinted.swap(true, Ordering::SeqCst)
+    }
+
+    /// True for one of which only the kernel knows what it is ready for; a set may
+    /// have such in it.
+    pub(super) fn is_told_by_kernel(&self) -> bool {
+        matches!(&self.source, Source::Kernel | Source::Set(_))
     }
 
     /// True for one that only the kernel knows about.

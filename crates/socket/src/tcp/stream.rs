@@ -543,11 +543,7 @@ impl TcpStream {
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
-                    if result.is_ok() {
-                        connection.announce_state(&mut state);
-                    } else {
-                        connection.announce(&mut state);
-                    }
+                    connection.announce_state(&mut state);
                     result
                 };
                 core.tcp_after(after);

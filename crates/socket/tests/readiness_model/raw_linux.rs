@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::column::{Answer, Told};
+use crate::column::{Answer, Told};
 
 fn check(result: i32) -> Answer<i32> {
     if result < 0 {
@@ -167,4 +167,67 @@ pub fn epoll_wait(set: i32, most: usize) -> Answer<Vec<Told>> {
     let count = check(unsafe { libc::epoll_wait(set, events.as_mut_ptr(), most as i32, 0) })?;
     events.truncate(count as usize);
     Ok(events.iter().map(|it| (it.events, it.u64)).collect())
+}
+
+/// A thread, to send it signals.
+#[derive(Clone, Copy)]
+pub struct Thread(libc::pthread_t);
+
+pub fn this_thread() -> Thread {
+    // SAFETY: no arguments.
+    Thread(unsafe { libc::pthread_self() })
+}
+
+/// Sends a thread, which lives, a signal.
+pub fn signal(thread: Thread, signal: i32) {
+    // SAFETY: the tests join their threads after they have signalled them.
+    assert_eq!(unsafe { libc::pthread_kill(thread.0, signal) }, 0);
+}
+
+/// From now on the signal ends system calls, and does nothing else.
+pub fn handle(signal: i32) {
+    extern "C" fn nothing(_: i32) {}
+    // SAFETY: all-zero is a valid sigaction, without SA_RESTART; the handler does
+    // nothing, which is safe anywhere.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// Blocks a signal in the calling thread.
+pub fn block(signal: i32) {
+    // SAFETY: all-zero is a valid sigset_t, which sigemptyset initialises.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        let result = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        assert_eq!(result, 0);
+    }
+}
+
+/// `epoll_wait` into a caller's buffer, for so many milliseconds.
+pub fn wait_into(set: i32, events: &mut [libc::epoll_event], timeout: i32) -> Answer<usize> {
+    // SAFETY: writable for the length stated.
+    let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), events.len() as i32, timeout) };
+    check(count).map(|count| count as usize)
+}
+
+/// `read` into a caller's buffer.
+pub fn read_into(fd: i32, buffer: &mut [u8]) -> Answer<usize> {
+    // SAFETY: writable for the length stated.
+    let length = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    check(length as i32).map(|length| length as usize)
+}
+
+/// Lets the process have so many descriptors, if it may.
+pub fn raise_descriptor_limit(limit: u64) {
+    let limit = libc::rlimit {
+        rlim_cur: limit,
+        rlim_max: limit,
+    };
+    // SAFETY: a valid rlimit.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
 }

@@ -22,8 +22,6 @@ const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Where the tests' numbers begin, so that those on the way there are others.
 const BASE: i32 = 64;
-/// Port of the peer that accepts.
-const SERVICE: u16 = 80;
 
 enum Peer {
     Stream(TcpStream),
@@ -36,16 +34,16 @@ pub struct Tidewall {
     far: Stack,
     clock: Arc<AtomicU64>,
     pub descriptors: Descriptors,
-    service: TcpListener,
     peers: HashMap<usize, Peer>,
     /// Where listeners listen.
     listeners: HashMap<i32, SocketAddr>,
     port: u16,
-    /// Subjects' protocol runs when their set is waited on, not before.
+    /// Subjects' protocol runs when their set is waited on, or after a while.
     lazy: bool,
-    /// A set that every subject is in beside those of the test: turning it runs
-    /// their protocol.
-    eager: i32,
+    settled: usize,
+    /// Sets beside those of the test: turning one runs the protocol of what is in
+    /// it, which a helper thread does in real time. Listeners, and subjects.
+    drivers: [i32; 2],
 }
 
 fn at(fd: i32) -> i32 {
@@ -82,21 +80,19 @@ impl Tidewall {
         };
         let near = Stack::in_memory_on_clock(a, config(NEAR, 1, 2), now()).unwrap();
         let far = Stack::in_memory_on_clock(b, config(FAR, 2, 1), now()).unwrap();
-        let service = TcpListener::bind(&far, SocketAddr::from((FAR, SERVICE))).unwrap();
-        service.set_nonblocking(true).unwrap();
         let descriptors = Descriptors::new(&near, 4096);
         Tidewall {
-            eager: descriptors.epoll_create1(Flags::NONE).unwrap(),
+            drivers: [(); 2].map(|()| descriptors.epoll_create1(Flags::NONE).unwrap()),
             descriptors,
             link,
             near,
             far,
             clock,
-            service,
             peers: HashMap::new(),
             listeners: HashMap::new(),
             port: 1000,
             lazy,
+            settled: 0,
         }
     }
 
@@ -106,15 +102,13 @@ impl Tidewall {
         self.descriptors.close(opened).unwrap();
     }
 
-    /// The protocol of what is `fd` now may be run at any time.
-    fn drive(&mut self, fd: i32) {
-        if !self.lazy {
-            let event = Some(EpollEvent::default());
-            let added = self
-                .descriptors
-                .epoll_ctl(self.eager, Operation::Add, at(fd), event);
-            answer(added).unwrap();
-        }
+    /// The protocol of what is `fd` now is run by a driver.
+    fn drive(&mut self, driver: usize, fd: i32) {
+        let event = Some(EpollEvent::default());
+        let added = self
+            .descriptors
+            .epoll_ctl(self.drivers[driver], Operation::Add, at(fd), event);
+        answer(added).unwrap();
     }
 
     fn advance(&self, milliseconds: u64) {
@@ -132,19 +126,29 @@ impl Tidewall {
                 let _ = peer.peek(&mut [0]);
             }
         }
+        self.turn(0);
         if !self.lazy {
-            let mut events = [EpollEvent::default(); 64];
-            let now = Some(Duration::ZERO);
-            self.descriptors
-                .epoll_wait(self.eager, &mut events, now)
-                .unwrap();
+            self.turn(1);
         }
     }
 
-    fn accept_peer(&mut self, connection: usize) {
+    /// Runs the protocol of what is in a driver.
+    fn turn(&mut self, driver: usize) {
+        let mut events = [EpollEvent::default(); 64];
+        let now = Some(Duration::ZERO);
+        self.descriptors
+            .epoll_wait(self.drivers[driver], &mut events, now)
+            .unwrap();
+    }
+
+    /// The other end of what `fd` is.
+    fn accept_peer(&mut self, fd: i32, service: &TcpListener, connection: usize) {
         for _ in 0..100 {
+            // The handshake's last segment: a read sees the answer to the first.
+            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
+            assert_eq!(answer(read), Err(libc::EAGAIN));
             self.pump();
-            if let Ok((peer, _)) = self.service.accept() {
+            if let Ok((peer, _)) = service.accept() {
                 peer.set_nonblocking(true).unwrap();
                 peer.set_nodelay(true).unwrap();
                 self.peers.insert(connection, Peer::Stream(peer));
@@ -168,16 +172,7 @@ impl Tidewall {
 impl Column for Tidewall {
     fn pair(&mut self, fd: i32, connection: usize) {
         self.connect(fd, connection);
-        for _ in 0..100 {
-            // The handshake's last segment: a read sees the answer.
-            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
-            assert_eq!(answer(read), Err(libc::EAGAIN));
-            self.pump();
-            if answer(self.descriptors.write(at(fd), &[])) == Ok(0) {
-                return;
-            }
-        }
-        panic!("not connected");
+        assert_eq!(answer(self.descriptors.write(at(fd), &[])), Ok(0));
     }
 
     fn listener(&mut self, fd: i32) {
@@ -189,6 +184,7 @@ impl Column for Tidewall {
             .unwrap();
         self.place(opened, fd);
         self.listeners.insert(fd, address);
+        self.drive(0, fd);
     }
 
     fn datagram(&mut self, fd: i32, connection: usize) {
@@ -221,16 +217,20 @@ impl Column for Tidewall {
     fn accept(&mut self, fd: i32, to: i32) -> Answer<()> {
         let (opened, _) = answer(self.descriptors.accept4(at(fd), Flags::NONBLOCK))?;
         self.place(opened, to);
-        self.drive(to);
+        self.drive(1, to);
         Ok(())
     }
 
     fn connect(&mut self, fd: i32, connection: usize) {
-        let address = SocketAddr::from((FAR, SERVICE));
+        // A port of its own: on a clock that hardly moves, an old connection between
+        // the same ports would be in the way.
+        let address = SocketAddr::from((FAR, self.next_port()));
+        let service = TcpListener::bind(&self.far, address).unwrap();
+        service.set_nonblocking(true).unwrap();
         let opened = self.descriptors.connect(address, Flags::NONBLOCK).unwrap();
         self.place(opened, fd);
-        self.accept_peer(connection);
-        self.drive(fd);
+        self.accept_peer(fd, &service, connection);
+        self.drive(1, fd);
     }
 
     fn peer_write(&mut self, connection: usize, length: usize) {
@@ -336,6 +336,11 @@ impl Column for Tidewall {
     }
 
     fn settle(&mut self) {
+        self.settled += 1;
+        if self.settled.is_multiple_of(3) {
+            // Before the peers' retransmission timers expire.
+            self.turn(1);
+        }
         for _ in 0..4 {
             self.pump();
         }
