@@ -308,7 +308,7 @@ impl ConnectionInner {
             } else {
                 due
             };
-            core.tcp.timers.arm(self.timer, due);
+            core.tcp.arm(self.timer, due);
         }
     }
 
