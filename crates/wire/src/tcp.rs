@@ -1,10 +1,12 @@
 //! TCP segments (RFC 9293 §3.1) and the options in use: maximum segment size
 //! (RFC 9293 §3.7.1), window scale and timestamps (RFC 7323), selective
-//! acknowledgement (RFC 2018).
+//! acknowledgement (RFC 2018), Fast Open (RFC 7413).
 
 use core::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+pub use crate::fast_open::FastOpen;
+use crate::fast_open::{KIND as KIND_FAST_OPEN, KIND_EXPERIMENTAL};
 use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
 use crate::{EmitError, Protocol};
 
@@ -176,6 +178,8 @@ pub struct Options {
     pub timestamps: Option<Timestamps>,
     /// What the sender holds beyond a hole.
     pub sack: SackBlocks,
+    /// A Fast Open cookie or a request for one; on SYN segments.
+    pub fast_open: Option<FastOpen>,
 }
 
 /// Kinds of options (IANA "TCP Option Kind Numbers").
@@ -265,6 +269,9 @@ impl Options {
                         );
                     }
                 }
+                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body) => {
+                    options.fast_open = FastOpen::parse(kind, body).or(options.fast_open);
+                }
                 _ => {}
             }
         }
@@ -301,6 +308,9 @@ impl Options {
         }
         if self.window_scale.is_some() {
             length += 4;
+        }
+        if let Some(option) = &self.fast_open {
+            length += option.len();
         }
         length
     }
@@ -368,6 +378,9 @@ impl Options {
                 put(&first.to_be_bytes());
                 put(&end.to_be_bytes());
             }
+        }
+        if let Some(option) = &self.fast_open {
+            option.write(&mut put);
         }
         (bytes, at)
     }
@@ -566,20 +579,29 @@ mod tests {
     fn options() -> impl Strategy<Value = Options> {
         let sack = prop::collection::vec(any::<(u32, u32)>(), 0..4);
         let timestamps = prop::option::of(any::<(u32, u32)>());
+        let cookie = (0usize..=7, any::<[u8; 16]>(), any::<bool>());
+        let fast_open = cookie.prop_map(|(words, bytes, experimental)| {
+            // 4 to 16 bytes, or none.
+            let length = if words == 0 { 0 } else { 2 + 2 * words };
+            let option = FastOpen::cookie_of(&bytes[..length]).unwrap_or(FastOpen::REQUEST);
+            option.with_experimental(experimental)
+        });
         (
             any::<Option<u16>>(),
             any::<Option<u8>>(),
             any::<bool>(),
             timestamps,
             sack,
+            prop::option::of(fast_open),
         )
-            .prop_map(|(size, scale, permitted, timestamps, blocks)| {
+            .prop_map(|(size, scale, permitted, timestamps, blocks, fast_open)| {
                 let mut options = Options {
                     maximum_segment_size: size,
                     window_scale: scale,
                     sack_permitted: permitted,
                     timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
                     sack: SackBlocks::default(),
+                    fast_open,
                 };
                 // As many as fit: SYN segments carry none in practice.
                 for (first, end) in blocks {
@@ -670,7 +692,7 @@ mod tests {
             window_scale: Some(7),
             sack_permitted: true,
             timestamps: Some(Timestamps { value: 1, echo: 2 }),
-            sack: SackBlocks::default(),
+            ..Options::default()
         };
         let (bytes, length) = options.bytes();
         assert_eq!(
@@ -679,6 +701,56 @@ mod tests {
                 2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 7
             ]
         );
+    }
+
+    #[test]
+    fn fast_open_is_laid_out_as_linux_does() {
+        let written = |option: FastOpen| {
+            let options = Options {
+                fast_open: Some(option),
+                ..Options::default()
+            };
+            let (bytes, length) = options.bytes();
+            assert_eq!(Options::parse(&bytes[..length]), options);
+            bytes[..length].to_vec()
+        };
+        assert_eq!(written(FastOpen::REQUEST), [34, 2, 1, 1]);
+        let experimental = FastOpen::REQUEST.with_experimental(true);
+        assert_eq!(written(experimental), [254, 4, 0xf9, 0x89]);
+        let cookie = FastOpen::cookie_of(&[1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!(written(cookie), [34, 8, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            written(cookie.with_experimental(true)),
+            [254, 10, 0xf9, 0x89, 1, 2, 3, 4, 5, 6, 1, 1]
+        );
+        // With all that a SYN has, the longest cookie just fits.
+        let options = Options {
+            maximum_segment_size: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 1, echo: 2 }),
+            fast_open: FastOpen::cookie_of(&[9; 16]).map(|option| option.with_experimental(true)),
+            ..Options::default()
+        };
+        let (bytes, length) = options.bytes();
+        assert_eq!((length, options.len()), (40, 40));
+        assert_eq!(Options::parse(&bytes), options);
+    }
+
+    #[test]
+    fn cookies_of_a_wrong_length_are_no_option() {
+        for length in [1, 2, 3, 5, 7, 15, 17, 18, 20] {
+            let mut bytes = vec![34, 2 + length as u8];
+            bytes.extend(core::iter::repeat_n(7, length));
+            assert_eq!(Options::parse(&bytes).fast_open, None, "{length}");
+            assert_eq!(FastOpen::cookie_of(&bytes[2..]), None, "{length}");
+        }
+        // Another experiment.
+        assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open, None);
+        assert_eq!(Options::parse(&[254, 2]).fast_open, None);
+        // It does not undo what was said before.
+        let options = Options::parse(&[34, 2, 1, 1, 34, 3, 9]);
+        assert_eq!(options.fast_open, Some(FastOpen::REQUEST));
     }
 
     #[test]
