@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Congestion, Connection, State};
+use super::{Congestion, Connection, FastOpenFailure, State};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -20,6 +20,10 @@ pub struct Info {
     pub ecn: bool,
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     pub ecn_seen: bool,
+    /// Data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
+    pub syn_data: bool,
+    /// `tcpi_fastopen_client_fail`: why it was not.
+    pub fast_open_failure: FastOpenFailure,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
     /// `tcpi_rcv_wscale`: ours.
@@ -123,11 +127,18 @@ impl Connection {
         let counters = &self.counters;
         let expected = self.next_expected();
         Info {
-            state: self.state,
+            state: if self.send.closed && self.is_fast_opening() {
+                // Its FIN does not wait for the handshake.
+                State::FinWait1
+            } else {
+                self.state
+            },
             timestamps: self.timestamps,
             sack: self.sack,
             ecn: self.ecn.is_agreed(),
             ecn_seen: self.ecn.has_seen(),
+            syn_data: self.took_syn_data(),
+            fast_open_failure: self.fast_open_failure(),
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),

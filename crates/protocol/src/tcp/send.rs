@@ -45,10 +45,14 @@ impl Connection {
     #[inline]
     pub(super) fn plan(&self) -> Option<Plan> {
         match self.state {
-            State::SynSent | State::SynReceived => self
-                .pending
-                .has(Pending::SYNCHRONIZE)
-                .then_some(Plan::Synchronize),
+            State::SynSent | State::SynReceived => {
+                if self.pending.has(Pending::SYNCHRONIZE) {
+                    return Some(Plan::Synchronize);
+                }
+                // What is lost before the peer knows of us is sent again later.
+                let sends = self.is_fast_opening() && self.recovery.is_quiet();
+                if sends { self.plan_new() } else { None }
+            }
             State::Closed | State::TimeWait | State::FinWait2 => None,
             _ if self.recovery.is_quiet() => self.plan_new(),
             _ => self.plan_again(),
@@ -245,7 +249,8 @@ impl Connection {
                 None => break true,
             }
         };
-        if self.send.next != next && !probing {
+        let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+        if self.send.next != next && !probing && !synchronizing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
         if !sent_all {
@@ -403,7 +408,9 @@ impl Connection {
         } else {
             flags |= Flags::ACK;
         }
-        let isn = self.send.first;
+        let opens = self.is_fast_opening();
+        let isn = self.send.first.wrapping_sub(opens.into());
+        let (fast_open, length) = self.syn_extras();
         let header = Header {
             source_port: self.flow.local.port(),
             destination_port: self.flow.remote.port(),
@@ -420,15 +427,26 @@ impl Connection {
                     value: timestamp(now, self.timestamp_offset),
                     echo: self.receive.timestamp,
                 }),
+                fast_open,
                 ..Options::default()
             },
         };
-        if !self.give(header, (0, 0), self.send.mss.into(), send) {
+        if !self.give(header, (0, length), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.clear(Pending::ACKNOWLEDGE);
-        self.send.next = isn.wrapping_add(1);
+        self.syn_left(length);
+        if opens {
+            self.acknowledgment_sent(&header);
+            // What data in the SYN has taken of the window is given back.
+            let edge = header.acknowledgment.wrapping_add(header.window.into());
+            if before(self.receive.edge, edge) {
+                self.receive.edge = edge;
+            }
+        } else if self.send.next == isn {
+            self.send.next = isn.wrapping_add(1 + length);
+        }
         self.send.last = now;
         let timeout = self.retransmission_timeout();
         self.timers.set(Timer::Retransmit, now, timeout);

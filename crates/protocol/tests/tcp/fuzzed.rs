@@ -292,6 +292,7 @@ fn frozen_connection() -> Vec<u8> {
         timestamp_offset: 0,
         window: 1000,
         round_trip: None,
+        fast_open: None,
     };
     let mut engine = tcp::Connection::accept(&handshake, &tcp::Config::default(), now);
     engine.write(&[1; 300]).unwrap();

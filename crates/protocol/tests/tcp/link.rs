@@ -531,6 +531,7 @@ pub fn answer_syn(
         timestamp_offset: offset,
         window: 0,
         round_trip: None,
+        fast_open: None,
     };
     let header = Header {
         source_port: segment.flow.local.port(),
