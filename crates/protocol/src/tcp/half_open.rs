@@ -17,7 +17,7 @@ use super::{Flow, Time};
 pub(super) const RETRIES: u8 = 5;
 /// How long the first answer waits for its acknowledgment (RFC 6298 §2);
 /// doubled each time.
-const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 const QUEUES: usize = RETRIES as usize + 1;
 
 /// A connection in SYN-RECEIVED.

@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
+use super::half_open::{FIRST_TIMEOUT, RETRIES};
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
@@ -448,7 +449,12 @@ impl Connection {
             self.send.next = isn.wrapping_add(1 + length);
         }
         self.send.last = now;
-        let timeout = self.retransmission_timeout();
+        let timeout = if opens {
+            // A listener's answers come at these times.
+            FIRST_TIMEOUT * (1 << self.send.retries.min(RETRIES + 1))
+        } else {
+            self.retransmission_timeout()
+        };
         self.timers.set(Timer::Retransmit, now, timeout);
         true
     }
