@@ -214,7 +214,9 @@ impl TcpInfo {
                 | u8::from(info.sack) << 1
                 | u8::from(scaling) << 2
                 | u8::from(info.ecn) << 3
-                | u8::from(info.ecn_seen) << 4,
+                | u8::from(info.ecn_seen) << 4
+                | u8::from(info.syn_data) << 5,
+            limits: (info.fast_open_failure as u8) << 1,
             window_scales: info.send_window_scale | info.receive_window_scale << 4,
             rto: micros(info.retransmission_timeout),
             snd_mss: info.send_mss,
