@@ -122,12 +122,17 @@ impl Host {
         self.without_cookie() || peer.is_some_and(|peer| peer.cookie.is_some())
     }
 
+    /// Whether clients may use Fast Open.
+    pub(super) fn fast_client(&self) -> bool {
+        self.config.sysctl.fastopen & enable::CLIENT != 0
+    }
+
     /// A socket's `connect` is to be a fast one (`TCP_FASTOPEN_CONNECT`).
     pub(super) fn connects_fast(&self, fd: Fd) -> bool {
         let wanted = self
             .get(fd)
             .is_ok_and(|socket| socket.options.fast_open_connect);
-        wanted && self.config.sysctl.fastopen & enable::CLIENT != 0
+        wanted && self.fast_client()
     }
 
     /// A write with MSG_FASTOPEN. The connection begins with it.
@@ -138,7 +143,7 @@ impl Host {
         nonblocking: bool,
         to: Option<SocketAddr>,
     ) -> Result<usize> {
-        if self.config.sysctl.fastopen & enable::CLIENT == 0 {
+        if !self.fast_client() {
             return Err(Failure::Errno(libc::EOPNOTSUPP));
         }
         let socket = self.get(fd)?;
@@ -149,16 +154,23 @@ impl Host {
                 let id = self.begin_connect(fd, to, true)?;
                 self.send_with_syn(id, fd, bytes, nonblocking)
             }
+            Kind::Stream(id) if self.is_deferred(id) => {
+                self.send_with_syn(id, fd, bytes, nonblocking)
+            }
+            // Once the handshake is complete, a write like any other.
             Kind::Stream(id) if socket.connecting => {
-                if socket.sent_with_syn.is_none() {
-                    return Err(Failure::Errno(libc::EALREADY));
-                }
                 self.continue_with_syn(id, fd, bytes, nonblocking)
             }
-            Kind::Stream(_) => Err(Failure::Errno(libc::EISCONN)),
-            Kind::Listener => Err(Failure::Errno(libc::EISCONN)),
+            Kind::Stream(_) | Kind::Listener => Err(Failure::Errno(libc::EISCONN)),
             Kind::Epoll(_) => Err(Failure::Errno(libc::ENOTSOCK)),
         }
+    }
+
+    /// True while a connection's SYN waits for a write.
+    pub(super) fn is_deferred(&self, id: ConnectionId) -> bool {
+        self.connections
+            .get(&id)
+            .is_some_and(|entry| entry.deferred)
     }
 
     /// The SYN of a deferred connection leaves, with as much of the bytes as fits.

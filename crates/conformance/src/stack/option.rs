@@ -107,6 +107,7 @@ impl Host {
     pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
         self.stream(fd)?;
         let now = self.now;
+        let fast_client = self.fast_client();
         let socket = self.get_mut(fd)?;
         let options = &mut socket.options;
         match (level, option) {
@@ -166,6 +167,9 @@ impl Host {
             }
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => {
                 let on = between(int(value)?, 0, 1)? != 0;
+                if !fast_client {
+                    return Err(Failure::Errno(libc::EOPNOTSUPP));
+                }
                 if !matches!(socket.kind, Kind::Fresh) {
                     return Err(Failure::Errno(libc::EINVAL));
                 }

@@ -144,11 +144,7 @@ impl Host {
             if socket.sent_with_syn.is_some() {
                 return self.continue_with_syn(id, fd, &parts.concat(), nonblocking);
             }
-            if self
-                .connections
-                .get(&id)
-                .is_some_and(|entry| entry.deferred)
-            {
+            if self.is_deferred(id) {
                 return self.send_with_syn(id, fd, &parts.concat(), nonblocking);
             }
         }

@@ -13,7 +13,7 @@ use tidewall_wire::tcp::{FastOpen, Flags, Header, before};
 
 use super::connection::{Connection, MSS_MIN, Pending};
 use super::timers::Timer;
-use super::{Config, Flow, Segment, State, Time, microseconds};
+use super::{Config, Flow, Segment, State, Time, microseconds, timestamp};
 
 /// Room that is left in a SYN with data for options that middleboxes add: all
 /// that a header has (as Linux).
@@ -454,6 +454,17 @@ impl Connection {
         } else {
             self.restart_timer(now);
         }
+    }
+
+    /// Whether the timestamp that a SYN-ACK echoes is of no SYN of ours: it is then
+    /// an old duplicate, whatever it acknowledges (as Linux).
+    pub(super) fn is_echo_of_none(&self, header: &Header, now: Time) -> bool {
+        let Some(theirs) = header.options.timestamps.filter(|_| self.timestamps) else {
+            return false;
+        };
+        let first = self.send.stalled.unwrap_or(self.send.last);
+        let [first, last] = [first, now].map(|time| timestamp(time, self.timestamp_offset));
+        theirs.echo != 0 && (before(theirs.echo, first) || before(last, theirs.echo))
     }
 
     /// Takes from the SYN-ACK what is to be known of Fast Open.

@@ -130,7 +130,7 @@ impl Connection {
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
         let acceptable = acknowledges && self.acknowledges_syn(header);
-        if acknowledges && !acceptable {
+        if acknowledges && (!acceptable || self.is_echo_of_none(header, now)) {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
