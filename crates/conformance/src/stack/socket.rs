@@ -296,6 +296,7 @@ impl Host {
                     Failure::Blocked
                 })
             }
+            Kind::Stream(id) if self.is_deferred(id) => Err(Failure::Errno(libc::EISCONN)),
             Kind::Stream(id) if socket.connecting => self.continue_connect(fd, id, nonblocking),
             Kind::Stream(_) | Kind::Listener => Err(Failure::Errno(libc::EISCONN)),
             Kind::Epoll(_) => Err(Failure::Errno(libc::ENOTSOCK)),

@@ -360,12 +360,14 @@ impl Connection {
     fn lower_path_mtu(&mut self, mtu: u32, now: Time) {
         let headers = if self.flow.remote.is_ipv4() { 40 } else { 60 };
         let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        if self.path_told(mss, now)
-            && self.state != State::SynSent
-            && self.state != State::SynReceived
-        {
+        if !self.path_told(mss, now) {
+            return;
+        }
+        match self.state {
+            State::SynSent => self.send_plain_syn(),
+            State::SynReceived => {}
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
-            self.lose_all(now);
+            _ => self.lose_all(now),
         }
     }
 

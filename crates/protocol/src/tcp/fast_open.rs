@@ -220,8 +220,10 @@ impl FastOpenState {
     const REFUSED: u16 = 2048;
     /// The network may drop what has to do with Fast Open.
     const BLACK_HOLE: u16 = 4096;
+    /// The SYN with data was too large for the path: another goes without.
+    const TOO_LARGE: u16 = 8192;
     /// All of them.
-    pub(super) const ALL: u16 = 8191;
+    pub(super) const ALL: u16 = 16383;
 
     pub(super) const fn new(now: Time) -> Self {
         Self {
@@ -369,7 +371,8 @@ impl Connection {
     /// go with it: both with the first one only, for what comes again must get
     /// through.
     pub(super) fn syn_extras(&self) -> (Option<FastOpen>, u32) {
-        let Some(state) = self.fast_open.as_ref().filter(|_| self.send.retries == 0) else {
+        let first = self.send.retries == 0 && !self.fast_open_has(FastOpenState::TOO_LARGE);
+        let Some(state) = self.fast_open.as_ref().filter(|_| first) else {
             return (None, 0);
         };
         if self.state == State::SynSent {
@@ -377,6 +380,17 @@ impl Connection {
         } else {
             let answers = state.has(FastOpenState::ANSWERING);
             (state.option.filter(|_| answers), 0)
+        }
+    }
+
+    /// The path does not carry the SYN with its data: without, it is small enough.
+    pub(super) fn send_plain_syn(&mut self) {
+        if let Some(state) = &mut self.fast_open
+            && state.has(FastOpenState::DATA)
+            && !state.has(FastOpenState::TOO_LARGE)
+        {
+            state.set(FastOpenState::TOO_LARGE);
+            self.pending.add(Pending::SYNCHRONIZE);
         }
     }
 
@@ -470,7 +484,7 @@ impl Connection {
     /// Takes from the SYN-ACK what is to be known of Fast Open.
     pub(super) fn learn_fast_open(&mut self, header: &Header) {
         let all = header.acknowledgment == self.send.next;
-        let again = self.send.retries > 0;
+        let again = self.send.retries > 0 || self.fast_open_has(FastOpenState::TOO_LARGE);
         let Some(state) = &mut self.fast_open else {
             return;
         };

@@ -201,6 +201,8 @@ impl Connection {
             // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
             sequence = sequence.wrapping_add(1);
             syn = false;
+            // That SYN has come twice (as Linux).
+            self.acknowledge_copy(header.sequence, sequence);
         }
         if !self.passes_paws(segment, now) {
             return;
