@@ -243,6 +243,9 @@ impl Host {
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
                 connection.set_user_timeout(options.user_timeout);
             }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                connection.set_syn_retries(options.syn_retries.unwrap_or(6));
+            }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => connection.set_quick_ack(options.quickack),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if options.maximum_segment != 0 => {
                 connection.set_maximum_segment(options.maximum_segment);

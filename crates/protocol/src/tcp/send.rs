@@ -375,7 +375,7 @@ impl Connection {
         if tells {
             self.ecn.told();
         }
-        if length > 0 && (self.answers_data(now) || !again && self.answers_syn()) {
+        if length > 0 && self.answers_data(now) {
             // Data follows data: acknowledgments will have company.
             self.receive.interactive = true;
         }
@@ -396,13 +396,6 @@ impl Connection {
     fn answers_data(&self, now: Time) -> bool {
         let age = milliseconds(now).wrapping_sub(self.receive.data_at);
         self.counters.bytes_received > 0 && age < self.config.delayed_ack.0
-    }
-
-    /// True when data has waited for the SYN-ACK that is to be acknowledged: what
-    /// follows will have company, too (Linux asks whether a writer waits).
-    #[inline]
-    fn answers_syn(&self) -> bool {
-        self.counters.bytes_received == 0 && self.pending.has(Pending::ACKNOWLEDGE)
     }
 
     #[cold]
