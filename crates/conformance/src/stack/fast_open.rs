@@ -194,6 +194,11 @@ impl Host {
                 taken => Ok(taken),
             };
         }
+        if let Some(entry) = self.connections.get_mut(&id)
+            && taken < bytes.len()
+        {
+            entry.connection.set_writer_waiting();
+        }
         self.get_mut(fd)?.sent_with_syn = Some(taken);
         Err(Failure::Blocked)
     }

@@ -222,8 +222,10 @@ impl FastOpenState {
     const BLACK_HOLE: u16 = 4096;
     /// The SYN with data was too large for the path: another goes without.
     const TOO_LARGE: u16 = 8192;
+    /// A writer waits with the rest of what the SYN has begun.
+    const WRITER_WAITS: u16 = 16384;
     /// All of them.
-    pub(super) const ALL: u16 = 16383;
+    pub(super) const ALL: u16 = 32767;
 
     pub(super) const fn new(now: Time) -> Self {
         Self {
@@ -284,6 +286,25 @@ impl Connection {
         }
         connection.fast_open = Some(Box::new(state));
         connection
+    }
+
+    /// A writer waits with more than the SYN takes, and will write it as soon as the
+    /// connection is established: the SYN-ACK is acknowledged with that data
+    /// (Linux looks at `sk_write_pending`). For [`Connection::connect_fast`].
+    pub fn set_writer_waiting(&mut self) {
+        if let Some(state) = &mut self.fast_open {
+            state.set(FastOpenState::WRITER_WAITS);
+        }
+    }
+
+    /// The acknowledgment of the SYN-ACK waits for data, if any will come.
+    pub(super) fn await_writer(&mut self, now: Time) {
+        if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.first == self.send.next {
+            self.pending.clear(Pending::ACKNOWLEDGE);
+            self.receive.interactive = true;
+            let delay = self.config.delayed_ack.get();
+            self.timers.set(Timer::Acknowledge, now, delay);
+        }
     }
 
     fn fast_open_has(&self, flag: u16) -> bool {

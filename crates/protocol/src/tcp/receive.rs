@@ -178,6 +178,7 @@ impl Connection {
         self.take_window(header.sequence, self.send.first, header.window.into());
         self.establish(now, lost);
         self.settle_syn_data(now);
+        self.await_writer(now);
         if !segment.payload.is_empty() || flags.contains(Flags::FIN) {
             self.take_text(header.sequence.wrapping_add(1), segment, now);
         }

@@ -164,6 +164,26 @@ fn what_the_syn_ack_leaves_out_is_sent_again_at_once() {
 }
 
 #[test]
+fn the_syn_ack_is_acknowledged_with_what_a_writer_holds() {
+    let mut peer = client(&plain(), &known());
+    assert_eq!(peer.engine.write(&[7; 2000]), Ok(960));
+    peer.engine.set_writer_waiting();
+    peer.sent();
+    give_option(&mut peer, 960, None, b"");
+    assert_eq!(peer.brief(), []);
+    peer.write(500);
+    assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 960, 0, 500)]);
+    // Should it not come, the acknowledgment waits no longer than any.
+    let mut peer = client(&plain(), &known());
+    peer.write(100);
+    peer.engine.set_writer_waiting();
+    peer.sent();
+    give_option(&mut peer, 100, None, b"");
+    assert_eq!(peer.wait_for_timer(), ms(40));
+    assert_eq!(peer.brief(), [(ACK, 100, 0, 0)]);
+}
+
+#[test]
 fn an_acknowledgment_beyond_the_data_is_refused() {
     let mut peer = client(&plain(), &known());
     peer.write(100);
