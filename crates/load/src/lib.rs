@@ -44,6 +44,7 @@ mod swallow;
 pub mod template;
 
 pub use prefix::{InvalidPrefix, Prefix};
+pub use raw_socket::wait_readable;
 pub use raw_tcp::raise_descriptors;
 pub use report::{
     BlastCounts, BlastReport, HttpCounts, HttpReport, IdleReport, InterfaceCounters, Latency,

@@ -126,7 +126,10 @@ pub(crate) fn bind_to_interface(socket: BorrowedFd<'_>, interface: &str) -> io::
 
 /// Sleeps until one of the descriptors is readable or `timeout` is over. A
 /// signal ends the sleep too.
-pub(crate) fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// What `ppoll` reports.
+pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
     let mut entries: Vec<libc::pollfd> = descriptors
         .iter()
         .map(|descriptor| libc::pollfd {

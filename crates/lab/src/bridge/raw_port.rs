@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::{self, size_of, size_of_val};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -306,32 +306,8 @@ fn read_control(header: &libc::msghdr, now: SystemTime, arrival: &mut Arrival) {
 /// # Errors
 /// What `ppoll` reports.
 pub(super) fn wait(ports: &[Port], timeout: Duration) -> io::Result<()> {
-    let mut entries: Vec<libc::pollfd> = ports
-        .iter()
-        .map(|port| libc::pollfd {
-            fd: port.fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        })
-        .collect();
-    let timeout = libc::timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    // SAFETY: as many entries are passed as are announced; the timespec outlives
-    // the call; no signal mask is passed.
-    let result = unsafe {
-        libc::ppoll(
-            entries.as_mut_ptr(),
-            entries.len() as libc::nfds_t,
-            &raw const timeout,
-            ptr::null(),
-        )
-    };
-    match checked(result) {
-        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-        _ => Ok(()),
-    }
+    let descriptors: Vec<_> = ports.iter().map(|port| port.fd.as_fd()).collect();
+    tidewall_load::wait_readable(&descriptors, timeout)
 }
 
 /// Makes the calling thread's sleeps end as exactly as the kernel can: ordinary

@@ -224,7 +224,7 @@ impl Connection {
         let sequences = (self.send.first, self.send.next);
         let counts = seen.twice && !seen.probe_twice && self.recovery.rack.reordered > 0;
         self.recovery.rack.adapt(counts, sequences.0, sequences.1);
-        self.judge_probe(acknowledgment, &seen, now);
+        self.judge_probe(acknowledgment, &seen);
         seen.duplicate = plain && !seen.advanced && !seen.twice && !before(acknowledgment, first);
         let usual = (seen.advanced || !plain)
             && !seen.sacked
@@ -251,7 +251,7 @@ impl Connection {
         if seen.twice {
             self.recover(&mut seen, now);
         }
-        self.judge_probe(header.acknowledgment, &seen, now);
+        self.judge_probe(header.acknowledgment, &seen);
     }
 
     fn feedback(&self, header: &Header, plain: bool) -> Feedback {

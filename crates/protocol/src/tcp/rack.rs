@@ -210,7 +210,7 @@ impl Connection {
         let (losses, wait) = self.find_losses(now);
         if losses.bytes > 0 {
             if self.recovery.phase != Phase::Fast {
-                self.enter_recovery(false, now);
+                self.enter_recovery(false);
             }
             let mss = self.send.mss.into();
             self.reduce_window(mss, losses.bytes, false);

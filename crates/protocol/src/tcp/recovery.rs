@@ -186,18 +186,18 @@ impl Connection {
             return;
         }
         if self.try_undo_by_duplicates() {
-            self.try_to_open(seen.congestion, now);
+            self.try_to_open(seen.congestion);
         }
         self.identify_losses(seen, now);
         if self.recovery.phase != Phase::Fast && self.recovery.board.lost() > 0 {
             // Undone, and yet something is lost: another recovery.
-            self.enter_recovery(seen.congestion, now);
+            self.enter_recovery(seen.congestion);
         }
     }
 
     fn begin_recovering(&mut self, seen: &Feedback, now: Time) {
         if self.recovery.board.lost() == 0 {
-            self.try_to_open(seen.congestion, now);
+            self.try_to_open(seen.congestion);
             return;
         }
         if self.recovery.phase < Phase::Reduced
@@ -207,7 +207,7 @@ impl Connection {
             self.path_probe_lost(end, now);
             return;
         }
-        self.enter_recovery(seen.congestion, now);
+        self.enter_recovery(seen.congestion);
     }
 
     /// A probe of the path's MTU was lost and what followed it was not: that says
@@ -256,7 +256,7 @@ impl Connection {
     }
 
     /// Fast recovery begins; `marked` when the network has told of congestion.
-    pub(super) fn enter_recovery(&mut self, marked: bool, now: Time) {
+    pub(super) fn enter_recovery(&mut self, marked: bool) {
         self.recovery.forget_stamp();
         let mss = self.send.mss.into();
         self.recovery.undo.restores = false;
@@ -264,7 +264,7 @@ impl Connection {
         self.recovery.begin_undo(first, mss);
         if !self.recovery.is_reducing() {
             self.recovery.undo.restores = !marked;
-            self.begin_reduction(now);
+            self.begin_reduction();
         }
         self.recovery.phase = Phase::Fast;
         self.recovery.new_first = false;
@@ -322,10 +322,10 @@ impl Connection {
     }
 
     /// The state when nothing is known to be lost.
-    pub(super) fn try_to_open(&mut self, marked: bool, now: Time) {
+    pub(super) fn try_to_open(&mut self, marked: bool) {
         self.recovery.forget_stamp();
         if marked {
-            self.enter_reduction(now);
+            self.enter_reduction();
         }
         if self.recovery.phase != Phase::Reduced {
             self.keep_open();

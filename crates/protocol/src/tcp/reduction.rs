@@ -2,7 +2,6 @@
 //! updated by RFC 9937), with the bounds as Linux chooses between them. Recovery
 //! and an echoed congestion mark are paced by the same.
 
-use super::Time;
 use super::connection::Connection;
 use super::recovery::{Phase, Recovery};
 use super::tail_probe::TailProbe;
@@ -29,7 +28,7 @@ impl Recovery {
 
 impl Connection {
     /// A reduction begins: all that is in flight now belongs to it.
-    pub(super) fn begin_reduction(&mut self, now: Time) {
+    pub(super) fn begin_reduction(&mut self) {
         let mss = u32::from(self.send.mss);
         self.recovery.end = self.send.next;
         self.recovery.probe = TailProbe::None;
@@ -38,7 +37,7 @@ impl Connection {
             delivered: 0,
             sent: 0,
         };
-        self.congestion.on_loss(mss, now);
+        self.congestion.on_loss(mss);
         self.ecn.reduced();
         // The window falls as acknowledgments come, not at once.
         self.congestion.set_window(self.recovery.reduction.window);
@@ -47,11 +46,11 @@ impl Connection {
     /// The network has marked something as having met congestion, and nothing
     /// is lost: reduces the window once for what is in flight (RFC 3168 §6.1.2,
     /// Linux's state CWR). The caller says so at every echo.
-    pub(super) fn enter_reduction(&mut self, now: Time) {
+    pub(super) fn enter_reduction(&mut self) {
         self.recovery.undo.forbid();
         if self.recovery.phase < Phase::Reduced {
             self.recovery.undo.marker = None;
-            self.begin_reduction(now);
+            self.begin_reduction();
             self.recovery.phase = Phase::Reduced;
         }
     }

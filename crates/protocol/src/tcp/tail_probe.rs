@@ -149,7 +149,7 @@ impl Connection {
 
     /// What an acknowledgment says of the probe (RFC 8985 §7.4): whether it alone
     /// repaired a loss, for which the window is then reduced.
-    pub(super) fn judge_probe(&mut self, acknowledgment: u32, seen: &Feedback, now: Time) {
+    pub(super) fn judge_probe(&mut self, acknowledgment: u32, seen: &Feedback) {
         let TailProbe::Sent { end, again } = self.recovery.probe else {
             return;
         };
@@ -159,7 +159,7 @@ impl Connection {
         if !again || seen.probe_twice {
             self.recovery.probe = TailProbe::None;
         } else if before(end, acknowledgment) {
-            self.begin_reduction(now);
+            self.begin_reduction();
             self.recovery.phase = Phase::Reduced;
             self.end_reduction();
             self.keep_open();

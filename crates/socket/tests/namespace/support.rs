@@ -247,6 +247,12 @@ pub fn ask_once(socket: &KernelSocket, to: SocketAddr, payload: &[u8]) -> bool {
     matches!(socket.recv_from(&mut buffer), Ok((length, _)) if buffer[..length] == *payload)
 }
 
+/// Segments that were sent again, tail loss probes aside: such a probe leaves
+/// when an acknowledgment is late (RFC 8985 §7), and on a busy machine one is.
+pub fn repeated(info: &tidewall_socket::tcp::Info) -> u32 {
+    info.retransmissions.saturating_sub(info.loss_probes)
+}
+
 /// Waits, at most three seconds, for `done`.
 pub fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(3);

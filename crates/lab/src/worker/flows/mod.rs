@@ -3,7 +3,7 @@
 //!
 //! The server is the same on either stack, an event loop over
 //! [`StreamHost`](tidewall_service::StreamHost). A client is always Linux. It
-//! says what it wants in a [`Request`]. Who receives bulk counts it, from the
+//! says what it wants in a request of nine bytes. Who receives bulk counts it, from the
 //! first bytes on and for the time asked for, so that neither the handshake nor
 //! what is left in a send buffer matters.
 

@@ -246,7 +246,7 @@ impl Controller {
 
     /// A loss was detected, or a mark of congestion has come; fast recovery
     /// begins. The window is the threshold then, unless recovery sets another.
-    pub(super) fn on_loss(&mut self, mss: u32, _now: Time) {
+    pub(super) fn on_loss(&mut self, mss: u32) {
         self.reduce(mss);
         self.window = self.threshold;
     }

@@ -53,7 +53,7 @@ fn slow_start_doubles_the_window_however_acknowledgments_are_coalesced() {
 #[test]
 fn newreno_grows_by_a_segment_a_round_trip() {
     let mut reno = Controller::new(20 * MSS, Congestion::NewReno);
-    reno.on_loss(MSS, Duration::ZERO);
+    reno.on_loss(MSS);
     assert_eq!((reno.window(), reno.threshold()), (10 * MSS, 10 * MSS));
     for _ in 0..10 {
         acknowledge(&mut reno, MSS, 10 * MSS);
@@ -73,7 +73,7 @@ fn reductions_are_linuxs_in_whole_segments() {
     ] {
         for (congestion, expected) in [(Congestion::Cubic, cubic), (Congestion::NewReno, reno)] {
             let mut controller = Controller::new(segments * MSS, congestion);
-            controller.on_loss(MSS, Duration::ZERO);
+            controller.on_loss(MSS);
             let after = (controller.window(), controller.threshold());
             assert_eq!(
                 after,
@@ -95,7 +95,7 @@ fn a_window_that_is_not_used_does_not_grow() {
             acknowledge(&mut controller, MSS, 6 * MSS);
         }
         assert_eq!(controller.window(), 12 * MSS, "twice what is used");
-        controller.on_loss(MSS, Duration::ZERO);
+        controller.on_loss(MSS);
         let window = controller.window();
         for _ in 0..100 {
             acknowledge(&mut controller, MSS, window - MSS);
@@ -136,9 +136,9 @@ fn undoing_brings_window_and_threshold_back() {
         // CUBIC is in its first slow start again, with HyStart++.
         assert_eq!(controller.congestion(), congestion);
         assert!(controller.is_sound());
-        controller.on_loss(MSS, Duration::ZERO);
+        controller.on_loss(MSS);
         let (first, threshold) = (controller.window(), controller.threshold());
-        controller.on_loss(MSS, Duration::ZERO);
+        controller.on_loss(MSS);
         controller.undo();
         assert_eq!(
             (controller.window(), controller.threshold()),
@@ -155,7 +155,7 @@ fn idleness_halves_the_window_for_each_timeout() {
             let full = controller.window();
             acknowledge(&mut controller, MSS, full);
         }
-        controller.on_loss(MSS, Duration::ZERO);
+        controller.on_loss(MSS);
         let (window, threshold) = (controller.window(), controller.threshold());
         let idle = |time| {
             let mut controller = controller;
@@ -200,7 +200,7 @@ fn another_algorithm_goes_on_from_the_window() {
     let mut controller = Controller::new(10 * MSS, Congestion::Cubic);
     controller.set_congestion(Congestion::NewReno);
     assert_eq!(controller.congestion(), Congestion::NewReno);
-    controller.on_loss(MSS, Duration::ZERO);
+    controller.on_loss(MSS);
     controller.set_congestion(Congestion::Cubic);
     assert_eq!(
         (controller.window(), controller.threshold()),
