@@ -121,15 +121,23 @@ pub struct Timestamps {
 
 /// Blocks of a SACK option (RFC 2018 §3), first and one past the last sequence
 /// number each, in the order of the option.
+///
+/// A SYN has none: there the room is lent to a Fast Open option, so that every
+/// other segment is spared it ([`Options::fast_open`]).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); Self::MAX],
+    /// How many; with [`Self::LENT`], the length of a cookie.
     count: u8,
 }
 
 impl SackBlocks {
     /// The most blocks that fit.
     pub const MAX: usize = 4;
+    /// The room has a Fast Open option.
+    const LENT: u8 = 0x80;
+    /// It is of the experimental form.
+    const EXPERIMENTAL: u8 = 0x40;
 
     /// Adds a block; false when there is no room.
     pub fn push(&mut self, first: u32, end: u32) -> bool {
@@ -153,8 +161,51 @@ impl SackBlocks {
 
     /// True when there are none: the option is then left out.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.count == 0 || self.count >= Self::LENT
+    }
+
+    fn of_fast_open(option: &FastOpen) -> Self {
+        let mut lent = Self::default();
+        let cookie = option.cookie();
+        let mut words = cookie.chunks(4).map(|bytes| {
+            let mut word = [0; 4];
+            for (place, byte) in word.iter_mut().zip(bytes) {
+                *place = *byte;
+            }
+            u32::from_be_bytes(word)
+        });
+        for place in &mut lent.blocks {
+            *place = (
+                words.next().unwrap_or_default(),
+                words.next().unwrap_or_default(),
+            );
+        }
+        lent.count = Self::LENT | cookie.len() as u8;
+        if option.is_experimental() {
+            lent.count |= Self::EXPERIMENTAL;
+        }
+        lent
+    }
+
+    fn fast_open(&self) -> Option<FastOpen> {
+        if self.count < Self::LENT {
+            return None;
+        }
+        let mut bytes = [0; FastOpen::MAX];
+        let words = self.blocks.iter().flat_map(|&(first, end)| [first, end]);
+        for (place, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_be_bytes();
+        }
+        let length = usize::from(self.count & !(Self::LENT | Self::EXPERIMENTAL));
+        let cookie = bytes.get(..length).and_then(FastOpen::cookie_of);
+        let experimental = self.count & Self::EXPERIMENTAL != 0;
+        Some(
+            cookie
+                .unwrap_or(FastOpen::REQUEST)
+                .with_experimental(experimental),
+        )
     }
 }
 
@@ -178,8 +229,6 @@ pub struct Options {
     pub timestamps: Option<Timestamps>,
     /// What the sender holds beyond a hole.
     pub sack: SackBlocks,
-    /// A Fast Open cookie or a request for one; on SYN segments.
-    pub fast_open: Option<FastOpen>,
 }
 
 /// Kinds of options (IANA "TCP Option Kind Numbers").
@@ -269,23 +318,60 @@ impl Options {
                         );
                     }
                 }
-                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body) => {
-                    options.fast_open = FastOpen::parse(kind, body).or(options.fast_open);
+                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body) if options.sack.is_empty() => {
+                    if let Some(option) = FastOpen::parse(kind, body) {
+                        options.sack = SackBlocks::of_fast_open(&option);
+                    }
                 }
                 _ => {}
             }
         }
     }
 
+    /// A Fast Open cookie or a request for one; on SYN segments.
+    #[must_use]
+    #[inline]
+    pub fn fast_open(&self) -> Option<FastOpen> {
+        self.sack.fast_open()
+    }
+
+    /// With a Fast Open option, which takes the place of SACK blocks; `None` leaves
+    /// everything as it is.
+    #[must_use]
+    pub fn with_fast_open(mut self, option: Option<FastOpen>) -> Self {
+        if let Some(option) = &option {
+            self.sack = SackBlocks::of_fast_open(option);
+        }
+        self
+    }
+
     /// Bytes that the options take in a header, a multiple of four. SACK blocks
     /// that do not fit into 40 bytes beside the rest are left out.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
+        if self.only_timestamps().is_some() {
+            return 12;
+        }
+        self.any_len()
+    }
+
+    fn any_len(&self) -> usize {
         self.len_without_sack()
             + match self.sack_count() {
                 0 => 0,
                 count => 4 + 8 * count,
             }
+    }
+
+    /// The timestamps, if there is nothing else, as in nearly every segment.
+    #[inline]
+    fn only_timestamps(&self) -> Option<Timestamps> {
+        let more = self.maximum_segment_size.is_some()
+            | self.window_scale.is_some()
+            | self.sack_permitted
+            | (self.sack.count != 0);
+        self.timestamps.filter(|_| !more)
     }
 
     /// True when there are none.
@@ -294,7 +380,6 @@ impl Options {
         self.len() == 0
     }
 
-    #[inline]
     fn len_without_sack(&self) -> usize {
         let mut length = 0;
         if self.maximum_segment_size.is_some() {
@@ -309,7 +394,7 @@ impl Options {
         if self.window_scale.is_some() {
             length += 4;
         }
-        if let Some(option) = &self.fast_open {
+        if let Some(option) = self.fast_open() {
             length += option.len();
         }
         length
@@ -326,10 +411,7 @@ impl Options {
     #[inline]
     fn bytes(&self) -> ([u8; HEADER_MAX - HEADER_LEN], usize) {
         let mut bytes = [kind::NO_OPERATION; HEADER_MAX - HEADER_LEN];
-        if let Some(timestamps) = self.timestamps
-            && self.len() == 12
-            && !self.sack_permitted
-        {
+        if let Some(timestamps) = self.only_timestamps() {
             bytes[2..4].copy_from_slice(&[kind::TIMESTAMPS, 10]);
             bytes[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
             bytes[8..12].copy_from_slice(&timestamps.echo.to_be_bytes());
@@ -379,7 +461,7 @@ impl Options {
                 put(&end.to_be_bytes());
             }
         }
-        if let Some(option) = &self.fast_open {
+        if let Some(option) = self.fast_open() {
             option.write(&mut put);
         }
         (bytes, at)
@@ -601,7 +683,6 @@ mod tests {
                     sack_permitted: permitted,
                     timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
                     sack: SackBlocks::default(),
-                    fast_open,
                 };
                 // As many as fit: SYN segments carry none in practice.
                 for (first, end) in blocks {
@@ -611,7 +692,7 @@ mod tests {
                         options = before;
                     }
                 }
-                options
+                options.with_fast_open(fast_open)
             })
     }
 
@@ -706,10 +787,7 @@ mod tests {
     #[test]
     fn fast_open_is_laid_out_as_linux_does() {
         let written = |option: FastOpen| {
-            let options = Options {
-                fast_open: Some(option),
-                ..Options::default()
-            };
+            let options = Options::default().with_fast_open(Some(option));
             let (bytes, length) = options.bytes();
             assert_eq!(Options::parse(&bytes[..length]), options);
             bytes[..length].to_vec()
@@ -729,9 +807,9 @@ mod tests {
             window_scale: Some(7),
             sack_permitted: true,
             timestamps: Some(Timestamps { value: 1, echo: 2 }),
-            fast_open: FastOpen::cookie_of(&[9; 16]).map(|option| option.with_experimental(true)),
             ..Options::default()
-        };
+        }
+        .with_fast_open(FastOpen::cookie_of(&[9; 16]).map(|option| option.with_experimental(true)));
         let (bytes, length) = options.bytes();
         assert_eq!((length, options.len()), (40, 40));
         assert_eq!(Options::parse(&bytes), options);
@@ -742,15 +820,15 @@ mod tests {
         for length in [1, 2, 3, 5, 7, 15, 17, 18, 20] {
             let mut bytes = vec![34, 2 + length as u8];
             bytes.extend(core::iter::repeat_n(7, length));
-            assert_eq!(Options::parse(&bytes).fast_open, None, "{length}");
+            assert_eq!(Options::parse(&bytes).fast_open(), None, "{length}");
             assert_eq!(FastOpen::cookie_of(&bytes[2..]), None, "{length}");
         }
         // Another experiment.
-        assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open, None);
-        assert_eq!(Options::parse(&[254, 2]).fast_open, None);
+        assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open(), None);
+        assert_eq!(Options::parse(&[254, 2]).fast_open(), None);
         // It does not undo what was said before.
         let options = Options::parse(&[34, 2, 1, 1, 34, 3, 9]);
-        assert_eq!(options.fast_open, Some(FastOpen::REQUEST));
+        assert_eq!(options.fast_open(), Some(FastOpen::REQUEST));
     }
 
     #[test]

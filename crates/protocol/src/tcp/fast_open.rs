@@ -511,7 +511,7 @@ impl Connection {
         };
         let given = header
             .options
-            .fast_open
+            .fast_open()
             .filter(|option| !option.is_request());
         let sent = state.has(FastOpenState::DATA);
         state.option = given;

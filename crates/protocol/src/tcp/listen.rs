@@ -252,7 +252,7 @@ impl Listener {
 
     /// What Fast Open says to a SYN (RFC 7413 §4.2.2).
     fn fast_open(&mut self, syn: &Segment<'_>, now: Time) -> Verdict {
-        let option = syn.header.options.fast_open;
+        let option = syn.header.options.fast_open();
         let Some(server) = &self.fast_open else {
             return Verdict::Ordinary;
         };
@@ -599,6 +599,6 @@ fn answer(
     send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
 ) {
     let mut answer = segment_of(entry, config, now);
-    answer.header.options.fast_open = fast_open;
+    answer.header.options = answer.header.options.with_fast_open(fast_open);
     send(&entry.flow, &answer);
 }

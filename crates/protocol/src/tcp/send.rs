@@ -41,19 +41,24 @@ pub(super) fn milliseconds(time: Time) -> u32 {
 }
 
 impl Connection {
+    /// Before the handshake is complete.
+    #[cold]
+    fn plan_synchronizing(&self) -> Option<Plan> {
+        if self.pending.has(Pending::SYNCHRONIZE) {
+            return Some(Plan::Synchronize);
+        }
+        // What is lost before the peer knows of us is sent again later: there is
+        // nothing but new data.
+        let sends = self.is_fast_opening() && self.recovery.is_quiet();
+        if sends { self.plan_again() } else { None }
+    }
+
     /// The next segment, if one may be sent now. Acknowledgments, probes and
     /// resets are not planned but pending.
     #[inline]
     pub(super) fn plan(&self) -> Option<Plan> {
         match self.state {
-            State::SynSent | State::SynReceived => {
-                if self.pending.has(Pending::SYNCHRONIZE) {
-                    return Some(Plan::Synchronize);
-                }
-                // What is lost before the peer knows of us is sent again later.
-                let sends = self.is_fast_opening() && self.recovery.is_quiet();
-                if sends { self.plan_new() } else { None }
-            }
+            State::SynSent | State::SynReceived => self.plan_synchronizing(),
             State::Closed | State::TimeWait | State::FinWait2 => None,
             _ if self.recovery.is_quiet() => self.plan_new(),
             _ => self.plan_again(),
@@ -174,6 +179,11 @@ impl Connection {
         if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
+        self.payload_beside_sack(mss)
+    }
+
+    #[cold]
+    fn payload_beside_sack(&self, mss: u32) -> u32 {
         let with = self.options(0);
         let without = Options {
             sack: tidewall_wire::tcp::SackBlocks::default(),
@@ -250,8 +260,7 @@ impl Connection {
                 None => break true,
             }
         };
-        let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
-        if self.send.next != next && !probing && !synchronizing {
+        if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
         if !sent_all {
@@ -428,8 +437,7 @@ impl Connection {
                     value: timestamp(now, self.timestamp_offset),
                     echo: self.receive.timestamp,
                 }),
-                fast_open,
-                ..Options::default()
+                ..Options::default().with_fast_open(fast_open)
             },
         };
         if !self.give(header, (0, length), self.send.mss.into(), send) {

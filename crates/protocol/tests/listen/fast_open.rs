@@ -26,7 +26,7 @@ fn fast(queue: u32) -> Listener {
 
 fn syn_with(flow: Flow, option: FastOpen, payload: &'static [u8]) -> Segment<'static> {
     let mut syn = syn(flow, 500);
-    syn.header.options.fast_open = Some(option);
+    syn.header.options = syn.header.options.with_fast_open(Some(option));
     syn.payload = payload;
     syn
 }
@@ -36,7 +36,7 @@ fn obtain(listener: &mut Listener, flow: Flow, request: FastOpen) -> Option<Fast
     let (reaction, sent) = give(listener, &syn_with(flow, request, b""), START);
     assert_eq!(reaction, Reaction::HalfOpen(flow));
     assert_eq!(sent[0].1.acknowledgment, 501);
-    sent[0].1.options.fast_open
+    sent[0].1.options.fast_open()
 }
 
 fn opened(reaction: Reaction) -> Handshake {
@@ -93,7 +93,7 @@ fn another_address_has_another_cookie() {
         assert_eq!(reaction, Reaction::HalfOpen(other));
         // The SYN alone is acknowledged, and the right cookie is told.
         assert_eq!(sent[0].1.acknowledgment, 501);
-        let right = sent[0].1.options.fast_open.unwrap();
+        let right = sent[0].1.options.fast_open().unwrap();
         assert_ne!(right, cookie);
         let again = Flow {
             remote: SocketAddr::new(other.remote.ip(), 77),
@@ -124,7 +124,7 @@ fn a_cookie_of_the_backup_key_is_taken_and_renewed() {
     let flow = client(1, 1003);
     let (reaction, sent) = give(&mut listener, &syn_with(flow, old, b"x"), START);
     assert_eq!(reaction, Reaction::HalfOpen(flow));
-    assert_eq!(sent[0].1.options.fast_open, Some(new));
+    assert_eq!(sent[0].1.options.fast_open(), Some(new));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn the_answer_that_is_repeated_has_no_cookie() {
     obtain(&mut listener, client(1, 1000), FastOpen::REQUEST).unwrap();
     let (sent, _) = run_timers(&mut listener, START + SECOND);
     assert_eq!(sent.len(), 1);
-    assert_eq!(sent[0].1.options.fast_open, None);
+    assert_eq!(sent[0].1.options.fast_open(), None);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn the_queue_is_bounded_and_a_reset_costs_its_place_for_a_minute() {
             Reaction::Established(_) => true,
             _ => {
                 // As if there were no Fast Open.
-                assert_eq!(sent[0].1.options.fast_open, None);
+                assert_eq!(sent[0].1.options.fast_open(), None);
                 assert_eq!(sent[0].1.acknowledgment, 501);
                 false
             }

@@ -45,8 +45,7 @@ fn give_option(peer: &mut Peer, acknowledged: u32, option: Option<FastOpen>, pay
             urgent: 0,
             options: Options {
                 maximum_segment_size: Some(900),
-                fast_open: option,
-                ..Options::default()
+                ..Options::default().with_fast_open(option)
             },
         },
         payload,
@@ -69,7 +68,7 @@ fn a_client_asks_for_a_cookie_and_remembers_it() {
     assert_eq!(peer.engine.write(b"early"), Err(Errno::AGAIN));
     let sent = peer.sent();
     assert_eq!(
-        only(&sent).header.options.fast_open,
+        only(&sent).header.options.fast_open(),
         Some(FastOpen::REQUEST)
     );
     assert!(only(&sent).payload.is_empty());
@@ -93,7 +92,7 @@ fn both_forms_of_the_option_are_tried() {
         (FastOpenForm::Neither, false),
     ] {
         let mut peer = client(&plain(), &memory);
-        let option = only(&peer.sent()).header.options.fast_open.unwrap();
+        let option = only(&peer.sent()).header.options.fast_open().unwrap();
         assert!(option.is_request());
         assert_eq!(option.is_experimental(), experimental);
         give_option(&mut peer, 0, None, b"");
@@ -111,7 +110,7 @@ fn data_travels_with_the_syn() {
     let sent = peer.sent();
     let syn = only(&sent);
     assert_eq!((syn.header.flags, syn.header.sequence), (SYN, OURS));
-    assert_eq!(syn.header.options.fast_open, Some(cookie()));
+    assert_eq!(syn.header.options.fast_open(), Some(cookie()));
     assert_eq!(syn.payload.len(), 960);
     assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
     give_option(&mut peer, 960, None, b"answer");
@@ -204,7 +203,7 @@ fn a_syn_that_is_sent_again_is_an_ordinary_one() {
         let sent = peer.sent();
         let again = only(&sent);
         assert_eq!((again.header.flags, again.header.sequence), (SYN, OURS));
-        assert_eq!(again.header.options.fast_open, None);
+        assert_eq!(again.header.options.fast_open(), None);
         assert!(again.payload.is_empty());
     }
     // The third timeout in a row.
@@ -235,7 +234,7 @@ fn a_client_survives_freezing_in_every_moment() {
     peer.write(100);
     refreeze(&mut peer);
     let sent = peer.sent();
-    assert_eq!(only(&sent).header.options.fast_open, Some(cookie()));
+    assert_eq!(only(&sent).header.options.fast_open(), Some(cookie()));
     assert_eq!(only(&sent).payload, [7; 100]);
     refreeze(&mut peer);
     give_option(&mut peer, 0, Some(cookie()), b"");
