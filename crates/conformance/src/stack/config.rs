@@ -133,6 +133,7 @@ impl HostConfig {
                 _ => MtuProbing::Always,
             },
             syn_retries: sysctl.syn_retries,
+            syn_ack_retries: sysctl.synack_retries,
             retries: sysctl.retries,
             fin_timeout: sysctl.fin_timeout,
             ..Config::default()

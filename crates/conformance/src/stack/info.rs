@@ -253,6 +253,7 @@ impl TcpInfo {
             } else {
                 micros(info.round_trip_min)
             },
+            delivered: info.delivered,
             delivered_ce: info.delivered_ce,
             rcv_ooopack: info.out_of_order,
             snd_wnd: info.send_window,

@@ -91,6 +91,10 @@ impl Host {
                     if let Some(&id) = self.flows.get(&flow) {
                         let now = self.now;
                         self.on_connection(id, |connection| connection.icmp_error(&error, now));
+                    } else if let Some(fd) = self.listener_of(flow.local)
+                        && let Some(listening) = self.listeners.get_mut(&fd)
+                    {
+                        listening.protocol.icmp_error(&error);
                     }
                 }
             }

@@ -191,7 +191,7 @@ impl Connection {
             State::SynSent | State::SynReceived => {
                 let most = if self.is_opened_by_syn() {
                     // One more than of others (as Linux).
-                    super::half_open::RETRIES + 1
+                    self.config.syn_ack_retries.saturating_add(1)
                 } else {
                     self.config.syn_retries
                 };

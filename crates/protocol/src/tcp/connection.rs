@@ -179,6 +179,7 @@ pub(super) struct Counters {
     pub(super) duplicates_told: u32,
     pub(super) spurious_timeouts: u32,
     pub(super) recoveries_undone: u32,
+    pub(super) delivered: u32,
     pub(super) segments_received: u32,
     pub(super) segments_sent: u32,
     pub(super) segments_refused: u32,

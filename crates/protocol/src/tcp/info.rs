@@ -105,6 +105,10 @@ pub struct Info {
     pub reordering_seen: u32,
     /// `tcpi_dsack_dups`: segments that the receiver told of having got twice.
     pub duplicates: u32,
+    /// `tcpi_delivered`: segments that have arrived, our SYN among them, even
+    /// where what they carried was sent again; counted from the bytes that each
+    /// acknowledgment tells of, as full segments.
+    pub delivered: u32,
     /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
     /// (ECE); counted from the bytes they cover.
     pub delivered_ce: u32,
@@ -182,6 +186,10 @@ impl Connection {
             reordering: self.recovery.rack.reordering.into(),
             reordering_seen: self.recovery.rack.reordered,
             duplicates: counters.duplicates_told,
+            delivered: {
+                let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+                counters.delivered.wrapping_add((!synchronizing).into())
+            },
             delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,

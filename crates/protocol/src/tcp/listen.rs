@@ -14,10 +14,11 @@ use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
 use super::cookie::{self, Cookies, peer_mss, syn_ack};
 use super::ecn;
 use super::fast_open::{Cookie, FastOpenAnswer, FastOpenServer};
-use super::half_open::{HalfOpen, Prefix, RETRIES, Store};
+use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
 use super::{Config, FastOpen, Flow, Handshake, Time, isn, timestamp};
 use crate::Drop;
+use crate::icmp::{FlowError, errno};
 
 /// A part of the half-open connections that one prefix may have: an eighth.
 const SHARE: usize = 8;
@@ -442,6 +443,29 @@ impl Listener {
         Reaction::Dropped(Drop::TcpHalfOpen)
     }
 
+    /// Takes an ICMP error about a flow that may be half open. One that quotes our
+    /// SYN-ACK ends it, as by Linux: its peer does not hear us. What only says
+    /// that a packet was too large is nothing to a SYN-ACK.
+    pub fn icmp_error(&mut self, error: &FlowError) -> Reaction {
+        let flow = Flow {
+            local: error.local,
+            remote: error.remote,
+        };
+        let Some(key) = self.half_open.find(&flow) else {
+            return Reaction::Nothing;
+        };
+        // Anyone can send one (RFC 5927): it must know the number.
+        let ours = self
+            .half_open
+            .get(key)
+            .is_some_and(|entry| error.sequence == Some(entry.local_isn));
+        if ours && error.errno != errno::EMSGSIZE {
+            self.forget(key)
+        } else {
+            Reaction::Nothing
+        }
+    }
+
     fn forget(&mut self, key: u32) -> Reaction {
         match self.half_open.remove(key) {
             Some(entry) => Reaction::Forgotten(entry.flow),
@@ -472,7 +496,12 @@ impl Listener {
                 return;
             }
             let crowded = self.half_open.len() > self.limit / 2;
-            let retries = if crowded { RETRIES_ATTACKED } else { RETRIES };
+            let wanted = self.config.syn_ack_retries;
+            let retries = if crowded {
+                wanted.min(RETRIES_ATTACKED)
+            } else {
+                wanted
+            };
             match self.half_open.get(key) {
                 Some(entry) if entry.retries < retries => {
                     answer(entry, &self.config, None, now, send);

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
-use super::half_open::{FIRST_TIMEOUT, RETRIES};
+use super::half_open;
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
@@ -459,7 +459,7 @@ impl Connection {
         self.send.last = now;
         let timeout = if opens {
             // A listener's answers come at these times.
-            FIRST_TIMEOUT * (1 << self.send.retries.min(RETRIES + 1))
+            half_open::timeout(self.send.retries)
         } else {
             self.retransmission_timeout()
         };

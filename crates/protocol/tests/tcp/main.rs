@@ -5,6 +5,7 @@ mod attacks;
 mod closing;
 mod duplicates;
 mod ecn;
+mod fast_link;
 mod fast_open;
 mod frozen;
 mod handshake;
