@@ -7,7 +7,7 @@
 //! moved. Calls, flags, options and error numbers are Linux's.
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
-//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
+//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `fast_open`, `control`
 //! (`fcntl`, `ioctl`), `wire` (packets in and out).
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
@@ -20,6 +20,7 @@
 mod address;
 mod config;
 mod control;
+mod fast_open;
 mod info;
 mod option;
 mod poll;
@@ -30,8 +31,11 @@ mod wire;
 use core::fmt;
 use core::time::Duration;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWaitTable};
+use tidewall_protocol::tcp::{
+    Connection, Errno, FastOpenPeer, Flow, Listener, Secrets, TimeWaitTable,
+};
 
 pub use config::{HostConfig, Sysctl};
 pub use info::TcpInfo;
@@ -99,6 +103,10 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
+    /// Its SYN waits for the first write (`TCP_FASTOPEN_CONNECT`).
+    deferred: bool,
+    /// The listener that counts it among those opened by a SYN.
+    opened_at: Option<Fd>,
 }
 
 /// A listening socket's half of the protocol.
@@ -119,6 +127,8 @@ pub struct Host {
     listeners: BTreeMap<Fd, Listening>,
     connections: BTreeMap<ConnectionId, Entry>,
     flows: HashMap<Flow, ConnectionId>,
+    /// What is known of servers, by both addresses.
+    fast_open_peers: HashMap<(IpAddr, IpAddr), FastOpenPeer>,
     next_connection: ConnectionId,
     next_port: u16,
     time_wait: TimeWaitTable,
@@ -151,6 +161,7 @@ impl Host {
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             flows: HashMap::new(),
+            fast_open_peers: HashMap::new(),
             next_connection: 0,
             next_port: 49_152,
             time_wait: TimeWaitTable::new(65_536, key),

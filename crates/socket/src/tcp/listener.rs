@@ -471,10 +471,12 @@ impl ListenerInner {
                         self.segment(core, state, set.id, &segment, None, after);
                     }
                     Content::Error(error) => {
-                        // About a flow that is established, or one that is half
-                        // open, whose timer will tell.
                         if core.tcp.find(&flow_of(&error)).is_some() {
                             after.keep(&shared, &frame);
+                        } else if let Reaction::Forgotten(flow) = state.protocol.icmp_error(&error)
+                        {
+                            core.tables
+                                .disconnect(Protocol::Tcp, flow.local, flow.remote);
                         }
                     }
                     Content::Nothing => {}
