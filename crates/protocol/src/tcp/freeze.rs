@@ -9,6 +9,7 @@
 
 use core::fmt;
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
@@ -17,6 +18,7 @@ use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
+use super::marks::{Mark, Marks};
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
@@ -31,7 +33,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0007;
+const VERSION: u32 = 0x5457_0009;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +62,8 @@ pub(super) trait Codec {
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
     fn damaged(&mut self);
+    /// What was read cannot be, so far.
+    fn is_damaged(&self) -> bool;
 
     fn u8(&mut self, value: u8) -> u8 {
         self.word(value.into(), 1) as u8
@@ -144,6 +148,9 @@ impl Codec for Writer {
         self.now
     }
     fn damaged(&mut self) {}
+    fn is_damaged(&self) -> bool {
+        false
+    }
 }
 
 struct Reader<'a> {
@@ -187,6 +194,9 @@ impl Codec for Reader<'_> {
     }
     fn damaged(&mut self) {
         self.damaged = true;
+    }
+    fn is_damaged(&self) -> bool {
+        self.damaged
     }
 }
 
@@ -270,6 +280,7 @@ impl Connection {
             timestamps: codec.flag(self.timestamps),
             scaling: codec.flag(self.scaling),
             cork: codec.flag(self.cork),
+            more: codec.flag(self.more),
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -375,6 +386,7 @@ impl Connection {
             && (synchronizing || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
+            && self.send.marks.is_sound(first, written)
             && scoreboard
             && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
             && self.config.mss >= MSS_MIN
@@ -402,6 +414,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         window_sequence: codec.u32(send.window_sequence),
         window_acknowledgment: codec.u32(send.window_acknowledgment),
         small: codec.u32(send.small),
+        marks: marks(&send.marks, codec),
         flight: codec.u32(send.flight),
         flight_end: codec.u32(send.flight_end),
         limited_at: {
@@ -436,6 +449,28 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         limit: codec.u32(send.limit).min(BUFFER_MAX),
         reset_sequence: codec.u32(send.reset_sequence),
     }
+}
+
+fn marks<C: Codec>(marks: &Marks, codec: &mut C) -> Marks {
+    let (last, due) = (codec.u32(marks.last()), codec.u32(marks.due));
+    let mut earlier = marks.earlier();
+    let count = codec.u32(marks.earlier().count() as u32);
+    let mut thawed = VecDeque::new();
+    for _ in 0..count {
+        let mark = earlier.next().unwrap_or(Mark {
+            at: 0,
+            record: false,
+        });
+        let mark = Mark {
+            at: codec.u32(mark.at),
+            record: codec.flag(mark.record),
+        };
+        if codec.is_damaged() {
+            break;
+        }
+        thawed.push_back(mark);
+    }
+    Marks::restore(last, due, thawed)
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
@@ -624,6 +659,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             1 => Ecn::Passive,
             _ => Ecn::Active,
         },
+        burst_min: codec.u8(config.burst_min).max(1),
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
