@@ -35,6 +35,8 @@ pub struct Sysctl {
     pub notsent_lowat: u32,
     /// `tcp_fin_timeout`.
     pub fin_timeout: Duration,
+    /// `tcp_min_tso_segs`: the least that a burst is cut down to, in segments.
+    pub burst_min: u8,
     /// `tcp_fastopen`: flags, see `Documentation/networking/ip-sysctl`.
     pub fastopen: u32,
     /// `tcp_fastopen_key`; without, it is drawn.
@@ -58,6 +60,7 @@ impl Default for Sysctl {
             slow_start_after_idle: true,
             notsent_lowat: u32::MAX,
             fin_timeout: Duration::from_secs(60),
+            burst_min: 2,
             fastopen: 1,
             fastopen_keys: None,
         }
@@ -136,6 +139,7 @@ impl HostConfig {
             syn_ack_retries: sysctl.synack_retries,
             retries: sysctl.retries,
             fin_timeout: sysctl.fin_timeout,
+            burst_min: sysctl.burst_min,
             ..Config::default()
         }
     }

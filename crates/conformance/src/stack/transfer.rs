@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tidewall_protocol::tcp::{Connection, State};
+use tidewall_protocol::tcp::{Connection, SendFlags, State};
 
 use super::socket::{Kind, would_wait};
 use super::{ConnectionId, Entry, Failure, Fd, Host, Result};
@@ -103,8 +103,8 @@ impl Host {
         Ok((self.recv(fd, buffer, flags)?, None))
     }
 
-    /// `send(2)` with MSG_DONTWAIT and MSG_MORE, other flags change nothing; `write`
-    /// is the same without flags. Takes what the engine takes: on a blocking
+    /// `send(2)` with MSG_DONTWAIT, MSG_MORE and MSG_EOR, other flags change nothing;
+    /// `write` is the same without flags. Takes what the engine takes: on a blocking
     /// descriptor the caller goes on with the rest until it is blocked, and waits.
     ///
     /// # Errors
@@ -149,8 +149,10 @@ impl Host {
             }
         }
         let id = self.connected(fd, libc::EPIPE)?;
-        let socket = self.get(fd)?;
-        let cork = socket.options.cork || flags & libc::MSG_MORE != 0;
+        let how = SendFlags {
+            more: flags & libc::MSG_MORE != 0,
+            record: flags & libc::MSG_EOR != 0,
+        };
         let lowat = self.notsent_lowat(Some(fd));
         let entry = self.entry_mut(id, libc::EPIPE)?;
         let connection = &mut entry.connection;
@@ -158,24 +160,19 @@ impl Host {
             // Whoever waits for room is woken when a third is free.
             return Err(Failure::Blocked);
         }
-        connection.set_cork(cork);
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
         // `TCP_NOTSENT_LOWAT` is for writers, too.
         let full = wanted > 0 && connection.info().not_sent >= lowat;
         let result = if full && !connection.send_closed() && !connection.has_error() {
             Err(Failure::Errno(libc::EAGAIN))
         } else {
-            connection.write(&parts.concat()).map_err(Failure::from)
+            let bytes = parts.concat();
+            connection.write_with(&bytes, how).map_err(Failure::from)
         };
         if result.is_ok_and(|taken| taken < wanted) || result == Err(Failure::Errno(libc::EAGAIN)) {
             entry.no_space = true;
         }
         self.settle(id);
-        // MSG_MORE is for this call: whatever comes next sends what it held back.
-        let cork = self.get(fd)?.options.cork;
-        if let Some(entry) = self.connections.get_mut(&id) {
-            entry.connection.set_cork(cork);
-        }
         match result {
             Err(Failure::Errno(libc::EAGAIN)) => Err(would_wait(nonblocking)),
             result => result,

@@ -87,6 +87,7 @@ impl Connection {
             self.challenge(now);
             return false;
         }
+        self.more = false;
         let first = self.send.first;
         let tells = self.sack && !header.options.sack.is_empty();
         let marked = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
@@ -138,6 +139,7 @@ impl Connection {
             self.path_probe_acknowledged();
         }
         let data = self.send.buffer.acknowledge(bytes);
+        self.send.marks.acknowledge(acknowledgment);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
         self.send.retries = 0;

@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use super::connection::{Connection, MSS_MIN, Pending};
+use super::marks::Marks;
 use super::recovery::Wait;
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
@@ -126,6 +127,7 @@ impl Connection {
         self.pending = Pending(0);
         self.receive.duplicates = 0;
         self.send.buffer.clear();
+        self.send.marks = Marks::new(self.send.next);
         self.send.written = self.send.next;
         self.timers = Timers::new();
         if self.orphan || self.receive.assembler.unread() == 0 {
@@ -282,6 +284,7 @@ impl Connection {
         }
         if self.send.window > 0 {
             self.pending.add(Pending::OVERRIDE);
+            self.push();
             return;
         }
         if self.given_up(now) {

@@ -74,8 +74,15 @@ pub struct Config {
     /// What the send buffer may grow to with the congestion window.
     pub send_buffer_max: u32,
     /// The most payload of one [`Outgoing`](super::Outgoing), which the device
-    /// then cuts into segments; 0: one segment.
+    /// then cuts into segments; 0: one segment. Such a burst is no more than half of
+    /// the congestion window, and about what leaves in a millisecond at twice the
+    /// window a round trip in slow start and 1.2 times it from then on, more where
+    /// the path is short; as Linux's (`tcp_tso_autosize`).
     pub offload: u32,
+    /// The least that a burst may be cut down to where it is to take no more than
+    /// about a millisecond, in segments (`tcp_min_tso_segs`); see
+    /// [`Config::offload`].
+    pub burst_min: u8,
     /// Offer timestamps (RFC 7323).
     pub timestamps: bool,
     /// Offer SACK (RFC 2018).
@@ -141,6 +148,7 @@ impl Default for Config {
             send_buffer: 87_040,
             send_buffer_max: 4 << 20,
             offload: 0,
+            burst_min: 2,
             timestamps: true,
             sack: true,
             window_scaling: true,
@@ -235,6 +243,7 @@ pub(super) struct Settings {
     pub(super) traffic_class: u8,
     pub(super) ecn: Ecn,
     pub(super) mtu_probing: MtuProbing,
+    pub(super) burst_min: u8,
     pub(super) nodelay: bool,
     pub(super) pacing: bool,
     /// `u32::MAX` is none.
@@ -267,6 +276,7 @@ impl Settings {
             traffic_class: config.traffic_class & !3,
             ecn: config.ecn,
             mtu_probing: config.mtu_probing,
+            burst_min: config.burst_min.max(1),
             nodelay: config.nodelay,
             pacing: config.pacing,
             pacing_rate_max: u32::MAX,

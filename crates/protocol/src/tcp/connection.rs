@@ -7,6 +7,7 @@ use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
+use super::marks::Marks;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
@@ -88,6 +89,8 @@ pub(super) struct Send {
     /// The end of the last segment sent that was not full (Minshall's variant of
     /// Nagle, as Linux has it).
     pub(super) small: u32,
+    /// Where the application has pushed, and where records end.
+    pub(super) marks: Marks,
     /// The most that was in flight since `flight_end` was the next sequence
     /// number: how much of the congestion window is used. What is in flight when
     /// an acknowledgment comes would tell less, for several may come at once.
@@ -202,6 +205,9 @@ pub struct Connection {
     /// Both have sent a window scale; before the handshake: we offer one.
     pub(super) scaling: bool,
     pub(super) cork: bool,
+    /// The last write has said that more follows (`MSG_MORE`), and nothing was
+    /// acknowledged since.
+    pub(super) more: bool,
     /// Probes of a silent peer without an answer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
@@ -301,6 +307,7 @@ impl Connection {
             timestamps: config.timestamps,
             scaling: config.window_scaling,
             cork: false,
+            more: false,
             keepalive_probes: 0,
             timestamp_offset,
             error: None,
@@ -314,6 +321,7 @@ impl Connection {
                 window_sequence: 0,
                 window_acknowledgment: 0,
                 small: isn,
+                marks: Marks::new(isn),
                 flight: 0,
                 flight_end: isn,
                 limited_at: microseconds(now),
@@ -410,6 +418,7 @@ impl Connection {
         self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
+        self.send.marks.due = self.send.first.wrapping_add(self.send.window_max / 2);
         self.send.flight_end = self.send.first;
         self.send.retries = 0;
         self.send.stalled = None;

@@ -9,6 +9,7 @@
 
 use core::fmt;
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
@@ -18,6 +19,7 @@ use super::connection::{
 };
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
+use super::marks::{Mark, Marks};
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
@@ -32,7 +34,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, FastOpen, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0008;
+const VERSION: u32 = 0x5457_0009;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +63,8 @@ pub(super) trait Codec {
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
     fn damaged(&mut self);
+    /// What was read cannot be, so far.
+    fn is_damaged(&self) -> bool;
 
     fn u8(&mut self, value: u8) -> u8 {
         self.word(value.into(), 1) as u8
@@ -145,6 +149,9 @@ impl Codec for Writer {
         self.now
     }
     fn damaged(&mut self) {}
+    fn is_damaged(&self) -> bool {
+        false
+    }
 }
 
 struct Reader<'a> {
@@ -188,6 +195,9 @@ impl Codec for Reader<'_> {
     }
     fn damaged(&mut self) {
         self.damaged = true;
+    }
+    fn is_damaged(&self) -> bool {
+        self.damaged
     }
 }
 
@@ -271,6 +281,7 @@ impl Connection {
             timestamps: codec.flag(self.timestamps),
             scaling: codec.flag(self.scaling),
             cork: codec.flag(self.cork),
+            more: codec.flag(self.more),
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -383,6 +394,7 @@ impl Connection {
             && (synchronizing || self.is_fast_opening() || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
+            && self.send.marks.is_sound(first, written)
             && scoreboard
             && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
             && self.config.mss >= MSS_MIN
@@ -410,6 +422,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         window_sequence: codec.u32(send.window_sequence),
         window_acknowledgment: codec.u32(send.window_acknowledgment),
         small: codec.u32(send.small),
+        marks: marks(&send.marks, codec),
         flight: codec.u32(send.flight),
         flight_end: codec.u32(send.flight_end),
         limited_at: {
@@ -469,6 +482,28 @@ fn fast_open<C: Codec>(
         remote_isn: codec.u32(state.remote_isn),
         since: codec.time(state.since),
     }))
+}
+
+fn marks<C: Codec>(marks: &Marks, codec: &mut C) -> Marks {
+    let (last, due) = (codec.u32(marks.last()), codec.u32(marks.due));
+    let mut earlier = marks.earlier();
+    let count = codec.u32(marks.earlier().count() as u32);
+    let mut thawed = VecDeque::new();
+    for _ in 0..count {
+        let mark = earlier.next().unwrap_or(Mark {
+            at: 0,
+            record: false,
+        });
+        let mark = Mark {
+            at: codec.u32(mark.at),
+            record: codec.flag(mark.record),
+        };
+        if codec.is_damaged() {
+            break;
+        }
+        thawed.push_back(mark);
+    }
+    Marks::restore(last, due, thawed)
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
@@ -658,6 +693,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             1 => Ecn::Passive,
             _ => Ecn::Active,
         },
+        burst_min: codec.u8(config.burst_min).max(1),
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),

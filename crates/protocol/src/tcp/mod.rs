@@ -16,7 +16,7 @@
 //! One concern a file: `segment` (bytes), `connection` (the state and its
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
-//! and when), `sent` (what is then remembered), `assembler` and `send_buffer` (the
+//! and when), `sent` (what is then remembered), `marks` (pushes and records), `assembler` and `send_buffer` (the
 //! two buffers, each a `ring`),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
@@ -48,6 +48,7 @@ mod info;
 pub mod isn;
 mod keyed;
 mod listen;
+mod marks;
 mod options;
 mod pacing;
 mod path_mtu;
@@ -71,6 +72,7 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
+pub use application::SendFlags;
 pub use config::{Config, Ecn, Keepalive, MtuProbing};
 pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};

@@ -105,6 +105,7 @@ impl Connection {
         } else {
             end
         };
+        let end = self.send.marks.cut(sequence, end);
         Plan::Again {
             sequence,
             length: end.wrapping_sub(sequence),
@@ -119,10 +120,14 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.first.wrapping_add(self.send.window);
-        if !before(self.send.next, window_end) || self.timers.is_running(Timer::Pace) {
+        let next = self.send.next;
+        if !before(next, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
-        let usable = window_end.wrapping_sub(self.send.next);
+        // Up to the end of a record; more may wait behind it.
+        let record = self.send.marks.cut(next, self.send.written);
+        let (unsent, ends) = (record.wrapping_sub(next), record != self.send.written);
+        let usable = window_end.wrapping_sub(next);
         let pipe = self.pipe();
         let allowed = self.congestion.window().saturating_sub(pipe);
         let mss = self.payload_max();
@@ -133,7 +138,7 @@ impl Connection {
                 return Some(Plan::New { length: burst });
             }
             let rest = length % mss;
-            let tail = rest != 0 && length == unsent && self.may_send_small();
+            let tail = rest != 0 && length == unsent && (ends || self.may_send_small());
             return Some(Plan::New {
                 length: if tail { length } else { length - rest },
             });
@@ -142,7 +147,7 @@ impl Connection {
             return None;
         }
         let sends = if length == unsent {
-            self.may_send_small()
+            ends || self.may_send_small()
         } else if usable < mss {
             // Sender's silly-window avoidance (RFC 9293 §3.8.6.2.1).
             length >= self.send.window_max / 2
@@ -155,12 +160,12 @@ impl Connection {
 
     /// Whether a segment that is not full may leave (Nagle, as Minshall modified
     /// it: one such segment in flight at a time).
-    #[inline]
+    #[inline(always)]
     fn may_send_small(&self) -> bool {
         if self.send.closed || self.pending.has(Pending::OVERRIDE) {
             return true;
         }
-        !self.cork
+        !(self.cork || self.more)
             && (self.config.nodelay || self.send.first == self.send.next || !self.small_in_flight())
     }
 
@@ -204,10 +209,8 @@ impl Connection {
         {
             return mss;
         }
-        let mut most = self.config.offload.min(OFFLOAD_MAX);
-        if self.config.paces() {
-            most = self.paced_burst(most);
-        }
+        let most = self.config.offload.min(OFFLOAD_MAX);
+        let most = self.burst_worth(most).min(self.congestion.window() / 2);
         (most - most % mss).max(mss)
     }
 
@@ -352,22 +355,16 @@ impl Connection {
             Plan::Fin => (self.send.next, 0),
         };
         let end = sequence.wrapping_add(length);
-        let mut flags = Flags::ACK;
-        if end == self.send.written {
-            flags |= Flags::PSH;
-            if self.send.closed {
-                flags = Flags(flags.0 | Flags::FIN.0);
-            }
-        } else if length > self.send.mss.into() {
-            // So that whoever puts a burst's segments together again (GRO)
-            // delivers it with the last one, as Linux.
-            flags = Flags(Flags::ACK.0 | Flags::PSH.0);
-        }
-        let fin = flags.contains(Flags::FIN);
-        if fin && length == 0 {
-            flags = Flags::ACK | Flags::FIN;
-        }
         let again = matches!(plan, Plan::Again { .. });
+        let mut flags = Flags::ACK;
+        let pushes = self.pushes(sequence, length);
+        if pushes {
+            flags |= Flags::PSH;
+        }
+        let fin = self.send.closed && end == self.send.written;
+        if fin {
+            flags = Flags(flags.0 | Flags::FIN.0);
+        }
         let tells = self.ecn.has_to_tell() && length > 0 && !again;
         if tells {
             flags |= Flags::CWR;
@@ -394,9 +391,21 @@ impl Connection {
         if let Plan::Again { .. } = plan {
             self.sent_again(sequence, end, now);
         } else {
+            if pushes {
+                self.send.marks.due = end.wrapping_add(self.send.window_max / 2);
+            }
             self.sent_new(length, end, now);
         }
         true
+    }
+
+    /// Whether a segment carries PSH: the application has pushed what lies in it, or
+    /// half of the largest window has left without (Linux `forced_push`). A burst
+    /// does, so that whoever puts its segments together again (GRO) delivers it with
+    /// the last one, as Linux.
+    #[inline]
+    fn pushes(&self, start: u32, length: u32) -> bool {
+        self.send.marks.pushes(start, length) || length > self.send.mss.into()
     }
 
     /// True when the peer's data came so short a while ago that its

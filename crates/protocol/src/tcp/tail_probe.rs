@@ -126,12 +126,15 @@ impl Connection {
         let window_end = self.send.first.wrapping_add(self.send.window);
         let unsent = self.unsent();
         if unsent > 0 {
-            let length = unsent.min(mss);
+            let next = self.send.next;
+            let end = next.wrapping_add(unsent.min(mss));
+            let length = self.send.marks.cut(next, end).wrapping_sub(next);
             if !before(window_end, self.send.next.wrapping_add(length)) {
                 return Some(Plan::New { length });
             }
         }
         let (start, end) = self.recovery.board.last_segment(mss, self.fin_sent())?;
+        let start = self.send.marks.cut_from(start, end);
         if start != self.send.first && !before(start, window_end) {
             return None;
         }
