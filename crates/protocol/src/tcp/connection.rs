@@ -6,6 +6,7 @@ use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
@@ -214,6 +215,8 @@ pub struct Connection {
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
     pub(super) path: PathMtu,
+    /// What the application is told of its bytes; null unless it asks.
+    pub(super) notices: Option<Box<Notices>>,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -349,6 +352,7 @@ impl Connection {
             congestion: Controller::new(mss.into(), settings.congestion),
             ecn: EcnState::default(),
             path: PathMtu::new(),
+            notices: None,
             counters: Counters::default(),
             config: settings,
         }

@@ -17,6 +17,7 @@ use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
@@ -31,7 +32,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0007;
+const VERSION: u32 = 0x5457_000a;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -317,6 +318,11 @@ impl Connection {
                     now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
                 },
             },
+            notices: codec.flag(self.notices.is_some()).then(|| {
+                let none = Notices::default();
+                let notices = self.notices.as_deref().unwrap_or(&none);
+                Box::new(notices.with(codec))
+            }),
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),

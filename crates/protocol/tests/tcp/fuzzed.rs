@@ -272,7 +272,10 @@ pub fn tcp_thaw(bytes: &[u8]) {
         };
         engine.input(&segment, now);
         engine.consume(100);
-        let _ = engine.write(b"more");
+        if engine.write(b"more") == Ok(4) {
+            engine.end_write(4, true);
+        }
+        let _ = (engine.take_notification(), engine.read_arrived());
     }
 }
 
@@ -294,9 +297,19 @@ fn frozen_connection() -> Vec<u8> {
         round_trip: None,
     };
     let mut engine = tcp::Connection::accept(&handshake, &tcp::Config::default(), now);
+    engine.set_zero_copy(true);
+    engine.set_timestamping(tcp::Timestamping {
+        scheduled: true,
+        sent: true,
+        acknowledged: true,
+        received: true,
+        keys: tcp::Keys::FromWritten,
+    });
     engine.write(&[1; 300]).unwrap();
+    engine.end_write(300, true);
     engine.output(now, &mut |_| true);
     engine.write(&[2; 30]).unwrap();
+    engine.end_write(30, false);
     for offset in [0u32, 100, 200] {
         let segment = tcp::Segment {
             flow: handshake.flow,
