@@ -7,8 +7,8 @@
 //! moved. Calls, flags, options and error numbers are Linux's.
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
-//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out).
+//! (reading and writing), `notification` (the error queue), `option`, `info`
+//! (`TCP_INFO`), `poll`, `control` (`fcntl`, `ioctl`), `wire` (packets in and out).
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
 //! passes would say nothing of what ships. What `Connection::output` gives leaves
@@ -21,6 +21,7 @@ mod address;
 mod config;
 mod control;
 mod info;
+mod notification;
 mod option;
 mod poll;
 mod socket;
@@ -35,6 +36,7 @@ use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWai
 
 pub use config::{HostConfig, Sysctl};
 pub use info::TcpInfo;
+pub use notification::{ExtendedError, time_control};
 pub use poll::{EpollEvent, PollFd};
 use socket::Socket;
 pub use transfer::Received;
@@ -99,6 +101,8 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
+    /// [`Connection::notified`] when those who wait were last woken for it.
+    notified: u32,
 }
 
 /// A listening socket's half of the protocol.
@@ -276,6 +280,8 @@ impl Host {
     }
 }
 
+#[cfg(test)]
+mod notification_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -39,6 +39,9 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) inquiry: bool,
     pub(super) quickack: bool,
+    /// `SOF_TIMESTAMPING_…`
+    pub(super) timestamping: u32,
+    pub(super) zero_copy: bool,
     /// Every other option that was set and changes nothing here.
     pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
@@ -62,6 +65,8 @@ impl Default for Options {
             traffic_class: 0,
             inquiry: false,
             quickack: true,
+            timestamping: 0,
+            zero_copy: false,
             others: std::collections::BTreeMap::new(),
         }
     }
@@ -377,6 +382,7 @@ impl Host {
                 readings: 0,
                 writings: 0,
                 no_space: false,
+                notified: 0,
             },
         );
         id
