@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 
 use libc::{cmsghdr, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::machine::Machine;
+use super::machine::{EPOCH, Machine};
 use super::raw_calls::{guarded, machine, owns};
 use super::raw_memory::{address, bytes, bytes_mut, elements, gather, scatter};
-use crate::stack::{Failure, Result};
+use crate::stack::{Failure, Result, time_control};
 
 /// The most that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
@@ -127,11 +127,15 @@ pub(super) unsafe extern "C" fn recvmsg(
         // SAFETY: as many bytes as the vector says.
         unsafe { scatter(read, vector) };
         message.msg_namelen = 0;
-        message.msg_flags = 0;
+        message.msg_flags = received.flags;
         let mut controls = Vec::new();
+        if let Some(at) = received.arrived {
+            controls.push(time_control(EPOCH + at));
+        }
         if let Some(left) = received.left {
             controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
         }
+        controls.extend(received.error.map(|error| error.control()));
         // SAFETY: the message's own control buffer.
         unsafe { put_control(message, &controls) };
         Ok(received.bytes)

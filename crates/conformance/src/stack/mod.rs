@@ -7,8 +7,9 @@
 //! moved. Calls, flags, options and error numbers are Linux's.
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
-//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `fast_open`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out).
+//! (reading and writing), `notification` (the error queue), `option`, `info`
+//! (`TCP_INFO`), `poll`, `fast_open`, `control` (`fcntl`, `ioctl`), `wire` (packets
+//! in and out).
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
 //! passes would say nothing of what ships. What `Connection::output` gives leaves
@@ -22,6 +23,7 @@ mod config;
 mod control;
 mod fast_open;
 mod info;
+mod notification;
 mod option;
 mod poll;
 mod socket;
@@ -39,6 +41,7 @@ use tidewall_protocol::tcp::{
 
 pub use config::{HostConfig, Sysctl};
 pub use info::TcpInfo;
+pub use notification::{ExtendedError, time_control};
 pub use poll::{EpollEvent, PollFd};
 use socket::Socket;
 pub use transfer::Received;
@@ -107,6 +110,8 @@ struct Entry {
     deferred: bool,
     /// The listener that counts it among those opened by a SYN.
     opened_at: Option<Fd>,
+    /// [`Connection::notified`] when those who wait were last woken for it.
+    notified: u32,
 }
 
 /// A listening socket's half of the protocol.
@@ -287,6 +292,8 @@ impl Host {
     }
 }
 
+#[cfg(test)]
+mod notification_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use tidewall_protocol::tcp::Config;
 
 use super::fast_open::keys_of;
 use super::socket::{Kind, Options};
-use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo};
+use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo, notification};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -83,6 +83,9 @@ impl Host {
                 entry.connection.set_send_buffer(options.send_buffer / 2);
             }
             entry.connection.set_cork(options.cork);
+            entry.connection.set_zero_copy(options.zero_copy);
+            let timestamping = notification::timestamping(options.timestamping);
+            entry.connection.set_timestamping(timestamping);
         }
         Ok(())
     }
@@ -103,9 +106,12 @@ impl Host {
     ///
     /// # Errors
     /// EINVAL for a value out of range or too short, ENOPROTOOPT for an unknown
-    /// level, and for SO_ZEROCOPY and SO_TIMESTAMPING, which no Tidewall socket has.
+    /// level.
     pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
         self.stream(fd)?;
+        if (level, option) == (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) {
+            self.check_timestamping(fd, int(value)? as u32)?;
+        }
         let now = self.now;
         let fast_client = self.fast_client();
         let socket = self.get_mut(fd)?;
@@ -127,8 +133,11 @@ impl Host {
                 let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
                 options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
             }
-            (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_TIMESTAMPING) => {
-                return Err(Failure::Errno(libc::ENOPROTOOPT));
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                options.timestamping = int(value)? as u32;
+            }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+                options.zero_copy = between(int(value)?, 0, 1)? != 0;
             }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
@@ -238,6 +247,10 @@ impl Host {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 connection.set_send_buffer(options.send_buffer / 2);
             }
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                connection.set_timestamping(notification::timestamping(options.timestamping));
+            }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => connection.set_zero_copy(options.zero_copy),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(options.nodelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => connection.set_cork(options.cork),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
@@ -294,6 +307,11 @@ impl Host {
                 0 => self.config.sysctl.receive_memory[1] as i32,
                 bytes => bytes as i32,
             },
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => options.zero_copy.into(),
+            // struct so_timestamping: the flags, and no clock of hardware.
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
+            }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match connection {

@@ -83,7 +83,7 @@ impl Host {
                 if read_closed {
                     ready |= IN | libc::EPOLLRDHUP as u32;
                 }
-                if connection.has_error() {
+                if connection.has_error() || connection.has_notifications() {
                     ready |= libc::EPOLLERR as u32;
                 }
                 let opening = matches!(connection.state(), State::SynSent | State::SynReceived);

@@ -45,6 +45,9 @@ pub(super) struct Options {
     pub(super) fast_open_queue: Option<u32>,
     pub(super) fast_open_keys: Option<FastOpenKeys>,
     pub(super) fast_open_connect: bool,
+    /// `SOF_TIMESTAMPING_…`
+    pub(super) timestamping: u32,
+    pub(super) zero_copy: bool,
     /// Every other option that was set and changes nothing here.
     pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
@@ -71,6 +74,8 @@ impl Default for Options {
             fast_open_queue: None,
             fast_open_keys: None,
             fast_open_connect: false,
+            timestamping: 0,
+            zero_copy: false,
             others: std::collections::BTreeMap::new(),
         }
     }
@@ -420,6 +425,7 @@ impl Host {
                 no_space: false,
                 deferred: false,
                 opened_at: None,
+                notified: 0,
             },
         );
         id

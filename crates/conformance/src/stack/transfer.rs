@@ -1,11 +1,12 @@
 //! Reading and writing.
 
+use core::time::Duration;
 use std::net::SocketAddr;
 
 use tidewall_protocol::tcp::{Connection, SendFlags, State};
 
 use super::socket::{Kind, would_wait};
-use super::{ConnectionId, Entry, Failure, Fd, Host, Result};
+use super::{ConnectionId, Entry, ExtendedError, Failure, Fd, Host, Result, notification};
 
 /// What a read has brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,6 +17,13 @@ pub struct Received {
     /// With `TCP_INQ`: bytes that are left to be read, one more than there are
     /// after the end of the stream.
     pub left: Option<u32>,
+    /// `msg_flags`.
+    pub flags: i32,
+    /// With `SO_TIMESTAMPING`: when what is read has come, or what the error queue
+    /// tells has happened, by the host's clock (`SCM_TIMESTAMPING`).
+    pub arrived: Option<Duration>,
+    /// What the error queue tells.
+    pub error: Option<ExtendedError>,
 }
 
 impl Host {
@@ -38,20 +46,20 @@ impl Host {
             .map(|received| received.bytes)
     }
 
-    /// As [`Host::recv`], with what else `recvmsg(2)` tells.
+    /// As [`Host::recv`], with what else `recvmsg(2)` tells; with MSG_ERRQUEUE, of
+    /// the error queue.
     ///
     /// # Errors
-    /// As [`Host::recv`].
+    /// As [`Host::recv`]; EAGAIN when the error queue is empty.
     pub fn receive(&mut self, fd: Fd, buffer: &mut [u8], flags: i32) -> Result<Received> {
         if flags & libc::MSG_ERRQUEUE != 0 {
-            // Nothing is ever queued there.
-            self.stream(fd)?;
-            return Err(Failure::Errno(libc::EAGAIN));
+            return self.receive_error(fd);
         }
         let id = self.connected(fd, libc::ENOTCONN)?;
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let inquiry = socket.options.inquiry;
+        let timestamping = socket.options.timestamping;
         let entry = self.entry_mut(id, libc::ENOTCONN)?;
         let connection = &mut entry.connection;
         let have: usize = connection.received().iter().map(|piece| piece.len()).sum();
@@ -83,10 +91,14 @@ impl Host {
         };
         let left: usize = connection.received().iter().map(|piece| piece.len()).sum();
         let end = connection.receive_closed();
+        let arrived =
+            notification::arrived(connection, timestamping).filter(|_| bytes > 0 && !peek);
         self.settle(id);
         Ok(Received {
             bytes,
             left: inquiry.then(|| left as u32 + u32::from(end && left == 0)),
+            arrived,
+            ..Received::default()
         })
     }
 
@@ -103,8 +115,8 @@ impl Host {
         Ok((self.recv(fd, buffer, flags)?, None))
     }
 
-    /// `send(2)` with MSG_DONTWAIT, MSG_MORE and MSG_EOR, other flags change nothing;
-    /// `write` is the same without flags. Takes what the engine takes: on a blocking
+    /// `send(2)` with MSG_DONTWAIT, MSG_MORE, MSG_EOR and MSG_ZEROCOPY, other flags
+    /// change nothing; `write` is the same without flags. Takes what the engine takes: on a blocking
     /// descriptor the caller goes on with the rest until it is blocked, and waits.
     ///
     /// # Errors
@@ -171,6 +183,12 @@ impl Host {
         };
         if result.is_ok_and(|taken| taken < wanted) || result == Err(Failure::Errno(libc::EAGAIN)) {
             entry.no_space = true;
+        }
+        if let Ok(taken) = result
+            && (taken == wanted || nonblocking)
+        {
+            // The caller of a blocking one goes on with the rest.
+            connection.end_write(taken, flags & libc::MSG_ZEROCOPY != 0);
         }
         self.settle(id);
         match result {

@@ -251,6 +251,16 @@ impl Host {
         let fd = entry.fd;
         self.emit(sent);
         self.settle_fast_open(id);
+        if let Some(entry) = self.connections.get_mut(&id) {
+            // As `sk_error_report`: everybody is woken.
+            let notified = entry.connection.notified();
+            if entry.notified != notified {
+                entry.notified = notified;
+                entry.readings += 1;
+                entry.writings += 1;
+                self.changes += 1;
+            }
+        }
         let lowat = self.notsent_lowat(fd);
         if let Some(entry) = self.connections.get_mut(&id)
             && entry.no_space

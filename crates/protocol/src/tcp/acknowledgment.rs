@@ -120,6 +120,9 @@ impl Connection {
         } else if plain && !updates && !self.sack {
             self.acknowledge_with_care(header, true, now);
         }
+        if self.notices.is_some() {
+            self.tell_acknowledged(now);
+        }
         if self.send.window > old_window {
             self.after_window_opened();
         }

@@ -64,6 +64,9 @@ impl Connection {
         let bytes = self.receive.assembler.consume(bytes);
         if bytes > 0 {
             self.after_consuming(bytes);
+            if self.notices.is_some() {
+                self.note_read();
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use super::congestion::Controller;
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
 use super::marks::Marks;
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
@@ -224,6 +225,8 @@ pub struct Connection {
     pub(super) path: PathMtu,
     /// Of Fast Open; where nobody uses it, it takes no memory.
     pub(super) fast_open: Option<Box<FastOpenState>>,
+    /// What the application is told of its bytes; null unless it asks.
+    pub(super) notices: Option<Box<Notices>>,
     pub(super) counters: Counters,
     pub(super) config: Settings,
 }
@@ -371,6 +374,7 @@ impl Connection {
             ecn: EcnState::default(),
             path: PathMtu::new(),
             fast_open: None,
+            notices: None,
             counters: Counters::default(),
             config: settings,
         }

@@ -20,6 +20,7 @@ use super::connection::{
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
 use super::marks::{Mark, Marks};
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
@@ -34,7 +35,7 @@ use super::undo::Undo;
 use super::{Config, Ecn, Errno, FastOpen, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0009;
+const VERSION: u32 = 0x5457_000a;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -330,6 +331,11 @@ impl Connection {
                 },
             },
             fast_open: fast_open(self.fast_open.as_deref(), codec),
+            notices: codec.flag(self.notices.is_some()).then(|| {
+                let none = Notices::default();
+                let notices = self.notices.as_deref().unwrap_or(&none);
+                Box::new(notices.with(codec))
+            }),
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),

@@ -22,7 +22,8 @@
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
 //! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
-//! and ICMP errors included), `fast_open` (RFC 7413), `freeze` (to bytes and back), `info`. Before a
+//! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
+//! left, were acknowledged and came), `freeze` (to bytes and back), `info`. Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
@@ -49,6 +50,7 @@ pub mod isn;
 mod keyed;
 mod listen;
 mod marks;
+mod notifications;
 mod options;
 mod pacing;
 mod path_mtu;
@@ -84,6 +86,7 @@ pub use fast_open::{
 pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
+pub use notifications::{Keys, Moment, Notification, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
 pub use tidewall_wire::tcp::{FastOpen, Timestamps};
 pub use tidewall_wire::udp::Checksum;

@@ -457,6 +457,9 @@ impl Connection {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
                 self.receive.data_at = milliseconds(now);
+                if self.notices.is_some() {
+                    self.note_arrival(now);
+                }
                 let length = length.min(self.config.mss.into()) as u16;
                 if length > self.receive.mss {
                     self.receive.mss = length;

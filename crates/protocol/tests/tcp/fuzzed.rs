@@ -319,7 +319,10 @@ pub fn tcp_thaw(bytes: &[u8]) {
         };
         engine.input(&segment, now);
         engine.consume(100);
-        let _ = engine.write(b"more");
+        if engine.write(b"more") == Ok(4) {
+            engine.end_write(4, true);
+        }
+        let _ = (engine.take_notification(), engine.read_arrived());
     }
 }
 
@@ -354,9 +357,19 @@ fn frozen_connection(fast: bool) -> Vec<u8> {
         handshake.fast_open = Some(tcp::FastOpenAnswer { cookie: cookie() });
     }
     let mut engine = tcp::Connection::accept(&handshake, &tcp::Config::default(), now);
+    engine.set_zero_copy(true);
+    engine.set_timestamping(tcp::Timestamping {
+        scheduled: true,
+        sent: true,
+        acknowledged: true,
+        received: true,
+        keys: tcp::Keys::FromWritten,
+    });
     engine.write(&[1; 300]).unwrap();
+    engine.end_write(300, true);
     engine.output(now, &mut |_| true);
     engine.write(&[2; 30]).unwrap();
+    engine.end_write(30, false);
     if fast {
         return engine.freeze(now);
     }

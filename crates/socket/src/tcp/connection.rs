@@ -300,6 +300,14 @@ impl ConnectionInner {
         }
     }
 
+    /// The same if it was notified of something since `before`
+    /// ([`Connection::notified`]).
+    pub(crate) fn announce_notifications(&self, state: &State, before: u32) {
+        if state.connection.notified() != before {
+            self.announce(state);
+        }
+    }
+
     /// What it is ready for now.
     pub(crate) fn readiness(&self) -> Readiness {
         self.lock().readiness()
@@ -339,6 +347,7 @@ impl ConnectionInner {
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
+                let notified = state.connection.notified();
                 state.connection.output(now, &mut |outgoing| {
                     let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
                     if sent.is_err() {
@@ -346,6 +355,8 @@ impl ConnectionInner {
                     }
                     sent.is_ok()
                 });
+                drop(transmitter);
+                self.announce_notifications(state, notified);
             }
             None => retry = Some(RESOLVING),
         }
@@ -495,7 +506,10 @@ impl State {
                 Readiness::HANGUP,
                 closed || (connection.receive_closed() && connection.send_closed()),
             )
-            .with(Readiness::ERROR, connection.has_error())
+            .with(
+                Readiness::ERROR,
+                connection.has_error() || connection.has_notifications(),
+            )
     }
 
     /// True when frames wait in its channel.

@@ -23,7 +23,10 @@ use crate::stack::{Core, Stack, lock};
 use crate::udp::{canonical, stays_with_kernel};
 
 mod io_traits;
+mod notifications;
 mod options;
+
+pub use notifications::Notification;
 
 /// Ephemeral ports that are tried before a connection to one peer is given up.
 const PORTS_TRIED: usize = 16;
@@ -351,6 +354,16 @@ impl TcpStream {
     // ---- Writing ------------------------------------------------------------
 
     fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_marked(connection, pieces, false)
+    }
+
+    /// `zero_copy`: it is told when the memory is free again.
+    fn send_marked(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        pieces: &[IoSlice<'_>],
+        zero_copy: bool,
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -362,8 +375,10 @@ impl TcpStream {
         loop {
             let mut after = After::default();
             let mut failed = None;
+            let blocked;
             {
                 let mut state = connection.lock();
+                let notified = state.connection.notified();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
                     connection.announce(&state);
                 }
@@ -391,11 +406,16 @@ impl TcpStream {
                         }
                     }
                 }
+                blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+                if written >= wanted || nonblocking || !blocked {
+                    // Nothing more comes of this call.
+                    state.connection.end_write(written, zero_copy);
+                    connection.announce_notifications(&state, notified);
+                }
                 connection.settle(core, &mut state, &mut after);
             }
             core.tcp_after(after);
             self.send_unless_later(connection);
-            let blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
             if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
                 return Err(error(errno));
             }
@@ -417,7 +437,13 @@ impl TcpStream {
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => {}
-                _ if written > 0 => return Ok(written),
+                _ if written > 0 => {
+                    let mut state = connection.lock();
+                    let notified = state.connection.notified();
+                    state.connection.end_write(written, zero_copy);
+                    connection.announce_notifications(&state, notified);
+                    return Ok(written);
+                }
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(error) => return Err(error),
             }

@@ -9,6 +9,7 @@ mod hostile;
 mod lifetime;
 mod limits;
 mod model;
+mod notifications;
 mod pressure;
 mod support;
 mod tcp;
