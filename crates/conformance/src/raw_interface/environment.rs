@@ -111,6 +111,9 @@ pub(super) fn sysctl() -> Sysctl {
         notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
         fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
         fastopen: large("tcp_fastopen", default.fastopen),
+        fastopen_keys: read("tcp_fastopen_key")
+            .and_then(|text| Sysctl::parse_fast_open_keys(&text))
+            .filter(|keys| keys.primary != [0; 16]),
     }
 }
 

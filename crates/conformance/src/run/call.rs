@@ -61,6 +61,8 @@ pub(super) struct Calls {
     descriptors: HashMap<i64, Descriptor>,
     /// The last connection that was made or accepted.
     pub(super) subject: Option<Fd>,
+    /// Whom a write with MSG_FASTOPEN connects to.
+    peer: Option<SocketAddr>,
     /// Data of the script's own was written: what goes out is not our pattern.
     pub(super) own_data: bool,
     /// The family of the script's sockets.
@@ -80,6 +82,8 @@ impl Calls {
         call: &Call,
         progress: &mut Progress,
     ) -> Outcome {
+        let remote = self.shown(settings, settings.remote);
+        self.peer = Some(SocketAddr::new(remote, settings.connect_port));
         let arguments = call.arguments.as_slice();
         self.domain = settings.family.domain();
         match (call.name.as_str(), arguments) {
@@ -317,6 +321,9 @@ impl Calls {
             return Err(format!("{length} bytes are more than a script may write"));
         }
         let live = self.live(fd)?;
+        if flags & libc::MSG_FASTOPEN != 0 {
+            self.subject = Some(live);
+        }
         let descriptor = self.descriptors.get_mut(&integer(fd)?);
         let position = descriptor
             .as_ref()
@@ -335,7 +342,7 @@ impl Calls {
         let mut descriptor = descriptor;
         loop {
             let rest = bytes.get(progress.written..).unwrap_or_default();
-            match host.send(live, rest, flags) {
+            match host.sendto(live, rest, flags, self.peer) {
                 Ok(taken) => {
                     progress.written += taken;
                     if let Some(descriptor) = descriptor.as_deref_mut() {

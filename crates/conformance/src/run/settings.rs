@@ -219,6 +219,10 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             "net.ipv4.tcp_rfc1337" | "net.ipv4.tcp_syncookies" if number()? == 1 => {}
             "net.ipv4.tcp_retries1" if number()? == 3 => {}
             "net.ipv4.tcp_fastopen" => sysctl.fastopen = number()?,
+            "net.ipv4.tcp_fastopen_key" => {
+                let keys = Sysctl::parse_fast_open_keys(value);
+                sysctl.fastopen_keys = Some(keys.ok_or("no Fast Open keys")?);
+            }
             _ => return Err(format!("{name} is not a setting of this stack")),
         }
     }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Config, Ecn, MtuProbing};
+use tidewall_protocol::tcp::{Config, Ecn, FastOpenKeys, MtuProbing};
 
 /// The kernel parameters (`net.ipv4.*`) that change what sockets do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,6 +37,8 @@ pub struct Sysctl {
     pub fin_timeout: Duration,
     /// `tcp_fastopen`: flags, see `Documentation/networking/ip-sysctl`.
     pub fastopen: u32,
+    /// `tcp_fastopen_key`; without, it is drawn.
+    pub fastopen_keys: Option<FastOpenKeys>,
 }
 
 impl Default for Sysctl {
@@ -57,6 +59,7 @@ impl Default for Sysctl {
             notsent_lowat: u32::MAX,
             fin_timeout: Duration::from_secs(60),
             fastopen: 1,
+            fastopen_keys: None,
         }
     }
 }
@@ -130,6 +133,7 @@ impl HostConfig {
                 _ => MtuProbing::Always,
             },
             syn_retries: sysctl.syn_retries,
+            syn_ack_retries: sysctl.synack_retries,
             retries: sysctl.retries,
             fin_timeout: sysctl.fin_timeout,
             ..Config::default()

@@ -214,7 +214,9 @@ impl TcpInfo {
                 | u8::from(info.sack) << 1
                 | u8::from(scaling) << 2
                 | u8::from(info.ecn) << 3
-                | u8::from(info.ecn_seen) << 4,
+                | u8::from(info.ecn_seen) << 4
+                | u8::from(info.syn_data) << 5,
+            limits: (info.fast_open_failure as u8) << 1,
             window_scales: info.send_window_scale | info.receive_window_scale << 4,
             rto: micros(info.retransmission_timeout),
             snd_mss: info.send_mss,
@@ -251,6 +253,7 @@ impl TcpInfo {
             } else {
                 micros(info.round_trip_min)
             },
+            delivered: info.delivered,
             delivered_ce: info.delivered_ce,
             rcv_ooopack: info.out_of_order,
             snd_wnd: info.send_window,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tidewall_protocol::tcp::{Connection, State};
 
-use super::socket::would_wait;
+use super::socket::{Kind, would_wait};
 use super::{ConnectionId, Entry, ExtendedError, Failure, Fd, Host, Result, notification};
 
 /// What a read has brought.
@@ -131,9 +131,37 @@ impl Host {
     /// # Errors
     /// As [`Host::send`].
     pub fn sendmsg(&mut self, fd: Fd, parts: &[&[u8]], flags: i32) -> Result<usize> {
-        let id = self.connected(fd, libc::EPIPE)?;
+        self.sendmsg_to(fd, parts, flags, None)
+    }
+
+    /// As [`Host::sendmsg`], with an address: with MSG_FASTOPEN, the one to
+    /// connect to.
+    ///
+    /// # Errors
+    /// As [`Host::send`]; with MSG_FASTOPEN those of [`Host::connect`], and
+    /// EOPNOTSUPP where `tcp_fastopen` does not allow it.
+    pub fn sendmsg_to(
+        &mut self,
+        fd: Fd,
+        parts: &[&[u8]],
+        flags: i32,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        if flags & libc::MSG_FASTOPEN != 0 {
+            return self.send_fast(fd, &parts.concat(), (flags, nonblocking), to);
+        }
+        if let Kind::Stream(id) = socket.kind {
+            if socket.sent_with_syn.is_some() {
+                return self.continue_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
+            }
+            if self.is_deferred(id) {
+                return self.send_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
+            }
+        }
+        let id = self.connected(fd, libc::EPIPE)?;
+        let socket = self.get(fd)?;
         let cork = socket.options.cork || flags & libc::MSG_MORE != 0;
         let lowat = self.notsent_lowat(Some(fd));
         let entry = self.entry_mut(id, libc::EPIPE)?;
@@ -172,7 +200,7 @@ impl Host {
         }
     }
 
-    /// `sendto(2)`: a connected socket takes no notice of the address.
+    /// `sendto(2)`: without MSG_FASTOPEN the address changes nothing.
     ///
     /// # Errors
     /// As [`Host::send`].
@@ -181,9 +209,9 @@ impl Host {
         fd: Fd,
         bytes: &[u8],
         flags: i32,
-        _to: Option<SocketAddr>,
+        to: Option<SocketAddr>,
     ) -> Result<usize> {
-        self.send(fd, bytes, flags)
+        self.sendmsg_to(fd, &[bytes], flags, to)
     }
 
     /// `read(2)`.

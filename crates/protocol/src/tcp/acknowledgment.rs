@@ -479,6 +479,8 @@ impl Connection {
 
     /// Lets congestion control, or the reduction, take what was delivered.
     fn control(&mut self, seen: &Feedback, round_trip: Option<u32>, now: Time) {
+        let segments = seen.delivered.div_ceil(self.send.mss.into());
+        self.counters.delivered = self.counters.delivered.wrapping_add(segments);
         if self.recovery.is_reducing() {
             self.reduce_window(seen.delivered, seen.lost, seen.advanced);
             return;

@@ -28,7 +28,7 @@ impl Connection {
     }
 
     fn can_hold_data(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait)
+        matches!(self.state, State::Established | State::CloseWait) || self.is_fast_opening()
     }
 
     /// What is in order and not read, in up to two pieces.
@@ -86,7 +86,8 @@ impl Connection {
     /// Takes bytes to be sent, as many as the buffer holds.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] when it holds none, or the handshake is not complete;
+    /// [`Errno::AGAIN`] when it holds none, or the handshake is not complete and
+    /// the SYN takes no data ([`Connection::connect_fast`]);
     /// once, what ended the connection; then, and after a shutdown for writing,
     /// [`Errno::PIPE`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
@@ -96,10 +97,16 @@ impl Connection {
         if self.send.closed || self.state == State::Closed {
             return Err(Errno::PIPE);
         }
-        if !self.can_hold_data() {
-            return Err(Errno::AGAIN);
-        }
-        let room = self.send_limit().saturating_sub(self.send.buffer.len()) as usize;
+        let room = if self.can_hold_data() {
+            self.send_limit().saturating_sub(self.send.buffer.len())
+        } else {
+            let room = self.syn_room();
+            if room == 0 {
+                return Err(Errno::AGAIN);
+            }
+            room
+        };
+        let room = room as usize;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
         if taken.is_empty() && !bytes.is_empty() {
             return Err(Errno::AGAIN);

@@ -91,6 +91,10 @@ pub struct Config {
     pub user_timeout: Option<Duration>,
     /// SYNs sent again before `connect` fails (`tcp_syn_retries`).
     pub syn_retries: u8,
+    /// SYN-ACKs sent again before a half-open connection is forgotten
+    /// (`tcp_synack_retries`); one more where a SYN with data has opened it (RFC
+    /// 7413).
+    pub syn_ack_retries: u8,
     /// Retransmissions of the same data before giving up (`tcp_retries2`).
     pub retries: u8,
     /// The same for connections that the application has closed
@@ -144,6 +148,7 @@ impl Default for Config {
             keepalive: None,
             user_timeout: None,
             syn_retries: 6,
+            syn_ack_retries: 5,
             retries: 15,
             orphan_retries: 8,
             initial_window: 10,
@@ -223,6 +228,7 @@ pub(super) struct Settings {
     pub(super) mss: u16,
     pub(super) keepalive_count: u8,
     pub(super) syn_retries: u8,
+    pub(super) syn_ack_retries: u8,
     pub(super) retries: u8,
     pub(super) orphan_retries: u8,
     pub(super) initial_window: u8,
@@ -254,6 +260,7 @@ impl Settings {
             mss: config.mss.max(MSS_MIN),
             keepalive_count: 0,
             syn_retries: config.syn_retries,
+            syn_ack_retries: config.syn_ack_retries,
             retries: config.retries,
             orphan_retries: config.orphan_retries,
             initial_window: config.initial_window,

@@ -17,6 +17,7 @@ use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
+use super::fast_open::FastOpenState;
 use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
@@ -29,7 +30,7 @@ use super::send_buffer::SendBuffer;
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
-use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, Errno, FastOpen, Flow, MtuProbing, State, Time, microseconds, timestamp};
 
 /// Of this description; raised with every change of it.
 const VERSION: u32 = 0x5457_000a;
@@ -318,6 +319,7 @@ impl Connection {
                     now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
                 },
             },
+            fast_open: fast_open(self.fast_open.as_deref(), codec),
             notices: codec.flag(self.notices.is_some()).then(|| {
                 let none = Notices::default();
                 let notices = self.notices.as_deref().unwrap_or(&none);
@@ -333,6 +335,7 @@ impl Connection {
                 duplicates_told: codec.u32(self.counters.duplicates_told),
                 spurious_timeouts: codec.u32(self.counters.spurious_timeouts),
                 recoveries_undone: codec.u32(self.counters.recoveries_undone),
+                delivered: codec.u32(self.counters.delivered),
                 segments_received: codec.u32(self.counters.segments_received),
                 segments_sent: codec.u32(self.counters.segments_sent),
                 segments_refused: codec.u32(self.counters.segments_refused),
@@ -350,14 +353,18 @@ impl Connection {
             written,
             ..
         } = self.send;
-        let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+        let synchronizing =
+            matches!(self.state, State::SynSent | State::SynReceived) && !self.is_fast_opening();
         let held = self.send.buffer.len();
         let space = written.wrapping_sub(first);
         // One more for a SYN or a FIN at either end.
         let sent = next.wrapping_sub(first);
         let send = match self.state {
             State::Closed | State::TimeWait => held == 0,
-            _ if synchronizing => held == 0 && space == 1 && sent <= 1,
+            _ if synchronizing => {
+                // Data that goes with the SYN is little.
+                held <= u16::MAX.into() && space == held + 1 && sent <= space
+            }
             _ if space == u32::MAX => held == 0 && sent == 0 && self.send.closed,
             _ => held <= BUFFER_MAX && space == held && sent <= space + u32::from(self.send.closed),
         };
@@ -366,7 +373,8 @@ impl Connection {
         let start = pieces.next().map(|piece| (piece.start, piece.end));
         let end = pieces.last().map(|piece| piece.end);
         let scoreboard = match (self.state, start) {
-            (State::Closed | State::SynSent | State::SynReceived, _) => true,
+            (State::Closed, _) => true,
+            _ if synchronizing => true,
             (_, Some((start, only))) => start == first && end.unwrap_or(only) == next,
             (_, None) => first == next,
         } && self.recovery.board.sacked() <= sent;
@@ -378,7 +386,7 @@ impl Connection {
             && self.receive.mss > 0
             && expected.wrapping_sub(self.receive.acknowledged) <= BUFFER_MAX * 2;
         let pending = self.pending.0 <= Pending::ALL
-            && (synchronizing || !self.pending.has(Pending::SYNCHRONIZE));
+            && (synchronizing || self.is_fast_opening() || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
             && scoreboard
@@ -442,6 +450,31 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         limit: codec.u32(send.limit).min(BUFFER_MAX),
         reset_sequence: codec.u32(send.reset_sequence),
     }
+}
+
+fn fast_open<C: Codec>(
+    fast_open: Option<&FastOpenState>,
+    codec: &mut C,
+) -> Option<Box<FastOpenState>> {
+    if !codec.flag(fast_open.is_some()) {
+        return None;
+    }
+    let none = FastOpenState::new(codec.now());
+    let state = fast_open.unwrap_or(&none);
+    let option = state.option.unwrap_or(FastOpen::REQUEST);
+    Some(Box::new(FastOpenState {
+        flags: codec.u16(state.flags),
+        room: codec.u16(state.room),
+        option: {
+            let some = codec.flag(state.option.is_some());
+            let experimental = codec.flag(option.is_experimental());
+            let cookie = codec.data([option.cookie(), &[]]);
+            let option = FastOpen::cookie_of(&cookie).unwrap_or(FastOpen::REQUEST);
+            some.then_some(option.with_experimental(experimental))
+        },
+        remote_isn: codec.u32(state.remote_isn),
+        since: codec.time(state.since),
+    }))
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
@@ -616,6 +649,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         mss: codec.u16(config.mss),
         keepalive_count: codec.u8(config.keepalive_count),
         syn_retries: codec.u8(config.syn_retries),
+        syn_ack_retries: codec.u8(config.syn_ack_retries),
         retries: codec.u8(config.retries),
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),

@@ -108,6 +108,17 @@ impl Connection {
         self.config.user_timeout()
     }
 
+    /// SYNs sent again before the attempt to connect fails (`TCP_SYNCNT`).
+    pub fn set_syn_retries(&mut self, count: u8) {
+        self.config.syn_retries = count;
+    }
+
+    /// See [`Connection::set_syn_retries`].
+    #[must_use]
+    pub fn syn_retries(&self) -> u8 {
+        self.config.syn_retries
+    }
+
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was
     /// announced to the peer stays valid.
     pub fn set_receive_buffer(&mut self, bytes: u32) {

@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
+use super::half_open;
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
@@ -40,15 +41,24 @@ pub(super) fn milliseconds(time: Time) -> u32 {
 }
 
 impl Connection {
+    /// Before the handshake is complete.
+    #[cold]
+    fn plan_synchronizing(&self) -> Option<Plan> {
+        if self.pending.has(Pending::SYNCHRONIZE) {
+            return Some(Plan::Synchronize);
+        }
+        // What is lost before the peer knows of us is sent again later: there is
+        // nothing but new data.
+        let sends = self.is_fast_opening() && self.recovery.is_quiet();
+        if sends { self.plan_again() } else { None }
+    }
+
     /// The next segment, if one may be sent now. Acknowledgments, probes and
     /// resets are not planned but pending.
     #[inline]
     pub(super) fn plan(&self) -> Option<Plan> {
         match self.state {
-            State::SynSent | State::SynReceived => self
-                .pending
-                .has(Pending::SYNCHRONIZE)
-                .then_some(Plan::Synchronize),
+            State::SynSent | State::SynReceived => self.plan_synchronizing(),
             State::Closed | State::TimeWait | State::FinWait2 => None,
             _ if self.recovery.is_quiet() => self.plan_new(),
             _ => self.plan_again(),
@@ -169,6 +179,11 @@ impl Connection {
         if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
+        self.payload_beside_sack(mss)
+    }
+
+    #[cold]
+    fn payload_beside_sack(&self, mss: u32) -> u32 {
         let with = self.options(0);
         let without = Options {
             sack: tidewall_wire::tcp::SackBlocks::default(),
@@ -403,7 +418,9 @@ impl Connection {
         } else {
             flags |= Flags::ACK;
         }
-        let isn = self.send.first;
+        let opens = self.is_fast_opening();
+        let isn = self.send.first.wrapping_sub(opens.into());
+        let (fast_open, length) = self.syn_extras();
         let header = Header {
             source_port: self.flow.local.port(),
             destination_port: self.flow.remote.port(),
@@ -413,24 +430,42 @@ impl Connection {
             window: self.config.syn_window(),
             urgent: 0,
             options: Options {
-                maximum_segment_size: Some(self.config.mss),
+                maximum_segment_size: Some(self.config.mss.min(self.path.limit())),
                 window_scale: self.scaling.then_some(self.receive.scale),
                 sack_permitted: self.sack,
                 timestamps: self.timestamps.then(|| Timestamps {
                     value: timestamp(now, self.timestamp_offset),
                     echo: self.receive.timestamp,
                 }),
-                ..Options::default()
+                ..Options::default().with_fast_open(fast_open)
             },
         };
-        if !self.give(header, (0, 0), self.send.mss.into(), send) {
+        if !self.give(header, (0, length), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.clear(Pending::ACKNOWLEDGE);
-        self.send.next = isn.wrapping_add(1);
+        self.syn_left(length);
+        if self.notices.is_some() {
+            self.tell_sent(isn.wrapping_add(1 + length), now);
+        }
+        if opens {
+            self.acknowledgment_sent(&header);
+            // What data in the SYN has taken of the window is given back.
+            let edge = header.acknowledgment.wrapping_add(header.window.into());
+            if before(self.receive.edge, edge) {
+                self.receive.edge = edge;
+            }
+        } else if self.send.next == isn {
+            self.send.next = isn.wrapping_add(1 + length);
+        }
         self.send.last = now;
-        let timeout = self.retransmission_timeout();
+        let timeout = if opens {
+            // A listener's answers come at these times.
+            half_open::timeout(self.send.retries)
+        } else {
+            self.retransmission_timeout()
+        };
         self.timers.set(Timer::Retransmit, now, timeout);
         true
     }

@@ -5,6 +5,8 @@ mod attacks;
 mod closing;
 mod duplicates;
 mod ecn;
+mod fast_link;
+mod fast_open;
 mod frozen;
 mod handshake;
 mod link;
