@@ -140,7 +140,7 @@ impl Host {
         &mut self,
         fd: Fd,
         bytes: &[u8],
-        nonblocking: bool,
+        (flags, nonblocking): (i32, bool),
         to: Option<SocketAddr>,
     ) -> Result<usize> {
         if !self.fast_client() {
@@ -152,14 +152,14 @@ impl Host {
                 let to = to.ok_or(Failure::Errno(libc::EOPNOTSUPP))?;
                 check_family(to, socket.domain)?;
                 let id = self.begin_connect(fd, to, true)?;
-                self.send_with_syn(id, fd, bytes, nonblocking)
+                self.send_with_syn(id, fd, bytes, (flags, nonblocking))
             }
             Kind::Stream(id) if self.is_deferred(id) => {
-                self.send_with_syn(id, fd, bytes, nonblocking)
+                self.send_with_syn(id, fd, bytes, (flags, nonblocking))
             }
             // Once the handshake is complete, a write like any other.
             Kind::Stream(id) if socket.connecting => {
-                self.continue_with_syn(id, fd, bytes, nonblocking)
+                self.continue_with_syn(id, fd, bytes, (flags, nonblocking))
             }
             Kind::Stream(_) | Kind::Listener => Err(Failure::Errno(libc::EISCONN)),
             Kind::Epoll(_) => Err(Failure::Errno(libc::ENOTSOCK)),
@@ -179,12 +179,16 @@ impl Host {
         id: ConnectionId,
         fd: Fd,
         bytes: &[u8],
-        nonblocking: bool,
+        (flags, nonblocking): (i32, bool),
     ) -> Result<usize> {
         let mut taken = 0;
         if let Some(entry) = self.connections.get_mut(&id) {
             entry.deferred = false;
             taken = entry.connection.write(bytes).unwrap_or(0);
+            if taken == bytes.len() || nonblocking {
+                let zero_copy = flags & libc::MSG_ZEROCOPY != 0;
+                entry.connection.end_write(taken, zero_copy);
+            }
         }
         self.changes += 1;
         self.settle(id);
@@ -209,7 +213,7 @@ impl Host {
         id: ConnectionId,
         fd: Fd,
         bytes: &[u8],
-        nonblocking: bool,
+        (flags, nonblocking): (i32, bool),
     ) -> Result<usize> {
         self.continue_connect(fd, id, nonblocking)?;
         let taken = self.get_mut(fd)?.sent_with_syn.take().unwrap_or(0);
@@ -217,7 +221,7 @@ impl Host {
         if rest.is_empty() {
             return Ok(taken);
         }
-        match self.send(fd, rest, 0) {
+        match self.send(fd, rest, flags & libc::MSG_ZEROCOPY) {
             Ok(more) => Ok(taken + more),
             Err(_) if taken > 0 => Ok(taken),
             Err(failure) => Err(failure),

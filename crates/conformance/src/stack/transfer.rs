@@ -150,14 +150,14 @@ impl Host {
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         if flags & libc::MSG_FASTOPEN != 0 {
-            return self.send_fast(fd, &parts.concat(), nonblocking, to);
+            return self.send_fast(fd, &parts.concat(), (flags, nonblocking), to);
         }
         if let Kind::Stream(id) = socket.kind {
             if socket.sent_with_syn.is_some() {
-                return self.continue_with_syn(id, fd, &parts.concat(), nonblocking);
+                return self.continue_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
             }
             if self.is_deferred(id) {
-                return self.send_with_syn(id, fd, &parts.concat(), nonblocking);
+                return self.send_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
             }
         }
         let id = self.connected(fd, libc::EPIPE)?;

@@ -13,7 +13,7 @@ use tidewall_wire::tcp::{FastOpen, Flags, Header, before};
 
 use super::connection::{Connection, MSS_MIN, Pending};
 use super::timers::Timer;
-use super::{Config, Flow, Segment, State, Time, microseconds, timestamp};
+use super::{Config, Errno, Flow, Segment, State, Time, microseconds, timestamp};
 
 /// Room that is left in a SYN with data for options that middleboxes add: all
 /// that a header has (as Linux).
@@ -224,8 +224,8 @@ impl FastOpenState {
     const TOO_LARGE: u16 = 8192;
     /// A writer waits with the rest of what the SYN has begun.
     const WRITER_WAITS: u16 = 16384;
-    /// All of them.
-    pub(super) const ALL: u16 = 32767;
+    /// The owner knows that the handshake is over.
+    const TOLD: u16 = 32768;
 
     pub(super) const fn new(now: Time) -> Self {
         Self {
@@ -353,6 +353,36 @@ impl Connection {
     #[must_use]
     pub fn is_fast_opening(&self) -> bool {
         self.state == State::SynReceived && self.is_opened_by_syn()
+    }
+
+    /// Once, of a connection that a SYN has opened, when it is no longer fast
+    /// opening: whether it was reset, as
+    /// [`Listener::fast_open_over`](super::Listener::fast_open_over) wants it.
+    pub fn take_fast_open_end(&mut self) -> Option<bool> {
+        if self.is_fast_opening() {
+            return None;
+        }
+        // Still there if the handshake was not completed.
+        let reset = self.is_opened_by_syn() && self.error == Some(Errno::CONNRESET);
+        let state = self.fast_open.as_mut()?;
+        if state.has(FastOpenState::ASKED | FastOpenState::TOLD) {
+            return None;
+        }
+        state.set(FastOpenState::TOLD);
+        Some(reset)
+    }
+
+    /// True of one that [`Connection::connect_fast`] has made: what it finds out is
+    /// to be learned.
+    #[must_use]
+    pub fn is_fast(&self) -> bool {
+        self.fast_open_has(FastOpenState::ASKED)
+    }
+
+    /// True while data that is written goes with the SYN, and none has been.
+    #[must_use]
+    pub fn awaits_syn_data(&self) -> bool {
+        self.send.buffer.len() == 0 && self.syn_room() > 0
     }
 
     /// Whether data has travelled with the SYN and was taken
@@ -544,6 +574,9 @@ impl Connection {
     /// sent again at once, for its loss is no sign of congestion (as Linux).
     pub(super) fn settle_syn_data(&mut self, now: Time) {
         let (first, next) = (self.send.first, self.send.next);
+        if self.notices.is_some() {
+            self.tell_acknowledged(now);
+        }
         if first != next {
             let micros = microseconds(now);
             self.recovery.rack.begin(first, micros);

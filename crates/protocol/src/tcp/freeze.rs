@@ -476,7 +476,7 @@ fn fast_open<C: Codec>(
     let state = fast_open.unwrap_or(&none);
     let option = state.option.unwrap_or(FastOpen::REQUEST);
     Some(Box::new(FastOpenState {
-        flags: codec.u16(state.flags) & FastOpenState::ALL,
+        flags: codec.u16(state.flags),
         room: codec.u16(state.room),
         option: {
             let some = codec.flag(state.option.is_some());

@@ -408,7 +408,7 @@ impl Connection {
 
     /// New bytes have left.
     #[cold]
-    pub(super) fn tell_sent(&mut self, start: u32, end: u32, now: Time) {
+    pub(super) fn tell_sent(&mut self, end: u32, now: Time) {
         let Some(notices) = &mut self.notices else {
             return;
         };
@@ -416,11 +416,6 @@ impl Connection {
             && before(mark.last, end)
         {
             notices.left += 1;
-            // What left in a SYN is not told (nor on Linux).
-            if before(mark.last, start) {
-                notices.lost = notices.lost.saturating_add(1);
-                continue;
-            }
             if mark.scheduled {
                 notices.tell(Moment::Scheduled, mark.key, now);
             }

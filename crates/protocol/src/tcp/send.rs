@@ -455,6 +455,9 @@ impl Connection {
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.clear(Pending::ACKNOWLEDGE);
         self.syn_left(length);
+        if self.notices.is_some() {
+            self.tell_sent(isn.wrapping_add(1 + length), now);
+        }
         if opens {
             self.acknowledgment_sent(&header);
             // What data in the SYN has taken of the window is given back.

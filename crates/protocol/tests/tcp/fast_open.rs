@@ -2,7 +2,7 @@
 
 use tidewall_protocol::tcp::{
     Config, Connection, Errno, FastOpen, FastOpenAnswer, FastOpenFailure, FastOpenForm,
-    FastOpenPeer, Handshake, Segment, State,
+    FastOpenPeer, Handshake, Keys, Moment, Notification, Segment, State, Timestamping,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
 
@@ -380,4 +380,46 @@ fn what_is_closed_early_is_still_answered() {
     peer.engine.close(None, peer.now);
     assert!(only(&peer.sent()).header.flags.contains(RST));
     assert_eq!(peer.state(), State::Closed);
+}
+
+#[test]
+fn data_with_the_syn_has_times_and_a_number() {
+    // All of it is taken, or none, and then sent again, which is not told.
+    for taken in [500, 0] {
+        let mut peer = client(&plain(), &known());
+        peer.engine.set_zero_copy(true);
+        peer.engine.set_timestamping(Timestamping {
+            sent: true,
+            acknowledged: true,
+            keys: Keys::FromWritten,
+            ..Timestamping::default()
+        });
+        peer.write(500);
+        peer.engine.end_write(500, true);
+        let mut told = Vec::new();
+        let begin = peer.now;
+        peer.sent();
+        peer.now += ms(10);
+        give_option(&mut peer, taken, None, b"");
+        told.extend(std::iter::from_fn(|| peer.engine.take_notification()));
+        if taken == 0 {
+            assert_eq!(peer.sent().last().unwrap().payload.len(), 500);
+            peer.now += ms(10);
+            peer.give(ACK, 0, 500, b"");
+        }
+        let end = peer.now;
+        told.extend(std::iter::from_fn(|| peer.engine.take_notification()));
+        let time = |moment, at| Notification::Time {
+            moment,
+            key: 499,
+            at,
+        };
+        let free = Notification::Free {
+            first: 0,
+            last: 0,
+            copied: true,
+        };
+        let times = [time(Moment::Sent, begin), time(Moment::Acknowledged, end)];
+        assert_eq!(told, [free, times[0], times[1]]);
+    }
 }

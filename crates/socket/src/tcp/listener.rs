@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as KernelListener};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,10 @@ pub(crate) struct ListenerInner {
     attended_until: AtomicU64,
     kernel: Option<KernelListener>,
     kernel_ready: AtomicBool,
+    /// Connections opened by a SYN whose handshake is over, and those that were
+    /// reset before it was: the protocol has not been told of them.
+    opened: AtomicU32,
+    reset: AtomicU32,
 }
 
 struct State {
@@ -133,7 +137,8 @@ impl TcpListener {
         }
         // IPv6 peers are told 20 bytes less.
         let config = options.apply(core.tcp.config(true));
-        let protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
+        let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
+        protocol.set_fast_open(core.tcp.fast_open.serving(options.fast_open));
         let mut made = None;
         core.tcp.timers.add(|timer| {
             let inner = Arc::new(ListenerInner {
@@ -159,6 +164,8 @@ impl TcpListener {
                 attended_until: AtomicU64::new(0),
                 kernel,
                 kernel_ready: AtomicBool::new(false),
+                opened: AtomicU32::new(0),
+                reset: AtomicU32::new(0),
             });
             made = Some(inner.clone());
             Timed::Listener(inner)
@@ -525,14 +532,19 @@ impl ListenerInner {
         after: &mut After,
     ) {
         // Data right behind the handshake's last segment came before the
-        // driver knew where it belongs.
+        // driver knew where it belongs; so did a copy of a SYN that has opened a
+        // connection.
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
-        if !begins && let Some(connection) = core.tcp.find(&segment.flow) {
+        if (!begins || self.options.fast_open > 0)
+            && let Some(connection) = core.tcp.find(&segment.flow)
+            && (!begins || connection.lock().connection.is_fast_opening())
+        {
             connection.input_with(core, segment, state.queue, after);
             return;
         }
         let now = core.age();
+        self.tell_fast_open(&mut state.protocol, now);
         let State {
             protocol,
             neighbour,
@@ -581,15 +593,45 @@ impl ListenerInner {
         let opened = core.tcp_open(connection, Some(state.neighbour), state.queue, HOP_LIMIT);
         let Some(connection) = opened else {
             core.tcp.counters.refused();
+            if handshake.fast_open.is_some() {
+                self.fast_open_over(false);
+            }
             if let Some(reset) = tcp::reset_for(segment) {
                 core.tcp_send_one(&segment.flow, &reset, state.neighbour, state.queue);
             }
             return;
         };
+        if handshake.fast_open.is_some() {
+            connection.lock().opened_at(self);
+        }
         connection.input_with(core, segment, state.queue, after);
         let mut accepted = lock(&self.accepted);
         accepted.push_back(connection);
         self.waiting.store(accepted.len(), Ordering::SeqCst);
+    }
+
+    /// A connection that a SYN has opened is no longer in its handshake.
+    pub(crate) fn fast_open_over(&self, reset: bool) {
+        let count = if reset { &self.reset } else { &self.opened };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whose connections hold no lock that this needs.
+    fn tell_fast_open(&self, protocol: &mut Listener, now: Duration) {
+        if self.options.fast_open == 0 {
+            return;
+        }
+        for (count, reset) in [(&self.opened, false), (&self.reset, true)] {
+            for _ in 0..count.swap(0, Ordering::Relaxed) {
+                protocol.fast_open_over(reset, now);
+            }
+        }
+    }
+
+    /// The keys of the stack's cookies have changed.
+    pub(super) fn renew_fast_open(&self, core: &Core) {
+        let serving = core.tcp.fast_open.serving(self.options.fast_open);
+        lock(&self.state).protocol.set_fast_open(serving);
     }
 
     /// What follows a change: whoever waits, the timer, the driver's cookies.

@@ -123,7 +123,37 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect`], of what is known at once.
     pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, None)?;
+        let stream = Self::begin(stack, address, None, false)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// Connects with Fast Open (RFC 7413), as `connect` does with
+    /// TCP_FASTOPEN_CONNECT. Where a cookie of the server is known, this returns at
+    /// once, and what is written first goes with the SYN; the connection's failure
+    /// is told by reading or writing. Where none is known, it waits as
+    /// [`TcpStream::connect`] does, and asks for one. Cookies are remembered by
+    /// server, 4096 of them; after timeouts that suggest that the network swallows
+    /// such SYNs, ordinary ones are sent for an hour or more.
+    ///
+    /// The first bytes may reach the server's application twice (RFC 7413 §2.1):
+    /// they must be such that this does no harm. [`Info::syn_data`] says whether
+    /// they were taken with the SYN.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`].
+    pub fn connect_fast_open(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::begin(stack, address, Some(None), true)?.connected(None)
+    }
+
+    /// As [`TcpStream::connect_fast_open`], for a nonblocking stream: it becomes
+    /// writable at once where a cookie is known, and otherwise as with
+    /// [`TcpStream::connect_nonblocking`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`], of what is known at once.
+    pub fn connect_fast_open_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, None, true)?;
         stream.set_nonblocking(true)?;
         Ok(stream)
     }
@@ -133,11 +163,19 @@ impl TcpStream {
         address: SocketAddr,
         deadline: Option<Instant>,
     ) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, Some(deadline))?;
+        Self::begin(stack, address, Some(deadline), false)?.connected(deadline)
+    }
+
+    /// Waits until the peer has answered.
+    fn connected(self, deadline: Option<Instant>) -> io::Result<Self> {
+        let stream = self;
         let Inner::Own { connection, .. } = &stream.inner else {
             return Ok(stream);
         };
         let core = stream.stack.core();
+        if connection.lock().is_deferred() {
+            return Ok(stream);
+        }
         loop {
             connection.process(core);
             let (phase, failed) = {
@@ -164,11 +202,12 @@ impl TcpStream {
     }
 
     /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
-    /// the deadline in it.
+    /// the deadline in it. `fast`: with Fast Open.
     fn begin(
         stack: &Stack,
         address: SocketAddr,
         wait: Option<Option<Instant>>,
+        fast: bool,
     ) -> io::Result<Self> {
         let core = stack.core();
         let remote = canonical(address);
@@ -187,7 +226,7 @@ impl TcpStream {
             Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
                 (source, None)
             }
-            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait),
+            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait, fast),
             _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         };
         Helper::start(core)?;
@@ -201,7 +240,7 @@ impl TcpStream {
             // thousands, and what belongs to no flow goes to the kernel.
             core.tcp.ports.enter(&core.tables, None, port, held)?;
             let config = core.tcp.config(remote.is_ipv4());
-            let connection = core.tcp_connection(flow, &config);
+            let connection = core.tcp_connection(flow, &config, fast);
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.tables, port);
@@ -218,8 +257,20 @@ impl TcpStream {
         stack: &Stack,
         remote: SocketAddr,
         wait: Option<Option<Instant>>,
+        fast: bool,
     ) -> io::Result<Self> {
         let stream = match wait {
+            _ if fast => {
+                let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
+                let tcp = libc::IPPROTO_TCP;
+                raw_options::set(socket.as_fd(), tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
+                match raw_options::connect(socket.as_fd(), remote) {
+                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                        return Err(error);
+                    }
+                    _ => KernelTcp::from(socket),
+                }
+            }
             Some(None) => KernelTcp::connect(remote)?,
             Some(Some(deadline)) => {
                 let left =
@@ -308,7 +359,9 @@ impl TcpStream {
             let mut after = After::default();
             let result = {
                 let mut state = connection.lock();
-                if connection.take_frames(core, &mut state, &mut after) > 0 {
+                // Nothing comes before the SYN has left.
+                let begun = state.begin();
+                if connection.take_frames(core, &mut state, &mut after) > 0 || begun {
                     connection.settle(core, &mut state, &mut after);
                 }
                 let result = take(&mut state);
@@ -412,6 +465,8 @@ impl TcpStream {
                     state.connection.end_write(written, zero_copy);
                     connection.announce_notifications(&state, notified);
                 }
+                // What was written goes with the SYN.
+                state.begin();
                 connection.settle(core, &mut state, &mut after);
             }
             core.tcp_after(after);
@@ -521,6 +576,7 @@ impl TcpStream {
                 let mut after = After::default();
                 let result = {
                     let mut state = connection.lock();
+                    state.begin();
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
@@ -637,15 +693,14 @@ impl Core {
         Ok((port, Some(OwnedFd::from(socket))))
     }
 
-    fn tcp_connection(&self, flow: Flow, config: &Config) -> Connection {
+    fn tcp_connection(&self, flow: Flow, config: &Config, fast: bool) -> Connection {
         let now = self.age();
-        let key = &self.tcp.secrets.sequence;
-        Connection::connect(
-            flow,
-            isn::initial(key, &flow, now),
-            isn::timestamp_offset(&self.tcp.secrets.cookie, &flow),
-            config,
-            now,
-        )
+        let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
+        let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);
+        let known = self.tcp.fast_open.server(&flow, now).filter(|_| fast);
+        match known {
+            Some(known) => Connection::connect_fast(flow, isn, offset, config, &known, false, now),
+            None => Connection::connect(flow, isn, offset, config, now),
+        }
     }
 }

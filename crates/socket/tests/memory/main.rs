@@ -4,6 +4,7 @@
 mod connections;
 mod errors;
 mod exchange;
+mod fast_open;
 mod fragments;
 mod hostile;
 mod lifetime;

@@ -13,7 +13,7 @@ use super::support::{FAR4, FAR6, NEAR4, NEAR6, at};
 
 const PORT: u16 = 80;
 /// Nothing here takes so long.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     let start = Instant::now();
@@ -32,7 +32,7 @@ fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     )
 }
 
-pub fn stacks() -> (Stack, Stack) {
+pub(super) fn stacks() -> (Stack, Stack) {
     stacks_with(LinkConfig::default())
 }
 
