@@ -45,8 +45,9 @@ impl Server {
     /// Ends the service; how many connections it served.
     fn finish(self) -> usize {
         self.stop.store(true, Ordering::Release);
-        // It waits for as long as nothing happens.
-        let _wake = KernelStream::connect(self.address).unwrap();
+        // It waits for as long as nothing happens. If something happened just
+        // now it has ended, and refuses.
+        let _wake = KernelStream::connect(self.address);
         self.thread.join().unwrap()
     }
 }
