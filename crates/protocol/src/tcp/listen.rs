@@ -13,12 +13,16 @@ use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
 
 use super::cookie::{self, Cookies, peer_mss, syn_ack};
 use super::ecn;
-use super::fast_open::{Cookie, FastOpenAnswer, FastOpenServer};
+use super::fast_open::FastOpenServer;
 use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
 use super::{Config, FastOpen, Flow, Handshake, Time, isn, timestamp};
 use crate::Drop;
 use crate::icmp::{FlowError, errno};
+
+mod fast_open;
+
+use fast_open::Verdict;
 
 /// A part of the half-open connections that one prefix may have: an eighth.
 const SHARE: usize = 8;
@@ -38,10 +42,6 @@ const EXCESS: u32 = 128;
 /// Answers beyond the first while more than half of the places are taken: those
 /// that come back do so within seconds.
 const RETRIES_ATTACKED: u8 = 2;
-
-/// How long a connection that a SYN has opened and an RST has closed keeps its
-/// place (as Linux).
-const RESET_PENALTY: Duration = Duration::from_secs(60);
 
 /// Secret keys, drawn at random by the caller once a stack.
 #[derive(Clone, Copy)]
@@ -76,16 +76,6 @@ pub enum Reaction {
     Forgotten(Flow),
     /// The segment was dropped.
     Dropped(Drop),
-}
-
-/// What Fast Open says to a SYN.
-enum Verdict {
-    /// Nothing.
-    Ordinary,
-    /// A cookie goes with the SYN-ACK.
-    Give(FastOpen),
-    /// The SYN opens the connection.
-    Open(FastOpenAnswer),
 }
 
 /// The half-open connections of one listening port.
@@ -249,62 +239,6 @@ impl Listener {
         answer(&entry, &self.config, cookie, now, send);
         self.half_open.insert(entry);
         Reaction::HalfOpen(flow)
-    }
-
-    /// What Fast Open says to a SYN (RFC 7413 §4.2.2).
-    fn fast_open(&mut self, syn: &Segment<'_>, now: Time) -> Verdict {
-        let option = syn.header.options.fast_open();
-        let Some(server) = &self.fast_open else {
-            return Verdict::Ordinary;
-        };
-        if option.is_none() && syn.payload.is_empty() {
-            return Verdict::Ordinary;
-        }
-        if self.opening >= server.queue {
-            // The first whose place is free again makes room.
-            if self.reset_until.front().is_none_or(|&until| now < until) {
-                return Verdict::Ordinary;
-            }
-            self.reset_until.pop_front();
-            self.opening -= 1;
-        }
-        let keys = &server.keys;
-        let given = |option: &FastOpen| keys.cookie(&syn.flow, option.is_experimental());
-        if server.without_cookie {
-            return Verdict::Open(FastOpenAnswer::default());
-        }
-        let Some(option) = &option else {
-            return Verdict::Ordinary;
-        };
-        let verdict = if option.is_request() {
-            Cookie::Wrong
-        } else {
-            keys.check(&syn.flow, option)
-        };
-        match verdict {
-            Cookie::Right => Verdict::Open(FastOpenAnswer::default()),
-            Cookie::Aging => Verdict::Open(FastOpenAnswer {
-                cookie: given(option),
-            }),
-            Cookie::Wrong => given(option).map_or(Verdict::Ordinary, Verdict::Give),
-        }
-    }
-
-    /// Takes data in SYNs from now on, or no more (`TCP_FASTOPEN`).
-    pub fn set_fast_open(&mut self, server: Option<FastOpenServer>) {
-        self.fast_open = server;
-    }
-
-    /// A connection with [`Handshake::fast_open`] is no longer
-    /// [fast opening](super::Connection::is_fast_opening): its place is free for
-    /// another. That of one that was `reset` is not for a minute, or a flood of
-    /// SYNs with stolen cookies would cost the attacker nothing (RFC 7413 §5.1).
-    pub fn fast_open_over(&mut self, reset: bool, now: Time) {
-        if reset {
-            self.reset_until.push_back(now + RESET_PENALTY);
-        } else {
-            self.opening = self.opening.saturating_sub(1);
-        }
     }
 
     /// Notes that a SYN found no place.
