@@ -8,6 +8,7 @@ mod ecn;
 mod frozen;
 mod handshake;
 mod link;
+mod marks;
 mod pacing;
 mod path_mtu;
 mod peer;

@@ -50,7 +50,7 @@ pub(crate) use selector::retire;
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
 pub use stream::TcpStream;
-pub use tidewall_protocol::tcp::{Info, Keepalive, State};
+pub use tidewall_protocol::tcp::{Info, Keepalive, SendFlags, State};
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).
 pub(crate) const HOP_LIMIT: u8 = 64;

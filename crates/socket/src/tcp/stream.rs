@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Config, Connection, Flow, Info, State as Phase, isn};
+use tidewall_protocol::tcp::{
+    self, Config, Connection, Flow, Info, SendFlags, State as Phase, isn,
+};
 
 use super::HOP_LIMIT;
 use super::connection::{ConnectionInner, State, Waiting, error};
@@ -350,7 +352,24 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    /// Sends as `send(2)` with MSG_MORE or MSG_EOR does; without flags it is
+    /// [`std::io::Write::write`].
+    ///
+    /// # Errors
+    /// As [`std::io::Write::write`] of this type.
+    pub fn send_with(&self, buffer: &[u8], flags: SendFlags) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.send(buffer, flags),
+            Inner::Own { connection, .. } => self.send(connection, &[IoSlice::new(buffer)], flags),
+        }
+    }
+
+    fn send(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        pieces: &[IoSlice<'_>],
+        flags: SendFlags,
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -369,6 +388,7 @@ impl TcpStream {
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
+                let mut ahead = wanted - written;
                 for piece in pieces {
                     let Some(rest) = piece.get(skip..) else {
                         skip -= piece.len();
@@ -378,7 +398,13 @@ impl TcpStream {
                     if rest.is_empty() && wanted > 0 {
                         continue;
                     }
-                    match state.connection.write(rest) {
+                    // A record ends with the last piece.
+                    ahead = ahead.saturating_sub(rest.len());
+                    let flags = SendFlags {
+                        record: flags.record && ahead == 0,
+                        ..flags
+                    };
+                    match state.connection.write_with(rest, flags) {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {
