@@ -200,3 +200,30 @@ fn many_small_records_are_bounded_by_the_buffer() {
     assert_eq!(acknowledged, count);
     assert_eq!(peer.engine.info().retransmissions, 0);
 }
+
+#[test]
+fn a_push_that_lies_in_a_segment_counts_for_it() {
+    let mut peer = Peer::established(&plain());
+    peer.write(10);
+    assert_eq!(sent(&mut peer), [(0, 10, true)]);
+    // Nagle's algorithm holds it back until more fills a segment.
+    peer.write(100);
+    assert_eq!(sent(&mut peer), []);
+    write(&mut peer, 2000, MORE);
+    assert_eq!(sent(&mut peer), [(10, MSS, true), (1010, MSS, false)]);
+}
+
+#[test]
+fn the_end_of_a_record_is_pushed_although_more_follows() {
+    let mut peer = Peer::established(&plain());
+    let flags = SendFlags {
+        more: true,
+        record: true,
+    };
+    write(&mut peer, MSS, flags);
+    assert_eq!(sent(&mut peer), [(0, MSS, true)]);
+    write(&mut peer, 10, flags);
+    assert_eq!(sent(&mut peer), []);
+    peer.write(10);
+    assert_eq!(sent(&mut peer), [(1000, 10, true)]);
+}
