@@ -385,7 +385,7 @@ impl Host {
             Some(entry) => {
                 let v4 = entry.connection.flow().remote.is_ipv4();
                 let announced = self.engine_config(fd, v4)?.mss;
-                TcpInfo::of(&entry.connection, self.config.mtu, announced)
+                TcpInfo::of(&entry.connection, self.config.mtu, announced, self.now)
             }
             None => TcpInfo {
                 state: 7,

@@ -12,6 +12,7 @@ use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
+use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
@@ -430,6 +431,7 @@ impl Connection {
         self.round_trip.fall_back();
         self.timers.stop(Timer::Retransmit);
         self.receive.tuned = now;
+        self.receive.data_at = milliseconds(now);
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }

@@ -2,7 +2,8 @@
 
 use core::time::Duration;
 
-use super::{Congestion, Connection, FastOpenFailure, State};
+use super::send::milliseconds;
+use super::{Congestion, Connection, FastOpenFailure, State, Time};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -124,6 +125,14 @@ pub struct Info {
 }
 
 impl Connection {
+    /// How long ago data last came, or else the handshake was complete
+    /// (`tcpi_last_data_recv`); to the millisecond, within 49 days.
+    #[must_use]
+    pub fn since_received(&self, now: Time) -> Duration {
+        let age = milliseconds(now).wrapping_sub(self.receive.data_at);
+        Duration::from_millis(age.into())
+    }
+
     /// Numbers of this connection.
     #[must_use]
     pub fn info(&self) -> Info {

@@ -34,7 +34,15 @@ pub(super) struct Marks {
     pub(super) due: u32,
     /// Records, and pushes before the last one that were sent, in order. Only while
     /// there are any.
-    earlier: Option<Box<VecDeque<Mark>>>,
+    earlier: Option<Box<Earlier>>,
+}
+
+/// Places before the last one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Earlier {
+    marks: VecDeque<Mark>,
+    /// How many of them are records.
+    records: u32,
 }
 
 impl Marks {
@@ -59,20 +67,22 @@ impl Marks {
 
     #[cold]
     fn keep_push(&mut self, at: u32) {
-        let earlier = self.earlier.get_or_insert_default();
-        if earlier.len() < PUSHES_MAX && earlier.back().is_none_or(|back| back.at != at) {
-            earlier.push_back(Mark { at, record: false });
+        let marks = &mut self.earlier.get_or_insert_default().marks;
+        if marks.len() < PUSHES_MAX && marks.back().is_none_or(|back| back.at != at) {
+            marks.push_back(Mark { at, record: false });
         }
     }
 
     /// A record ends at `at`, which is pushed already.
     #[cold]
     pub(super) fn end_record(&mut self, at: u32) {
-        let earlier = self.earlier.get_or_insert_default();
-        match earlier.back_mut() {
+        let Earlier { marks, records } = &mut **self.earlier.get_or_insert_default();
+        match marks.back_mut() {
+            Some(back) if back.at == at && back.record => return,
             Some(back) if back.at == at => back.record = true,
-            _ => earlier.push_back(Mark { at, record: true }),
+            _ => marks.push_back(Mark { at, record: true }),
         }
+        *records += 1;
     }
 
     /// All below `first` is acknowledged.
@@ -88,10 +98,11 @@ impl Marks {
         let Some(earlier) = &mut self.earlier else {
             return;
         };
-        while earlier.front().is_some_and(|mark| !before(first, mark.at)) {
-            earlier.pop_front();
+        let Earlier { marks, records } = &mut **earlier;
+        while let Some(mark) = marks.pop_front_if(|mark| !before(first, mark.at)) {
+            *records -= u32::from(mark.record);
         }
-        if earlier.is_empty() {
+        if marks.is_empty() {
             self.earlier = None;
         }
     }
@@ -122,6 +133,9 @@ impl Marks {
 
     #[cold]
     fn cut_records(&self, start: u32, end: u32) -> u32 {
+        if !self.has_records() {
+            return end;
+        }
         let record = self.beyond(start).find(|mark| mark.record);
         record
             .map(|mark| mark.at)
@@ -143,27 +157,26 @@ impl Marks {
 
     /// The earlier ones beyond `start`.
     fn beyond(&self, start: u32) -> impl Iterator<Item = &Mark> {
-        let earlier = self.earlier.as_deref();
-        let from = earlier.map_or(0, |earlier| {
-            earlier.partition_point(|mark| !before(start, mark.at))
+        let marks = self.earlier.as_deref().map(|earlier| &earlier.marks);
+        let from = marks.map_or(0, |marks| {
+            marks.partition_point(|mark| !before(start, mark.at))
         });
-        earlier
-            .into_iter()
-            .flat_map(move |earlier| earlier.range(from..))
+        marks.into_iter().flat_map(move |marks| marks.range(from..))
     }
 
-    /// No record ends anywhere, and no more than one push is remembered.
-    #[inline]
-    pub(super) fn is_plain(&self) -> bool {
-        self.earlier.is_none()
+    /// A record ends somewhere.
+    pub(super) fn has_records(&self) -> bool {
+        self.earlier
+            .as_ref()
+            .is_some_and(|earlier| earlier.records > 0)
     }
 
-    /// What remembering takes of the send buffer's space, in bytes.
+    /// What remembering records takes of the send buffer's space, in bytes.
     #[inline]
     pub(super) fn space(&self) -> u32 {
         match &self.earlier {
             None => 0,
-            Some(earlier) => (earlier.len() * size_of::<Mark>()) as u32,
+            Some(earlier) => earlier.records.saturating_mul(size_of::<Mark>() as u32),
         }
     }
 
@@ -174,17 +187,17 @@ impl Marks {
 
     /// All but the last one, in order; to be frozen.
     pub(super) fn earlier(&self) -> impl Iterator<Item = Mark> {
-        self.earlier
-            .iter()
-            .flat_map(|earlier| earlier.iter().copied())
+        let earlier = self.earlier.iter();
+        earlier.flat_map(|earlier| earlier.marks.iter().copied())
     }
 
     /// As [`Marks::last`], `due` and [`Marks::earlier`] told.
-    pub(super) fn restore(last: u32, due: u32, earlier: VecDeque<Mark>) -> Self {
+    pub(super) fn restore(last: u32, due: u32, marks: VecDeque<Mark>) -> Self {
+        let records = marks.iter().filter(|mark| mark.record).count() as u32;
         Self {
             last,
             due,
-            earlier: (!earlier.is_empty()).then(|| Box::new(earlier)),
+            earlier: (!marks.is_empty()).then(|| Box::new(Earlier { marks, records })),
         }
     }
 
@@ -233,7 +246,7 @@ mod tests {
         assert!(!marks.pushes(at(200), 99));
         assert!(marks.pushes(at(200), 100));
         marks.acknowledge(at(200));
-        assert!(marks.is_plain());
+        assert_eq!(marks.earlier, None);
         assert!(marks.pushes(at(200), 100));
     }
 
@@ -273,6 +286,6 @@ mod tests {
         assert_eq!(marks.earlier().count(), PUSHES_MAX);
         assert!(marks.pushes(at(4998), 1));
         marks.acknowledge(at(4999));
-        assert!(marks.is_plain());
+        assert_eq!(marks.earlier, None);
     }
 }

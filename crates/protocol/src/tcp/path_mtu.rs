@@ -251,7 +251,7 @@ impl Connection {
         // What SACK blocks take of a segment would be taken for the path's.
         let plain = (!self.sack || !self.receive.assembler.has_blocks())
             // Nor does it cross the end of a record.
-            && self.send.marks.is_plain();
+            && !self.send.marks.has_records();
         (fits && room && plain && payload > mss).then_some(payload)
     }
 

@@ -176,7 +176,13 @@ pub fn tcp_peer(bytes: &[u8]) {
                     engine = tcp::Connection::thaw(&frozen, now).expect("just frozen");
                 }
             },
-            _ => drop(engine.write(&zeros[..usize::from(f)])),
+            _ => {
+                let flags = tcp::SendFlags {
+                    more: flags & 1 != 0,
+                    record: flags & 2 != 0,
+                };
+                drop(engine.write_with(&zeros[..usize::from(f)], flags));
+            }
         }
         if what & 64 != 0 {
             let mut segments = 0;

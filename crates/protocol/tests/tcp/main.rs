@@ -10,6 +10,7 @@ mod fast_open;
 mod frozen;
 mod handshake;
 mod link;
+mod marks;
 mod notifications;
 mod pacing;
 mod path_mtu;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Flow, Info};
+use tidewall_protocol::tcp::{self, Flow, Info, SendFlags};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
@@ -198,8 +198,25 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    fn send(&self, connection: &Arc<ConnectionInner>, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.send_marked(connection, pieces, false)
+    /// Sends as `send(2)` with MSG_MORE or MSG_EOR does; without flags it is
+    /// [`std::io::Write::write`].
+    ///
+    /// # Errors
+    /// As [`std::io::Write::write`] of this type.
+    pub fn send_with(&self, buffer: &[u8], flags: SendFlags) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.send(buffer, flags),
+            Inner::Own { connection, .. } => self.send(connection, &[IoSlice::new(buffer)], flags),
+        }
+    }
+
+    fn send(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        pieces: &[IoSlice<'_>],
+        flags: SendFlags,
+    ) -> io::Result<usize> {
+        self.send_marked(connection, pieces, flags, false)
     }
 
     /// `zero_copy`: it is told when the memory is free again.
@@ -207,6 +224,7 @@ impl TcpStream {
         &self,
         connection: &Arc<ConnectionInner>,
         pieces: &[IoSlice<'_>],
+        flags: SendFlags,
         zero_copy: bool,
     ) -> io::Result<usize> {
         let core = self.stack.core();
@@ -229,6 +247,7 @@ impl TcpStream {
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
+                let mut ahead = wanted - written;
                 for piece in pieces {
                     let Some(rest) = piece.get(skip..) else {
                         skip -= piece.len();
@@ -238,7 +257,13 @@ impl TcpStream {
                     if rest.is_empty() && wanted > 0 {
                         continue;
                     }
-                    match state.connection.write(rest) {
+                    // A record ends with the last piece.
+                    ahead = ahead.saturating_sub(rest.len());
+                    let flags = SendFlags {
+                        record: flags.record && ahead == 0,
+                        ..flags
+                    };
+                    match state.connection.write_with(rest, flags) {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {

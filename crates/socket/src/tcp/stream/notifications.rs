@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{Moment, Notification as Told, Timestamping};
+use tidewall_protocol::tcp::{Moment, Notification as Told, SendFlags, Timestamping};
 
 use super::{Inner, TcpStream};
 use crate::stack::Core;
@@ -91,7 +91,8 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(_) => unsupported(),
             Inner::Own { connection, .. } => {
-                self.send_marked(connection, &[IoSlice::new(buffer)], true)
+                let flags = SendFlags::default();
+                self.send_marked(connection, &[IoSlice::new(buffer)], flags, true)
             }
         }
     }
