@@ -178,6 +178,7 @@ impl Connection {
             rack.arrived((end, last), false, micros, 0);
             round_trip = Some(latest);
         }
+        self.count_delivered(bytes);
         self.congestion.on_acknowledged(&Acknowledged {
             first: acknowledgment,
             next: self.send.next,
@@ -479,10 +480,15 @@ impl Connection {
         Some(latest)
     }
 
+    #[inline]
+    fn count_delivered(&mut self, bytes: u32) {
+        let segments = bytes.div_ceil(self.send.mss.into());
+        self.counters.delivered = self.counters.delivered.wrapping_add(segments);
+    }
+
     /// Lets congestion control, or the reduction, take what was delivered.
     fn control(&mut self, seen: &Feedback, round_trip: Option<u32>, now: Time) {
-        let segments = seen.delivered.div_ceil(self.send.mss.into());
-        self.counters.delivered = self.counters.delivered.wrapping_add(segments);
+        self.count_delivered(seen.delivered);
         if self.recovery.is_reducing() {
             self.reduce_window(seen.delivered, seen.lost, seen.advanced);
             return;

@@ -91,6 +91,8 @@ fn what_does_not_fit_into_the_syn_follows() {
     run(&mut link);
     for (end, length) in link.ends.iter_mut().zip(lengths) {
         let info = end.connection().info();
+        // The SYN, and no less than every full segment of what followed it.
+        assert!(info.delivered as usize > length / 1460, "{info:?}");
         assert!(info.syn_data);
         assert_eq!(
             (info.retransmissions, info.bytes_acknowledged),
