@@ -181,7 +181,7 @@ pub fn tcp_peer(bytes: &[u8]) {
                     more: flags & 1 != 0,
                     record: flags & 2 != 0,
                 };
-                drop(engine.write_with(&zeros[..usize::from(f)], flags));
+                let _ = engine.write_with(&zeros[..usize::from(f)], flags);
             }
         }
         if what & 64 != 0 {
