@@ -409,6 +409,7 @@ impl Connection {
         let total = &mut self.counters.bytes_acknowledged;
         *total = total.wrapping_add(bytes.into());
         self.send.first = acknowledgment;
+        self.send.marks.acknowledge(acknowledgment);
     }
 
     /// The connection is established, and data of the SYN perhaps not taken: it is
