@@ -31,11 +31,12 @@ check:
 
 ## loom: the memory model of the shared structures
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive --lib --target-dir target/loom loom_
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
 
 ## instructions: what the hot paths cost, counted by valgrind, beside what is kept
 instructions:
 	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
+	$(CARGO) bench --locked -p tidewall-socket --bench descriptors -- --instructions
 
 clean:
 	$(CARGO) clean

@@ -17,12 +17,14 @@
 #![deny(unsafe_code)]
 
 pub mod control;
+pub mod descriptor;
 mod fragments;
 mod host;
 mod kernel;
 mod owner;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
+pub mod readiness;
 mod routes;
 pub mod snapshot;
 mod stack;
@@ -32,6 +34,7 @@ mod transmit;
 mod udp;
 mod wait;
 
+pub use descriptor::{Descriptors, OpenFile};
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
 pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
 pub use tidewall_receive::architecture::Architecture;

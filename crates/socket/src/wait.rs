@@ -23,10 +23,13 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn signal(&self) {
-        if !self.signalled.swap(true, Ordering::AcqRel) {
+    /// Wakes it. False when it has been woken and has not looked yet.
+    pub(crate) fn signal(&self) -> bool {
+        let first = !self.signalled.swap(true, Ordering::SeqCst);
+        if first {
             self.wake.signal();
         }
+        first
     }
 
     pub(crate) fn descriptor(&self) -> i32 {
@@ -37,7 +40,8 @@ impl Waiter {
     /// that comes meanwhile is taken back too.
     pub(crate) fn clear(&self) {
         self.wake.clear();
-        self.signalled.store(false, Ordering::Release);
+        // A full barrier: what is looked at next is read after this is seen.
+        self.signalled.swap(false, Ordering::SeqCst);
     }
 
     /// As [`Waiter::clear`], without a system call when there is nothing to
@@ -78,6 +82,11 @@ pub(crate) trait Waitable {
     /// True when there is something to look at; the sleeper then returns.
     fn has_input(&self) -> bool;
 
+    /// True when one sleeper is enough for one thing that comes: it takes it.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     /// A descriptor of the kernel that is slept on too; -1: none.
     fn kernel_descriptor(&self) -> i32 {
         -1
@@ -87,47 +96,107 @@ pub(crate) trait Waitable {
     fn kernel_has_input(&self) {}
 }
 
+/// A thread in a [`WaitList`].
+#[derive(Debug)]
+struct Entry {
+    waiter: Arc<Waiter>,
+    /// It takes what it is woken for, so that one of its kind is enough.
+    exclusive: bool,
+}
+
 /// Threads that wait for one thing.
 #[derive(Debug, Default)]
 pub(crate) struct WaitList {
     /// Length of `list`; read without the lock by those who wake.
     count: AtomicUsize,
-    list: Mutex<Vec<Arc<Waiter>>>,
+    list: Mutex<Vec<Entry>>,
+}
+
+/// True for the calling thread's own waiter, which need not be woken: a sleeper
+/// that sorts frames itself looks for data before it goes on sleeping, and a
+/// signal would cost it two system calls.
+fn is_own(waiter: &Arc<Waiter>) -> bool {
+    WAITER.with(|slot| {
+        let own = slot.try_borrow().ok();
+        let own = own.as_ref().and_then(|own| own.as_ref());
+        own.is_some_and(|own| Arc::ptr_eq(own, waiter))
+    })
 }
 
 impl WaitList {
     pub(crate) fn enter(&self, waiter: &Arc<Waiter>) {
+        self.enter_as(waiter, false);
+    }
+
+    /// Enters a waiter; see [`Waitable::is_exclusive`].
+    pub(crate) fn enter_as(&self, waiter: &Arc<Waiter>, exclusive: bool) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.push(waiter.clone());
+        list.push(Entry {
+            waiter: waiter.clone(),
+            exclusive,
+        });
         self.count.store(list.len(), Ordering::SeqCst);
     }
 
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|other| !Arc::ptr_eq(other, waiter));
+        list.retain(|other| !Arc::ptr_eq(&other.waiter, waiter));
         self.count.store(list.len(), Ordering::SeqCst);
     }
 
-    /// Wakes everyone here. A waiter looks for data after `enter` and before
+    /// True when nobody waits. A waiter looks for data after `enter` and before
     /// it sleeps, so data made visible before this call is never missed: the
     /// fences order "append, then read count" against "count, then look".
-    pub(crate) fn wake_all(&self) {
+    pub(crate) fn is_empty(&self) -> bool {
         std::sync::atomic::fence(Ordering::SeqCst);
-        if self.count.load(Ordering::Relaxed) == 0 {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Wakes everyone here.
+    pub(crate) fn wake_all(&self) {
+        if self.is_empty() {
             return;
         }
-        WAITER.with(|slot| {
-            // A sleeper that sorts frames itself looks for data before it goes
-            // on sleeping: it need not wake itself, at two system calls each.
-            let own = slot.try_borrow().ok();
-            let own = own.as_ref().and_then(|own| own.as_ref());
-            let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-            for waiter in list.iter() {
-                if !own.is_some_and(|own| Arc::ptr_eq(own, waiter)) {
-                    waiter.signal();
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in list.iter().filter(|entry| !is_own(&entry.waiter)) {
+            entry.waiter.signal();
+        }
+    }
+
+    /// Something came that one thread takes: wakes everyone who only looks, and
+    /// of those who take one that has not been woken, the last that came first
+    /// (its caches are warm). False when nobody is here.
+    pub(crate) fn wake_next(&self) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = list.iter().any(|e| e.exclusive && is_own(&e.waiter));
+        for entry in list.iter().rev() {
+            if !entry.exclusive {
+                if !is_own(&entry.waiter) {
+                    entry.waiter.signal();
                 }
+            } else if !taken {
+                taken = entry.waiter.signal();
             }
-        });
+        }
+        !list.is_empty()
+    }
+
+    /// Frames came that somebody must run the protocol on: one of those here
+    /// does. False when nobody is here.
+    pub(crate) fn wake_any(&self) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if !list.iter().any(|entry| is_own(&entry.waiter))
+            && let Some(entry) = list.last()
+        {
+            entry.waiter.signal();
+        }
+        !list.is_empty()
     }
 
     /// Wakes one thread other than `except`.
@@ -136,8 +205,9 @@ impl WaitList {
             return;
         }
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(waiter) = list.iter().find(|other| !Arc::ptr_eq(other, except)) {
-            waiter.signal();
+        let other = |entry: &&Entry| !Arc::ptr_eq(&entry.waiter, except);
+        if let Some(entry) = list.iter().find(other) {
+            entry.waiter.signal();
         }
     }
 }

@@ -59,6 +59,14 @@ impl Connection {
         self.receive.assembler.unread_slices()
     }
 
+    /// Sequence number after what has come in order, the peer's FIN included: it
+    /// moves when there is something new to read.
+    #[inline]
+    #[must_use]
+    pub fn received_to(&self) -> u32 {
+        self.next_expected()
+    }
+
     /// Forgets up to `bytes` of [`Connection::received`]: they were read.
     pub fn consume(&mut self, bytes: usize) {
         let bytes = self.receive.assembler.consume(bytes);
@@ -96,10 +104,14 @@ impl Connection {
         if buffer.is_empty() {
             return Ok(0);
         }
+        // Linux leaves a reset that came after the end to whoever writes or asks.
+        if self.receive.finished {
+            return Ok(0);
+        }
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        if self.receive.finished || self.receive.closed || self.state == State::Closed {
+        if self.receive.closed || self.state == State::Closed {
             return Ok(0);
         }
         Err(Errno::AGAIN)

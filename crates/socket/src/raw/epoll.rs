@@ -1,17 +1,43 @@
-//! epoll, for the kernel's sockets among those that a selector watches.
+//! epoll, for the kernel's descriptors among those that are watched.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// What became of a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fired {
     /// What it was entered with.
     pub(crate) key: u64,
-    pub(crate) readable: bool,
-    pub(crate) writable: bool,
-    pub(crate) hangup: bool,
-    pub(crate) error: bool,
+    /// EPOLL* bits.
+    pub(crate) events: u32,
+}
+
+/// Most descriptors that [`Epoll::ready`] tells at once.
+pub(crate) const AT_ONCE: usize = 64;
+
+/// Another descriptor for the same open file.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; a number that is nobody's is an error.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// False for files that epoll refuses with EPERM, since they never wait.
+pub(crate) fn can_poll(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: all-zero is a valid stat.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a writable stat for the call's duration.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } < 0 {
+        return true;
+    }
+    !matches!(
+        stat.st_mode & libc::S_IFMT,
+        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK
+    )
 }
 
 /// An epoll descriptor.
@@ -33,33 +59,23 @@ impl Epoll {
         self.0.as_raw_fd()
     }
 
-    /// Enters a descriptor, level-triggered.
-    pub(crate) fn add(&self, fd: RawFd, key: u64, read: bool, write: bool) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, key, read, write)
+    /// Enters a descriptor for `events` (EPOLL* bits and flags).
+    pub(crate) fn add(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, key, events)
     }
 
     /// Changes what a descriptor is watched for.
-    pub(crate) fn modify(&self, fd: RawFd, key: u64, read: bool, write: bool) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, key, read, write)
+    pub(crate) fn modify(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, key, events)
     }
 
     /// Removes a descriptor.
     pub(crate) fn remove(&self, fd: RawFd) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, false, false)
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
     }
 
-    fn control(&self, what: i32, fd: RawFd, key: u64, read: bool, write: bool) -> io::Result<()> {
-        let mut events = libc::EPOLLRDHUP;
-        if read {
-            events |= libc::EPOLLIN;
-        }
-        if write {
-            events |= libc::EPOLLOUT;
-        }
-        let mut event = libc::epoll_event {
-            events: events as u32,
-            u64: key,
-        };
+    fn control(&self, what: i32, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events, u64: key };
         // SAFETY: a valid event for the call's duration.
         if unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, fd, &mut event) } < 0 {
             return Err(io::Error::last_os_error());
@@ -67,35 +83,29 @@ impl Epoll {
         Ok(())
     }
 
-    /// Descriptors that are ready now; does not wait.
+    /// Descriptors that are ready now, `most` of them and [`AT_ONCE`]; does not
+    /// wait.
     ///
     /// # Errors
     /// EINTR.
-    pub(crate) fn ready(&self, out: &mut Vec<Fired>) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+    pub(crate) fn ready(&self, most: usize, out: &mut Vec<Fired>) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // SAFETY: `events` is writable for the length stated.
         let count = unsafe {
             libc::epoll_wait(
                 self.0.as_raw_fd(),
                 events.as_mut_ptr(),
-                events.len() as i32,
+                most.clamp(1, AT_ONCE) as i32,
                 0,
             )
         };
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
-        for event in events.iter().take(count as usize) {
-            let (bits, key) = (event.events, event.u64);
-            let any = |mask: i32| bits & mask as u32 != 0;
-            out.push(Fired {
-                key,
-                readable: any(libc::EPOLLIN | libc::EPOLLRDHUP),
-                writable: any(libc::EPOLLOUT),
-                hangup: any(libc::EPOLLHUP),
-                error: any(libc::EPOLLERR),
-            });
-        }
+        out.extend(events.iter().take(count as usize).map(|event| Fired {
+            key: event.u64,
+            events: event.events,
+        }));
         Ok(())
     }
 }

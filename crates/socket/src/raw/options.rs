@@ -139,12 +139,12 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::
 }
 
 /// A socket address as the kernel wants it.
-struct RawAddress {
-    storage: libc::sockaddr_storage,
-    length: libc::socklen_t,
+pub(super) struct RawAddress {
+    pub(super) storage: libc::sockaddr_storage,
+    pub(super) length: libc::socklen_t,
 }
 
-fn raw_address(address: SocketAddr) -> RawAddress {
+pub(super) fn raw_address(address: SocketAddr) -> RawAddress {
     // SAFETY: all-zero is a valid sockaddr_storage.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
     let length = match address {
@@ -191,7 +191,8 @@ fn raw_address(address: SocketAddr) -> RawAddress {
     }
 }
 
-fn parse_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+/// The address that the kernel wrote, if it is an internet one.
+pub(super) fn parse_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
             // SAFETY: the kernel says it wrote a sockaddr_in, which fits.

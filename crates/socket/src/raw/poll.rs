@@ -50,6 +50,79 @@ pub(crate) fn monotonic() -> Duration {
     )
 }
 
+/// Signals that are blocked while a call sleeps (pselect, ppoll, epoll_pwait).
+#[derive(Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl std::fmt::Debug for SignalSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SignalSet").finish_non_exhaustive()
+    }
+}
+
+impl Default for SignalSet {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl SignalSet {
+    /// No signal is blocked.
+    pub fn empty() -> Self {
+        // SAFETY: all-zero is a valid sigset_t, which sigemptyset initialises.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            SignalSet(set)
+        }
+    }
+
+    /// Adds a signal.
+    ///
+    /// # Errors
+    /// EINVAL for a number that is no signal's.
+    pub fn insert(&mut self, signal: i32) -> io::Result<()> {
+        // SAFETY: a set that was initialised.
+        if unsafe { libc::sigaddset(&mut self.0, signal) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Takes a signal out.
+    ///
+    /// # Errors
+    /// EINVAL for a number that is no signal's.
+    pub fn remove(&mut self, signal: i32) -> io::Result<()> {
+        // SAFETY: a set that was initialised.
+        if unsafe { libc::sigdelset(&mut self.0, signal) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// True when a signal is in it.
+    pub fn contains(&self, signal: i32) -> bool {
+        // SAFETY: a set that was initialised.
+        unsafe { libc::sigismember(&self.0, signal) == 1 }
+    }
+}
+
+/// What a descriptor is ready for now, of `events` (POLL* bits) and what poll(2)
+/// always tells: POLLERR, POLLHUP, POLLNVAL.
+pub(crate) fn ready_now(fd: i32, events: i16) -> i16 {
+    let mut slot = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd for the call's duration, which does not wait.
+    if unsafe { libc::poll(&mut slot, 1, 0) } <= 0 {
+        return 0;
+    }
+    slot.revents
+}
+
 /// Waits until one of the descriptors is readable (or in error). Returns which
 /// ones were, in order; empty on timeout.
 ///
@@ -58,6 +131,19 @@ pub(crate) fn monotonic() -> Duration {
 pub(crate) fn readable(
     descriptors: &[i32],
     timeout: Option<Duration>,
+    out: &mut Vec<usize>,
+) -> io::Result<()> {
+    readable_masked(descriptors, timeout, None, out)
+}
+
+/// As [`readable`], with `signals` blocked in place of those that are.
+///
+/// # Errors
+/// EINTR.
+pub(crate) fn readable_masked(
+    descriptors: &[i32],
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
     out: &mut Vec<usize>,
 ) -> io::Result<()> {
     out.clear();
@@ -91,14 +177,15 @@ pub(crate) fn readable(
     let timeout = timeout
         .as_ref()
         .map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `polled` is valid for its length and `timeout` null or valid,
-    // both for the call's duration.
+    let signals = signals.map_or(std::ptr::null(), |signals| std::ptr::from_ref(&signals.0));
+    // SAFETY: `polled` is valid for its length, `timeout` and `signals` null or
+    // valid, all for the call's duration.
     let result = unsafe {
         libc::ppoll(
             polled.as_mut_ptr(),
             polled.len() as libc::nfds_t,
             timeout,
-            std::ptr::null(),
+            signals,
         )
     };
     if result < 0 {

@@ -40,6 +40,16 @@ impl Core {
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
     ) -> io::Result<bool> {
+        self.sleep_masked(sockets, deadline, None)
+    }
+
+    /// As [`Core::sleep`], with `signals` blocked in place of those that are.
+    pub(crate) fn sleep_masked(
+        &self,
+        sockets: &[&dyn Waitable],
+        deadline: Option<Instant>,
+        signals: Option<&poll::SignalSet>,
+    ) -> io::Result<bool> {
         let has_input = || sockets.iter().any(|socket| socket.has_input());
         if has_input() {
             return Ok(true);
@@ -69,20 +79,26 @@ impl Core {
         waiter.clear_if_signalled();
         let mut led = self.leadership.sleep(&waiter);
         for socket in sockets {
-            socket.waiters().enter(&waiter);
+            socket.waiters().enter_as(&waiter, socket.is_exclusive());
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
         if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
             // We polled and leave: whoever sleeps on the device must arm it.
             self.leadership.nudge();
         }
-        let result = self.sleep_entered(sockets, deadline, &waiter, &mut led, has_input);
+        let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, &has_input);
         for socket in sockets {
             socket.waiters().leave(&waiter);
         }
         self.leadership.wake(&waiter, led);
         // From now on nobody may be here who sees to connections.
         self.tcp.helper.needed();
+        // Who woke us for it wakes nobody else.
+        let result = match result {
+            Ok(true) => Ok(true),
+            _ if has_input() => Ok(true),
+            other => other,
+        };
         let short = began.elapsed() <= self.spin + WAKE_UP;
         if answered && short && matches!(result, Ok(true)) {
             self.spins.store(true, Ordering::Relaxed);
@@ -102,6 +118,7 @@ impl Core {
         &self,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
+        signals: Option<&poll::SignalSet>,
         waiter: &Arc<crate::wait::Waiter>,
         led: &mut bool,
         has_input: impl Fn() -> bool,
@@ -185,7 +202,7 @@ impl Core {
             for host in self.host.get().into_iter().flatten() {
                 host.application_sleeps();
             }
-            poll::readable(&descriptors, timeout, &mut fired)?;
+            poll::readable_masked(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
                     waiter.clear();

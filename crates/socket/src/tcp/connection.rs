@@ -18,8 +18,9 @@ use tidewall_wire::ethernet::MacAddress;
 use super::frames::{After, ChannelSet, Content};
 use super::listener::ListenerInner;
 use super::timers::Timed;
-use super::watch::{Readiness, Watch};
 use crate::owner::Owner;
+use crate::readiness::Events;
+use crate::readiness::watch::Watch;
 use crate::routes::Neighbour;
 use crate::stack::{Core, lock};
 use crate::wait::{WaitList, Waitable};
@@ -77,6 +78,36 @@ pub(crate) struct State {
     fast: bool,
     /// Whose SYN with data has opened it, until the handshake is over.
     opened_at: Option<Weak<ListenerInner>>,
+    /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are told
+    /// when there is some.
+    no_space: bool,
+    /// What those who wait were told of last.
+    told: Told,
+}
+
+/// What changes are told by: none of it changes but by what is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Told {
+    /// [`Connection::received_to`].
+    received_to: u32,
+    phase: Phase,
+    /// The peer's FIN has come, or reading was shut down.
+    receive_closed: bool,
+    send_closed: bool,
+    /// [`Connection::notified`].
+    notified: u32,
+}
+
+impl Told {
+    fn of(connection: &Connection) -> Self {
+        Told {
+            received_to: connection.received_to(),
+            phase: connection.state(),
+            receive_closed: connection.receive_closed(),
+            send_closed: connection.send_closed(),
+            notified: connection.notified(),
+        }
+    }
 }
 
 /// The engine's errno as an error.
@@ -91,7 +122,7 @@ impl ConnectionInner {
 
     /// Frames came to its channel.
     pub(crate) fn has_frames(self: &Arc<Self>, core: &Core) {
-        self.waiters.wake_all();
+        self.waiters.wake_any();
         if !self.watch.has_frames() && !self.unattended.swap(true, Ordering::AcqRel) {
             core.tcp.unattended(self.clone());
         }
@@ -109,7 +140,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
-                self.announce(&state);
+                self.announce(&mut state);
             }
         }
         core.tcp_after(after);
@@ -127,7 +158,7 @@ impl ConnectionInner {
             };
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
-                self.announce(&state);
+                self.announce(&mut state);
             }
         }
         core.tcp_after(after);
@@ -211,7 +242,7 @@ impl ConnectionInner {
             }
         }
         self.settle(core, &mut state, after);
-        self.announce(&state);
+        self.announce(&mut state);
     }
 
     /// An ICMP error that came another way than by its own channel.
@@ -221,7 +252,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             state.connection.icmp_error(error, core.age());
             self.settle(core, &mut state, &mut after);
-            self.announce(&state);
+            self.announce(&mut state);
         }
         core.tcp_after(after);
     }
@@ -248,7 +279,7 @@ impl ConnectionInner {
             }
             state.held_up = false;
             self.settle(core, &mut state, &mut after);
-            self.announce(&state);
+            self.announce(&mut state);
         }
         core.tcp_after(after);
     }
@@ -302,26 +333,47 @@ impl ConnectionInner {
         }
     }
 
-    /// Tells those who wait what it is ready for.
-    pub(crate) fn announce(&self, state: &State) {
-        let readiness = state.readiness();
-        if readiness != Readiness::NONE {
+    /// Tells those who wait what has changed since they were told last: as Linux
+    /// does, so that whoever is told of changes alone (EPOLLET) is told of the
+    /// same ones.
+    pub(crate) fn announce(&self, state: &mut State) {
+        let changed = state.changes();
+        if !changed.is_empty() {
             self.waiters.wake_all();
-            self.watch.notify(readiness);
+            self.watch.notify(changed);
         }
     }
 
-    /// The same if it was notified of something since `before`
-    /// ([`Connection::notified`]).
-    pub(crate) fn announce_notifications(&self, state: &State, before: u32) {
+    /// As [`ConnectionInner::announce`], if it was notified of something since
+    /// `before` ([`Connection::notified`]).
+    pub(crate) fn announce_notifications(&self, state: &mut State, before: u32) {
         if state.connection.notified() != before {
             self.announce(state);
         }
     }
 
-    /// What it is ready for now.
-    pub(crate) fn readiness(&self) -> Readiness {
-        self.lock().readiness()
+    /// As [`ConnectionInner::announce`], by a thread that has read: nobody else need
+    /// look for what it took.
+    pub(crate) fn announce_read(&self, state: &mut State) {
+        let changed = state.changes();
+        if !changed.is_empty() {
+            if changed != Events::DATA_CAME || state.connection.readable() {
+                self.waiters.wake_all();
+            }
+            self.watch.notify(changed);
+        }
+    }
+
+    /// Tells those who wait that the application has changed its state.
+    pub(crate) fn announce_state(&self, state: &mut State) {
+        state.changes();
+        self.waiters.wake_all();
+        self.watch.notify(Events::STATE_CHANGED);
+    }
+
+    /// What it is ready for now. Whoever finds no space is told when there is some.
+    pub(crate) fn events(&self) -> Events {
+        self.lock().events()
     }
 
     /// Sends what may be sent: into frames of its queue, which the caller makes
@@ -508,23 +560,66 @@ impl ConnectionInner {
 }
 
 impl State {
-    pub(crate) fn readiness(&self) -> Readiness {
+    /// What it is ready for now, as Linux's tcp_poll has it. Whoever finds no space
+    /// is told when there is some.
+    pub(crate) fn events(&mut self) -> Events {
         if self.deferred {
-            return Readiness::NONE.with(Readiness::WRITABLE, true);
+            return Events::WRITABLE;
         }
         let connection = &self.connection;
-        let closed = connection.state() == Phase::Closed;
-        Readiness::NONE
-            .with(Readiness::READABLE, connection.readable())
-            .with(Readiness::WRITABLE, connection.writable())
-            .with(
-                Readiness::HANGUP,
-                closed || (connection.receive_closed() && connection.send_closed()),
-            )
-            .with(
-                Readiness::ERROR,
-                connection.has_error() || connection.has_notifications(),
-            )
+        let mut events = Events::NONE;
+        let received = connection.receive_closed();
+        if received {
+            events |= Events::READABLE | Events::RDHUP;
+        } else if connection.readable() {
+            events |= Events::READABLE;
+        }
+        if received && connection.send_closed() {
+            events |= Events::HUP;
+        }
+        if connection.writable() {
+            events |= Events::WRITABLE;
+        } else {
+            self.no_space = true;
+        }
+        events.with_if(
+            Events::ERR,
+            connection.has_error() || connection.has_notifications(),
+        )
+    }
+
+    /// Somebody has found no space to write.
+    pub(crate) fn note_no_space(&mut self) {
+        self.no_space = true;
+    }
+
+    /// What has changed since this was asked last, as it is told.
+    fn changes(&mut self) -> Events {
+        let now = Told::of(&self.connection);
+        let mut changed = Events::NONE;
+        if now != self.told {
+            let told = self.told;
+            if now.received_to != told.received_to {
+                changed |= Events::DATA_CAME;
+            }
+            if now.notified != told.notified {
+                changed |= Events::ERR;
+            }
+            let same_state = Told {
+                received_to: now.received_to,
+                notified: now.notified,
+                ..told
+            };
+            if now != same_state {
+                changed = Events::STATE_CHANGED;
+            }
+            self.told = now;
+        }
+        if self.no_space && self.connection.writable() {
+            self.no_space = false;
+            changed |= Events::SPACE_CAME;
+        }
+        changed
     }
 
     /// Lets a SYN go that waits for what is written first. True if it did.
@@ -602,7 +697,7 @@ impl State {
 /// Somebody who waits until a connection is ready for something.
 pub(crate) struct Waiting<'a> {
     pub(crate) connection: &'a ConnectionInner,
-    pub(crate) want: Readiness,
+    pub(crate) want: Events,
 }
 
 impl Waitable for Waiting<'_> {
@@ -611,8 +706,8 @@ impl Waitable for Waiting<'_> {
     }
 
     fn has_input(&self) -> bool {
-        let state = self.connection.lock();
-        state.has_frames() || state.detached || state.readiness().has(self.want)
+        let mut state = self.connection.lock();
+        state.has_frames() || state.detached || state.events().intersects(self.want)
     }
 }
 
@@ -646,7 +741,6 @@ impl Core {
                 Arc::new(ConnectionInner {
                     timer,
                     state: Mutex::new(State {
-                        connection,
                         channel: None,
                         armed: NEVER,
                         neighbour,
@@ -661,6 +755,9 @@ impl Core {
                         deferred,
                         fast,
                         opened_at: None,
+                        no_space: false,
+                        told: Told::of(&connection),
+                        connection,
                     }),
                     waiters: WaitList::default(),
                     watch: Watch::default(),

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::selector::SelectorInner;
 use crate::raw::poll::{self, WakeFd};
+use crate::readiness::hints::Hints;
 use crate::stack::{Core, lock};
 
 /// How long the application may stay away before its connections are seen to.
@@ -37,7 +37,8 @@ pub(crate) struct Helper {
     /// Calls of the application.
     calls: AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>>,
-    selectors: Mutex<Vec<Weak<SelectorInner>>>,
+    /// Selectors, epoll sets and the like.
+    contexts: Mutex<Vec<Weak<Hints>>>,
 }
 
 impl std::fmt::Debug for Helper {
@@ -55,7 +56,7 @@ impl Helper {
             ended: AtomicBool::new(false),
             calls: AtomicU32::new(0),
             thread: Mutex::default(),
-            selectors: Mutex::default(),
+            contexts: Mutex::default(),
         })
     }
 
@@ -102,12 +103,12 @@ impl Helper {
         }
     }
 
-    pub(crate) fn add_selector(&self, selector: &Arc<SelectorInner>) {
-        lock(&self.selectors).push(Arc::downgrade(selector));
+    pub(crate) fn add_context(&self, context: &Arc<Hints>) {
+        lock(&self.contexts).push(Arc::downgrade(context));
     }
 
-    pub(crate) fn remove_selector(&self, selector: &Arc<SelectorInner>) {
-        lock(&self.selectors).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(selector)));
+    pub(crate) fn remove_context(&self, context: &Arc<Hints>) {
+        lock(&self.contexts).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(context)));
     }
 
     fn run(&self, core: &Weak<Core>) {
@@ -177,13 +178,13 @@ impl Helper {
 
     /// True when something waits that no thread in the stack may see to.
     fn something_waits(&self, core: &Core) -> bool {
-        let selectors = lock(&self.selectors);
+        let contexts = lock(&self.contexts);
         core.tcp.dirty() > 0
             || core.tcp.has_unattended()
-            || selectors
+            || contexts
                 .iter()
                 .filter_map(Weak::upgrade)
-                .any(|selector| !selector.is_inside() && selector.has_frames())
+                .any(|context| !context.is_inside() && context.has_frames())
     }
 
     /// Does what is due. True if there was anything.
@@ -194,13 +195,13 @@ impl Helper {
         } else {
             core.round(false).map_or(0, |progress| progress.frames)
         };
-        let selectors: Vec<_> = {
-            let selectors = lock(&self.selectors);
-            selectors.iter().filter_map(Weak::upgrade).collect()
+        let contexts: Vec<_> = {
+            let contexts = lock(&self.contexts);
+            contexts.iter().filter_map(Weak::upgrade).collect()
         };
-        for selector in selectors {
-            if !selector.is_inside() {
-                selector.process(core);
+        for context in contexts {
+            if !context.is_inside() {
+                context.process(core);
             }
         }
         core.tcp_attend();

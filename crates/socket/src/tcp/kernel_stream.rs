@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tidewall_protocol::tcp::{Keepalive, SendFlags};
 
-use super::watch::Watch;
 use crate::raw::options;
+use crate::readiness::watch::Watch;
 
 /// A stream of the kernel's.
 pub(crate) struct KernelStream {

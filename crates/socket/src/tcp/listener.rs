@@ -17,11 +17,11 @@ use super::connection::ConnectionInner;
 use super::frames::ChannelSet;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
-use super::selector::{Parts, Watched, retire};
 use super::stream::TcpStream;
 use super::timers::Timed;
-use super::watch::{Readiness, Source, Watch};
 use crate::owner::Owner;
+use crate::readiness::Events;
+use crate::readiness::watch::{Parts, Source, Watch, Watched};
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{specified, to_v6};
 use crate::wait::{WaitList, Waitable};
@@ -67,7 +67,7 @@ pub(crate) struct ListenerInner {
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
     waiting: AtomicUsize,
     waiters: WaitList,
-    watch: Watch,
+    pub(crate) watch: Watch,
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
     attended_until: AtomicU64,
@@ -91,6 +91,8 @@ struct State {
     /// again.
     neighbour: MacAddress,
     queue: usize,
+    /// Connections that were put into the accept queue.
+    established: u32,
 }
 
 impl TcpListener {
@@ -154,6 +156,7 @@ impl TcpListener {
                     cookies: CookieMode::Off,
                     neighbour: MacAddress::default(),
                     queue: 0,
+                    established: 0,
                 }),
                 accepted: Mutex::default(),
                 waiting: AtomicUsize::new(0),
@@ -230,7 +233,7 @@ impl TcpListener {
                 self.fed.fetch_add(1, Ordering::Relaxed);
                 return Ok(found);
             }
-            if inner.process(core) > 0 {
+            if inner.process_and_take(core) > 0 {
                 continue;
             }
             if nonblocking {
@@ -257,6 +260,11 @@ impl TcpListener {
         core.tcp.counters.accepted(false);
         if self.inner.has_waiting_frames() {
             self.inner.process(core);
+        }
+        // What is left is another's, who was woken for none of it if it all
+        // came at once.
+        if self.inner.waiting.load(Ordering::SeqCst) > 0 {
+            self.inner.waiters.wake_next();
         }
         Some((stream, peer))
     }
@@ -299,6 +307,11 @@ impl TcpListener {
         Ok(())
     }
 
+    /// Whether accepting returns EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
     /// Takes the pending error of the kernel's socket, if any (SO_ERROR).
     ///
     /// # Errors
@@ -333,7 +346,7 @@ impl Watched for TcpListener {
 impl Drop for TcpListener {
     fn drop(&mut self) {
         let core = self.stack.core();
-        retire(&self.inner.watch);
+        self.inner.watch.retire();
         core.tables
             .unlisten_tcp(self.inner.key(), self.inner.local.port());
         core.tcp.remove_listener(&self.inner);
@@ -392,8 +405,9 @@ impl ListenerInner {
         state.channel.as_ref().map(|set| set.id.index())
     }
 
-    pub(crate) fn readiness(&self) -> Readiness {
-        Readiness::NONE.with(Readiness::READABLE, self.may_accept())
+    /// What it is ready for now.
+    pub(crate) fn events(&self) -> Events {
+        Events::NONE.with_if(Events::READABLE, self.may_accept())
     }
 
     fn may_accept(&self) -> bool {
@@ -406,7 +420,7 @@ impl ListenerInner {
         if self.is_full() {
             return;
         }
-        self.waiters.wake_all();
+        self.waiters.wake_any();
         if !self.watch.has_frames() {
             core.tcp.unattended_listener();
         }
@@ -445,6 +459,10 @@ impl Waitable for ListenerInner {
 
     fn has_input(&self) -> bool {
         self.may_accept() || (!self.is_full() && self.has_waiting_frames())
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     fn kernel_descriptor(&self) -> i32 {

@@ -7,14 +7,15 @@
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
-//! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the application's side), `kernel_stream`
-//! (connections that the kernel has), `selector`, `watch`, `timers`, `ports`,
+//! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
+//! application's side), `kernel_stream` (connections that the kernel has),
+//! `selector`, `timers`, `ports`,
 //! `helper`.
 
 pub(crate) mod connection;
 mod fast_open;
 pub(crate) mod frames;
-mod helper;
+pub(crate) mod helper;
 mod kernel_stream;
 pub(crate) mod listener;
 mod ports;
@@ -22,7 +23,6 @@ mod selector;
 mod stream;
 mod time_wait;
 mod timers;
-pub(crate) mod watch;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -46,8 +46,6 @@ use helper::Helper;
 use listener::ListenerInner;
 use ports::Ports;
 use timers::{Timed, Timers};
-
-pub(crate) use selector::retire;
 
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};

@@ -12,8 +12,8 @@ use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
-use super::selector::{Parts, Watched, retire};
-use super::watch::{Readiness, Source};
+use crate::readiness::Events;
+use crate::readiness::watch::{Parts, Source, Watched};
 use crate::stack::Stack;
 
 mod connecting;
@@ -22,6 +22,16 @@ mod notifications;
 mod options;
 
 pub use notifications::Notification;
+
+/// How something is sent.
+#[derive(Clone, Copy, Default)]
+struct Sending {
+    flags: SendFlags,
+    /// The caller is told when the memory is free again.
+    zero_copy: bool,
+    /// Does not wait, whatever the stream is set to.
+    at_once: bool,
+}
 
 /// [`TcpStream::linger`] when it is not set.
 const NO_LINGER: u64 = u64::MAX;
@@ -91,26 +101,36 @@ impl TcpStream {
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
-                if buffer.is_empty() {
-                    return Ok(0);
-                }
-                let mut rest = &mut *buffer;
-                let mut copied = 0;
-                for piece in state.connection.received() {
-                    let length = piece.len().min(rest.len());
-                    let (place, after) = rest.split_at_mut(length);
-                    place.copy_from_slice(piece.get(..length).unwrap_or_default());
-                    copied += length;
-                    rest = after;
-                }
-                if copied > 0 {
-                    return Ok(copied);
-                }
-                // The end, an error or nothing: there is no data that this takes.
-                state.connection.read(&mut [0])
-            }),
+            Inner::Own { connection, .. } => self.peek_own(connection, buffer, false),
         }
+    }
+
+    /// `at_once`: does not wait, whatever the stream is set to.
+    fn peek_own(
+        &self,
+        connection: &Arc<ConnectionInner>,
+        buffer: &mut [u8],
+        at_once: bool,
+    ) -> io::Result<usize> {
+        self.receive(connection, at_once, &mut |state| {
+            if buffer.is_empty() {
+                return Ok(0);
+            }
+            let mut rest = &mut *buffer;
+            let mut copied = 0;
+            for piece in state.connection.received() {
+                let length = piece.len().min(rest.len());
+                let (place, after) = rest.split_at_mut(length);
+                place.copy_from_slice(piece.get(..length).unwrap_or_default());
+                copied += length;
+                rest = after;
+            }
+            if copied > 0 {
+                return Ok(copied);
+            }
+            // The end, an error or nothing: there is no data that this takes.
+            state.connection.read(&mut [0])
+        })
     }
 
     /// Receives by giving `each` what is there, in up to two pieces, without
@@ -123,7 +143,7 @@ impl TcpStream {
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
+            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
                 let pieces = state.connection.received();
                 let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
                 if length == 0 {
@@ -136,16 +156,18 @@ impl TcpStream {
         }
     }
 
+    /// `at_once`: does not wait, whatever the stream is set to.
     fn receive(
         &self,
         connection: &Arc<ConnectionInner>,
+        at_once: bool,
         take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
     ) -> io::Result<usize> {
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let timeout = duration(&self.read_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
             let mut after = After::default();
@@ -153,10 +175,14 @@ impl TcpStream {
                 let mut state = connection.lock();
                 // Nothing comes before the SYN has left.
                 let begun = state.begin();
-                if connection.take_frames(core, &mut state, &mut after) > 0 || begun {
+                let came = connection.take_frames(core, &mut state, &mut after) > 0;
+                if came || begun {
                     connection.settle(core, &mut state, &mut after);
                 }
                 let result = take(&mut state);
+                if came {
+                    connection.announce_read(&mut state);
+                }
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
@@ -188,7 +214,7 @@ impl TcpStream {
             polled = false;
             let waiting = Waiting {
                 connection,
-                want: Readiness::READABLE,
+                want: Events::IN,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -206,7 +232,13 @@ impl TcpStream {
     pub fn send_with(&self, buffer: &[u8], flags: SendFlags) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.send(buffer, flags),
-            Inner::Own { connection, .. } => self.send(connection, &[IoSlice::new(buffer)], flags),
+            Inner::Own { connection, .. } => {
+                let sending = Sending {
+                    flags,
+                    ..Sending::default()
+                };
+                self.send(connection, &[IoSlice::new(buffer)], sending)
+            }
         }
     }
 
@@ -214,25 +246,19 @@ impl TcpStream {
         &self,
         connection: &Arc<ConnectionInner>,
         pieces: &[IoSlice<'_>],
-        flags: SendFlags,
+        sending: Sending,
     ) -> io::Result<usize> {
-        self.send_marked(connection, pieces, flags, false)
-    }
-
-    /// `zero_copy`: it is told when the memory is free again.
-    fn send_marked(
-        &self,
-        connection: &Arc<ConnectionInner>,
-        pieces: &[IoSlice<'_>],
-        flags: SendFlags,
-        zero_copy: bool,
-    ) -> io::Result<usize> {
+        let Sending {
+            flags,
+            zero_copy,
+            at_once,
+        } = sending;
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = duration(&self.write_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
         let mut polled = false;
         loop {
@@ -243,7 +269,7 @@ impl TcpStream {
                 let mut state = connection.lock();
                 let notified = state.connection.notified();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
-                    connection.announce(&state);
+                    connection.announce(&mut state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
@@ -267,10 +293,14 @@ impl TcpStream {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {
+                                state.note_no_space();
                                 break;
                             }
                         }
                         Err(errno) => {
+                            if errno == tcp::Errno::AGAIN {
+                                state.note_no_space();
+                            }
                             failed = Some(errno);
                             break;
                         }
@@ -280,7 +310,7 @@ impl TcpStream {
                 if written >= wanted || nonblocking || !blocked {
                     // Nothing more comes of this call.
                     state.connection.end_write(written, zero_copy);
-                    connection.announce_notifications(&state, notified);
+                    connection.announce_notifications(&mut state, notified);
                 }
                 // What was written goes with the SYN.
                 state.begin();
@@ -305,7 +335,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => {}
@@ -313,7 +343,7 @@ impl TcpStream {
                     let mut state = connection.lock();
                     let notified = state.connection.notified();
                     state.connection.end_write(written, zero_copy);
-                    connection.announce_notifications(&state, notified);
+                    connection.announce_notifications(&mut state, notified);
                     return Ok(written);
                 }
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
@@ -325,10 +355,7 @@ impl TcpStream {
     /// Sends what was written, unless the selector's next turn will.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
-        let later = connection
-            .watch
-            .get()
-            .is_some_and(|registration| !registration.selector.is_inside());
+        let later = connection.watch.is_turned_later();
         if !later || core.tcp.dirty() >= super::MANY_DIRTY {
             core.tcp_flush(false);
         } else {
@@ -396,7 +423,7 @@ impl TcpStream {
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
-                    connection.announce(&state);
+                    connection.announce_state(&mut state);
                     result
                 };
                 core.tcp_after(after);
@@ -444,7 +471,7 @@ impl TcpStream {
             let waiting = Waiting {
                 connection,
                 // What is acknowledged makes it neither; its end does.
-                want: Readiness::NONE,
+                want: Events::NONE,
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => connection.process(core),
@@ -458,10 +485,10 @@ impl Drop for TcpStream {
     fn drop(&mut self) {
         match &self.inner {
             Inner::Own { connection, .. } => {
-                retire(&connection.watch);
+                connection.watch.retire();
                 self.finish(connection);
             }
-            Inner::Kernel(kernel) => retire(&kernel.watch),
+            Inner::Kernel(kernel) => kernel.watch.retire(),
         }
     }
 }

@@ -21,9 +21,10 @@ use tidewall_receive::poller::{Channel, Done, Shared};
 
 use super::{BindOptions, Received};
 use crate::kernel::Holder;
+use crate::readiness::Events;
+use crate::readiness::watch::Watch;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
-use crate::tcp::watch::{Readiness, Watch};
 use crate::wait::{WaitList, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
@@ -220,9 +221,11 @@ impl SocketInner {
 
     /// True when a receive call would not wait.
     pub(crate) fn has_input(&self) -> bool {
-        if self.kernel_ready.load(Ordering::Acquire)
-            || self.pending_error.load(Ordering::Relaxed) != 0
-        {
+        self.pending_error.load(Ordering::Relaxed) != 0 || self.has_datagrams()
+    }
+
+    fn has_datagrams(&self) -> bool {
+        if self.kernel_ready.load(Ordering::Acquire) {
             return true;
         }
         let waiting = lock(&self.waiting);
@@ -277,10 +280,32 @@ impl SocketInner {
         self.has_frames();
     }
 
-    /// Something came: whoever waits for it is woken.
+    /// What it is ready for now: sending waits for a frame at worst.
+    pub(crate) fn events(&self) -> Events {
+        let failed = self.pending_error.load(Ordering::Relaxed) != 0;
+        let events = Events::WRITABLE | Events::WRBAND;
+        let events = events.with_if(Events::ERR, failed);
+        events.with_if(Events::READABLE, self.has_datagrams())
+    }
+
+    /// Something came: of those who receive one is woken, and whoever watches it.
     pub(crate) fn has_frames(&self) {
-        self.waiters.wake_all();
-        self.watch.notify(Readiness::READABLE);
+        self.waiters.wake_next();
+        self.watch.notify(Events::DATA_CAME);
+    }
+
+    /// What was sent has left: on Linux the space that it took is back, which whoever
+    /// asks for changes is told.
+    pub(super) fn note_sent(&self) {
+        self.watch.notify(Events::SPACE_CAME);
+    }
+
+    /// A receiver has what it wanted: what is left is another's, who was woken
+    /// for none of it if it all came at once.
+    pub(super) fn hand_on(&self) {
+        if !self.waiters.is_empty() && self.has_input() {
+            self.waiters.wake_next();
+        }
     }
 
     /// Moves everything that waits in frames into buffers of its own size.
@@ -555,6 +580,31 @@ impl SocketInner {
 /// Compares addresses as the wire does: IPv4-mapped is IPv4.
 fn same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
+}
+
+/// Somebody who receives, and so takes what comes.
+pub(super) struct Receiving<'a>(pub(super) &'a SocketInner);
+
+impl Waitable for Receiving<'_> {
+    fn waiters(&self) -> &WaitList {
+        &self.0.waiters
+    }
+
+    fn has_input(&self) -> bool {
+        self.0.has_input()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
+    fn kernel_descriptor(&self) -> i32 {
+        Waitable::kernel_descriptor(self.0)
+    }
+
+    fn kernel_has_input(&self) {
+        Waitable::kernel_has_input(self.0);
+    }
 }
 
 impl Waitable for SocketInner {

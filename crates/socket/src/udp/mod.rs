@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
-use inner::{Ends, Families, SocketInner};
+use inner::{Ends, Families, Receiving, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -203,7 +203,9 @@ impl UdpSocket {
     /// error that ICMP reported about an earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
-        self.send_one(payload, destination, true)
+        let sent = self.send_one(payload, destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Sends to the peer.
@@ -216,7 +218,9 @@ impl UdpSocket {
             .peer()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
         self.take_pending()?;
-        self.send_one(payload, peer, true)
+        let sent = self.send_one(payload, peer, true)?;
+        self.inner.note_sent();
+        Ok(sent)
     }
 
     /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
@@ -257,6 +261,7 @@ impl UdpSocket {
             }
         }
         self.flush()?;
+        self.inner.note_sent();
         Ok(sent)
     }
 
@@ -294,9 +299,16 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
     /// lost to an error: it is reported by the next call.
-    pub fn recv_batch(
+    pub fn recv_batch(&self, limit: usize, each: impl FnMut(Received<'_>)) -> io::Result<usize> {
+        self.receive_batch(limit, false, each)
+    }
+
+    /// As [`UdpSocket::recv_batch`]. `at_once`: does not wait, whatever the
+    /// socket is set to.
+    pub(crate) fn receive_batch(
         &self,
         limit: usize,
+        at_once: bool,
         mut each: impl FnMut(Received<'_>),
     ) -> io::Result<usize> {
         if limit == 0 {
@@ -312,13 +324,18 @@ impl UdpSocket {
             }),
             _ => each(received),
         };
-        self.receive(limit, &mut mapped)
+        self.receive(limit, at_once, &mut mapped)
     }
 
-    fn receive(&self, limit: usize, each: &mut dyn FnMut(Received<'_>)) -> io::Result<usize> {
+    fn receive(
+        &self,
+        limit: usize,
+        at_once: bool,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> io::Result<usize> {
         let core = self.stack.core();
         let deadline = self.read_timeout().map(|timeout| Instant::now() + timeout);
-        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
             self.take_pending()?;
@@ -331,6 +348,7 @@ impl UdpSocket {
             let given = self.inner.drain(core, limit, each);
             if given > 0 {
                 self.fed_receives.fetch_add(1, Ordering::Relaxed);
+                self.inner.hand_on();
                 return Ok(given);
             }
             if self.inner.kernel_is_ready() {
@@ -363,7 +381,7 @@ impl UdpSocket {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             polled = false;
-            if !core.sleep(&[&*self.inner], deadline)? {
+            if !core.sleep(&[&Receiving(&self.inner)], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -388,6 +406,11 @@ impl UdpSocket {
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether receiving and sending return EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
     }
 
     /// Bounds how long receiving waits (SO_RCVTIMEO).
@@ -581,7 +604,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let core = self.stack.core();
-        crate::tcp::retire(&self.inner.watch);
+        self.inner.watch.retire();
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);

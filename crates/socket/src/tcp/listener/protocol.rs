@@ -12,22 +12,33 @@ use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
 use super::{ListenerInner, State};
+use crate::readiness::Events;
 use crate::stack::{Core, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::connection::flow_of;
 use crate::tcp::frames::{After, ChannelSet, Content, sender};
-use crate::tcp::watch::Readiness;
 
 impl ListenerInner {
     /// Runs the protocol on the frames that wait, as long as connections may be
     /// added. Returns how many frames that were.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 0)
+    }
+
+    /// As [`ListenerInner::process`], by a thread that takes one of the connections
+    /// at once: nobody is woken for it.
+    pub(super) fn process_and_take(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 1)
+    }
+
+    fn process_as(self: &Arc<Self>, core: &Core, takes: usize) -> usize {
         let mut after = After::default();
         let taken = {
             let mut state = lock(&self.state);
+            let before = state.established;
             let taken = self.take_frames(core, &mut state, &mut after);
             if taken > 0 {
-                self.settle(core, &mut state);
+                self.settle(core, &mut state, before, takes);
             }
             taken
         };
@@ -94,10 +105,11 @@ impl ListenerInner {
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
                 return;
             };
+            let before = state.established;
             state.neighbour = neighbour;
             state.queue = queue;
             self.segment(core, &mut state, id, segment, reused, &mut after);
-            self.settle(core, &mut state);
+            self.settle(core, &mut state, before, 0);
         }
         core.tcp_after(after);
     }
@@ -162,7 +174,7 @@ impl ListenerInner {
     fn establish(
         self: &Arc<Self>,
         core: &Core,
-        state: &State,
+        state: &mut State,
         handshake: &Handshake,
         segment: &Segment<'_>,
         after: &mut After,
@@ -188,6 +200,7 @@ impl ListenerInner {
         let mut accepted = lock(&self.accepted);
         accepted.push_back(connection);
         self.waiting.store(accepted.len(), Ordering::SeqCst);
+        state.established = state.established.wrapping_add(1);
     }
 
     /// A connection that a SYN has opened is no longer in its handshake.
@@ -215,10 +228,15 @@ impl ListenerInner {
     }
 
     /// What follows a change: whoever waits, the timer, the driver's cookies.
-    fn settle(&self, core: &Core, state: &mut State) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.waiters.wake_all();
-            self.watch.notify(Readiness::READABLE);
+    ///
+    /// `before`: connections established before it. `takes`: connections that the
+    /// caller takes.
+    fn settle(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
+        if state.established != before {
+            if self.waiting.load(Ordering::SeqCst) > takes {
+                self.waiters.wake_next();
+            }
+            self.watch.notify(Events::DATA_CAME);
         }
         let attacked = state.protocol.attacked();
         let cookies = if attacked && self.is_attended(core) {
@@ -249,6 +267,7 @@ impl ListenerInner {
             if state.channel.is_none() {
                 return;
             }
+            let before = state.established;
             // What answers the SYN-ACKs may be here already.
             self.take_frames(core, &mut state, &mut after);
             let now = core.age();
@@ -269,7 +288,7 @@ impl ListenerInner {
                     },
                 );
             }
-            self.settle(core, &mut state);
+            self.settle(core, &mut state, before, 0);
         }
         core.tcp_after(after);
     }

@@ -9,6 +9,7 @@ use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, isn};
 
 use super::{Inner, TcpStream};
 use crate::raw::options as raw_options;
+use crate::readiness::Events;
 use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
@@ -16,7 +17,6 @@ use crate::tcp::connection::{Waiting, error};
 use crate::tcp::helper::Helper;
 use crate::tcp::kernel_stream::KernelStream;
 use crate::tcp::listener::left;
-use crate::tcp::watch::Readiness;
 use crate::udp::{canonical, stays_with_kernel};
 
 /// Ephemeral ports that are tried before a connection to one peer is given up.
@@ -124,7 +124,7 @@ impl TcpStream {
             }
             let waiting = Waiting {
                 connection,
-                want: Readiness::WRITABLE,
+                want: Events::OUT,
             };
             if !core.sleep(&[&waiting], deadline)? {
                 connection.lock().connection.abort();

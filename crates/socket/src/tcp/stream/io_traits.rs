@@ -1,10 +1,12 @@
 //! Streams as the standard library's readers and writers.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::AsFd;
 
 use tidewall_protocol::tcp::SendFlags;
 
-use super::{Inner, TcpStream};
+use super::{Inner, Sending, TcpStream};
+use crate::raw::descriptor;
 
 /// # Errors
 /// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and
@@ -13,31 +15,77 @@ impl Read for &TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).read(buffer),
-            Inner::Own { connection, .. } => {
-                self.receive(connection, &mut |state| state.connection.read(buffer))
-            }
+            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
+                state.connection.read(buffer)
+            }),
         }
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).read_vectored(buffers),
-            Inner::Own { connection, .. } => self.receive(connection, &mut |state| {
-                let mut taken = 0;
-                for buffer in buffers.iter_mut().filter(|buffer| !buffer.is_empty()) {
-                    match state.connection.read(buffer) {
-                        Ok(length) => {
-                            taken += length;
-                            if length < buffer.len() {
-                                break;
-                            }
+            Inner::Own { .. } => self.receive_pieces(buffers, 0),
+        }
+    }
+}
+
+impl TcpStream {
+    /// Receives into several buffers, with flags of `recvmsg`: MSG_DONTWAIT and,
+    /// into the first buffer alone, MSG_PEEK. Others are the kernel's business.
+    pub(crate) fn receive_pieces(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: i32,
+    ) -> io::Result<usize> {
+        let connection = match &self.inner {
+            Inner::Kernel(kernel) => {
+                let received = descriptor::receive(kernel.stream.as_fd(), buffers, flags);
+                return received.map(|(length, _)| length);
+            }
+            Inner::Own { connection, .. } => connection,
+        };
+        let at_once = flags & libc::MSG_DONTWAIT != 0;
+        if flags & libc::MSG_PEEK != 0 {
+            return match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
+                Some(first) => self.peek_own(connection, first, at_once),
+                None => Ok(0),
+            };
+        }
+        self.receive(connection, at_once, &mut |state| {
+            let mut taken = 0;
+            for buffer in buffers.iter_mut().filter(|buffer| !buffer.is_empty()) {
+                match state.connection.read(buffer) {
+                    Ok(length) => {
+                        taken += length;
+                        if length < buffer.len() {
+                            break;
                         }
-                        Err(errno) if taken == 0 => return Err(errno),
-                        Err(_) => break,
                     }
+                    Err(errno) if taken == 0 => return Err(errno),
+                    Err(_) => break,
                 }
-                Ok(taken)
-            }),
+            }
+            Ok(taken)
+        })
+    }
+
+    /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT, MSG_MORE,
+    /// MSG_EOR and MSG_ZEROCOPY; others are the kernel's business.
+    pub(crate) fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(kernel) => descriptor::send(kernel.stream.as_fd(), buffers, None, flags),
+            Inner::Own { connection, .. } => {
+                let has = |flag| flags & flag != 0;
+                let sending = Sending {
+                    flags: SendFlags {
+                        more: has(libc::MSG_MORE),
+                        record: has(libc::MSG_EOR),
+                    },
+                    zero_copy: has(libc::MSG_ZEROCOPY),
+                    at_once: has(libc::MSG_DONTWAIT),
+                };
+                self.send(connection, buffers, sending)
+            }
         }
     }
 }
@@ -50,7 +98,7 @@ impl Write for &TcpStream {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write(buffer),
             Inner::Own { connection, .. } => {
-                self.send(connection, &[IoSlice::new(buffer)], SendFlags::default())
+                self.send(connection, &[IoSlice::new(buffer)], Sending::default())
             }
         }
     }
@@ -58,7 +106,7 @@ impl Write for &TcpStream {
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write_vectored(buffers),
-            Inner::Own { connection, .. } => self.send(connection, buffers, SendFlags::default()),
+            Inner::Own { connection, .. } => self.send(connection, buffers, Sending::default()),
         }
     }
 

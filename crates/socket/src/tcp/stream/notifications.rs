@@ -5,9 +5,9 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{Moment, Notification as Told, SendFlags, Timestamping};
+use tidewall_protocol::tcp::{Moment, Notification as Told, Timestamping};
 
-use super::{Inner, TcpStream};
+use super::{Inner, Sending, TcpStream};
 use crate::stack::Core;
 
 /// What a stream tells beside its bytes (an entry of Linux's error queue).
@@ -91,8 +91,11 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(_) => unsupported(),
             Inner::Own { connection, .. } => {
-                let flags = SendFlags::default();
-                self.send_marked(connection, &[IoSlice::new(buffer)], flags, true)
+                let sending = Sending {
+                    zero_copy: true,
+                    ..Sending::default()
+                };
+                self.send(connection, &[IoSlice::new(buffer)], sending)
             }
         }
     }

@@ -23,6 +23,11 @@ impl TcpStream {
         }
     }
 
+    /// Whether reading and writing return EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
     /// Bounds how long reading waits (SO_RCVTIMEO).
     ///
     /// # Errors

@@ -1,0 +1,407 @@
+//! Open files: what descriptors name.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::raw::descriptor::{self, End};
+use crate::raw::options;
+use crate::readiness::{EpollSet, KernelFile};
+use crate::{TcpListener, TcpStream, UdpSocket};
+
+/// Does not wait, whatever the open file is set to.
+pub const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
+/// Leaves what it receives to the next call.
+pub const MSG_PEEK: i32 = libc::MSG_PEEK;
+/// Waits for all that was asked for.
+pub const MSG_WAITALL: i32 = libc::MSG_WAITALL;
+/// No SIGPIPE: as everything here, which never raises it.
+pub const MSG_NOSIGNAL: i32 = libc::MSG_NOSIGNAL;
+/// Of a datagram that was cut: returns its whole length.
+pub const MSG_TRUNC: i32 = libc::MSG_TRUNC;
+
+/// Pieces of one call at most (Linux's UIO_MAXIOV).
+const PIECES_MAX: usize = 1024;
+
+/// What a descriptor names: Linux's open file description. Descriptors made of
+/// one another share it, O_NONBLOCK included, and so do a parent and its child;
+/// it is closed when the last of them is closed and no call is inside.
+///
+/// An `Arc` of it is its identity: as long as anybody holds one, or a `Weak`, no
+/// other open file is at its address, whatever becomes of the number.
+///
+/// Each call fails as Linux's does on a file of the kind. None raises SIGPIPE.
+#[non_exhaustive]
+pub enum OpenFile {
+    /// A TCP connection.
+    Stream(TcpStream),
+    /// A TCP listener.
+    Listener(TcpListener),
+    /// A UDP socket.
+    Datagram(UdpSocket),
+    /// A descriptor of the kernel's, of any kind.
+    Kernel(KernelFile),
+    /// An epoll set.
+    Epoll(EpollSet),
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self {
+            OpenFile::Stream(_) => "Stream",
+            OpenFile::Listener(_) => "Listener",
+            OpenFile::Datagram(_) => "Datagram",
+            OpenFile::Kernel(_) => "Kernel",
+            OpenFile::Epoll(_) => "Epoll",
+        };
+        f.debug_struct(kind).finish_non_exhaustive()
+    }
+}
+
+impl From<TcpStream> for OpenFile {
+    fn from(stream: TcpStream) -> Self {
+        OpenFile::Stream(stream)
+    }
+}
+
+impl From<TcpListener> for OpenFile {
+    fn from(listener: TcpListener) -> Self {
+        OpenFile::Listener(listener)
+    }
+}
+
+impl From<UdpSocket> for OpenFile {
+    fn from(socket: UdpSocket) -> Self {
+        OpenFile::Datagram(socket)
+    }
+}
+
+impl From<OwnedFd> for OpenFile {
+    fn from(descriptor: OwnedFd) -> Self {
+        OpenFile::Kernel(descriptor.into())
+    }
+}
+
+impl From<EpollSet> for OpenFile {
+    fn from(set: EpollSet) -> Self {
+        OpenFile::Epoll(set)
+    }
+}
+
+fn error<V>(errno: i32) -> io::Result<V> {
+    Err(io::Error::from_raw_os_error(errno))
+}
+
+/// EINVAL for more pieces than Linux takes.
+fn check_pieces<T>(pieces: &[T]) -> io::Result<()> {
+    if pieces.len() > PIECES_MAX {
+        return error(libc::EINVAL);
+    }
+    Ok(())
+}
+
+/// EOPNOTSUPP for flags that have no meaning here.
+fn check_flags(flags: i32, known: i32) -> io::Result<()> {
+    if flags & !(known | MSG_DONTWAIT | MSG_NOSIGNAL) != 0 {
+        return error(libc::EOPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// Copies to the pieces, in turn, what they hold of it.
+fn scatter(mut from: &[u8], to: &mut [IoSliceMut<'_>]) -> usize {
+    let mut copied = 0;
+    for piece in to {
+        let length = piece.len().min(from.len());
+        let (now, later) = from.split_at(length);
+        if let Some(place) = piece.get_mut(..length) {
+            place.copy_from_slice(now);
+        }
+        copied += length;
+        from = later;
+    }
+    copied
+}
+
+impl OpenFile {
+    // ---- Reading ------------------------------------------------------------
+
+    /// Reads into several buffers, in turn: `read` and `readv`.
+    ///
+    /// # Errors
+    /// EAGAIN, EINTR; ENOTCONN for a listener; EINVAL for over 1,024 buffers;
+    /// what the connection, ICMP or the kernel reports.
+    pub fn read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            OpenFile::Kernel(fd) => {
+                check_pieces(buffers)?;
+                descriptor::readv(fd.as_fd(), buffers)
+            }
+            OpenFile::Epoll(_) => error(libc::EINVAL),
+            _ => self.receive(buffers, 0).map(|(length, _)| length),
+        }
+    }
+
+    /// `recvmsg`: as [`OpenFile::read`], and who sent it, if it is a datagram.
+    /// `flags`: MSG_DONTWAIT, MSG_NOSIGNAL; of a stream MSG_PEEK (the first buffer
+    /// alone) and MSG_WAITALL; of a datagram MSG_TRUNC; for the kernel's what it
+    /// knows.
+    ///
+    /// # Errors
+    /// As [`OpenFile::read`]; ENOTSOCK; EOPNOTSUPP for other flags.
+    pub fn receive(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: i32,
+    ) -> io::Result<(usize, Option<SocketAddr>)> {
+        check_pieces(buffers)?;
+        match self {
+            OpenFile::Stream(stream) => {
+                check_flags(flags, MSG_PEEK | MSG_WAITALL)?;
+                receive_stream(stream, buffers, flags).map(|length| (length, None))
+            }
+            OpenFile::Listener(_) => error(libc::ENOTCONN),
+            OpenFile::Datagram(socket) => {
+                check_flags(flags, MSG_TRUNC | MSG_WAITALL)?;
+                let mut result = (0, None);
+                socket.receive_batch(1, flags & MSG_DONTWAIT != 0, |received| {
+                    let copied = scatter(received.payload, buffers);
+                    let whole = flags & MSG_TRUNC != 0;
+                    let length = if whole {
+                        received.payload.len()
+                    } else {
+                        copied
+                    };
+                    result = (length, Some(received.source));
+                })?;
+                Ok(result)
+            }
+            OpenFile::Kernel(fd) => descriptor::receive(fd.as_fd(), buffers, flags),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    // ---- Writing ------------------------------------------------------------
+
+    /// Writes several buffers, in turn: `write` and `writev`.
+    ///
+    /// # Errors
+    /// EAGAIN, EINTR; EPIPE, for a listener too; EDESTADDRREQ for a datagram
+    /// without a peer; EINVAL for over 1,024 buffers; what the connection, ICMP
+    /// or the kernel reports.
+    pub fn write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            OpenFile::Kernel(fd) => {
+                check_pieces(buffers)?;
+                descriptor::writev(fd.as_fd(), buffers)
+            }
+            OpenFile::Epoll(_) => error(libc::EINVAL),
+            _ => self.send(buffers, None, 0),
+        }
+    }
+
+    /// `sendmsg`: as [`OpenFile::write`], a datagram to an address if there is
+    /// one; a stream ignores it, as Linux's. `flags`: MSG_DONTWAIT (of a stream),
+    /// MSG_NOSIGNAL; for the kernel's what it knows.
+    ///
+    /// # Errors
+    /// As [`OpenFile::write`]; ENOTSOCK; EOPNOTSUPP for other flags; what
+    /// [`UdpSocket::send_to`] reports.
+    pub fn send(
+        &self,
+        buffers: &[IoSlice<'_>],
+        destination: Option<SocketAddr>,
+        flags: i32,
+    ) -> io::Result<usize> {
+        check_pieces(buffers)?;
+        match self {
+            OpenFile::Stream(stream) => {
+                check_flags(flags, 0)?;
+                stream.send_pieces(buffers, flags)
+            }
+            OpenFile::Listener(_) => error(libc::EPIPE),
+            OpenFile::Datagram(socket) => {
+                check_flags(flags, 0)?;
+                let whole;
+                let payload: &[u8] = match buffers {
+                    [one] => one,
+                    many => {
+                        whole = many
+                            .iter()
+                            .flat_map(|piece| piece.iter().copied())
+                            .collect::<Vec<u8>>();
+                        &whole
+                    }
+                };
+                match destination {
+                    Some(destination) => socket.send_to(payload, destination),
+                    None => socket.send(payload),
+                }
+            }
+            OpenFile::Kernel(fd) => descriptor::send(fd.as_fd(), buffers, destination, flags),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    // ---- Connections --------------------------------------------------------
+
+    /// Accepts a connection, and says whose it is if the peer has an internet
+    /// address.
+    ///
+    /// # Errors
+    /// EINVAL for a stream, EOPNOTSUPP for a datagram socket, ENOTSOCK; what
+    /// [`TcpListener::accept`] reports.
+    pub fn accept(&self) -> io::Result<(OpenFile, Option<SocketAddr>)> {
+        match self {
+            OpenFile::Listener(listener) => {
+                let (stream, peer) = listener.accept()?;
+                Ok((stream.into(), Some(peer)))
+            }
+            OpenFile::Stream(_) => error(libc::EINVAL),
+            OpenFile::Datagram(_) => error(libc::EOPNOTSUPP),
+            OpenFile::Kernel(fd) => {
+                let (accepted, peer) = descriptor::accept(fd.as_fd())?;
+                Ok((accepted.into(), peer))
+            }
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    /// Connects what is open already: a datagram socket's peer, or a socket of
+    /// the kernel's.
+    ///
+    /// # Errors
+    /// EISCONN for a stream or a listener; ENOTSOCK; what
+    /// [`UdpSocket::connect`] or the kernel reports.
+    pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        match self {
+            OpenFile::Stream(_) | OpenFile::Listener(_) => error(libc::EISCONN),
+            OpenFile::Datagram(socket) => socket.connect(peer),
+            OpenFile::Kernel(fd) => options::connect(fd.as_fd(), peer),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    /// Closes one half of a connection, or both.
+    ///
+    /// # Errors
+    /// ENOTCONN, also for a datagram socket without a peer; EOPNOTSUPP for one
+    /// with a peer, and for a listener, which Linux would close; ENOTSOCK.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match self {
+            OpenFile::Stream(stream) => stream.shutdown(how),
+            OpenFile::Listener(_) => error(libc::EOPNOTSUPP),
+            OpenFile::Datagram(socket) => {
+                socket.peer_addr()?;
+                error(libc::EOPNOTSUPP)
+            }
+            OpenFile::Kernel(fd) => descriptor::shutdown(fd.as_fd(), how),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    /// Takes the pending error, if any (SO_ERROR).
+    ///
+    /// # Errors
+    /// ENOTSOCK; what the kernel reports.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match self {
+            OpenFile::Stream(stream) => stream.take_error(),
+            OpenFile::Listener(listener) => listener.take_error(),
+            OpenFile::Datagram(socket) => socket.take_error(),
+            OpenFile::Kernel(fd) => {
+                let errno = options::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)?;
+                Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+            }
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    /// The local address (`getsockname`), if it is an internet one.
+    ///
+    /// # Errors
+    /// ENOTSOCK; what the kernel reports.
+    pub fn local_address(&self) -> io::Result<Option<SocketAddr>> {
+        match self {
+            OpenFile::Stream(stream) => stream.local_addr().map(Some),
+            OpenFile::Listener(listener) => listener.local_addr().map(Some),
+            OpenFile::Datagram(socket) => socket.local_addr().map(Some),
+            OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Local),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    /// The peer's address (`getpeername`), if it is an internet one.
+    ///
+    /// # Errors
+    /// ENOTCONN, ENOTSOCK.
+    pub fn peer_address(&self) -> io::Result<Option<SocketAddr>> {
+        match self {
+            OpenFile::Stream(stream) => stream.peer_addr().map(Some),
+            OpenFile::Listener(_) => error(libc::ENOTCONN),
+            OpenFile::Datagram(socket) => socket.peer_addr().map(Some),
+            OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Peer),
+            OpenFile::Epoll(_) => error(libc::ENOTSOCK),
+        }
+    }
+
+    // ---- Status -------------------------------------------------------------
+
+    /// Whether calls return EAGAIN instead of waiting (O_NONBLOCK).
+    ///
+    /// # Errors
+    /// What the kernel reports of its own.
+    pub fn is_nonblocking(&self) -> io::Result<bool> {
+        match self {
+            OpenFile::Stream(stream) => Ok(stream.is_nonblocking()),
+            OpenFile::Listener(listener) => Ok(listener.is_nonblocking()),
+            OpenFile::Datagram(socket) => Ok(socket.is_nonblocking()),
+            OpenFile::Kernel(fd) => descriptor::nonblocking(fd.as_fd()),
+            // A flag without a meaning there.
+            OpenFile::Epoll(_) => Ok(false),
+        }
+    }
+
+    /// Makes calls return EAGAIN instead of waiting, or wait again, for every
+    /// descriptor that names this open file.
+    ///
+    /// # Errors
+    /// What the kernel reports of its own.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        match self {
+            OpenFile::Stream(stream) => stream.set_nonblocking(nonblocking),
+            OpenFile::Listener(listener) => listener.set_nonblocking(nonblocking),
+            OpenFile::Datagram(socket) => socket.set_nonblocking(nonblocking),
+            OpenFile::Kernel(fd) => descriptor::set_nonblocking(fd.as_fd(), nonblocking),
+            OpenFile::Epoll(_) => Ok(()),
+        }
+    }
+}
+
+/// MSG_WAITALL beside what [`TcpStream::receive_pieces`] knows.
+fn receive_stream(
+    stream: &TcpStream,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> io::Result<usize> {
+    if flags & MSG_WAITALL == 0 || flags & MSG_PEEK != 0 {
+        return stream.receive_pieces(buffers, flags);
+    }
+    let mut received = 0;
+    for buffer in buffers.iter_mut() {
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match stream.receive_pieces(&mut [IoSliceMut::new(rest)], flags & MSG_DONTWAIT) {
+                Ok(0) => return Ok(received),
+                Ok(length) => {
+                    filled += length;
+                    received += length;
+                }
+                // What came is not lost to an error: that is the next call's.
+                Err(_) if received > 0 => return Ok(received),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(received)
+}

@@ -1,0 +1,706 @@
+//! A context: what was hinted, whose frames wait, and who waits for either.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::watch::{Parts, Registration, Source, TURNING, Watch};
+use super::{Events, SignalSet};
+use crate::raw::epoll::{AT_ONCE, Epoll, Fired, duplicate};
+use crate::raw::poll;
+use crate::stack::{Core, lock};
+use crate::tcp::helper::Helper;
+use crate::wait::{WaitList, Waitable};
+
+/// How long the application may be away while the device is flooded: the ring of
+/// a veth, 256 frames, fills in 128 µs at two million frames/s.
+const FLOODED_TURN: Duration = Duration::from_micros(128);
+/// Waits after which the device is polled in any case.
+const POLL_EVERY: u32 = 16;
+/// Waits with something to do after which the kernel's descriptors are looked
+/// at although nobody has said that they are ready.
+const KERNELS_TURN: u32 = 16;
+
+/// How a registration is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// The socket may be in no other context that says so: selectors.
+    pub(crate) sole: bool,
+    /// Files that epoll refuses (EPERM) are always ready, as poll(2) has it;
+    /// otherwise they are refused here too.
+    pub(crate) always: bool,
+}
+
+/// One waiting context: a selector, an epoll set, a thread's `select`, an event
+/// queue.
+pub(crate) struct Hints {
+    /// Registrations with a hint, in the order in which it came.
+    hinted: Mutex<VecDeque<Arc<Registration>>>,
+    hinted_count: AtomicUsize,
+    /// Those whose channels have frames that the protocol has not seen.
+    framed: Mutex<Vec<Arc<Registration>>>,
+    framed_count: AtomicUsize,
+    /// Slots of those that were retired, for an owner that has a table of them.
+    retired: Mutex<Vec<usize>>,
+    retired_count: AtomicUsize,
+    is_set: bool,
+    waiters: WaitList,
+    /// Threads that wait or turn here.
+    inside: AtomicUsize,
+    /// Who watches this context itself: sets in sets.
+    pub(crate) watch: Watch,
+    epoll: OnceLock<Epoll>,
+    /// Those with a descriptor in `epoll`, by key.
+    kernel: Mutex<Slab<Arc<Registration>>>,
+    kernel_count: AtomicUsize,
+    /// Those of them of which only the kernel knows what they are ready for.
+    kernels: AtomicUsize,
+    kernel_ready: AtomicBool,
+    turns: AtomicU32,
+    /// What an event has cost the application lately, ns, and what the next wait
+    /// learns it from: when the last one returned, in ns since the stack started,
+    /// and with how many.
+    event_cost: AtomicU64,
+    returned_at: AtomicU64,
+    returned: AtomicUsize,
+    /// Nobody waits here any more.
+    gone: AtomicBool,
+    helper: Arc<Helper>,
+}
+
+impl std::fmt::Debug for Hints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hints")
+            .field("hinted", &self.hinted_count)
+            .field("framed", &self.framed_count)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A thread is in a context; it leaves when this is dropped.
+pub(crate) struct Inside<'a> {
+    hints: &'a Hints,
+    /// What it turned before.
+    before: usize,
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        TURNING.set(self.before);
+        self.hints.inside.fetch_sub(1, Ordering::SeqCst);
+        // What was left is another's, who was not woken for it.
+        if self.hints.has_hints() || self.hints.has_frames() {
+            self.hints.waiters.wake_next();
+        }
+    }
+}
+
+impl Hints {
+    /// A context on a stack. `is_set`: it is an epoll set's, which notes what is
+    /// retired ([`Hints::take_retired`]).
+    ///
+    /// # Errors
+    /// What starting the stack's helper thread reports.
+    pub(crate) fn new(core: &Arc<Core>, is_set: bool) -> io::Result<Arc<Self>> {
+        Helper::start(core)?;
+        let hints = Arc::new(Hints {
+            hinted: Mutex::default(),
+            hinted_count: AtomicUsize::new(0),
+            framed: Mutex::default(),
+            framed_count: AtomicUsize::new(0),
+            retired: Mutex::default(),
+            retired_count: AtomicUsize::new(0),
+            is_set,
+            waiters: WaitList::default(),
+            inside: AtomicUsize::new(0),
+            watch: Watch::default(),
+            epoll: OnceLock::new(),
+            kernel: Mutex::default(),
+            kernel_count: AtomicUsize::new(0),
+            kernels: AtomicUsize::new(0),
+            kernel_ready: AtomicBool::new(false),
+            // Never the turn that a new registration remembers.
+            turns: AtomicU32::new(1),
+            event_cost: AtomicU64::new(0),
+            returned_at: AtomicU64::new(0),
+            returned: AtomicUsize::new(0),
+            gone: AtomicBool::new(false),
+            helper: core.tcp.helper.clone(),
+        });
+        core.tcp.helper.add_context(&hints);
+        Ok(hints)
+    }
+
+    /// Ends it: registrations with it leave no hints any more, and are forgotten
+    /// by their sockets in time.
+    pub(crate) fn close(self: &Arc<Self>, core: &Core) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.process(core);
+        core.tcp.helper.remove_context(self);
+        // They point to it, and it to them.
+        let hinted = std::mem::take(&mut *lock(&self.hinted));
+        drop(hinted);
+        let framed = std::mem::take(&mut *lock(&self.framed));
+        drop(framed);
+        let kernel = std::mem::take(&mut *lock(&self.kernel));
+        drop(kernel);
+        self.watch.retire();
+    }
+
+    /// True once it is closed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    // ---- Registrations ------------------------------------------------------
+
+    /// Watches a socket under a key of the owner's. What it is ready for already
+    /// leaves a hint at once.
+    ///
+    /// # Errors
+    /// EEXIST for a second sole registration; what epoll reports of a descriptor of
+    /// the kernel's (EPERM, EBADF, ENOSPC, ENOMEM).
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        parts: Parts<'_>,
+        key: u64,
+        interest: Events,
+        manner: Manner,
+    ) -> io::Result<Arc<Registration>> {
+        let Parts {
+            source,
+            watch,
+            descriptor,
+        } = parts;
+        let make = |source, descriptor, own| {
+            let hints = self.clone();
+            let made = Registration::new(hints, source, descriptor, own, key, interest, manner);
+            Arc::new(made)
+        };
+        let kind = source.clone();
+        let mut registration = make(source, descriptor, None);
+        if !watch.add(registration.clone()) {
+            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+        }
+        if descriptor >= 0
+            && let Err(error) = self.watch_kernel(&registration)
+        {
+            watch.remove(&registration);
+            registration = match error.raw_os_error() {
+                Some(libc::EPERM) if manner.always => make(Source::Always, -1, None),
+                // The same descriptor of the kernel's under another number.
+                Some(libc::EEXIST) => {
+                    let own = duplicate(descriptor)?;
+                    let again = make(kind, own.as_raw_fd(), Some(own));
+                    self.watch_kernel(&again)?;
+                    again
+                }
+                _ => return Err(error),
+            };
+            watch.add(registration.clone());
+        }
+        // What came before it was watched.
+        registration.hint_if_ready();
+        if registration.has_frames() {
+            watch.has_frames();
+        }
+        Ok(registration)
+    }
+
+    /// A registration was retired: for owners that have a table of them.
+    pub(super) fn note_retired(&self, slot: usize) {
+        if self.is_set && !self.is_gone() {
+            let mut retired = lock(&self.retired);
+            retired.push(slot);
+            self.retired_count.store(retired.len(), Ordering::SeqCst);
+        }
+    }
+
+    /// Slots of registrations that were retired since the last call.
+    pub(crate) fn take_retired(&self) -> Vec<usize> {
+        if self.retired_count.load(Ordering::SeqCst) == 0 {
+            return Vec::new();
+        }
+        let mut retired = lock(&self.retired);
+        self.retired_count.store(0, Ordering::SeqCst);
+        std::mem::take(&mut *retired)
+    }
+
+    /// True for an epoll set's.
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set
+    }
+
+    // ---- Hints --------------------------------------------------------------
+
+    /// A registration has a hint. Its flag is set by the caller.
+    pub(super) fn push_hinted(&self, registration: Arc<Registration>) {
+        {
+            let mut hinted = lock(&self.hinted);
+            if self.is_gone() {
+                return;
+            }
+            hinted.push_back(registration);
+            self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+        }
+        if !self.is_turned_here() {
+            self.waiters.wake_next();
+        }
+    }
+
+    /// Puts registrations back whose flags were left set: they are looked at
+    /// again, after the others.
+    pub(crate) fn put_back(&self, registrations: &mut Vec<Arc<Registration>>) {
+        if registrations.is_empty() {
+            return;
+        }
+        let mut hinted = lock(&self.hinted);
+        hinted.extend(registrations.drain(..));
+        self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+    }
+
+    /// Puts a registration back that is looked at before the others.
+    pub(super) fn put_first(&self, registration: Arc<Registration>) {
+        let mut hinted = lock(&self.hinted);
+        hinted.push_front(registration);
+        self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+    }
+
+    /// How many have a hint.
+    pub(super) fn hinted_len(&self) -> usize {
+        self.hinted_count.load(Ordering::SeqCst)
+    }
+
+    /// Takes registrations with a hint, `most` of them, in order. Their flags stay
+    /// set: whoever does not put one back calls [`Registration::settle`].
+    pub(crate) fn take_some(&self, most: usize, out: &mut Vec<Arc<Registration>>) {
+        if !self.has_hints() {
+            return;
+        }
+        let mut hinted = lock(&self.hinted);
+        let count = hinted.len().min(most);
+        out.extend(hinted.drain(..count));
+        self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+    }
+
+    /// Takes registrations that were hinted since the last call, those of kernel
+    /// descriptors that are ready among them. Their flags are cleared first, so
+    /// that a later hint is never lost.
+    pub(crate) fn take(&self, out: &mut Vec<Arc<Registration>>) {
+        let from = out.len();
+        self.take_some(usize::MAX, out);
+        for registration in out.iter().skip(from) {
+            registration.hinted.store(false, Ordering::SeqCst);
+        }
+        out.retain(|registration| registration.is_active());
+    }
+
+    /// Gives registrations with a hint that are ready to `each`, `most` of them, and
+    /// keeps those for the next call, behind the others: level-triggered. Those that
+    /// are not ready after all are forgotten until their next hint.
+    pub(crate) fn take_level(&self, most: usize, each: &mut dyn FnMut(&Arc<Registration>, Events)) {
+        if !self.has_hints() {
+            return;
+        }
+        let mut batch = Vec::new();
+        self.take_some(most, &mut batch);
+        batch.retain(|registration| {
+            if !registration.is_active() {
+                return false;
+            }
+            let mut ready = registration.events() & registration.interest();
+            if ready.is_empty() {
+                registration.settle();
+                // It may have become ready since, and found its flag set.
+                ready = registration.events() & registration.interest();
+                if ready.is_empty() || !registration.unsettle() {
+                    return false;
+                }
+            }
+            each(registration, ready);
+            true
+        });
+        self.put_back(&mut batch);
+    }
+
+    /// Leaves a hint with the kernel's descriptors that are ready, for whoever
+    /// treats them as any other; see [`Hints::look_at_kernel`].
+    ///
+    /// # Errors
+    /// EINTR.
+    pub(crate) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
+        self.look_at_kernel(insist, AT_ONCE, &mut |registration, _| registration.hint())
+    }
+
+    /// True when registrations have hints.
+    pub(crate) fn has_hints(&self) -> bool {
+        self.hinted_count.load(Ordering::SeqCst) != 0
+    }
+
+    /// True when somebody will take a hint without being woken by another one: a
+    /// thread that sleeps here, or the calling one.
+    pub(super) fn has_taker(&self) -> bool {
+        !self.waiters.is_empty() || self.is_turned_here()
+    }
+
+    /// Something is ready here: whoever watches this context is told.
+    pub(super) fn tell_watchers(&self) {
+        self.watch.notify(Events::READABLE);
+    }
+
+    // ---- Frames -------------------------------------------------------------
+
+    /// Frames came for a socket. Its flag is set by the caller. `wake`: a thread
+    /// is woken for them. True when somebody is here who sees to them.
+    pub(super) fn push_framed(&self, registration: Arc<Registration>, wake: bool) -> bool {
+        {
+            let mut framed = lock(&self.framed);
+            if self.is_gone() {
+                return false;
+            }
+            framed.push(registration);
+            self.framed_count.store(framed.len(), Ordering::SeqCst);
+        }
+        let mut attended = self.is_inside();
+        if wake && !self.is_turned_here() {
+            attended |= self.waiters.wake_any();
+        }
+        if self.watch.is_watched() {
+            attended |= self.watch.enter_frames(wake && !attended).attended;
+        }
+        attended
+    }
+
+    /// True when frames wait that the protocol has not seen.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.framed_count.load(Ordering::SeqCst) != 0
+    }
+
+    /// True while a thread waits here, or turns.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) != 0
+    }
+
+    fn is_turned_here(&self) -> bool {
+        TURNING.get() == std::ptr::from_ref(self).addr()
+    }
+
+    pub(super) fn helper(&self) -> &Arc<Helper> {
+        &self.helper
+    }
+
+    /// Runs the protocol on the frames of the sockets watched.
+    pub(crate) fn process(&self, core: &Core) {
+        while self.framed_count.load(Ordering::SeqCst) != 0 {
+            let framed = {
+                let mut framed = lock(&self.framed);
+                self.framed_count.store(0, Ordering::SeqCst);
+                std::mem::take(&mut *framed)
+            };
+            for registration in framed {
+                registration.framed.store(false, Ordering::Release);
+                registration.process(core);
+            }
+        }
+    }
+
+    // ---- Turns --------------------------------------------------------------
+
+    /// How often somebody has waited here.
+    pub(crate) fn turn_number(&self) -> u32 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// The calling thread enters.
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        Inside {
+            hints: self,
+            before: TURNING.replace(std::ptr::from_ref(self).addr()),
+        }
+    }
+
+    /// The beginning of a wait: sends the application's last output, sees to timers,
+    /// polls the device if that is due, and runs the protocol on the frames of the
+    /// sockets watched.
+    ///
+    /// # Errors
+    /// ENETDOWN and what else the device reports.
+    pub(crate) fn turn(&self, core: &Core) -> io::Result<()> {
+        core.tcp.helper.application_is_here();
+        // The last turn's output.
+        core.tcp_flush(false);
+        core.tcp_run_timers();
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let busy = core.is_busy() && !core.device_polls();
+        // An application that leaves what is ready may not keep the device from
+        // being looked at.
+        if busy || turn.is_multiple_of(POLL_EVERY) {
+            core.round_and_return()?;
+        } else {
+            core.collect();
+        }
+        self.process(core);
+        Ok(())
+    }
+
+    /// Waits until `collect` finds something: it is asked once what came is
+    /// processed, is told whether the kernel's descriptors must be looked at, and
+    /// returns how much there is. Returns that; 0 at the timeout. `None` waits for
+    /// ever. `signals` are blocked instead of those that are while it sleeps.
+    ///
+    /// # Errors
+    /// EINTR when a signal arrives; ENETDOWN and what else the device reports; what
+    /// `collect` reports.
+    pub(crate) fn wait(
+        &self,
+        core: &Core,
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let inside = self.enter();
+        self.learn_cost(core);
+        let result = self.wait_inside(core, timeout, signals, collect);
+        drop(inside);
+        self.note_return(core, *result.as_ref().unwrap_or(&0));
+        result
+    }
+
+    fn wait_inside(
+        &self,
+        core: &Core,
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.turn(core)?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut polled = false;
+        loop {
+            self.process(core);
+            let found = collect(polled)?;
+            core.tcp_flush(true);
+            if found > 0 {
+                return Ok(found);
+            }
+            if timeout == Some(Duration::ZERO) {
+                if polled {
+                    return Ok(0);
+                }
+                polled = true;
+                core.round(false)?;
+                continue;
+            }
+            if !core.sleep_masked(&[self], deadline, signals)? {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Notes what the application was given, and when. Its cost matters under a
+    /// flood only: without one the clock is not read.
+    fn note_return(&self, core: &Core, events: usize) {
+        if core.is_flooded() && events > 0 {
+            let now = core.age().as_nanos() as u64;
+            self.returned_at.store(now, Ordering::Relaxed);
+            self.returned.store(events, Ordering::Relaxed);
+        }
+    }
+
+    /// What an event cost the application, if the last wait noted it.
+    fn learn_cost(&self, core: &Core) {
+        if self.returned.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let events = self.returned.swap(0, Ordering::Relaxed) as u64;
+        let now = core.age();
+        let since = self.returned_at.load(Ordering::Relaxed);
+        let away = (now.as_nanos() as u64).saturating_sub(since);
+        if let Some(cost) = away.checked_div(events) {
+            let known = self.event_cost.load(Ordering::Relaxed);
+            let learned = known - known / 8 + cost / 8;
+            self.event_cost.store(learned, Ordering::Relaxed);
+        }
+    }
+
+    /// How many events the application may have at once, of `most`. While the
+    /// device is flooded it must be looked at again before its ring is full: 32
+    /// requests of 20 µs each are as long as 256 frames at 400,000/s, and what is
+    /// lost then are segments of connections, too.
+    pub(crate) fn most_events(&self, core: &Core, most: usize) -> usize {
+        if !core.is_flooded() {
+            return most;
+        }
+        let cost = self.event_cost.load(Ordering::Relaxed).max(1);
+        (FLOODED_TURN.as_nanos() as u64 / cost).clamp(1, most as u64) as usize
+    }
+
+    // ---- The kernel's descriptors -------------------------------------------
+
+    fn kernel_epoll(&self) -> io::Result<&Epoll> {
+        if self.epoll.get().is_none() && self.epoll.set(Epoll::new()?).is_ok() {
+            // Whoever sleeps here does not sleep on it yet.
+            self.kernel_ready.store(true, Ordering::SeqCst);
+            self.waiters.wake_all();
+        }
+        self.epoll
+            .get()
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// The descriptor that the kernel's sit in, for a context that watches this one.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(super) fn make_kernel_descriptor(&self) -> io::Result<i32> {
+        self.kernel_epoll().map(Epoll::descriptor)
+    }
+
+    /// True when the kernel has something to tell; asks it.
+    pub(super) fn kernel_is_ready(&self) -> bool {
+        self.kernel_count.load(Ordering::Relaxed) != 0
+            && self
+                .epoll
+                .get()
+                .is_some_and(|epoll| poll::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
+    }
+
+    /// The kernel said so to whoever watches this context.
+    pub(super) fn note_kernel_ready(&self) {
+        self.kernel_ready.store(true, Ordering::Relaxed);
+    }
+
+    fn watch_kernel(&self, registration: &Arc<Registration>) -> io::Result<()> {
+        let epoll = self.kernel_epoll()?;
+        let key = lock(&self.kernel).insert(registration.clone());
+        let added = epoll.add(
+            registration.descriptor,
+            key as u64,
+            registration.kernel_interest(),
+        );
+        if let Err(error) = added {
+            let forgotten = lock(&self.kernel).try_remove(key);
+            drop(forgotten);
+            return Err(error);
+        }
+        registration.kernel_key.store(key, Ordering::Relaxed);
+        self.kernel_count.fetch_add(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_add(1, Ordering::Relaxed);
+        }
+        self.kernel_ready.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A registration's interest has changed.
+    pub(super) fn change_kernel(&self, registration: &Registration) -> io::Result<()> {
+        let key = registration.kernel_key.load(Ordering::Relaxed);
+        match self.epoll.get() {
+            Some(epoll) if key != usize::MAX => {
+                let interest = registration.kernel_interest();
+                epoll.modify(registration.descriptor, key as u64, interest)?;
+                self.kernel_ready.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A registration is retired.
+    pub(super) fn forget_kernel(&self, registration: &Registration) {
+        let key = registration.kernel_key.swap(usize::MAX, Ordering::Relaxed);
+        if key == usize::MAX {
+            return;
+        }
+        if let Some(epoll) = self.epoll.get() {
+            let _ = epoll.remove(registration.descriptor);
+        }
+        let forgotten = lock(&self.kernel).try_remove(key);
+        drop(forgotten);
+        self.kernel_count.fetch_sub(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True when only the kernel knows what some are ready for: whoever must not miss
+    /// them insists.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.kernels.load(Ordering::Relaxed) != 0
+    }
+
+    /// Asks the kernel which of its descriptors are ready, `most` of them: when it
+    /// has said that some are, now and then, and if `insist`. Those that only the
+    /// kernel knows about are given to `each`, with what they are ready for; sockets
+    /// that it has a part in get a hint.
+    ///
+    /// # Errors
+    /// EINTR.
+    pub(crate) fn look_at_kernel(
+        &self,
+        insist: bool,
+        most: usize,
+        each: &mut dyn FnMut(&Arc<Registration>, Events),
+    ) -> io::Result<()> {
+        if self.kernel_count.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let turn = self.turn_number();
+        if !self.kernel_ready.load(Ordering::Relaxed)
+            && !insist
+            && !turn.is_multiple_of(KERNELS_TURN)
+        {
+            return Ok(());
+        }
+        let Some(epoll) = self.epoll.get() else {
+            return Ok(());
+        };
+        let mut fired: Vec<Fired> = Vec::new();
+        epoll.ready(most.min(AT_ONCE), &mut fired)?;
+        // Level-triggered: what was ready may still be so next time.
+        self.kernel_ready
+            .store(!fired.is_empty(), Ordering::Relaxed);
+        for fired in fired {
+            let registration = lock(&self.kernel).get(fired.key as usize).cloned();
+            let Some(registration) = registration.filter(|it| it.is_active()) else {
+                continue;
+            };
+            if registration.is_kernels() {
+                each(&registration, Events::from_bits(fired.events));
+            } else {
+                registration.kernel_has_input();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Waitable for Hints {
+    fn waiters(&self) -> &WaitList {
+        &self.waiters
+    }
+
+    fn has_input(&self) -> bool {
+        self.has_hints()
+            || self.framed_count.load(Ordering::SeqCst) != 0
+            || self.kernel_ready.load(Ordering::Relaxed)
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
+    fn kernel_descriptor(&self) -> i32 {
+        self.epoll.get().map_or(-1, Epoll::descriptor)
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_ready.store(true, Ordering::Relaxed);
+    }
+}

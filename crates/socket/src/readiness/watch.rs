@@ -1,0 +1,590 @@
+//! What ties a socket to the contexts that watch it.
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::Events;
+use super::epoll::SetInner;
+use super::hints::{Hints, Manner};
+use crate::raw::poll;
+use crate::stack::{Core, Stack, lock};
+use crate::tcp::connection::ConnectionInner;
+use crate::tcp::helper::Helper;
+use crate::tcp::listener::ListenerInner;
+use crate::udp::inner::SocketInner;
+
+/// What is watched.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Udp(Weak<SocketInner>),
+    Listener(Weak<ListenerInner>),
+    Connection(Weak<ConnectionInner>),
+    /// An epoll set.
+    Set(Weak<SetInner>),
+    /// A descriptor of the kernel's: only the context's epoll descriptor knows.
+    Kernel,
+    /// A file that epoll refuses: it never waits, as poll(2) has it.
+    Always,
+}
+
+/// Something that contexts can watch.
+pub trait Watched {
+    /// What a context needs of it.
+    fn watched(&self) -> Parts<'_>;
+    /// True for one of this stack, or of none.
+    fn is_of(&self, stack: &Stack) -> bool;
+}
+
+/// What a context needs of a socket.
+pub struct Parts<'a> {
+    pub(crate) source: Source,
+    /// Where its registrations are kept.
+    pub(crate) watch: &'a Watch,
+    /// Its descriptor of the kernel; -1: none.
+    pub(crate) descriptor: i32,
+}
+
+/// One socket in one context.
+pub(crate) struct Registration {
+    pub(super) hints: Arc<Hints>,
+    pub(super) source: Source,
+    /// Descriptor of the kernel that is watched too; -1: none.
+    pub(super) descriptor: i32,
+    /// That descriptor, where it is the registration's own.
+    own: Mutex<Option<OwnedFd>>,
+    /// Its place among those with a descriptor; `usize::MAX`: none.
+    pub(super) kernel_key: AtomicUsize,
+    /// The owner's: a token, a descriptor's number.
+    key: AtomicU64,
+    slot: AtomicUsize,
+    /// Events, and the flags of `epoll_ctl`.
+    interest: AtomicU32,
+    /// It is in the context's list of hinted ones.
+    pub(super) hinted: AtomicBool,
+    /// It is in the context's list of those with frames.
+    pub(super) framed: AtomicBool,
+    /// False once removed.
+    active: AtomicBool,
+    /// The context's turn in which the application was told of it.
+    told: AtomicU32,
+    manner: Manner,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registration")
+            .field("key", &self.key)
+            .field("interest", &self.interest())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Registration {
+    pub(super) fn new(
+        hints: Arc<Hints>,
+        source: Source,
+        descriptor: i32,
+        own: Option<OwnedFd>,
+        key: u64,
+        interest: Events,
+        manner: Manner,
+    ) -> Self {
+        Registration {
+            hints,
+            source,
+            descriptor,
+            own: Mutex::new(own),
+            kernel_key: AtomicUsize::new(usize::MAX),
+            key: AtomicU64::new(key),
+            slot: AtomicUsize::new(usize::MAX),
+            interest: AtomicU32::new(interest.bits()),
+            hinted: AtomicBool::new(false),
+            framed: AtomicBool::new(false),
+            active: AtomicBool::new(true),
+            told: AtomicU32::new(0),
+            manner,
+        }
+    }
+
+    /// What its owner calls it.
+    pub(crate) fn key(&self) -> u64 {
+        self.key.load(Ordering::Relaxed)
+    }
+
+    /// Its place in a table of its owner's: see [`Hints::take_retired`].
+    pub(super) fn slot(&self) -> usize {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_slot(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_key(&self, key: u64) {
+        self.key.store(key, Ordering::Relaxed);
+    }
+
+    /// What it is watched for, with the flags of `epoll_ctl`.
+    pub(crate) fn interest(&self) -> Events {
+        Events::from_bits(self.interest.load(Ordering::Relaxed))
+    }
+
+    /// Changes what it is watched for; the caller looks at [`Registration::events`]
+    /// afterwards, since what happened before left no hint. ERR and HUP are told
+    /// if they are in it.
+    ///
+    /// # Errors
+    /// What epoll reports of a descriptor of the kernel's.
+    pub(crate) fn set_interest(&self, interest: Events) -> std::io::Result<()> {
+        self.interest.store(interest.bits(), Ordering::Relaxed);
+        // Either whoever notifies sees it, or we see what it is about.
+        fence(Ordering::SeqCst);
+        self.hints.change_kernel(self)
+    }
+
+    /// Forgets what it is watched for, and leaves the kernel's part alone: a
+    /// one-shot registration that was told.
+    pub(crate) fn disable(&self) {
+        self.interest
+            .fetch_and(Events::FLAGS.bits(), Ordering::Relaxed);
+    }
+
+    /// False once it is retired.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// False once it is retired or its context gone.
+    fn lives(&self) -> bool {
+        self.is_active() && !self.hints.is_gone()
+    }
+
+    /// True for one of this context.
+    pub(crate) fn is_of(&self, hints: &Arc<Hints>) -> bool {
+        Arc::ptr_eq(&self.hints, hints)
+    }
+
+    /// True for one whose channels hold frames that its protocol is to see.
+    pub(super) fn has_frames(&self) -> bool {
+        matches!(
+            &self.source,
+            Source::Connection(_) | Source::Listener(_) | Source::Set(_)
+        )
+    }
+
+    /// What the kernel's epoll is asked about its descriptor. A socket that the
+    /// kernel has but a part in is told of input alone.
+    pub(super) fn kernel_interest(&self) -> u32 {
+        let interest = self.interest();
+        if self.is_kernels() {
+            interest.bits() & !Events::WAKEUP.bits()
+        } else {
+            (Events::IN | (interest & Events::EDGE)).bits()
+        }
+    }
+
+    /// It is looked at, and not put back: from now on a change leaves a hint again.
+    /// Look at [`Registration::events`] afterwards.
+    pub(crate) fn settle(&self) {
+        self.hinted.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes it for hinted again; false when a change has done so meanwhile.
+    pub(crate) fn unsettle(&self) -> bool {
+        !self.hinted.swap(true, Ordering::SeqCst)
+    }
+
+    /// True for one of which only the kernel knows what it is ready for; a set may
+    /// have such in it.
+    pub(super) fn is_told_by_kernel(&self) -> bool {
+        matches!(&self.source, Source::Kernel | Source::Set(_))
+    }
+
+    /// True for one that only the kernel knows about.
+    pub(crate) fn is_kernels(&self) -> bool {
+        matches!(self.source, Source::Kernel)
+    }
+
+    /// The application is being told of it: what its connection wants to send
+    /// waits for what it writes.
+    pub(crate) fn note_told(&self) {
+        self.told.store(self.hints.turn_number(), Ordering::Relaxed);
+    }
+
+    /// True while the application has been told of it, or is about to be.
+    fn is_ready(&self) -> bool {
+        self.hinted.load(Ordering::Relaxed)
+            || self.told.load(Ordering::Relaxed) == self.hints.turn_number()
+    }
+
+    /// What its file is ready for now, whatever it is watched for; nothing once
+    /// it is retired.
+    pub(crate) fn events(&self) -> Events {
+        if !self.is_active() {
+            return Events::NONE;
+        }
+        match &self.source {
+            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Connection(connection) => connection
+                .upgrade()
+                .map_or(Events::NONE, |connection| connection.events()),
+            Source::Set(set) => set.upgrade().map_or(Events::NONE, |set| set.events()),
+            Source::Kernel => {
+                let wanted = self.interest().bits() & !Events::FLAGS.bits();
+                let ready = poll::ready_now(self.descriptor, wanted as u16 as i16);
+                Events::from_bits(u32::from(ready as u16) & !(libc::POLLNVAL as u32))
+            }
+            Source::Always => Events::READABLE | Events::WRITABLE,
+        }
+    }
+
+    /// Leaves a hint, if it is of interest. True when somebody takes it: see
+    /// [`Watch::notify`].
+    pub(super) fn notify(self: &Arc<Self>, changed: Events) -> bool {
+        let interest = self.interest();
+        if !interest.intersects(changed) {
+            return false;
+        }
+        if !self.hinted.swap(true, Ordering::AcqRel) {
+            self.hints.push_hinted(self.clone());
+        }
+        self.hints.tell_watchers();
+        if !interest.contains(Events::EXCLUSIVE) {
+            return true;
+        }
+        let direction = changed & (Events::IN | Events::OUT);
+        self.hints.has_taker()
+            && match direction {
+                Events::IN | Events::OUT => interest.intersects(direction),
+                other => other.is_empty(),
+            }
+    }
+
+    /// Leaves a hint if it is ready for what it is watched for.
+    pub(crate) fn hint_if_ready(self: &Arc<Self>) {
+        if !self.is_kernels() && self.events().intersects(self.interest()) {
+            self.hint();
+        }
+    }
+
+    /// Leaves a hint whatever it is watched for: its owner wants it looked at.
+    pub(crate) fn hint(self: &Arc<Self>) {
+        if !self.hinted.swap(true, Ordering::AcqRel) {
+            self.hints.push_hinted(self.clone());
+        }
+        self.hints.tell_watchers();
+    }
+
+    /// Runs the protocol on the frames that wait for its socket.
+    pub(super) fn process(&self, core: &Core) {
+        match &self.source {
+            Source::Connection(connection) => {
+                if let Some(connection) = connection.upgrade() {
+                    connection.process(core);
+                }
+            }
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.process(core);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.process(core);
+                }
+            }
+            Source::Udp(_) | Source::Kernel | Source::Always => {}
+        }
+    }
+
+    /// The kernel says that a descriptor of a socket that it has a part in has
+    /// input.
+    pub(super) fn kernel_has_input(self: &Arc<Self>) {
+        use crate::wait::Waitable;
+        match &self.source {
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.kernel_has_input();
+                }
+            }
+            Source::Udp(socket) => {
+                if let Some(socket) = socket.upgrade() {
+                    Waitable::kernel_has_input(&*socket);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.note_kernel_ready();
+                }
+            }
+            Source::Connection(_) | Source::Kernel | Source::Always => {}
+        }
+        self.notify(Events::DATA_CAME);
+    }
+
+    /// It leaves no hint from now on, and those that it left count for nothing.
+    pub(crate) fn retire(&self) {
+        if self.retire_here() {
+            match &self.source {
+                Source::Udp(socket) => {
+                    if let Some(socket) = socket.upgrade() {
+                        socket.watch.remove(self);
+                    }
+                }
+                Source::Listener(listener) => {
+                    if let Some(listener) = listener.upgrade() {
+                        listener.watch.remove(self);
+                    }
+                }
+                Source::Connection(connection) => {
+                    if let Some(connection) = connection.upgrade() {
+                        connection.watch.remove(self);
+                    }
+                }
+                Source::Set(set) => {
+                    if let Some(set) = set.upgrade() {
+                        set.hints.watch.remove(self);
+                    }
+                }
+                // Its place is cleared with the next registration there.
+                Source::Kernel | Source::Always => {}
+            }
+        }
+    }
+
+    /// As [`Registration::retire`], but for its place in the socket's list. False
+    /// when it was retired before.
+    fn retire_here(&self) -> bool {
+        let first = self.active.swap(false, Ordering::AcqRel);
+        if first {
+            self.interest.store(0, Ordering::Relaxed);
+            self.hints.forget_kernel(self);
+            drop(lock(&self.own).take());
+            self.hints.note_retired(self.slot());
+        }
+        first
+    }
+}
+
+/// Registrations of a socket. Most have one at most, which needs no list.
+#[derive(Default)]
+enum List {
+    #[default]
+    None,
+    One(Arc<Registration>),
+    Many(Vec<Arc<Registration>>),
+}
+
+impl List {
+    fn as_slice(&self) -> &[Arc<Registration>] {
+        match self {
+            List::None => &[],
+            List::One(one) => std::slice::from_ref(one),
+            List::Many(many) => many,
+        }
+    }
+
+    fn push(&mut self, registration: Arc<Registration>) {
+        *self = match std::mem::take(self) {
+            List::None => List::One(registration),
+            List::One(one) => List::Many(vec![one, registration]),
+            List::Many(mut many) => {
+                many.push(registration);
+                List::Many(many)
+            }
+        };
+    }
+
+    /// Keeps those that `keep` says; returns the others.
+    fn retain(&mut self, keep: impl Fn(&Registration) -> bool) -> Vec<Arc<Registration>> {
+        let mut gone = Vec::new();
+        match self {
+            List::None => {}
+            List::One(one) => {
+                if !keep(one) {
+                    if let List::One(one) = std::mem::take(self) {
+                        gone.push(one);
+                    }
+                }
+            }
+            List::Many(many) => {
+                gone.extend(many.extract_if(.., |each| !keep(each)));
+                if many.is_empty() {
+                    *self = List::None;
+                }
+            }
+        }
+        gone
+    }
+}
+
+thread_local! {
+    /// The context that the calling thread turns, as an address: hints that it
+    /// leaves there wake nobody, since it takes them itself.
+    pub(super) static TURNING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A socket's place for its registrations.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Length of the list; read without the lock.
+    count: AtomicU32,
+    list: Mutex<List>,
+}
+
+impl Watch {
+    /// Enters a registration. False when a selector watches the socket already
+    /// and this is another one's.
+    pub(crate) fn add(&self, registration: Arc<Registration>) -> bool {
+        let mut list = lock(&self.list);
+        let dead = list.retain(Registration::lives);
+        let taken =
+            registration.manner.sole && list.as_slice().iter().any(|other| other.manner.sole);
+        if !taken {
+            list.push(registration);
+        }
+        self.count
+            .store(list.as_slice().len() as u32, Ordering::SeqCst);
+        drop(list);
+        // Its owner may be the last that holds what it points to.
+        drop(dead);
+        // Either whoever notifies sees it, or we see what it is about.
+        fence(Ordering::SeqCst);
+        !taken
+    }
+
+    /// Takes a registration out.
+    pub(crate) fn remove(&self, registration: &Registration) {
+        let gone = {
+            let mut list = lock(&self.list);
+            let gone = list.retain(|other| !std::ptr::eq(other, registration));
+            self.count
+                .store(list.as_slice().len() as u32, Ordering::SeqCst);
+            gone
+        };
+        drop(gone);
+    }
+
+    /// The registration with a context, if it has one there.
+    pub(crate) fn find(&self, hints: &Arc<Hints>) -> Option<Arc<Registration>> {
+        let list = lock(&self.list);
+        let mut of_context = list.as_slice().iter().filter(|it| it.is_of(hints));
+        of_context.find(|it| it.lives()).cloned()
+    }
+
+    /// The socket is closed: nobody watches it any more.
+    pub(crate) fn retire(&self) {
+        let all = {
+            let mut list = lock(&self.list);
+            self.count.store(0, Ordering::SeqCst);
+            std::mem::take(&mut *list)
+        };
+        for registration in all.as_slice() {
+            registration.retire_here();
+        }
+    }
+
+    /// The contexts that watch it.
+    pub(super) fn contexts(&self) -> Vec<Arc<Hints>> {
+        let list = lock(&self.list);
+        let living = list.as_slice().iter().filter(|it| it.lives());
+        living.map(|it| it.hints.clone()).collect()
+    }
+
+    fn any(&self, is: impl Fn(&Registration) -> bool) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let list = lock(&self.list);
+        list.as_slice().iter().any(|it| it.lives() && is(it))
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.any(|_| true)
+    }
+
+    /// True while the application has been told of something, or is about to
+    /// be, that it has not dealt with.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.any(Registration::is_ready)
+    }
+
+    /// True when the next turn of a context will send what is written now.
+    pub(crate) fn is_turned_later(&self) -> bool {
+        self.any(|registration| !registration.hints.is_inside())
+    }
+
+    /// Something changed, or is so. Whoever is interested gets a hint. Of the
+    /// exclusive registrations those get one, in order, until somebody takes it;
+    /// all of them when the state changed.
+    pub(crate) fn notify(&self, changed: Events) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let list = lock(&self.list);
+        let all = list.as_slice();
+        let is_exclusive = |it: &&Arc<Registration>| it.interest().contains(Events::EXCLUSIVE);
+        for registration in all.iter().filter(|it| !is_exclusive(it) && it.lives()) {
+            registration.notify(changed);
+        }
+        if all.len() == 1 && !all.iter().any(|it| is_exclusive(&it)) {
+            return;
+        }
+        for registration in all.iter().filter(|it| is_exclusive(it) && it.lives()) {
+            if registration.notify(changed) && changed != Events::STATE_CHANGED {
+                return;
+            }
+        }
+    }
+
+    /// Frames wait for the socket; false when nobody watches it.
+    pub(crate) fn has_frames(&self) -> bool {
+        // The fence of whoever woke the socket's own waiters comes before.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let entered = self.enter_frames(true);
+        if let Some(helper) = entered.unattended {
+            helper.needed();
+        }
+        entered.watched
+    }
+
+    /// Enters the socket with every context that watches it, for whichever turns
+    /// first, and (`wake`) wakes one thread to do it.
+    pub(super) fn enter_frames(&self, wake: bool) -> Entered {
+        let mut entered = Entered::default();
+        let list = lock(&self.list);
+        for registration in list.as_slice().iter().filter(|it| it.lives()) {
+            entered.watched = true;
+            if registration.framed.swap(true, Ordering::AcqRel) {
+                // Whoever was woken for the first of them has not come yet.
+                continue;
+            }
+            let hints = &registration.hints;
+            if hints.push_framed(registration.clone(), wake && !entered.attended) {
+                entered.attended = true;
+            } else {
+                entered.unattended = Some(hints.helper().clone());
+            }
+        }
+        if entered.attended {
+            entered.unattended = None;
+        }
+        entered
+    }
+}
+
+/// What became of frames that were entered with contexts.
+#[derive(Default)]
+pub(super) struct Entered {
+    pub(super) watched: bool,
+    /// A thread is in one of them.
+    pub(super) attended: bool,
+    /// Nobody is: whom to ask.
+    unattended: Option<Arc<Helper>>,
+}

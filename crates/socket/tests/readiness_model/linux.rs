@@ -1,0 +1,307 @@
+//! Linux's column: kernel sockets over loopback.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::column::{Answer, Column, NUMBERS};
+use super::raw_linux as raw;
+
+pub use super::column::Told;
+
+/// Where the tests' numbers begin among the process's descriptors.
+const BASE: i32 = 400;
+/// What must arrive arrives within this; a delayed acknowledgment takes 40 ms.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One column at a time: they share the numbers.
+static TURN: Mutex<()> = Mutex::new(());
+
+enum Peer {
+    Stream(TcpStream),
+    Datagram(UdpSocket),
+}
+
+/// What a connection's ends have sent.
+#[derive(Default)]
+struct Traffic {
+    by_subject: u64,
+    by_peer: u64,
+    /// The peer has reset it, or been closed: what the subject sends is not counted.
+    over: bool,
+}
+
+pub struct Linux {
+    /// Whose each number is: a connection.
+    numbers: HashMap<i32, usize>,
+    /// Which listener each number is.
+    listeners: HashMap<i32, usize>,
+    /// Connections that wait at a listener, in order.
+    knocking: Vec<VecDeque<usize>>,
+    peers: HashMap<usize, Peer>,
+    traffic: HashMap<usize, Traffic>,
+    service: TcpListener,
+    _turn: MutexGuard<'static, ()>,
+}
+
+fn at(fd: i32) -> i32 {
+    if (0..NUMBERS).contains(&fd) {
+        BASE + fd
+    } else {
+        fd
+    }
+}
+
+fn how_to(how: Shutdown) -> i32 {
+    match how {
+        Shutdown::Read => libc::SHUT_RD,
+        Shutdown::Write => libc::SHUT_WR,
+        Shutdown::Both => libc::SHUT_RDWR,
+    }
+}
+
+impl Linux {
+    pub fn new() -> Self {
+        Linux {
+            _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
+            numbers: HashMap::new(),
+            listeners: HashMap::new(),
+            knocking: Vec::new(),
+            peers: HashMap::new(),
+            traffic: HashMap::new(),
+            service: TcpListener::bind("127.0.0.1:0").unwrap(),
+        }
+    }
+
+    fn place(&mut self, fd: i32, file: impl Into<OwnedFd>) {
+        let file = file.into().into_raw_fd();
+        raw::dup2(file, at(fd)).unwrap();
+        raw::close(file).unwrap();
+    }
+
+    fn begin(&mut self, fd: i32, connection: usize) {
+        self.numbers.insert(fd, connection);
+        self.traffic.insert(connection, Traffic::default());
+    }
+
+    fn traffic(&mut self, connection: usize) -> &mut Traffic {
+        self.traffic.get_mut(&connection).unwrap()
+    }
+
+    /// True when nothing is on its way any more.
+    fn is_settled(&self) -> bool {
+        const IN_BETWEEN: [u8; 3] = [4, 9, 11];
+        let calm = |state: u8| !IN_BETWEEN.contains(&state);
+        for (&fd, connection) in &self.numbers {
+            let Some((state, received, unacknowledged)) = raw::tcp_info(at(fd)) else {
+                continue;
+            };
+            let traffic = &self.traffic[connection];
+            let reset = state == 7;
+            // LISTEN has no traffic; 2: SYN-SENT.
+            if !calm(state) || state == 2 || (!reset && received < traffic.by_peer) {
+                return false;
+            }
+            if traffic.over && !reset && unacknowledged > 0 {
+                return false;
+            }
+        }
+        for (connection, peer) in &self.peers {
+            let Peer::Stream(peer) = peer else { continue };
+            let (state, received, _) = raw::tcp_info(peer.as_raw_fd()).unwrap();
+            let reset = state == 7;
+            if !calm(state) || (!reset && received < self.traffic[connection].by_subject) {
+                return false;
+            }
+        }
+        self.listeners.iter().all(|(fd, listener)| {
+            let (_, _, queued) = raw::tcp_info(at(*fd)).unwrap();
+            queued as usize >= self.knocking[*listener].len()
+        })
+    }
+}
+
+impl Drop for Linux {
+    fn drop(&mut self) {
+        for fd in 0..NUMBERS {
+            let _ = raw::close(at(fd));
+        }
+    }
+}
+
+impl Column for Linux {
+    fn pair(&mut self, fd: i32, connection: usize) {
+        let subject = TcpStream::connect(self.service.local_addr().unwrap()).unwrap();
+        let (peer, _) = self.service.accept().unwrap();
+        subject.set_nonblocking(true).unwrap();
+        subject.set_nodelay(true).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        peer.set_nodelay(true).unwrap();
+        self.place(fd, subject);
+        self.begin(fd, connection);
+        self.peers.insert(connection, Peer::Stream(peer));
+    }
+
+    fn listener(&mut self, fd: i32) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        self.place(fd, listener);
+        self.listeners.insert(fd, self.knocking.len());
+        self.knocking.push(VecDeque::new());
+    }
+
+    fn datagram(&mut self, fd: i32, connection: usize) {
+        let subject = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        subject.connect(peer.local_addr().unwrap()).unwrap();
+        peer.connect(subject.local_addr().unwrap()).unwrap();
+        subject.set_nonblocking(true).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        self.place(fd, subject);
+        self.begin(fd, connection);
+        self.peers.insert(connection, Peer::Datagram(peer));
+    }
+
+    fn counter(&mut self, fd: i32) {
+        self.place(fd, raw::eventfd());
+    }
+
+    fn file(&mut self, fd: i32) {
+        self.place(fd, std::fs::File::open("/etc/hostname").unwrap());
+    }
+
+    fn peer_connect(&mut self, fd: i32, connection: usize) {
+        let port = raw::port(at(fd));
+        let peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        self.peers.insert(connection, Peer::Stream(peer));
+        self.traffic.insert(connection, Traffic::default());
+        let listener = self.listeners[&fd];
+        self.knocking[listener].push_back(connection);
+    }
+
+    fn accept(&mut self, fd: i32, to: i32) -> Answer<()> {
+        let accepted = raw::accept(at(fd))?;
+        let listener = self.listeners[&fd];
+        let connection = self.knocking[listener].pop_front().unwrap();
+        self.place(to, accepted);
+        self.numbers.insert(to, connection);
+        Ok(())
+    }
+
+    fn connect(&mut self, fd: i32, connection: usize) {
+        let subject = raw::socket();
+        let port = self.service.local_addr().unwrap().port();
+        assert_eq!(
+            raw::connect(subject.as_raw_fd(), port),
+            Err(libc::EINPROGRESS)
+        );
+        self.place(fd, subject);
+        self.begin(fd, connection);
+        let (peer, _) = self.service.accept().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        self.peers.insert(connection, Peer::Stream(peer));
+    }
+
+    fn peer_write(&mut self, connection: usize, length: usize) {
+        let sent = match self.peers.get_mut(&connection) {
+            Some(Peer::Stream(peer)) => peer.write(&vec![1; length]).unwrap_or(0),
+            Some(Peer::Datagram(peer)) => peer.send(&vec![1; length]).unwrap_or(0),
+            None => 0,
+        };
+        self.traffic(connection).by_peer += sent as u64;
+    }
+
+    fn peer_read(&mut self, connection: usize) {
+        let mut buffer = [0; 65536];
+        match self.peers.get_mut(&connection) {
+            Some(Peer::Stream(peer)) => while peer.read(&mut buffer).is_ok_and(|n| n > 0) {},
+            Some(Peer::Datagram(peer)) => while peer.recv(&mut buffer).is_ok() {},
+            None => {}
+        }
+    }
+
+    fn peer_shutdown(&mut self, connection: usize, how: Shutdown) {
+        if let Some(Peer::Stream(peer)) = self.peers.get(&connection) {
+            let _ = peer.shutdown(how);
+        }
+    }
+
+    fn peer_close(&mut self, connection: usize, reset: bool) {
+        if let Some(peer) = self.peers.remove(&connection) {
+            if let Peer::Stream(peer) = &peer
+                && reset
+            {
+                raw::reset_on_close(peer.as_fd());
+            }
+            self.traffic(connection).over = true;
+        }
+    }
+
+    fn read(&mut self, fd: i32, length: usize) -> Answer<usize> {
+        raw::read(at(fd), length)
+    }
+
+    fn write(&mut self, fd: i32, length: usize) -> Answer<usize> {
+        let sent = raw::write(at(fd), &vec![1; length])?;
+        if let Some(&connection) = self.numbers.get(&fd) {
+            self.traffic(connection).by_subject += sent as u64;
+        }
+        Ok(sent)
+    }
+
+    fn count(&mut self, fd: i32, add: u64) -> Answer<()> {
+        if add == 0 {
+            raw::read(at(fd), 8).map(drop)
+        } else {
+            raw::write_counter(at(fd), add)
+        }
+    }
+
+    fn shutdown(&mut self, fd: i32, how: Shutdown) -> Answer<()> {
+        raw::shutdown(at(fd), how_to(how))
+    }
+
+    fn take_error(&mut self, fd: i32) -> Answer<i32> {
+        raw::get(at(fd), libc::SOL_SOCKET, libc::SO_ERROR)
+    }
+
+    fn close(&mut self, fd: i32) -> Answer<()> {
+        self.numbers.remove(&fd);
+        self.listeners.remove(&fd);
+        raw::close(at(fd))
+    }
+
+    fn dup(&mut self, fd: i32, to: i32) -> Answer<()> {
+        raw::dup2(at(fd), at(to))?;
+        if let Some(&connection) = self.numbers.get(&fd) {
+            self.numbers.insert(to, connection);
+        }
+        if let Some(&listener) = self.listeners.get(&fd) {
+            self.listeners.insert(to, listener);
+        }
+        Ok(())
+    }
+
+    fn epoll_create(&mut self, fd: i32) {
+        self.place(fd, raw::epoll_create());
+    }
+
+    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()> {
+        raw::epoll_ctl(at(set), operation, at(fd), event)
+    }
+
+    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>> {
+        raw::epoll_wait(at(set), most)
+    }
+
+    fn settle(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while !self.is_settled() && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Readiness beside Linux's own: the same operations on kernel sockets over
+//! loopback in one column and on Tidewall's in the other must give the same answers.
+//!
+//! `column` says what a column does; `linux` and `tidewall` are the two; `random`
+//! runs random sequences over both, `scripts` those that are worth naming.
+//! `threads` is about what happens at the same time, where only we answer.
+
+mod column;
+mod linux;
+mod random;
+mod raw_linux;
+mod scripts;
+mod threads;
+mod tidewall;
