@@ -34,6 +34,8 @@ use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 mod epoll;
 mod epoll_calls;
 mod epoll_control;
+#[cfg(feature = "mio")]
+pub(crate) mod event_loop;
 mod files;
 pub(crate) mod hints;
 pub(crate) mod watch;

@@ -322,7 +322,7 @@ impl ConnectionInner {
             } else {
                 due
             };
-            core.tcp.timers.arm(self.timer, due);
+            core.tcp.arm(self.timer, due);
         }
     }
 

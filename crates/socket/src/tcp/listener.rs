@@ -49,8 +49,10 @@ const BACKLOG_MAX: u32 = 65_535;
 /// merges both.
 pub struct TcpListener {
     inner: Arc<ListenerInner>,
+    #[cfg(feature = "mio")]
+    pub(crate) event_loop: crate::readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    stack: Stack,
+    pub(crate) stack: Stack,
     nonblocking: AtomicBool,
     /// Accepts in a row that found connections in user space.
     fed: AtomicU64,
@@ -178,6 +180,8 @@ impl TcpListener {
         core.tcp.add_listener(&inner);
         let listener = TcpListener {
             inner,
+            #[cfg(feature = "mio")]
+            event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
             fed: AtomicU64::new(0),

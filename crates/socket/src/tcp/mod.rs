@@ -322,9 +322,21 @@ impl Tcp {
         self.counters.orphans.load(Ordering::Relaxed) as u64
     }
 
+    /// Arms a timer, or moves it. Whoever sleeps in the stack does not know of it.
+    pub(crate) fn arm(&self, timer: u32, due: Duration) {
+        if self.timers.arm(timer, due) {
+            self.helper.needed();
+        }
+    }
+
     /// Time until a timer expires.
     pub(crate) fn next_timer(&self, now: Duration) -> Option<Duration> {
         self.timers.next(now)
+    }
+
+    /// True when a timer has expired.
+    pub(crate) fn is_late(&self, now: Duration) -> bool {
+        self.next_timer(now).is_some_and(|left| left.is_zero())
     }
 }
 

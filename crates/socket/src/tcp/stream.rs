@@ -47,8 +47,10 @@ const NO_LINGER: u64 = u64::MAX;
 /// interface, is the kernel's; it behaves the same.
 pub struct TcpStream {
     inner: Inner,
+    #[cfg(feature = "mio")]
+    pub(crate) event_loop: crate::readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    stack: Stack,
+    pub(crate) stack: Stack,
     nonblocking: AtomicBool,
     /// Nanoseconds; 0 waits for ever.
     read_timeout: AtomicU64,
@@ -83,6 +85,8 @@ impl TcpStream {
     fn new(inner: Inner, stack: Stack, mapped: bool) -> Self {
         TcpStream {
             inner,
+            #[cfg(feature = "mio")]
+            event_loop: Default::default(),
             stack,
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
@@ -171,6 +175,7 @@ impl TcpStream {
         let mut polled = false;
         loop {
             let mut after = After::default();
+            let mut opened = false;
             let result = {
                 let mut state = connection.lock();
                 // Nothing comes before the SYN has left.
@@ -186,10 +191,15 @@ impl TcpStream {
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
+                    opened = true;
                 }
                 result
             };
             core.tcp_after(after);
+            if opened && core.has_event_loops() {
+                // The loop's next turn is none of the stack's.
+                core.tcp_flush(false);
+            }
             match result {
                 Ok(length) => return Ok(length),
                 Err(tcp::Errno::AGAIN) => {}
@@ -373,18 +383,30 @@ impl TcpStream {
     /// The peer's address.
     ///
     /// # Errors
-    /// ENOTCONN, for a connection of the kernel's.
+    /// ENOTCONN before the connection is there, and after it has ended: how
+    /// whoever connects without waiting tells that it must wait on.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { flow, .. } => Ok(as_bound(flow.remote, self.mapped)),
+            Inner::Own { connection, flow } => {
+                let phase = connection.lock().connection.state();
+                if matches!(phase, Phase::SynSent | Phase::Closed) {
+                    return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+                }
+                Ok(as_bound(flow.remote, self.mapped))
+            }
             Inner::Kernel(kernel) => kernel.stream.peer_addr(),
         }
     }
 
-    /// As [`TcpStream::peer_addr`], of a connection that has one.
+    /// The peer's address, whatever has become of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
-        self.peer_addr()
-            .unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
+        match &self.inner {
+            Inner::Own { flow, .. } => as_bound(flow.remote, self.mapped),
+            Inner::Kernel(kernel) => {
+                let peer = kernel.stream.peer_addr();
+                peer.unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
+            }
+        }
     }
 
     /// The local address.

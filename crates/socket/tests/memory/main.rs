@@ -2,7 +2,9 @@
 //! nobody sleeps. Frames that a stack would never send are injected.
 
 mod connections;
+mod descriptors;
 mod errors;
+mod event_loop;
 mod exchange;
 mod fast_open;
 mod fragments;

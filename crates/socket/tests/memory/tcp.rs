@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
-use tidewall_device::memory::{LinkConfig, pair_on_clock};
+use tidewall_device::memory::{Impairments, LinkConfig, pair_on_clock};
 use tidewall_socket::tcp::{Event, Interest, State};
 use tidewall_socket::{MemoryConfig, Selector, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
@@ -32,7 +32,7 @@ fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     )
 }
 
-pub(super) fn stacks() -> (Stack, Stack) {
+pub fn stacks() -> (Stack, Stack) {
     stacks_with(LinkConfig::default())
 }
 
@@ -370,4 +370,40 @@ fn streams_outlive_their_selector() {
     let mut events = Vec::new();
     selector.wait(&mut events, Some(PATIENCE)).unwrap();
     assert_eq!(events[0].token, 2);
+}
+
+/// A thread that sleeps on the device does not know of the timers that others arm
+/// meanwhile.
+#[test]
+fn what_is_lost_is_sent_again_while_another_thread_leads() {
+    let (near, far) = stacks_with(LinkConfig {
+        seed: 3,
+        a_to_b: Impairments {
+            loss: 0.25,
+            ..Impairments::default()
+        },
+        ..LinkConfig::default()
+    });
+    let (client, mut server) = streams(&near, &far);
+    client.set_nodelay(true).unwrap();
+    let leading = UdpSocket::bind(&near, at(NEAR4, PORT)).unwrap();
+    let leader = std::thread::spawn(move || leading.recv(&mut [0; 8]).unwrap());
+    let echo = std::thread::spawn(move || {
+        let mut buffer = [0; 8];
+        while server.read(&mut buffer).unwrap() > 0 {
+            server.write_all(&buffer[..1]).unwrap();
+        }
+    });
+    for turn in 0..15 {
+        (&client).write_all(&[turn]).unwrap();
+        let mut back = [0];
+        (&client).read_exact(&mut back).unwrap();
+        assert_eq!(back, [turn]);
+    }
+    assert!(client.info().unwrap().retransmissions > 0);
+    drop(client);
+    echo.join().unwrap();
+    let socket = UdpSocket::bind(&far, at(FAR4, PORT)).unwrap();
+    socket.send_to(b"end", at(NEAR4, PORT)).unwrap();
+    assert_eq!(leader.join().unwrap(), 3);
 }

@@ -9,6 +9,7 @@
 mod architectures;
 mod capture;
 mod classes;
+mod event_loop;
 mod exchange;
 mod fast_open;
 mod kernel;
@@ -48,6 +49,7 @@ macro_rules! system_tests {
 
 // Each on veths of so many queues.
 system_tests! {
+    event_loop::an_event_loop_serves_kernel_clients on 1,
     exchange::echo_to_kernel_peers_in_every_size on 1,
     exchange::connected_sockets_hear_that_nobody_listens on 1,
     exchange::two_queues_both_serve on 2,

@@ -255,7 +255,7 @@ impl ListenerInner {
             && due < state.armed
         {
             state.armed = due;
-            core.tcp.timers.arm(self.timer, due);
+            core.tcp.arm(self.timer, due);
         }
     }
 
