@@ -337,7 +337,7 @@ impl Session<'_> {
         };
         let mut workers = Vec::new();
         for part in shares(idle, open_files().saturating_sub(OTHER_FILES)) {
-            let patience = part.patience + HOLD_START;
+            let patience = part.opening_max() + HOLD_START;
             let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
             let line = worker.line(patience)?;
             if line != "ready" {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_load::{IdleSpec, LoadSpec, PROGRESS_INTERVAL, run_until};
+use tidewall_load::{IdleSpec, LoadSpec, PROGRESS_INTERVAL, Phase, run_until};
 
 use super::service::until_input_ends;
 
@@ -19,8 +19,8 @@ pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
     let mut load = LoadSpec::new(HOLD_MAX);
     load.idle = Some(spec.clone());
     let mut told = false;
-    run_until(&load, &over, |_| {
-        if !told {
+    run_until(&load, &over, |progress| {
+        if !told && progress.phase != Phase::Opening {
             told = true;
             println!("ready");
         }
