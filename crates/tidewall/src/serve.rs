@@ -1,7 +1,9 @@
 //! `tidewall serve`: a real service to try by hand, on Tidewall or on Linux
 //! sockets.
 
+mod events;
 mod http;
+mod proxy;
 
 use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,10 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use tidewall_service::counters::{ProxyCounts, Times};
 use tidewall_service::linux::{Linux, Options, Receive};
-use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
-use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
@@ -24,12 +25,14 @@ use tidewall_socket::{
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::stat::control;
 use crate::units::{self, count, per_second};
+use events::{Events, Numbers, Server};
 use http::Web;
+use proxy::Proxy;
 
 /// Time between two lines of statistics.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Run a web server or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server, a caching proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
 ///
 /// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
 /// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
@@ -42,6 +45,8 @@ const LINE: Duration = Duration::from_secs(1);
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
     tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
+    tidewall serve proxy --interface eth1                a caching HTTP proxy on TCP port 3128\n  \
+    tidewall serve proxy --interface eth1 --origin 10.0.0.2:80  in front of one web server, on port 80\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
     tidewall serve echo --interface eth1 --class 7 --class 9,5001:300\n                                                         queue 0 ahead of queue 1\n\n\
@@ -49,11 +54,14 @@ const LINE: Duration = Duration::from_secs(1);
     The web server is HTTP/1.0 and 1.1 with keep-alive, pipelining, ranges and conditional requests,\n\
     one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
     served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
+    The proxy keeps what may be kept (RFC 9111) in memory and asks the origin whether it is current\n\
+    wherever no lifetime is named. It answers whoever can reach it: choose its --address. No CONNECT,\n\
+    no https.\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do: echo or discard datagrams, or serve files over HTTP
-    #[arg(value_name = "echo|discard|http")]
+    /// What to do: echo or discard datagrams, serve files over HTTP, or pass HTTP requests on and keep the answers
+    #[arg(value_name = "echo|discard|http|proxy")]
     service: Service,
     /// Directory whose files http serves
     #[arg(value_name = "DIR", required_if_eq("service", "http"))]
@@ -61,8 +69,8 @@ pub struct Arguments {
     /// Interface whose queues to take; needed on tidewall, not used on linux
     #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
     interface: Option<String>,
-    /// UDP port, or TCP port of http [default: 7 for echo (RFC 862), 9 for discard (RFC 863), 80
-    /// for http]
+    /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
+    /// 80 for http and for a proxy with an origin, 3128 for one without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Local address to listen at; :: takes IPv6 and IPv4
@@ -111,7 +119,20 @@ pub struct Arguments {
     /// Stack to run on
     #[arg(long, value_enum, default_value_t = On::Tidewall)]
     on: On,
-    /// Access log of http, a line a request in the Common Log Format, appended to this file; - is
+    #[command(flatten)]
+    proxy: proxy::Options,
+    /// How http and proxy wait for what happens [default: selector, on linux epoll]
+    #[arg(long, value_enum, value_name = "HOW")]
+    events: Option<Events>,
+    /// How http and proxy on tidewall find the lowest free descriptor, with --events other than
+    /// selector [default: bitmap]
+    #[arg(long, value_enum, value_name = "HOW")]
+    allocator: Option<Numbers>,
+    /// At the end, say how much processor time http or proxy has spent in waiting calls and in
+    /// those that accept and connect; costs about half a microsecond a call
+    #[arg(long)]
+    profile: bool,
+    /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
     /// standard output
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -128,6 +149,8 @@ enum Service {
     Discard,
     /// Serve the files of a directory
     Http,
+    /// Pass requests on, and keep the answers
+    Proxy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -282,11 +305,26 @@ fn spin(text: &str) -> Result<Duration, String> {
 /// Refuses what only the other services have a use for.
 fn check_service(arguments: &Arguments) -> Outcome {
     let http = arguments.service == Service::Http;
+    let proxy = arguments.service == Service::Proxy;
+    let web = http || proxy;
     let given = [
         ("DIR", !http && arguments.directory.is_some(), "http"),
-        ("--log", !http && arguments.log.is_some(), "http"),
-        ("--limit", http && arguments.limit.is_some(), "datagrams"),
+        ("--log", !web && arguments.log.is_some(), "http and proxy"),
+        ("--limit", web && arguments.limit.is_some(), "datagrams"),
+        (
+            "--events",
+            !web && arguments.events.is_some(),
+            "http and proxy",
+        ),
     ];
+    if web {
+        events::check(arguments)?;
+    }
+    if let Some(option) = arguments.proxy.given().filter(|_| !proxy) {
+        return Err(Failure::usage(format!(
+            "{option} is for proxy: leave it out"
+        )));
+    }
     match given.into_iter().find(|&(_, given, _)| given) {
         Some((name, _, whose)) => Err(Failure::usage(format!(
             "{name} is for {whose}: leave it out"
@@ -298,7 +336,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
 /// What is served.
 enum Job {
     Datagrams(ServiceSpec),
-    Web(Web),
+    Connections(Server),
 }
 
 impl Job {
@@ -306,7 +344,12 @@ impl Job {
         let (kind, usual) = match arguments.service {
             Service::Echo => (Kind::Echo, 7),
             Service::Discard => (Kind::Discard, 9),
-            Service::Http => return Web::of(arguments).map(Job::Web),
+            Service::Http => return Web::of(arguments).map(Server::Web).map(Job::Connections),
+            Service::Proxy => {
+                return Proxy::of(arguments)
+                    .map(Server::Proxy)
+                    .map(Job::Connections);
+            }
         };
         Ok(Job::Datagrams(ServiceSpec {
             kind,
@@ -318,7 +361,7 @@ impl Job {
     fn port(&self) -> u16 {
         match self {
             Job::Datagrams(service) => service.port,
-            Job::Web(web) => web.spec.port,
+            Job::Connections(server) => server.port(),
         }
     }
 }
@@ -341,11 +384,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     });
                     datagrams(arguments, &host, &service, what, None, &stop)
                 }
-                Job::Web(web) => {
-                    let host = LinuxStreams::new(linux_stream::Options::default())
-                        .map_err(|error| Failure::io("using epoll", &error))?;
-                    web.serve(arguments, &host, what, None, &stop)
-                }
+                Job::Connections(server) => server.on_linux(arguments, &stop),
             }
         }
         (On::Tidewall, None) => Err(Failure::usage(
@@ -386,11 +425,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     let host = Tidewall::new(stack.clone(), arguments.limit);
                     datagrams(arguments, &host, &service, &what, watched, &stop)
                 }
-                Job::Web(web) => {
-                    let host = TidewallStreams::new(&stack)
-                        .map_err(|error| Failure::io("waiting for connections", &error))?;
-                    web.serve(arguments, &host, &what, watched, &stop)
-                }
+                Job::Connections(server) => server.on_tidewall(arguments, &stack, &what, &stop),
             };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
                 std::fs::write(path, text)
@@ -411,8 +446,8 @@ fn datagrams<H: Host>(
     stop: &AtomicBool,
 ) -> Outcome {
     let words = Words {
-        rates: &rates,
-        totals: &totals,
+        rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
+        totals: &|look, elapsed| totals(&look.service, elapsed),
     };
     begin(arguments, stack, &words, |counters| {
         let ready = |addresses: &[SocketAddr]| {
@@ -442,12 +477,29 @@ fn say_where(service: &str, what: &str) {
     ));
 }
 
+/// What has been counted at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    service: ServiceCounts,
+    /// Zeroes of whatever is no proxy.
+    proxy: ProxyCounts,
+}
+
+impl Look {
+    fn at(reader: &Reader) -> Option<Self> {
+        Some(Look {
+            service: reader.read().first().copied()?,
+            proxy: reader.proxy(),
+        })
+    }
+}
+
 /// How a service's counts are put.
 struct Words {
     /// Of a line of statistics: the counts now, the last ones, the time between.
-    rates: &'static (dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String + Sync),
+    rates: &'static (dyn Fn(&Look, &Look, Duration) -> String + Sync),
     /// Of the end: all counts, and the time it took.
-    totals: &'static (dyn Fn(&ServiceCounts, Duration) -> String + Sync),
+    totals: &'static (dyn Fn(&Look, Duration) -> String + Sync),
 }
 
 /// Runs `service` with counters, statistics beside it and totals at its end.
@@ -475,13 +527,25 @@ fn begin(
         // Its panic, if any, has been reported; the totals below do not need it.
         let _ = watcher.join();
     }
-    let counts = Reader::open(&path)
-        .map(|reader| reader.read())
-        .unwrap_or_default();
-    if let Some(counts) = counts.first() {
-        let _ = say_line(&(words.totals)(counts, begun.elapsed()));
+    let look = Reader::open(&path).ok();
+    if let Some(look) = look.as_ref().and_then(Look::at) {
+        let _ = say_line(&(words.totals)(&look, begun.elapsed()));
+    }
+    if let Some(times) = look.filter(|_| arguments.profile).map(|look| look.times()) {
+        let _ = say_line(&parts(&times));
     }
     result.map_err(|error| Failure::io("serving", &error))
+}
+
+/// Where the processor time went.
+fn parts(times: &Times) -> String {
+    let share = |part: u64| 100.0 * part as f64 / times.total.max(1) as f64;
+    format!(
+        "{} of processor time: {:.1} % in waiting calls, {:.1} % in accept and connect",
+        units::trimmed(times.total),
+        share(times.waiting),
+        share(times.opening),
+    )
 }
 
 /// Where the counters are kept: in memory where there is such a file system.
@@ -499,11 +563,11 @@ fn counters_path() -> PathBuf {
 fn watch(
     reader: &Reader,
     stack: Option<&Stack>,
-    rates: &dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String,
+    rates: &dyn Fn(&Look, &Look, Duration) -> String,
     ended: &AtomicBool,
     terminal: bool,
 ) {
-    let mut last = ServiceCounts::default();
+    let mut last = Look::default();
     let mut at = Instant::now();
     while !ended.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(50));
@@ -511,7 +575,7 @@ fn watch(
         if elapsed < LINE {
             continue;
         }
-        let Some(now) = reader.read().first().copied() else {
+        let Some(now) = Look::at(reader) else {
             continue;
         };
         let mut line = rates(&now, &last, elapsed);

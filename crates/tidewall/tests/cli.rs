@@ -110,11 +110,45 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
         (&["serve", "echo", ".", "--on", "linux"], "DIR is for http"),
         (
             &["serve", "echo", "--on", "linux", "--log", "x"],
-            "--log is for http",
+            "--log is for http and proxy",
         ),
         (
             &["serve", "http", ".", "--on", "linux", "--limit", "9"],
             "--limit is for datagrams",
+        ),
+        (
+            &["serve", "http", ".", "--on", "linux", "--fresh-upstream"],
+            "--fresh-upstream is for proxy",
+        ),
+        (
+            &[
+                "serve", "http", ".", "--on", "linux", "--events", "selector",
+            ],
+            "there is epoll, select, poll",
+        ),
+        (
+            &[
+                "serve",
+                "http",
+                ".",
+                "--on",
+                "linux",
+                "--allocator",
+                "linear",
+            ],
+            "--allocator is for Tidewall's descriptors",
+        ),
+        (
+            &["serve", "echo", "--on", "linux", "--events", "poll"],
+            "--events is for http and proxy",
+        ),
+        (
+            &["serve", "proxy", "--on", "linux", "--origin", "nowhere"],
+            "10.0.0.2:80",
+        ),
+        (
+            &["serve", "proxy", "--on", "linux", "--cache", "much"],
+            "256M",
         ),
         (&["serve", "chargen", "--interface", "lo"], "echo"),
         (&["serve", "echo"], "--interface"),
@@ -534,6 +568,78 @@ fn a_web_server_on_linux_sockets_serves_and_ends_cleanly() {
     let line = std::fs::read_to_string(&log).unwrap();
     assert!(line.ends_with("\"GET / HTTP/1.1\" 200 8\n"), "{line}");
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_proxy_on_linux_sockets_passes_on_and_ends_cleanly() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::Stdio;
+
+    let origin = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = origin.local_addr().unwrap().to_string();
+    // The kernel chooses a port that is free; nobody else asks for it by number.
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
+        .args(["serve", "proxy", "--on", "linux", "--address", "127.0.0.1"])
+        .args([
+            "--origin",
+            &at,
+            "--fresh-upstream",
+            "--events",
+            "select",
+            "--profile",
+        ])
+        .args(["--port", &port.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    let expected =
+        format!("proxy on 127.0.0.1:{port}/tcp, for {at}, Linux sockets with select; process ");
+    assert!(first.starts_with(&expected), "{first}");
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let (mut asked, _) = origin.accept().unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        asked.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    asked
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        .unwrap();
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    assert!(response.ends_with("\r\n\r\nhello"), "{response}");
+    let killed = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let status = child.wait().unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(status.success(), "{status}");
+    assert!(
+        rest.starts_with("answered 1 requests ("),
+        "the totals come last: {rest}"
+    );
+    assert!(
+        rest.contains("1 missed, 0 passed on; 1 upstream connections"),
+        "{rest}"
+    );
 }
 
 #[test]

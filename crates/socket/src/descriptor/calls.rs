@@ -65,6 +65,23 @@ impl std::fmt::Debug for Descriptors {
     }
 }
 
+/// Which table of descriptors: no other is equal to it, even after it is gone.
+#[derive(Clone)]
+pub(crate) struct Identity(Weak<Inner>);
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl Identity {
+    /// True when the table is dropped.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 impl Descriptors {
     /// An empty table of descriptors below `limit` (RLIMIT_NOFILE, at most
     /// 2^31 − 1). Its memory grows with what is used, not with the limit.
@@ -81,6 +98,11 @@ impl Descriptors {
         Descriptors {
             inner: Arc::new(Inner { table, stack }),
         }
+    }
+
+    /// Which table this is.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity(Arc::downgrade(&self.inner))
     }
 
     /// The stack that the sockets are of.

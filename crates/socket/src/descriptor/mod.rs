@@ -22,6 +22,7 @@ mod linear;
 mod table;
 
 pub use bitmap::Bitmap;
+pub(crate) use calls::Identity;
 pub use calls::{Descriptors, Flags};
 pub use file::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, OpenFile};
 pub use linear::Linear;

@@ -31,19 +31,30 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
+mod classes;
+mod classical;
+mod context;
+mod descriptor_set;
 mod epoll;
 mod epoll_calls;
 mod epoll_control;
 #[cfg(feature = "mio")]
 pub(crate) mod event_loop;
+mod event_queue;
 mod files;
 pub(crate) mod hints;
+mod interest;
+mod poll;
+mod select;
 pub(crate) mod watch;
 
 pub use crate::raw::poll::SignalSet;
+pub use descriptor_set::{DescriptorSet, Iter};
 pub use epoll::{EpollEvent, EpollSet};
 pub use epoll_control::Operation;
+pub use event_queue::DescriptorEvent;
 pub use files::KernelFile;
+pub use poll::PollFd;
 
 /// What a descriptor is ready for, or what it is asked about: the values of
 /// Linux's `EPOLL*` (epoll_ctl(2)), which are those of `POLL*` too.

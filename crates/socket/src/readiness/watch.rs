@@ -29,6 +29,68 @@ pub(crate) enum Source {
     Always,
 }
 
+impl Source {
+    /// What it is ready for now; of a descriptor of the kernel's only the kernel
+    /// can say.
+    pub(super) fn events(&self) -> Events {
+        match self {
+            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
+            Source::Connection(connection) => connection
+                .upgrade()
+                .map_or(Events::NONE, |connection| connection.events()),
+            Source::Set(set) => set.upgrade().map_or(Events::NONE, |set| set.events()),
+            Source::Kernel => Events::NONE,
+            Source::Always => Events::READABLE | Events::WRITABLE,
+        }
+    }
+
+    /// Runs the protocol on the frames that wait for it.
+    pub(super) fn process(&self, core: &Core) {
+        match self {
+            Source::Connection(connection) => {
+                if let Some(connection) = connection.upgrade() {
+                    connection.process(core);
+                }
+            }
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.process(core);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.process(core);
+                }
+            }
+            Source::Udp(_) | Source::Kernel | Source::Always => {}
+        }
+    }
+
+    /// The kernel says that its descriptor of it has input.
+    pub(super) fn kernel_has_input(&self) {
+        use crate::wait::Waitable;
+        match self {
+            Source::Listener(listener) => {
+                if let Some(listener) = listener.upgrade() {
+                    listener.kernel_has_input();
+                }
+            }
+            Source::Udp(socket) => {
+                if let Some(socket) = socket.upgrade() {
+                    Waitable::kernel_has_input(&*socket);
+                }
+            }
+            Source::Set(set) => {
+                if let Some(set) = set.upgrade() {
+                    set.hints.note_kernel_ready();
+                }
+            }
+            Source::Connection(_) | Source::Kernel | Source::Always => {}
+        }
+    }
+}
+
 /// Something that contexts can watch.
 pub trait Watched {
     /// What a context needs of it.
@@ -192,6 +254,14 @@ impl Registration {
         fence(Ordering::SeqCst);
     }
 
+    /// As [`Registration::settle`], for whoever has taken it from the list. False
+    /// when it was settled since it was entered there.
+    pub(crate) fn take_hint(&self) -> bool {
+        let hinted = self.hinted.swap(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        hinted
+    }
+
     /// Takes it for hinted again; false when a change has done so meanwhile.
     pub(crate) fn unsettle(&self) -> bool {
         !self.hinted.swap(true, Ordering::SeqCst)
@@ -227,18 +297,12 @@ impl Registration {
             return Events::NONE;
         }
         match &self.source {
-            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Connection(connection) => connection
-                .upgrade()
-                .map_or(Events::NONE, |connection| connection.events()),
-            Source::Set(set) => set.upgrade().map_or(Events::NONE, |set| set.events()),
             Source::Kernel => {
                 let wanted = self.interest().bits() & !Events::FLAGS.bits();
                 let ready = poll::ready_now(self.descriptor, wanted as u16 as i16);
                 Events::from_bits(u32::from(ready as u16) & !(libc::POLLNVAL as u32))
             }
-            Source::Always => Events::READABLE | Events::WRITABLE,
+            source => source.events(),
         }
     }
 
@@ -281,48 +345,13 @@ impl Registration {
 
     /// Runs the protocol on the frames that wait for its socket.
     pub(super) fn process(&self, core: &Core) {
-        match &self.source {
-            Source::Connection(connection) => {
-                if let Some(connection) = connection.upgrade() {
-                    connection.process(core);
-                }
-            }
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.process(core);
-                }
-            }
-            Source::Set(set) => {
-                if let Some(set) = set.upgrade() {
-                    set.hints.process(core);
-                }
-            }
-            Source::Udp(_) | Source::Kernel | Source::Always => {}
-        }
+        self.source.process(core);
     }
 
     /// The kernel says that a descriptor of a socket that it has a part in has
     /// input.
     pub(super) fn kernel_has_input(self: &Arc<Self>) {
-        use crate::wait::Waitable;
-        match &self.source {
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.kernel_has_input();
-                }
-            }
-            Source::Udp(socket) => {
-                if let Some(socket) = socket.upgrade() {
-                    Waitable::kernel_has_input(&*socket);
-                }
-            }
-            Source::Set(set) => {
-                if let Some(set) = set.upgrade() {
-                    set.hints.note_kernel_ready();
-                }
-            }
-            Source::Connection(_) | Source::Kernel | Source::Always => {}
-        }
+        self.source.kernel_has_input();
         self.notify(Events::DATA_CAME);
     }
 

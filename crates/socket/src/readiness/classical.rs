@@ -1,0 +1,184 @@
+//! The classical `select`, to compare with.
+//!
+//! As 4.3BSD and Linux have it (fs/select.c, do_select): every descriptor of the
+//! sets is looked up and its file asked, the thread is registered with each until
+//! one is found ready, it sleeps, all are looked up and asked again, and at the
+//! end every registration is undone. Nothing is kept between calls.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Events;
+use super::classes::Classes;
+use super::context::{ThreadContext, with_context};
+use super::descriptor_set::DescriptorSet;
+use super::hints::{Hints, Manner};
+use super::interest::{Found, Selecting};
+use super::watch::{Parts, Registration, Source, Watched as _};
+use crate::descriptor::{Descriptors, OpenFile};
+use crate::raw::poll;
+use crate::stack::Core;
+
+impl Descriptors {
+    /// As [`Descriptors::select`], in the classical way, whose cost grows with the
+    /// number of descriptors in the sets: a comparator.
+    ///
+    /// # Errors
+    /// As [`Descriptors::select`].
+    pub fn classical_select(
+        &self,
+        nfds: i32,
+        read: Option<&mut DescriptorSet>,
+        write: Option<&mut DescriptorSet>,
+        except: Option<&mut DescriptorSet>,
+        timeout: Option<Duration>,
+    ) -> io::Result<usize> {
+        let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let sets = [read, write, except];
+        with_context(self, |context| {
+            let words = sets
+                .each_ref()
+                .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
+            let selecting = Selecting::new(words, count);
+            context.classical_select(self, &selecting, timeout)?;
+            let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
+            Ok(context.found.write(sets, count))
+        })
+    }
+}
+
+/// What a call is registered with, until it ends.
+struct Scan<'a> {
+    descriptors: &'a Descriptors,
+    core: &'a Core,
+    hints: &'a Arc<Hints>,
+    registered: Vec<Arc<Registration>>,
+}
+
+impl Drop for Scan<'_> {
+    fn drop(&mut self) {
+        for registration in &self.registered {
+            registration.retire();
+        }
+    }
+}
+
+impl ThreadContext {
+    fn classical_select(
+        &mut self,
+        descriptors: &Descriptors,
+        selecting: &Selecting<'_>,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        let core = descriptors.stack().core();
+        let hints = match &self.classical {
+            Some(hints) => hints.clone(),
+            None => self.classical.insert(Hints::new(core, false)?).clone(),
+        };
+        let (found, taken) = (&mut self.found, &mut self.taken);
+        let waits = timeout != Some(Duration::ZERO);
+        let mut scan = Scan {
+            descriptors,
+            core,
+            hints: &hints,
+            registered: Vec::new(),
+        };
+        let mut first = true;
+        hints.wait(core, timeout, None, &mut |_| {
+            found.clear();
+            if std::mem::take(&mut first) {
+                scan.first(selecting, waits, found)?;
+            } else {
+                // Who was hinted is not asked: that is the point.
+                hints.hint_kernel(true)?;
+                hints.take(taken);
+                taken.clear();
+                scan.again(selecting, found)?;
+            }
+            Ok(found.len())
+        })?;
+        Ok(())
+    }
+}
+
+impl Scan<'_> {
+    /// Asks every file, and registers with each until one is ready.
+    fn first(
+        &mut self,
+        selecting: &Selecting<'_>,
+        waits: bool,
+        found: &mut Found,
+    ) -> io::Result<()> {
+        selecting.each(|number, asked| {
+            let file = self.file(number)?;
+            let parts = file.watched();
+            if waits && found.len() == 0 {
+                self.register(&parts, number, asked)?;
+            }
+            found.push(number, self.ready(&parts).and(asked));
+            Ok(())
+        })
+    }
+
+    /// Asks every file again. One that was closed since is ready for everything.
+    fn again(&self, selecting: &Selecting<'_>, found: &mut Found) -> io::Result<()> {
+        selecting.each(|number, asked| {
+            let ready = match self.file(number) {
+                Ok(file) => self.ready(&file.watched()).and(asked),
+                Err(_) => asked,
+            };
+            found.push(number, ready);
+            Ok(())
+        })
+    }
+
+    fn file(&self, number: usize) -> io::Result<Arc<OpenFile>> {
+        self.descriptors.file(i32::try_from(number).unwrap_or(-1))
+    }
+
+    /// What a file is ready for, once its protocol has seen the frames that wait.
+    fn ready(&self, parts: &Parts<'_>) -> Classes {
+        let wanted = match parts.source {
+            Source::Kernel => Classes::ALL.interest().bits() as u16 as i16,
+            _ => libc::POLLIN,
+        };
+        let kernel = match parts.descriptor {
+            -1 => 0,
+            descriptor => poll::ready_now(descriptor, wanted),
+        };
+        if matches!(parts.source, Source::Kernel) {
+            return Classes::ready(Events::from_bits(u32::from(kernel as u16)));
+        }
+        if kernel != 0 {
+            parts.source.kernel_has_input();
+        }
+        parts.source.process(self.core);
+        Classes::ready(parts.source.events())
+    }
+
+    fn register(&mut self, parts: &Parts<'_>, number: usize, asked: Classes) -> io::Result<()> {
+        let manner = Manner {
+            always: true,
+            ..Manner::default()
+        };
+        let (key, interest) = (number as u64, asked.interest());
+        let registration = if parts.descriptor < 0 {
+            // All that is needed, and no more than Linux does: an entry in the
+            // socket's list. What it is ready for is asked next in any case.
+            let (hints, source) = (self.hints.clone(), parts.source.clone());
+            let new = Registration::new(hints, source, -1, None, key, interest, manner);
+            let new = Arc::new(new);
+            parts.watch.add(new.clone());
+            new
+        } else {
+            let parts = Parts {
+                source: parts.source.clone(),
+                ..*parts
+            };
+            self.hints.register(parts, key, interest, manner)?
+        };
+        self.registered.push(registration);
+        Ok(())
+    }
+}

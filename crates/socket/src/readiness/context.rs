@@ -1,0 +1,311 @@
+//! What a thread keeps between calls, for each table of descriptors.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use super::classes::Classes;
+use super::hints::{Hints, Manner};
+use super::interest::{Files, Found, Interest};
+use super::watch::{Registration, Watched as _};
+use super::{Events, SignalSet};
+use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
+use crate::raw::poll;
+use crate::stack::{Core, lock};
+
+/// Registrations of a thread with the files of a table, by number.
+///
+/// Closing a number retires its registration at once, in whichever thread that
+/// happens; what the owner knows of the number is forgotten when it next asks
+/// [`Watching::take_closed`].
+pub(super) struct Watching {
+    pub(super) hints: Arc<Hints>,
+    /// After a table's lock, before a socket's.
+    watched: Mutex<Watched>,
+    /// There are closed numbers; read without the lock.
+    has_closed: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Watched {
+    registrations: Vec<Option<Arc<Registration>>>,
+    /// How many of them only the kernel knows about.
+    kernels: usize,
+    /// Numbers closed since they were last asked for.
+    closed: Vec<usize>,
+}
+
+impl Watched {
+    pub(super) fn get(&self, number: usize) -> Option<&Arc<Registration>> {
+        self.registrations.get(number)?.as_ref()
+    }
+
+    /// True for the registration that the number has now; a hint may be older.
+    pub(super) fn is_current(&self, registration: &Arc<Registration>) -> bool {
+        let current = self.get(registration.key() as usize);
+        current.is_some_and(|current| Arc::ptr_eq(current, registration))
+    }
+
+    /// True when there are descriptors that only the kernel knows about.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.kernels > 0
+    }
+
+    pub(super) fn insert(&mut self, number: usize, registration: Arc<Registration>) {
+        if number >= self.registrations.len() {
+            // As a vector grows by itself, which `resize` does not.
+            self.registrations
+                .reserve(number + 1 - self.registrations.len());
+            self.registrations.resize(number + 1, None);
+        }
+        self.kernels += usize::from(registration.is_kernels());
+        if let Some(place) = self.registrations.get_mut(number) {
+            *place = Some(registration);
+        }
+    }
+
+    /// Retires a number's registration, if it has one.
+    pub(super) fn remove(&mut self, number: usize) -> Option<Arc<Registration>> {
+        let registration = self.registrations.get_mut(number)?.take()?;
+        self.kernels -= usize::from(registration.is_kernels());
+        registration.retire();
+        Some(registration)
+    }
+}
+
+impl Closing for Watching {
+    fn closing(&self, fd: i32) {
+        let Ok(number) = usize::try_from(fd) else {
+            return;
+        };
+        let mut watched = lock(&self.watched);
+        let Some(registration) = watched.get(number).cloned() else {
+            return;
+        };
+        watched.closed.push(number);
+        self.has_closed.store(true, Ordering::Release);
+        // Whoever sleeps on it learns of it.
+        registration.hint();
+        watched.remove(number);
+    }
+}
+
+impl Watching {
+    pub(super) fn new(descriptors: &Descriptors) -> io::Result<Arc<Self>> {
+        let watching = Arc::new(Watching {
+            hints: Hints::new(descriptors.stack().core(), false)?,
+            watched: Mutex::default(),
+            has_closed: AtomicBool::new(false),
+        });
+        descriptors.observe(weak(&watching));
+        Ok(watching)
+    }
+
+    /// Watches an open file under a number.
+    ///
+    /// # Errors
+    /// What epoll reports of a descriptor of the kernel's.
+    pub(super) fn register(
+        &self,
+        file: &OpenFile,
+        number: usize,
+        interest: Events,
+    ) -> io::Result<Arc<Registration>> {
+        let manner = Manner {
+            always: true,
+            ..Manner::default()
+        };
+        self.hints
+            .register(file.watched(), number as u64, interest, manner)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Watched> {
+        lock(&self.watched)
+    }
+
+    /// Calls `each` with the numbers that were closed since the last call; they
+    /// may be other files' now.
+    pub(super) fn take_closed(&self, mut each: impl FnMut(usize)) {
+        if self.has_closed.load(Ordering::Acquire) {
+            let closed = {
+                let mut watched = self.lock();
+                self.has_closed.store(false, Ordering::Release);
+                std::mem::take(&mut watched.closed)
+            };
+            closed.into_iter().for_each(&mut each);
+        }
+    }
+
+    /// Ends it. The stack may be gone already.
+    fn close(&self, core: Option<&Core>) {
+        let watched = std::mem::take(&mut *self.lock());
+        for registration in watched.registrations.iter().flatten() {
+            registration.retire();
+        }
+        if let Some(core) = core {
+            self.hints.close(core);
+        }
+    }
+}
+
+/// A thread's state for one table: that of `select` and `poll`, and, once it was
+/// asked for, its event queue.
+pub(super) struct ThreadContext {
+    table: Identity,
+    core: Weak<Core>,
+    pub(super) watching: Arc<Watching>,
+    pub(super) interest: Interest,
+    /// Reused from call to call.
+    pub(super) found: Found,
+    pub(super) taken: Vec<Arc<Registration>>,
+    /// Numbers that were hinted or closed while a call waited.
+    pub(super) changed: Vec<usize>,
+    /// Places of descriptors in the list of the `poll` that sleeps, by number.
+    pub(super) places: Vec<u32>,
+    pub(super) events: Option<Arc<Watching>>,
+    /// Where a classical `select` sleeps; empty between calls.
+    pub(super) classical: Option<Arc<Hints>>,
+}
+
+impl Drop for ThreadContext {
+    fn drop(&mut self) {
+        let core = self.core.upgrade();
+        self.watching.close(core.as_deref());
+        if let Some(events) = &self.events {
+            events.close(core.as_deref());
+        }
+        if let (Some(classical), Some(core)) = (&self.classical, &core) {
+            classical.close(core);
+        }
+    }
+}
+
+thread_local! {
+    /// One for each table that the thread has waited on.
+    static CONTEXTS: RefCell<Vec<Box<ThreadContext>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Gives the calling thread's context for a table to `call`: an empty one at
+/// first, so also in the child of a fork, whose table is another.
+pub(super) fn with_context<T>(
+    descriptors: &Descriptors,
+    call: impl FnOnce(&mut ThreadContext) -> io::Result<T>,
+) -> io::Result<T> {
+    let table = descriptors.identity();
+    // A thread that is ending has no contexts any more: it makes one a call.
+    let known = CONTEXTS.try_with(|contexts| {
+        let mut contexts = contexts.borrow_mut();
+        let place = contexts.iter().position(|context| context.table == table)?;
+        Some(contexts.swap_remove(place))
+    });
+    let mut context = match known {
+        Ok(Some(context)) => context,
+        _ => {
+            // Those of tables that are gone go now, outside the borrow.
+            let gone = CONTEXTS.try_with(|contexts| {
+                let gone = |context: &mut Box<ThreadContext>| context.table.is_gone();
+                let mut contexts = contexts.borrow_mut();
+                contexts.extract_if(.., gone).collect::<Vec<_>>()
+            });
+            drop(gone);
+            Box::new(ThreadContext {
+                table,
+                core: Arc::downgrade(descriptors.stack().core()),
+                watching: Watching::new(descriptors)?,
+                interest: Interest::default(),
+                found: Found::default(),
+                taken: Vec::new(),
+                changed: Vec::new(),
+                places: Vec::new(),
+                events: None,
+                classical: None,
+            })
+        }
+    };
+    let result = call(&mut context);
+    let _ = CONTEXTS.try_with(|contexts| contexts.borrow_mut().push(context));
+    result
+}
+
+/// The files of a table, as [`Interest`] examines them.
+pub(super) struct OpenFiles<'a> {
+    descriptors: &'a Descriptors,
+    watching: &'a Watching,
+    pub(super) watched: MutexGuard<'a, Watched>,
+}
+
+impl<'a> OpenFiles<'a> {
+    pub(super) fn new(descriptors: &'a Descriptors, watching: &'a Watching) -> Self {
+        OpenFiles {
+            descriptors,
+            watching,
+            watched: watching.lock(),
+        }
+    }
+
+    /// Leaves hints with the kernel's descriptors that are ready. Those of files
+    /// that only the kernel knows about are always asked for: nothing else tells
+    /// of them. Those of sockets that it has a part in, now and then.
+    pub(super) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
+        let hints = &self.watching.hints;
+        hints.hint_kernel(insist || self.watched.has_kernels())
+    }
+
+    /// Nobody asks about a number that was hinted: it need not be hinted again
+    /// until it is examined.
+    pub(super) fn park(&mut self, number: usize) {
+        self.narrow(number, Classes::NONE);
+    }
+}
+
+/// A signal that is pending ends a call that does not wait, too, if it is not
+/// blocked for its time.
+///
+/// # Errors
+/// EINTR.
+pub(super) fn interrupted_by_pending(
+    found: usize,
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> io::Result<()> {
+    if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
+        poll::readable_masked(&[], timeout, signals, &mut Vec::new())?;
+    }
+    Ok(())
+}
+
+/// What a registration for these classes is interested in. Descriptors of the
+/// kernel hint once a change, as others do: what is ready and not selected must
+/// not wake anybody twice.
+fn wanted(interest: Classes) -> Events {
+    interest.interest() | Events::EDGE
+}
+
+impl Files for OpenFiles<'_> {
+    type Error = io::Error;
+
+    fn examine(&mut self, number: usize, interest: Classes) -> io::Result<Events> {
+        let wanted = wanted(interest);
+        if let Some(registration) = self.watched.get(number) {
+            if registration.interest() != wanted {
+                registration.set_interest(wanted)?;
+            }
+            return Ok(registration.events());
+        }
+        let fd = i32::try_from(number).unwrap_or(-1);
+        let file = self.descriptors.file(fd)?;
+        let registration = self.watching.register(&file, number, wanted)?;
+        let state = registration.events();
+        self.watched.insert(number, registration);
+        Ok(state)
+    }
+
+    fn narrow(&mut self, number: usize, interest: Classes) {
+        if let Some(registration) = self.watched.get(number) {
+            // What cannot be narrowed hints too often, no more.
+            let _ = registration.set_interest(wanted(interest));
+        }
+    }
+}

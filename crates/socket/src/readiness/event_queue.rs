@@ -1,0 +1,156 @@
+//! `declare_interest` and `get_next_event`: events instead of states.
+//!
+//! Banga, Mogul and Druschel, "A scalable and explicit event delivery mechanism
+//! for UNIX", USENIX 1999. A thread says once what it is interested in, and is
+//! given what has happened since: nothing of the size of the set crosses the
+//! interface.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Events;
+use super::context::{OpenFiles, ThreadContext, Watching, with_context};
+use crate::descriptor::Descriptors;
+
+/// What has happened to a descriptor ([`Descriptors::get_next_event`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescriptorEvent {
+    /// Its number.
+    pub fd: i32,
+    /// What it is ready for, of what was declared, and errors and hang-ups.
+    pub events: Events,
+}
+
+impl Descriptors {
+    /// Declares what the calling thread is interested in of a descriptor, instead
+    /// of what it declared before; [`Events::NONE`] ends it. What happens from now
+    /// on is told by [`Descriptors::get_next_event`].
+    ///
+    /// `state` is given what the descriptor is ready for now, of that interest:
+    /// nothing that happened before the call is told as an event. Without it, what
+    /// the descriptor is ready for already is the first event.
+    ///
+    /// Interest ends when the descriptor is closed. With [`Events::EXCLUSIVE`]
+    /// what happens is told to one of the threads that are interested so
+    /// (SO_WAKEUP_ONE).
+    ///
+    /// # Errors
+    /// EBADF; what epoll reports of a descriptor of the kernel's.
+    pub fn declare_interest(
+        &self,
+        fd: i32,
+        interest: Events,
+        state: Option<&mut Events>,
+    ) -> io::Result<()> {
+        let number = usize::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+        with_context(self, |context| {
+            let queue = context.queue(self)?;
+            queue.take_closed(|_| ());
+            let mut files = OpenFiles::new(self, &queue);
+            // Under the lock that a closing waits for.
+            let file = self.file(fd)?;
+            if interest.without(Events::FLAGS).is_empty() {
+                files.watched.remove(number);
+                if let Some(state) = state {
+                    *state = Events::NONE;
+                }
+                return Ok(());
+            }
+            let told = interest.without(Events::FLAGS) | Events::ALWAYS;
+            let wanted = told | Events::EDGE | (interest & Events::EXCLUSIVE);
+            let known = files.watched.get(number).cloned();
+            let registration = match known {
+                Some(registration) => registration,
+                None => {
+                    // For nothing at first, so that what it is ready for already
+                    // leaves no hint.
+                    let new = queue.register(&file, number, Events::EDGE)?;
+                    files.watched.insert(number, new.clone());
+                    new
+                }
+            };
+            registration.set_interest(wanted)?;
+            let Some(state) = state else {
+                registration.hint_if_ready();
+                return Ok(());
+            };
+            // The kernel tells of what is ready already; that is no event.
+            files.hint_kernel(true)?;
+            registration.settle();
+            *state = registration.events() & told;
+            Ok(())
+        })
+    }
+
+    /// Waits until something has happened that the calling thread is interested
+    /// in, and puts it into `events`: of each descriptor everything at once, in
+    /// the order in which it began, as many as there is room for. Returns how many
+    /// there are; none at the timeout. `None` for a timeout waits for ever, zero
+    /// does not wait.
+    ///
+    /// An event tells what the descriptor is ready for when it is given out; what
+    /// was over before, or undone by the application itself, is not told. What is
+    /// told is not told again until something else happens: read until EAGAIN.
+    ///
+    /// # Errors
+    /// EINVAL without room for an event; EINTR when a signal arrives; what
+    /// [`Selector::wait`](crate::Selector::wait) reports of the device.
+    pub fn get_next_event(
+        &self,
+        events: &mut [DescriptorEvent],
+        timeout: Option<Duration>,
+    ) -> io::Result<usize> {
+        if events.is_empty() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        with_context(self, |context| {
+            let queue = context.queue(self)?;
+            let hints = &queue.hints;
+            let core = self.stack().core();
+            hints.wait(core, timeout, None, &mut |insist| {
+                queue.take_closed(|_| ());
+                OpenFiles::new(self, &queue).hint_kernel(insist)?;
+                let most = hints.most_events(core, events.len());
+                Ok(context.dequeue(&queue, events.get_mut(..most).unwrap_or_default()))
+            })
+        })
+    }
+}
+
+impl ThreadContext {
+    fn queue(&mut self, descriptors: &Descriptors) -> io::Result<Arc<Watching>> {
+        match &self.events {
+            Some(queue) => Ok(queue.clone()),
+            None => Ok(self.events.insert(Watching::new(descriptors)?).clone()),
+        }
+    }
+
+    fn dequeue(&mut self, queue: &Watching, events: &mut [DescriptorEvent]) -> usize {
+        let mut count = 0;
+        while count < events.len() {
+            queue.hints.take_some(events.len() - count, &mut self.taken);
+            if self.taken.is_empty() {
+                break;
+            }
+            for registration in self.taken.drain(..) {
+                if !registration.take_hint() {
+                    // Its state was asked for since.
+                    continue;
+                }
+                let interest = registration.interest().without(Events::FLAGS);
+                let happened = registration.events() & interest;
+                if !happened.is_empty()
+                    && let Some(event) = events.get_mut(count)
+                {
+                    *event = DescriptorEvent {
+                        fd: i32::try_from(registration.key()).unwrap_or(-1),
+                        events: happened,
+                    };
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+}
