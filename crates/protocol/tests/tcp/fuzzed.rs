@@ -280,8 +280,9 @@ pub fn tcp_pair(bytes: &[u8]) {
         Link::fast(ends, weather, number, &peer, Some(server))
     };
     link.freezes = seed & 1 != 0;
-    link.run(Duration::from_secs(36_000));
-    link.assert_delivered();
+    if link.run_unless_cut_off(Duration::from_secs(36_000)) {
+        link.assert_delivered();
+    }
 }
 
 /// Frozen bytes that were changed are refused, or make an engine that does not
