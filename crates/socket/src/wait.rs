@@ -57,21 +57,19 @@ thread_local! {
     static WAITER: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's waiter; one descriptor a thread, made at first use.
+/// The calling thread's waiter; one descriptor a thread, made at first use. A
+/// thread that is ending has lost it, and gets one for the call.
 pub(crate) fn thread_waiter() -> io::Result<Arc<Waiter>> {
-    WAITER.with(|slot| {
-        let mut slot = slot.borrow_mut();
-        match &*slot {
-            Some(waiter) => Ok(waiter.clone()),
-            None => {
-                let waiter = Arc::new(Waiter {
-                    wake: WakeFd::new()?,
-                    signalled: AtomicBool::new(false),
-                });
-                Ok(slot.insert(waiter).clone())
-            }
-        }
-    })
+    let known = WAITER.try_with(|slot| slot.borrow().clone());
+    if let Ok(Some(waiter)) = known {
+        return Ok(waiter);
+    }
+    let waiter = Arc::new(Waiter {
+        wake: WakeFd::new()?,
+        signalled: AtomicBool::new(false),
+    });
+    let _ = WAITER.try_with(|slot| slot.replace(Some(waiter.clone())));
+    Ok(waiter)
 }
 
 /// Something that a thread can sleep on.
@@ -116,11 +114,13 @@ pub(crate) struct WaitList {
 /// that sorts frames itself looks for data before it goes on sleeping, and a
 /// signal would cost it two system calls.
 fn is_own(waiter: &Arc<Waiter>) -> bool {
-    WAITER.with(|slot| {
+    let own = WAITER.try_with(|slot| {
         let own = slot.try_borrow().ok();
         let own = own.as_ref().and_then(|own| own.as_ref());
         own.is_some_and(|own| Arc::ptr_eq(own, waiter))
-    })
+    });
+    // A thread that is ending waits for nothing.
+    own.unwrap_or(false)
 }
 
 impl WaitList {

@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::column::{Answer, Column, Told};
+use super::column::{Answer, Column, Selected, Told};
 use super::linux::Linux;
 use super::tidewall::Tidewall;
 
@@ -42,6 +42,10 @@ pub enum Operation {
     Dup(i32, i32),
     Control(i32, i32, i32, u32, u64),
     Wait(i32),
+    Select(Selected, i32),
+    /// Of what is open only, so that it is no error.
+    SelectOpen(Selected),
+    Poll(Vec<(i32, i16)>),
 }
 
 /// What a number names.
@@ -100,6 +104,34 @@ fn events() -> impl Strategy<Value = u32> {
         .prop_map(|(a, b, c, d, e, f, g, h)| a | b | c | d | e | f | g | h)
 }
 
+/// Numbers of a set, which may name what is not open.
+fn selected() -> impl Strategy<Value = Selected> {
+    let set = || prop::collection::vec(0..PLACES, 0..6);
+    [set(), set(), set()].prop_map(|sets| {
+        sets.map(|mut set| {
+            set.sort_unstable();
+            set.dedup();
+            set
+        })
+    })
+}
+
+fn polled() -> impl Strategy<Value = Vec<(i32, i16)>> {
+    let bits = [
+        libc::POLLIN,
+        libc::POLLOUT,
+        libc::POLLPRI,
+        libc::POLLRDHUP,
+        libc::POLLRDNORM | libc::POLLRDBAND,
+        libc::POLLWRNORM | libc::POLLWRBAND,
+        libc::POLLERR | libc::POLLHUP | libc::POLLNVAL,
+        0x40,
+    ];
+    let events = prop::collection::vec(prop::sample::select(bits.to_vec()), 0..3)
+        .prop_map(|bits| bits.iter().fold(0, |all, bit| all | bit));
+    prop::collection::vec((places(), events), 0..8)
+}
+
 fn operations() -> impl Strategy<Value = Operation> {
     use Operation::*;
     let ends = prop_oneof![
@@ -136,6 +168,9 @@ fn operations() -> impl Strategy<Value = Operation> {
         20 => (places(), control, places(), events(), any::<u64>())
             .prop_map(|(set, what, fd, events, data)| Control(set, what, fd, events, data)),
         25 => places().prop_map(Wait),
+        2 => (selected(), 0..=PLACES).prop_map(|(sets, count)| Select(sets, count)),
+        16 => selected().prop_map(SelectOpen),
+        10 => polled().prop_map(Poll),
     ]
 }
 
@@ -200,6 +235,11 @@ impl Known {
                 It::Control(set(on), what, any(fd), events, data)
             }
             It::Wait(on) => It::Wait(set(on)),
+            It::Poll(list) => It::Poll(
+                list.into_iter()
+                    .map(|(fd, events)| (any(fd), events))
+                    .collect(),
+            ),
             other => other,
         }
     }
@@ -405,6 +445,16 @@ impl Known {
                         .collect::<Vec<_>>()
                 }))
             }),
+            It::Select(sets, count) => both.map(|column| say(column.select(sets, *count))),
+            It::SelectOpen(sets) => {
+                let open = |set: &Vec<i32>| {
+                    let open = set.iter().filter(|fd| self.numbers.contains_key(fd));
+                    open.copied().collect()
+                };
+                let sets = sets.each_ref().map(open);
+                both.map(|column| say(column.select(&sets, PLACES)))
+            }
+            It::Poll(list) => both.map(|column| say(column.poll(list))),
             _ => return None,
         };
         Some(answers)
@@ -412,8 +462,9 @@ impl Known {
 }
 
 /// Runs a sequence on both columns. How many events they told.
-fn compare(operations: &[Operation], lazy: bool) -> Result<usize, TestCaseError> {
+fn compare(operations: &[Operation], lazy: bool, classical: bool) -> Result<usize, TestCaseError> {
     let (mut linux, mut tidewall) = (Linux::new(), Tidewall::new(lazy));
+    tidewall.classical = classical;
     let mut known = Known::default();
     let mut told = Vec::new();
     let mut events = 0;
@@ -435,7 +486,7 @@ fn compare(operations: &[Operation], lazy: bool) -> Result<usize, TestCaseError>
 /// More cases: PROPTEST_CASES.
 const CASES: u32 = 64;
 
-fn run(lazy: bool) {
+fn run(lazy: bool, classical: bool) {
     let cases = std::env::var("PROPTEST_CASES").ok();
     let config = Config {
         cases: cases.and_then(|cases| cases.parse().ok()).unwrap_or(CASES),
@@ -461,7 +512,7 @@ fn run(lazy: bool) {
     let told = Cell::new(0);
     TestRunner::new_with_rng(config, rng)
         .run(&sequences, |operations| {
-            told.set(told.get() + compare(&operations, lazy)?);
+            told.set(told.get() + compare(&operations, lazy, classical)?);
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));
@@ -471,10 +522,15 @@ fn run(lazy: bool) {
 
 #[test]
 fn random_sequences_are_answered_as_by_linux() {
-    run(false);
+    run(false, false);
 }
 
 #[test]
 fn random_sequences_whose_protocol_runs_late_are_answered_as_by_linux() {
-    run(true);
+    run(true, false);
+}
+
+#[test]
+fn the_classical_select_answers_as_linux_does_too() {
+    run(true, true);
 }

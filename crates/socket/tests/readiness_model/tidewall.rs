@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use tidewall_device::memory::{Link, LinkConfig, pair};
 use tidewall_socket::descriptor::{Descriptors, Flags};
-use tidewall_socket::readiness::{EpollEvent, Events, Operation};
+use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
 use tidewall_socket::{ListenOptions, MemoryConfig, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::column::{Answer, Column, NUMBERS, Told};
+use super::column::{Answer, Column, NUMBERS, Selected, Told};
 use super::raw_linux;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -34,6 +34,8 @@ pub struct Tidewall {
     far: Stack,
     clock: Arc<AtomicU64>,
     pub descriptors: Descriptors,
+    /// `select` is the classical one.
+    pub classical: bool,
     peers: HashMap<usize, Peer>,
     /// Where listeners listen.
     listeners: HashMap<i32, SocketAddr>,
@@ -84,6 +86,7 @@ impl Tidewall {
         Tidewall {
             drivers: [(); 2].map(|()| descriptors.epoll_create1(Flags::NONE).unwrap()),
             descriptors,
+            classical: false,
             link,
             near,
             far,
@@ -333,6 +336,37 @@ impl Column for Tidewall {
             .iter()
             .map(|it| (it.events.bits(), it.data))
             .collect())
+    }
+
+    fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)> {
+        let mut sets = sets
+            .each_ref()
+            .map(|set| set.iter().map(|&fd| at(fd)).collect::<DescriptorSet>());
+        let [read, write, except] = sets.each_mut().map(Some);
+        let now = Some(Duration::ZERO);
+        let descriptors = &self.descriptors;
+        let ready = if self.classical {
+            descriptors.classical_select(BASE + count, read, write, except, now)
+        } else {
+            descriptors.select(BASE + count, read, write, except, now)
+        };
+        let ready = answer(ready)?;
+        let below = |set: DescriptorSet| {
+            let numbers = set.iter().map(|fd| fd - BASE);
+            numbers.filter(|&fd| fd < count).collect()
+        };
+        Ok((ready, sets.map(below)))
+    }
+
+    fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {
+        let entry = |&(fd, events): &(i32, i16)| PollFd {
+            fd: at(fd),
+            events,
+            revents: -1,
+        };
+        let mut list: Vec<PollFd> = list.iter().map(entry).collect();
+        let ready = answer(self.descriptors.poll(&mut list, Some(Duration::ZERO)))?;
+        Ok((ready, list.iter().map(|entry| entry.revents).collect()))
     }
 
     fn settle(&mut self) {
