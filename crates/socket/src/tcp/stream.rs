@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Flow, Info, SendFlags};
+use tidewall_protocol::tcp::{self, Flow, Info, SendFlags, State as Phase};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
