@@ -212,7 +212,6 @@ impl SetInner {
     pub(super) fn lock_items(&self) -> MutexGuard<'_, Items> {
         let mut items = lock(&self.items);
         for slot in self.hints.take_retired() {
-            let slot = slot as usize;
             // It may be another's by now.
             let ended = |item: &Item| !item.registration.is_active();
             if items.items.get(slot).is_some_and(ended) {

@@ -434,10 +434,10 @@ impl List {
         match self {
             List::None => {}
             List::One(one) => {
-                if !keep(one) {
-                    if let List::One(one) = std::mem::take(self) {
-                        gone.push(one);
-                    }
+                if !keep(one)
+                    && let List::One(one) = std::mem::take(self)
+                {
+                    gone.push(one);
                 }
             }
             List::Many(many) => {
