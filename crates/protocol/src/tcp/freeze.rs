@@ -40,7 +40,7 @@ pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_000a;
+const VERSION: u32 = 0x5457_000b;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -548,6 +548,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
+        not_sent_low_water: codec.u32(config.not_sent_low_water).max(1),
         congestion: config.congestion.with(codec),
     }
 }

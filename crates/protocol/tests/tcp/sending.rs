@@ -373,3 +373,48 @@ fn acknowledgments_that_come_together_all_count_for_the_window() {
     }
     assert_eq!(peer.engine.info().congestion_window, 20 * MSS as u32);
 }
+
+#[test]
+fn not_much_more_than_the_low_water_mark_waits_to_be_sent() {
+    let mut peer = Peer::established(&plain());
+    assert_eq!(peer.engine.not_sent_low_water(), None);
+    peer.engine.set_not_sent_low_water(Some(4000));
+    assert_eq!(peer.engine.not_sent_low_water(), Some(4000));
+    // Ten segments may leave; four wait.
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(14_000));
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    assert!(!peer.engine.writable());
+    assert_eq!(lengths(&mut peer).len(), 10);
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    peer.give(ACK, 0, 1000, b"");
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    assert!(!peer.engine.writable(), "half of it waits");
+    assert_eq!(peer.engine.write(&[0; 500]), Ok(500), "who asks may write");
+    peer.give(ACK, 0, 2000, b"");
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    assert_eq!(peer.engine.info().not_sent, 500);
+    assert!(peer.engine.writable());
+    // A closed window lets nothing leave: the mark alone counts.
+    peer.window = 0;
+    peer.give(ACK, 0, 14_000, b"");
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(3500));
+    peer.engine.set_not_sent_low_water(None);
+    assert_eq!(peer.engine.write(&[0; 5000]), Ok(5000));
+}
+
+#[test]
+fn the_low_water_mark_is_rounded_up_to_whole_bursts() {
+    let config = Config {
+        offload: 65_000,
+        ..plain()
+    };
+    let mut peer = Peer::established(&config);
+    peer.engine.set_not_sent_low_water(Some(0));
+    assert_eq!(peer.engine.not_sent_low_water(), Some(1));
+    // Ten segments leave, and half of the peer's window waits.
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(40_000));
+    assert_eq!(lengths(&mut peer).iter().sum::<usize>(), 10_000);
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    assert!(!peer.engine.writable());
+}
