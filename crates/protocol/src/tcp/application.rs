@@ -171,6 +171,7 @@ impl Connection {
         };
         let room = room as usize;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        self.starved = taken.len() < bytes.len();
         if taken.is_empty() && !bytes.is_empty() {
             return Err(Errno::AGAIN);
         }

@@ -461,8 +461,7 @@ impl Scoreboard {
         let crumb = end.wrapping_sub(start) < segment;
         let refused = self.islands >= ISLANDS_MAX
             || crumb && (self.islands >= CRUMBS_MAX || !self.is_whole(start, end, segment));
-        if refused && !self.touches_island(index, start, end)
-        {
+        if refused && !self.touches_island(index, start, end) {
             return;
         }
         let mut new = false;

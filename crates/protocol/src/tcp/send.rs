@@ -284,6 +284,7 @@ impl Connection {
                 None => break true,
             }
         };
+        self.judge_holdup(now);
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }

@@ -83,7 +83,14 @@ fn less_than_a_segment_counts_once_it_is_one() {
         board.sacked()
     };
     // The last byte of a segment, its first, some between, and of a smaller one.
-    for hair in [(39, 40), (30, 31), (33, 36), (41, 45), (40, 43), (45, 47 - 1)] {
+    for hair in [
+        (39, 40),
+        (30, 31),
+        (33, 36),
+        (41, 45),
+        (40, 43),
+        (45, 47 - 1),
+    ] {
         assert_eq!(sacked(&[hair]), 0, "{hair:?}");
     }
     // Whole ones, two small ones together, and a FIN that is not counted.
