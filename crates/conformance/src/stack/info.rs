@@ -203,6 +203,7 @@ impl TcpInfo {
     /// Of a connection.
     pub(super) fn of(connection: &Connection, mtu: u16, announced: u16, now: Time) -> Self {
         let info: Info = connection.info();
+        let sending = connection.sending_times(now);
         let micros =
             |time: core::time::Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let mss = info.send_mss.max(1);
@@ -250,6 +251,9 @@ impl TcpInfo {
             notsent_bytes: info.not_sent,
             last_data_recv: u32::try_from(connection.since_received(now).as_millis())
                 .unwrap_or(u32::MAX),
+            busy_time: sending.busy.as_micros() as u64,
+            rwnd_limited: sending.window_limited.as_micros() as u64,
+            sndbuf_limited: sending.buffer_limited.as_micros() as u64,
             min_rtt: if info.round_trip_min.is_zero() {
                 u32::MAX
             } else {

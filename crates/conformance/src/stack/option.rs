@@ -78,7 +78,9 @@ impl Host {
     /// Tells a new connection the options that its configuration does not carry.
     pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
         let options = self.get(fd)?.options.clone();
+        let low_water = self.not_sent_low_water(&options);
         if let Some(entry) = self.connections.get_mut(&id) {
+            entry.connection.set_not_sent_low_water(low_water);
             if options.send_buffer != 0 {
                 entry.connection.set_send_buffer(options.send_buffer / 2);
             }
@@ -90,15 +92,14 @@ impl Host {
         Ok(())
     }
 
-    /// The limit of what may wait to be sent in a socket that is still writable.
-    pub(super) fn notsent_lowat(&self, fd: Option<Fd>) -> u32 {
-        let own = fd
-            .and_then(|fd| self.sockets.get(&fd))
-            .map_or(0, |socket| socket.options.notsent_lowat);
-        match own {
+    /// `TCP_NOTSENT_LOWAT` of a socket, or the kernel parameter where it has none,
+    /// as the engine takes it.
+    fn not_sent_low_water(&self, options: &Options) -> Option<u32> {
+        let bytes = match options.notsent_lowat {
             0 => self.config.sysctl.notsent_lowat,
             own => own,
-        }
+        };
+        (bytes != u32::MAX).then_some(bytes)
     }
 
     /// `setsockopt(2)`, with Linux's constants and layouts. Options that change
@@ -235,7 +236,9 @@ impl Host {
 
     /// Tells a connection of an option that was set.
     fn apply(&mut self, id: ConnectionId, which: (i32, i32), options: &Options, now: Duration) {
+        let low_water = self.not_sent_low_water(options);
         self.on_connection(id, |connection| match which {
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => connection.set_not_sent_low_water(low_water),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
             | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
                 let keepalive = options.keepalive_on.then_some(options.keepalive);

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use tidewall_protocol::tcp::State;
 
 use super::socket::{Kind, Socket};
-use super::transfer::is_writable;
 use super::{Failure, Fd, Host, Result};
 
 /// `struct pollfd`.
@@ -69,7 +68,6 @@ impl Host {
             },
             Kind::Epoll(_) => 0,
             Kind::Stream(id) => {
-                let lowat = self.notsent_lowat(Some(fd));
                 let Some(entry) = self.connections.get_mut(&id) else {
                     return libc::EPOLLHUP as u32;
                 };
@@ -97,7 +95,7 @@ impl Host {
                 if connection.readable() {
                     ready |= IN;
                 }
-                if write_closed || is_writable(connection, lowat) {
+                if write_closed || connection.writable() {
                     ready |= OUT;
                 } else {
                     entry.no_space = true;

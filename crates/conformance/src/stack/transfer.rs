@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::net::SocketAddr;
 
-use tidewall_protocol::tcp::{Connection, SendFlags, State};
+use tidewall_protocol::tcp::{SendFlags, State};
 
 use super::socket::{Kind, would_wait};
 use super::{ConnectionId, Entry, ExtendedError, Failure, Fd, Host, Result, notification};
@@ -165,7 +165,6 @@ impl Host {
             more: flags & libc::MSG_MORE != 0,
             record: flags & libc::MSG_EOR != 0,
         };
-        let lowat = self.notsent_lowat(Some(fd));
         let entry = self.entry_mut(id, libc::EPIPE)?;
         let connection = &mut entry.connection;
         if !nonblocking && entry.no_space {
@@ -173,14 +172,8 @@ impl Host {
             return Err(Failure::Blocked);
         }
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
-        // `TCP_NOTSENT_LOWAT` is for writers, too.
-        let full = wanted > 0 && connection.info().not_sent >= lowat;
-        let result = if full && !connection.send_closed() && !connection.has_error() {
-            Err(Failure::Errno(libc::EAGAIN))
-        } else {
-            let bytes = parts.concat();
-            connection.write_with(&bytes, how).map_err(Failure::from)
-        };
+        let bytes = parts.concat();
+        let result = connection.write_with(&bytes, how).map_err(Failure::from);
         if result.is_ok_and(|taken| taken < wanted) || result == Err(Failure::Errno(libc::EAGAIN)) {
             entry.no_space = true;
         }
@@ -226,13 +219,6 @@ impl Host {
     pub fn write(&mut self, fd: Fd, bytes: &[u8]) -> Result<usize> {
         self.send(fd, bytes, 0)
     }
-}
-
-/// Whether a writer is told to write: as the engine says, and no more waits to be
-/// sent than `TCP_NOTSENT_LOWAT` allows.
-pub(super) fn is_writable(connection: &Connection, lowat: u32) -> bool {
-    let closed = connection.send_closed() || connection.has_error();
-    closed || connection.writable() && connection.info().not_sent < lowat.div_ceil(2)
 }
 
 fn copy(pieces: [&[u8]; 2], buffer: &mut [u8]) {

@@ -10,7 +10,6 @@ use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 
-use super::transfer::is_writable;
 use super::{ConnectionId, Entry, Fd, Host};
 
 /// The largest packet: an IP datagram with an Ethernet header before it.
@@ -248,7 +247,6 @@ impl Host {
                 true
             });
         }
-        let fd = entry.fd;
         self.emit(sent);
         self.settle_fast_open(id);
         if let Some(entry) = self.connections.get_mut(&id) {
@@ -261,10 +259,9 @@ impl Host {
                 self.changes += 1;
             }
         }
-        let lowat = self.notsent_lowat(fd);
         if let Some(entry) = self.connections.get_mut(&id)
             && entry.no_space
-            && is_writable(&entry.connection, lowat)
+            && entry.connection.writable()
         {
             entry.no_space = false;
             entry.writings += 1;

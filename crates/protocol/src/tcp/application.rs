@@ -32,15 +32,20 @@ impl Connection {
             || self.state == State::Closed
     }
 
-    /// True when a third of the send buffer is free, as Linux has it, or a write
-    /// would fail.
+    /// True when a third of the send buffer is free and less than half of
+    /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
+    /// write would fail.
     #[must_use]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
             return true;
         }
         let held = self.held();
-        self.can_hold_data() && held + held / 2 <= self.send_limit() && held < self.send_limit()
+        let mark = self.config.not_sent_low_water;
+        self.can_hold_data()
+            && held + held / 2 <= self.send_limit()
+            && held < self.send_limit()
+            && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
     }
 
     /// Bytes of the send buffer in use.
@@ -120,7 +125,8 @@ impl Connection {
     /// Takes bytes to be sent, as many as the buffer holds, and pushes them.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] when it holds none, or the handshake is not complete and
+    /// [`Errno::AGAIN`] when it holds none, enough waits to be sent
+    /// ([`Connection::set_not_sent_low_water`]), or the handshake is not complete and
     /// the SYN takes no data ([`Connection::connect_fast`]);
     /// once, what ended the connection; then, and after a shutdown for writing,
     /// [`Errno::PIPE`].
@@ -162,7 +168,12 @@ impl Connection {
             return Err(Errno::PIPE);
         }
         let room = if self.can_hold_data() {
-            self.send_limit().saturating_sub(self.held())
+            let room = self.send_limit().saturating_sub(self.held());
+            if self.config.not_sent_low_water == u32::MAX {
+                room
+            } else {
+                room.min(self.room_by_low_water())
+            }
         } else {
             let room = self.syn_room();
             if room == 0 {
@@ -172,12 +183,24 @@ impl Connection {
         };
         let room = room as usize;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        self.starved = taken.len() < bytes.len();
         if taken.is_empty() && !bytes.is_empty() {
             return Err(Errno::AGAIN);
         }
         self.send.buffer.push(taken);
         self.send.written = self.send.written.wrapping_add(taken.len() as u32);
         Ok(taken.len())
+    }
+
+    /// Bytes that may be written by [`Connection::not_sent_low_water`].
+    #[cold]
+    fn room_by_low_water(&self) -> u32 {
+        let burst = self.largest_burst();
+        let mark = self.config.not_sent_low_water;
+        let limit = mark.div_ceil(burst).saturating_mul(burst);
+        self.may_leave()
+            .saturating_add(limit)
+            .saturating_sub(self.unsent())
     }
 
     /// What was written is pushed.

@@ -248,6 +248,8 @@ pub(super) struct Settings {
     pub(super) pacing: bool,
     /// `u32::MAX` is none.
     pub(super) pacing_rate_max: u32,
+    /// `u32::MAX` is none.
+    pub(super) not_sent_low_water: u32,
     pub(super) congestion: Congestion,
 }
 
@@ -280,6 +282,7 @@ impl Settings {
             nodelay: config.nodelay,
             pacing: config.pacing,
             pacing_rate_max: u32::MAX,
+            not_sent_low_water: u32::MAX,
             congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);

@@ -14,6 +14,7 @@ use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
+use super::sending_times::{Holdup, Stopwatch};
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
 
@@ -210,6 +211,10 @@ pub struct Connection {
     /// The last write has said that more follows (`MSG_MORE`), and nothing was
     /// acknowledged since.
     pub(super) more: bool,
+    /// The last write found no room.
+    pub(super) starved: bool,
+    /// What holds up sending.
+    pub(super) holdup: Holdup,
     /// Probes of a silent peer without an answer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
@@ -229,6 +234,7 @@ pub struct Connection {
     /// What the application is told of its bytes; null unless it asks.
     pub(super) notices: Option<Box<Notices>>,
     pub(super) counters: Counters,
+    pub(super) stopwatch: Stopwatch,
     pub(super) config: Settings,
 }
 
@@ -312,6 +318,8 @@ impl Connection {
             scaling: config.window_scaling,
             cork: false,
             more: false,
+            starved: false,
+            holdup: Holdup::Idle,
             keepalive_probes: 0,
             timestamp_offset,
             error: None,
@@ -377,6 +385,7 @@ impl Connection {
             fast_open: None,
             notices: None,
             counters: Counters::default(),
+            stopwatch: Stopwatch::default(),
             config: settings,
         }
     }

@@ -29,6 +29,7 @@ use super::round_trip::RoundTrip;
 use super::scoreboard::Scoreboard;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
+use super::sending_times::{Holdup, Stopwatch};
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
@@ -40,7 +41,7 @@ pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_000a;
+const VERSION: u32 = 0x5457_000b;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,6 +138,8 @@ impl Connection {
             scaling: codec.flag(self.scaling),
             cork: codec.flag(self.cork),
             more: codec.flag(self.more),
+            starved: codec.flag(self.starved),
+            holdup: one_of(&Holdup::ALL, self.holdup as u8, codec),
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -206,6 +209,7 @@ impl Connection {
                 segments_refused: codec.u32(self.counters.segments_refused),
                 out_of_order: codec.u32(self.counters.out_of_order),
             },
+            stopwatch: stopwatch(&self.stopwatch, codec),
             config: config(&self.config, codec),
         }
     }
@@ -316,6 +320,16 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         },
         limit: codec.u32(send.limit).min(BUFFER_MAX),
         reset_sequence: codec.u32(send.reset_sequence),
+    }
+}
+
+fn stopwatch<C: Codec>(watch: &Stopwatch, codec: &mut C) -> Stopwatch {
+    let now = milliseconds(codec.now());
+    Stopwatch {
+        since: now.wrapping_sub(codec.u32(now.wrapping_sub(watch.since))),
+        network: codec.u32(watch.network),
+        window: codec.u32(watch.window),
+        buffer: codec.u32(watch.buffer),
     }
 }
 
@@ -548,6 +562,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
+        not_sent_low_water: codec.u32(config.not_sent_low_water).max(1),
         congestion: config.congestion.with(codec),
     }
 }

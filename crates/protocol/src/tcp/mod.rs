@@ -23,7 +23,8 @@
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
 //! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
 //! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
-//! left, were acknowledged and came), `freeze` (to bytes and back), `info`. Before a
+//! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
+//! `sending_times` (what sending waited for). Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
@@ -64,6 +65,7 @@ mod scoreboard;
 mod segment;
 mod send;
 mod send_buffer;
+mod sending_times;
 mod sent;
 mod tail_probe;
 mod time_wait;
@@ -88,6 +90,7 @@ pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
 pub use notifications::{Keys, Moment, Notification, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
+pub use sending_times::SendingTimes;
 pub use tidewall_wire::tcp::{FastOpen, Timestamps};
 pub use tidewall_wire::udp::Checksum;
 pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};

@@ -154,6 +154,26 @@ impl Connection {
         self.send_limit()
     }
 
+    /// Takes more to be sent only while less than so many bytes wait that were not
+    /// sent (`TCP_NOTSENT_LOWAT`; at least 1, no limit with `None`), so that what
+    /// waits does not grow stale and the application still chooses what is next.
+    ///
+    /// Asked of writers at half of it: [`Connection::writable`] once less than that
+    /// waits. As on Linux the mark says when more is taken, not how much: a write
+    /// counts what the windows let leave at once as sent, and is taken up to the
+    /// mark rounded up to whole bursts ([`Config::offload`](super::Config::offload),
+    /// at most half of the peer's largest window; a segment where there is none).
+    pub fn set_not_sent_low_water(&mut self, bytes: Option<u32>) {
+        self.config.not_sent_low_water = bytes.unwrap_or(u32::MAX).max(1);
+    }
+
+    /// See [`Connection::set_not_sent_low_water`].
+    #[must_use]
+    pub fn not_sent_low_water(&self) -> Option<u32> {
+        let mark = self.config.not_sent_low_water;
+        (mark != u32::MAX).then_some(mark)
+    }
+
     /// The traffic class or type of service of what is sent from now on
     /// (`IP_TOS`, `IPV6_TCLASS`). The two ECN bits are not the caller's.
     pub fn set_traffic_class(&mut self, class: u8) {

@@ -305,20 +305,15 @@ impl Connection {
     /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
     fn passes_paws(&mut self, segment: &Segment<'_>, now: Time) -> bool {
         let header = &segment.header;
+        // RFC 7323 §3.2 would have a segment without timestamps dropped once they
+        // are agreed on. It is taken, as Linux does: middleboxes take options off
+        // segments, and a connection that hears nothing any more helps nobody.
+        let Some(timestamps) = header.options.timestamps else {
+            return true;
+        };
         if !self.timestamps || header.flags.contains(Flags::RST) {
             return true;
         }
-        let Some(timestamps) = header.options.timestamps else {
-            if header.flags.contains(Flags::SYN) {
-                // Of a peer that has restarted, and agreed on nothing yet: it
-                // resets this connection once it is challenged (RFC 5961 §4.2).
-                self.challenge(now);
-                return false;
-            }
-            // Agreed on, so every segment must have one (RFC 7323 §3.2).
-            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            return false;
-        };
         if !self.is_of_the_past(timestamps.value, now) {
             return true;
         }

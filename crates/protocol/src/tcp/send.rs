@@ -214,6 +214,27 @@ impl Connection {
         (most - most % mss).max(mss)
     }
 
+    /// The most payload of one [`Outgoing`], whatever the congestion window: as much
+    /// as the device cuts, at most half of the largest window (Linux
+    /// `tcp_xmit_size_goal`). At least a segment.
+    pub(super) fn largest_burst(&self) -> u32 {
+        let mss = u32::from(self.send.mss).max(1);
+        let most = self.config.offload.min(OFFLOAD_MAX);
+        let most = most.min(self.send.window_max / 2);
+        (most - most % mss).max(mss)
+    }
+
+    /// Bytes never sent that the windows let leave now.
+    pub(super) fn may_leave(&self) -> u32 {
+        if self.timers.is_running(Timer::Pace) {
+            return 0;
+        }
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        let usable = self.send.window.saturating_sub(in_flight);
+        let allowed = self.congestion.window().saturating_sub(self.pipe());
+        usable.min(allowed)
+    }
+
     /// True when data waits, nothing is in flight to bring an acknowledgment,
     /// and no timer runs: a persist timer must be started.
     #[inline]
@@ -263,6 +284,7 @@ impl Connection {
                 None => break true,
             }
         };
+        self.judge_holdup(now);
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }

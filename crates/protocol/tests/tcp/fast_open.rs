@@ -131,6 +131,21 @@ fn data_travels_with_the_syn() {
 }
 
 #[test]
+fn a_cookie_that_nobody_asked_for_is_not_kept() {
+    let mut peer = Peer::connecting(&plain());
+    let none = FastOpenPeer::default();
+    peer.engine = Connection::connect_fast(flow(false), OURS, 0, &plain(), &none, true, peer.now);
+    assert_eq!(peer.engine.write(&[7; 500]), Ok(500));
+    assert_eq!(only(&peer.sent()).header.options.fast_open(), None);
+    give_option(&mut peer, 500, Some(cookie()), b"");
+    assert!(peer.engine.info().syn_data);
+    let mut memory = none;
+    memory.learn(&peer.engine.take_fast_open_news().unwrap());
+    assert_eq!((memory.cookie, memory.mss), (None, Some(900)));
+    assert_eq!(memory.form, FastOpenForm::Standard, "and none was refused");
+}
+
+#[test]
 fn what_the_syn_ack_leaves_out_is_sent_again_at_once() {
     for taken in [0, 400] {
         let mut peer = client(&plain(), &known());

@@ -111,6 +111,29 @@ fn megabytes_arrive_intact_each_way() {
     });
 }
 
+#[test]
+fn a_low_water_mark_bounds_what_waits() {
+    const MARK: u32 = 16_384;
+    let (near, far) = stacks();
+    let (mut client, mut server) = streams(&near, &far);
+    assert_eq!(client.not_sent_low_water().unwrap(), None);
+    client.set_not_sent_low_water(Some(MARK)).unwrap();
+    assert_eq!(client.not_sent_low_water().unwrap(), Some(MARK));
+    let sent = pattern(1 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Waits again and again, and writes everything.
+            assert_eq!(client.write(&sent).unwrap(), sent.len());
+            let info = client.info().unwrap();
+            assert!(info.not_sent < 2 * MARK, "{} wait", info.not_sent);
+            client.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        server.read_to_end(&mut got).unwrap();
+        assert!(got == sent, "{} bytes", got.len());
+    });
+}
+
 /// Waits for `done` by looking again and again, without a call that would make
 /// a stack do anything.
 fn wait_until(mut done: impl FnMut() -> bool) -> bool {

@@ -380,14 +380,19 @@ impl Connection {
         let Some(state) = &mut self.fast_open else {
             return;
         };
+        // Without the option in our SYN, nobody was asked: a cookie that comes all
+        // the same is none (as Linux).
+        let asked = state.option.is_some();
         let given = header
             .options
             .fast_open()
-            .filter(|option| !option.is_request());
+            .filter(|option| asked && !option.is_request());
         let sent = state.has(FastOpenState::DATA);
         state.option = given;
         state.set(FastOpenState::NEWS);
-        if again {
+        if !asked {
+            // Nothing to be learned of cookies.
+        } else if again {
             if given.is_none() && sent && !all {
                 state.set(FastOpenState::SYN_LOST);
             }
