@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Flow, Info, SendFlags, State as Phase};
+use tidewall_protocol::tcp::{self, Info, SendFlags, State as Phase};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
@@ -63,18 +63,14 @@ pub struct TcpStream {
 }
 
 enum Inner {
-    Own {
-        connection: Arc<ConnectionInner>,
-        flow: Flow,
-    },
+    Own { connection: Arc<ConnectionInner> },
     Kernel(KernelStream),
 }
 
 impl TcpStream {
     /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
     pub(crate) fn own(connection: Arc<ConnectionInner>, stack: Stack, mapped: bool) -> Self {
-        let flow = *connection.lock().connection.flow();
-        Self::new(Inner::Own { connection, flow }, stack, mapped)
+        Self::new(Inner::Own { connection }, stack, mapped)
     }
 
     /// A connection of the kernel's.
@@ -387,12 +383,12 @@ impl TcpStream {
     /// whoever connects without waiting tells that it must wait on.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { connection, flow } => {
-                let phase = connection.lock().connection.state();
-                if matches!(phase, Phase::SynSent | Phase::Closed) {
+            Inner::Own { connection } => {
+                let state = connection.lock();
+                if matches!(state.connection.state(), Phase::SynSent | Phase::Closed) {
                     return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
                 }
-                Ok(as_bound(flow.remote, self.mapped))
+                Ok(as_bound(state.connection.flow().remote, self.mapped))
             }
             Inner::Kernel(kernel) => kernel.stream.peer_addr(),
         }
@@ -401,7 +397,9 @@ impl TcpStream {
     /// The peer's address, whatever has become of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
         match &self.inner {
-            Inner::Own { flow, .. } => as_bound(flow.remote, self.mapped),
+            Inner::Own { connection } => {
+                as_bound(connection.lock().connection.flow().remote, self.mapped)
+            }
             Inner::Kernel(kernel) => {
                 let peer = kernel.stream.peer_addr();
                 peer.unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
@@ -415,7 +413,10 @@ impl TcpStream {
     /// What the kernel reports, for a connection of its own.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { flow, .. } => Ok(as_bound(flow.local, self.mapped)),
+            Inner::Own { connection } => Ok(as_bound(
+                connection.lock().connection.flow().local,
+                self.mapped,
+            )),
             Inner::Kernel(kernel) => kernel.stream.local_addr(),
         }
     }
