@@ -83,10 +83,15 @@ impl Host {
                 if read_closed {
                     ready |= IN | libc::EPOLLRDHUP as u32;
                 }
-                if connection.has_error() {
+                if connection.has_error() || connection.has_notifications() {
                     ready |= libc::EPOLLERR as u32;
                 }
-                if matches!(connection.state(), State::SynSent | State::SynReceived) {
+                let opening = matches!(connection.state(), State::SynSent | State::SynReceived);
+                if entry.deferred {
+                    // For the write that the SYN waits for.
+                    return ready | OUT;
+                }
+                if opening && !connection.is_fast_opening() {
                     return ready;
                 }
                 if connection.readable() {

@@ -91,6 +91,10 @@ impl Host {
                     if let Some(&id) = self.flows.get(&flow) {
                         let now = self.now;
                         self.on_connection(id, |connection| connection.icmp_error(&error, now));
+                    } else if let Some(fd) = self.listener_of(flow.local)
+                        && let Some(listening) = self.listeners.get_mut(&fd)
+                    {
+                        listening.protocol.icmp_error(&error);
                     }
                 }
             }
@@ -153,6 +157,7 @@ impl Host {
         let id = self.add_connection(Connection::accept(handshake, &config, now));
         if let Some(entry) = self.connections.get_mut(&id) {
             entry.listener = Some(fd);
+            entry.opened_at = handshake.fast_open.map(|_| fd);
         }
         let _ = self.adopt_options(fd, id);
         if let Some(listening) = self.listeners.get_mut(&fd) {
@@ -228,6 +233,9 @@ impl Host {
         let Some(entry) = self.connections.get_mut(&id) else {
             return;
         };
+        if entry.deferred {
+            return;
+        }
         let flow = *entry.connection.flow();
         let mut sent = Vec::new();
         // Once is enough for an engine with room; a bound in case it is not.
@@ -242,6 +250,17 @@ impl Host {
         }
         let fd = entry.fd;
         self.emit(sent);
+        self.settle_fast_open(id);
+        if let Some(entry) = self.connections.get_mut(&id) {
+            // As `sk_error_report`: everybody is woken.
+            let notified = entry.connection.notified();
+            if entry.notified != notified {
+                entry.notified = notified;
+                entry.readings += 1;
+                entry.writings += 1;
+                self.changes += 1;
+            }
+        }
         let lowat = self.notsent_lowat(fd);
         if let Some(entry) = self.connections.get_mut(&id)
             && entry.no_space

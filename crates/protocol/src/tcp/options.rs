@@ -8,12 +8,16 @@ use super::timers::Timer;
 use super::{Congestion, Keepalive, State, Time};
 
 impl Connection {
-    /// Sends small segments at once (`TCP_NODELAY`). What cork holds back is sent
-    /// once when it is set, as on Linux.
+    /// Sends small segments at once (`TCP_NODELAY`). What cork or
+    /// [`SendFlags::more`](super::SendFlags::more) hold back is sent once when it is
+    /// set, as on Linux.
     pub fn set_nodelay(&mut self, on: bool) {
         self.config.nodelay = on;
-        if on && self.cork {
-            self.pending.add(Pending::OVERRIDE);
+        if on {
+            self.more = false;
+            if self.cork {
+                self.pending.add(Pending::OVERRIDE);
+            }
         }
     }
 
@@ -61,9 +65,11 @@ impl Connection {
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Sends full segments only, or after 200 ms (`TCP_CORK`).
+    /// Sends full segments only, or after 200 ms (`TCP_CORK`). Ended, also what
+    /// [`SendFlags::more`](super::SendFlags::more) holds back is sent.
     pub fn set_cork(&mut self, on: bool) {
         self.cork = on;
+        self.more &= on;
     }
 
     /// See [`Connection::set_cork`].
@@ -106,6 +112,17 @@ impl Connection {
     #[must_use]
     pub fn user_timeout(&self) -> Option<Duration> {
         self.config.user_timeout()
+    }
+
+    /// SYNs sent again before the attempt to connect fails (`TCP_SYNCNT`).
+    pub fn set_syn_retries(&mut self, count: u8) {
+        self.config.syn_retries = count;
+    }
+
+    /// See [`Connection::set_syn_retries`].
+    #[must_use]
+    pub fn syn_retries(&self) -> u8 {
+        self.config.syn_retries
     }
 
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was

@@ -585,12 +585,16 @@ impl Scoreboard {
         }
     }
 
-    /// What was lost from `start` to `end` was sent again now.
+    /// What was lost from `start` to `end` was sent again now. A FIN that went with
+    /// the last bytes may be held already: it is not missing, and not in flight again.
     pub(super) fn resent(&mut self, start: u32, end: u32, now: u32) {
         self.gather();
         self.note_resent(end);
         self.waiting_from = end;
-        self.mark(start, end, Some(now), |marks| marks | AGAIN | EVER);
+        self.mark(start, end, Some(now), |marks| match marks & SACKED {
+            0 => marks | AGAIN | EVER,
+            _ => marks,
+        });
         if self.earlier.len() > RUNS_MAX {
             self.condense();
         }

@@ -25,6 +25,9 @@ impl Connection {
         }
         self.recovery.board.sent(end, micros, separate);
         self.send.next = end;
+        if self.notices.is_some() {
+            self.tell_sent(end, now);
+        }
         let flight = self.pipe();
         let limited = flight.saturating_add(self.send.mss.into()) > self.congestion.window();
         if limited {

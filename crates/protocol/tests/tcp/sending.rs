@@ -67,13 +67,8 @@ fn the_end_of_what_was_written_is_pushed_and_goes_with_the_fin() {
     );
 }
 
-#[test]
-fn offloading_leaves_full_segments_together_and_pushes_them() {
-    let mut peer = Peer::established(&Config {
-        offload: 5500,
-        ..plain()
-    });
-    peer.write(12 * MSS);
+/// Length and flags of each burst that leaves now.
+fn bursts(peer: &mut Peer) -> Vec<(usize, Flags)> {
     let now = peer.now;
     let mut bursts = Vec::new();
     peer.engine.output(now, &mut |outgoing| {
@@ -81,9 +76,41 @@ fn offloading_leaves_full_segments_together_and_pushes_them() {
         bursts.push((outgoing.payload_len(), outgoing.header.flags));
         true
     });
+    bursts
+}
+
+#[test]
+fn offloading_leaves_full_segments_together_and_pushes_them() {
+    let mut peer = Peer::established(&Config {
+        offload: 5500,
+        burst_min: 40,
+        initial_window: 14,
+        ..plain()
+    });
+    peer.write(16 * MSS);
     // The congestion window ends in the middle of what was written.
     let pushed = both(ACK, Flags::PSH);
-    assert_eq!(bursts, [(5 * MSS, pushed), (5 * MSS, pushed)]);
+    assert_eq!(
+        bursts(&mut peer),
+        [(5 * MSS, pushed), (5 * MSS, pushed), (4 * MSS, pushed)]
+    );
+}
+
+#[test]
+fn a_burst_is_at_most_half_of_the_congestion_window() {
+    let mut peer = Peer::established(&Config {
+        offload: 60_000,
+        burst_min: 40,
+        initial_window: 7,
+        ..plain()
+    });
+    peer.write(20 * MSS);
+    let pushed = both(ACK, Flags::PSH);
+    // What is left for a segment alone is none.
+    assert_eq!(
+        bursts(&mut peer),
+        [(3 * MSS, pushed), (3 * MSS, pushed), (MSS, ACK)]
+    );
 }
 
 #[test]

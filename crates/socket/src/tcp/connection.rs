@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
@@ -16,6 +16,7 @@ use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::frames::{After, ChannelSet, Content};
+use super::listener::ListenerInner;
 use super::timers::Timed;
 use super::watch::{Readiness, Watch};
 use crate::owner::Owner;
@@ -70,6 +71,12 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
+    /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
+    deferred: bool,
+    /// Opened with Fast Open, and something is to be learned from it.
+    fast: bool,
+    /// Whose SYN with data has opened it, until the handshake is over.
+    opened_at: Option<Weak<ListenerInner>>,
 }
 
 /// The engine's errno as an error.
@@ -252,6 +259,10 @@ impl ConnectionInner {
         if state.detached {
             return;
         }
+        state.settle_fast_open(core);
+        if state.deferred {
+            return;
+        }
         if state.connection.wants_output() {
             if !state.held_up {
                 self.mark(core);
@@ -300,6 +311,14 @@ impl ConnectionInner {
         }
     }
 
+    /// The same if it was notified of something since `before`
+    /// ([`Connection::notified`]).
+    pub(crate) fn announce_notifications(&self, state: &State, before: u32) {
+        if state.connection.notified() != before {
+            self.announce(state);
+        }
+    }
+
     /// What it is ready for now.
     pub(crate) fn readiness(&self) -> Readiness {
         self.lock().readiness()
@@ -325,7 +344,7 @@ impl ConnectionInner {
         state: &mut State,
         after: &mut After,
     ) -> Option<usize> {
-        if state.detached || !state.connection.wants_output() {
+        if state.detached || state.deferred || !state.connection.wants_output() {
             return None;
         }
         let now = core.age();
@@ -339,6 +358,7 @@ impl ConnectionInner {
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
+                let notified = state.connection.notified();
                 state.connection.output(now, &mut |outgoing| {
                     let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
                     if sent.is_err() {
@@ -346,6 +366,8 @@ impl ConnectionInner {
                     }
                     sent.is_ok()
                 });
+                drop(transmitter);
+                self.announce_notifications(state, notified);
             }
             None => retry = Some(RESOLVING),
         }
@@ -456,6 +478,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             self.take_frames(core, &mut state, &mut after);
             state.orphan = true;
+            state.deferred = false;
             state.connection.close(linger, core.age());
             if !state.detached {
                 core.tcp.counters.orphan_made();
@@ -486,6 +509,9 @@ impl ConnectionInner {
 
 impl State {
     pub(crate) fn readiness(&self) -> Readiness {
+        if self.deferred {
+            return Readiness::NONE.with(Readiness::WRITABLE, true);
+        }
         let connection = &self.connection;
         let closed = connection.state() == Phase::Closed;
         Readiness::NONE
@@ -495,7 +521,53 @@ impl State {
                 Readiness::HANGUP,
                 closed || (connection.receive_closed() && connection.send_closed()),
             )
-            .with(Readiness::ERROR, connection.has_error())
+            .with(
+                Readiness::ERROR,
+                connection.has_error() || connection.has_notifications(),
+            )
+    }
+
+    /// Lets a SYN go that waits for what is written first. True if it did.
+    pub(crate) fn begin(&mut self) -> bool {
+        std::mem::take(&mut self.deferred)
+    }
+
+    /// True while the SYN waits for what is written first.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.deferred
+    }
+
+    /// Says which listener is to hear of the end of its handshake.
+    pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
+        if self.detached {
+            listener.fast_open_over(false);
+        } else {
+            self.opened_at = Some(Arc::downgrade(listener));
+        }
+    }
+
+    /// Learns from a connection that was opened with Fast Open, and frees the place
+    /// of one that a SYN has opened.
+    fn settle_fast_open(&mut self, core: &Core) {
+        if self.fast {
+            let (flow, now) = (*self.connection.flow(), core.age());
+            if let Some(news) = self.connection.take_fast_open_news() {
+                core.tcp.fast_open.learn(&flow, &news, now);
+            }
+            if self.connection.take_fast_open_black_hole() {
+                core.tcp.fast_open.suspect(now);
+            }
+            self.fast = self.connection.state() != Phase::Closed;
+        }
+        if self.opened_at.is_some()
+            && let Some(reset) = self.connection.take_fast_open_end()
+            && let Some(listener) = self
+                .opened_at
+                .take()
+                .and_then(|listener| listener.upgrade())
+        {
+            listener.fast_open_over(reset);
+        }
     }
 
     /// True when frames wait in its channel.
@@ -565,6 +637,7 @@ impl Core {
     ) -> Option<Arc<ConnectionInner>> {
         let flow = *connection.flow();
         let now = self.age();
+        let (fast, deferred) = (connection.is_fast(), connection.awaits_syn_data());
         let mut made = None;
         let mut contents = Some(connection);
         let timer = self.tcp.timers.add(|timer| {
@@ -585,6 +658,9 @@ impl Core {
                         orphan: false,
                         detached: false,
                         held_up: false,
+                        deferred,
+                        fast,
+                        opened_at: None,
                     }),
                     waiters: WaitList::default(),
                     watch: Watch::default(),

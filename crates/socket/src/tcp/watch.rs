@@ -19,7 +19,7 @@ impl Readiness {
     pub(crate) const WRITABLE: Self = Self(2);
     /// Both halves are closed. Reported whether asked for or not, as by epoll.
     pub(crate) const HANGUP: Self = Self(4);
-    /// An error is pending. Reported whether asked for or not.
+    /// An error is pending, or something was notified. Reported whether asked for or not.
     pub(crate) const ERROR: Self = Self(8);
 
     pub(crate) fn with(self, other: Self, when: bool) -> Self {

@@ -4,11 +4,13 @@
 mod connections;
 mod errors;
 mod exchange;
+mod fast_open;
 mod fragments;
 mod hostile;
 mod lifetime;
 mod limits;
 mod model;
+mod notifications;
 mod pressure;
 mod support;
 mod tcp;

@@ -13,7 +13,7 @@ use super::support::{FAR4, FAR6, NEAR4, NEAR6, at};
 
 const PORT: u16 = 80;
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     let start = Instant::now();
@@ -32,12 +32,12 @@ fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     )
 }
 
-fn stacks() -> (Stack, Stack) {
+pub(super) fn stacks() -> (Stack, Stack) {
     stacks_with(LinkConfig::default())
 }
 
 /// Two connected streams: the near one connected, the far one was accepted.
-fn streams(near: &Stack, far: &Stack) -> (TcpStream, TcpStream) {
+pub fn streams(near: &Stack, far: &Stack) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(far, at(FAR4, PORT)).unwrap();
     let accepting = std::thread::spawn(move || listener.accept().unwrap().0);
     let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), PATIENCE).unwrap();

@@ -70,6 +70,23 @@ fn what_is_lost_waits_until_it_is_sent_again() {
 }
 
 #[test]
+fn a_fin_that_is_held_is_not_in_flight_again_with_the_last_bytes() {
+    let mut board = Scoreboard::new(FIRST);
+    board.sent(at(20), 1, false);
+    board.sent(at(21), 2, true);
+    board.sack((at(20), at(21)), 10, |_| {});
+    board.judge(|piece| match before(piece.start, at(20)) {
+        true => Verdict::Lost,
+        false => Verdict::Stop,
+    });
+    board.resent(at(0), at(21), 9);
+    assert_eq!(
+        pieces(&board),
+        [(0, 20, LOST | AGAIN | EVER), (20, 21, SACKED)]
+    );
+}
+
+#[test]
 fn the_last_segment_is_what_a_probe_sends() {
     let mut board = Scoreboard::new(FIRST);
     assert_eq!(board.last_segment(10, false), None);

@@ -2,6 +2,8 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
+use tidewall_protocol::tcp::SendFlags;
+
 use super::{Inner, TcpStream};
 
 /// # Errors
@@ -47,14 +49,16 @@ impl Write for &TcpStream {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write(buffer),
-            Inner::Own { connection, .. } => self.send(connection, &[IoSlice::new(buffer)]),
+            Inner::Own { connection, .. } => {
+                self.send(connection, &[IoSlice::new(buffer)], SendFlags::default())
+            }
         }
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write_vectored(buffers),
-            Inner::Own { connection, .. } => self.send(connection, buffers),
+            Inner::Own { connection, .. } => self.send(connection, buffers, SendFlags::default()),
         }
     }
 

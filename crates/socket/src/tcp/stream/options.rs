@@ -227,7 +227,7 @@ impl TcpStream {
     }
 
     /// Changes something of a connection of ours, and sends what that frees.
-    fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
+    pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
         if let Inner::Own { connection, .. } = &self.inner {
             let core = self.stack.core();
             let mut after = After::default();
