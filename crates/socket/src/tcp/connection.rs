@@ -57,10 +57,10 @@ pub(crate) struct State {
     /// When its timer is to expire.
     armed: Duration,
     neighbour: Option<MacAddress>,
-    /// When to ask for it again.
-    neighbour_until: Duration,
-    /// When a frame came last.
-    active: Duration,
+    /// When to ask for it again, ns.
+    neighbour_until: u64,
+    /// When a frame came last, ns.
+    active: u64,
     /// Queue that its frames come on.
     queue: u8,
     pub(crate) hop_limit: u8,
@@ -108,6 +108,11 @@ impl Told {
             notified: connection.notified(),
         }
     }
+}
+
+/// A time of the stack's, half as large: there are many connections.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// The engine's errno as an error.
@@ -205,7 +210,7 @@ impl ConnectionInner {
             }
             shared.give_back(set.id, done);
         }
-        *active = now;
+        *active = nanoseconds(now);
         taken
     }
 
@@ -233,7 +238,7 @@ impl ConnectionInner {
         let now = core.age();
         state.queue = queue as u8;
         state.connection.input(segment, now);
-        state.active = now;
+        state.active = nanoseconds(now);
         if state.channel.is_none() && !state.orphan {
             state.through_commons = state.through_commons.saturating_add(1);
             if state.through_commons >= BUSY {
@@ -495,9 +500,9 @@ impl ConnectionInner {
             let Ok(mut state) = self.state.try_lock() else {
                 return false;
             };
-            let since = core.age().saturating_sub(state.active);
+            let since = nanoseconds(core.age()).saturating_sub(state.active);
             let idle = state.channel.as_ref().is_some_and(ChannelSet::looks_empty)
-                && since >= quiet
+                && since >= nanoseconds(quiet)
                 && state.connection.is_idle();
             if idle {
                 self.give_channel_back(core, &mut state, true, &mut after);
@@ -676,7 +681,7 @@ impl State {
     }
 
     fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
-        if now < self.neighbour_until && self.neighbour.is_some() {
+        if nanoseconds(now) < self.neighbour_until && self.neighbour.is_some() {
             return self.neighbour;
         }
         let Flow { local, remote } = *self.connection.flow();
@@ -689,7 +694,7 @@ impl State {
             // Where its frames came from last will do until the kernel knows.
             Neighbour::Resolving { .. } | Neighbour::Kernel => RESOLVING,
         };
-        self.neighbour_until = now + lifetime;
+        self.neighbour_until = nanoseconds(now + lifetime);
         self.neighbour
     }
 }
@@ -744,8 +749,8 @@ impl Core {
                         channel: None,
                         armed: NEVER,
                         neighbour,
-                        neighbour_until: Duration::ZERO,
-                        active: now,
+                        neighbour_until: 0,
+                        active: nanoseconds(now),
                         queue: queue as u8,
                         hop_limit,
                         through_commons: 0,
