@@ -197,7 +197,7 @@ impl Connection {
     #[inline]
     fn release_when_empty(&mut self, now: Time) {
         if self.send.first == self.send.next && self.send.buffer.len() == 0 {
-            self.judge_holdup(now);
+            self.end_busy(now);
             if self.send.buffer.capacity() > KEEP_ABOVE {
                 self.release_later(now);
             }

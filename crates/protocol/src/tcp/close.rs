@@ -175,6 +175,9 @@ impl Connection {
         if self.timers.expired(Timer::Release, now) {
             self.release_timer(now);
         }
+        if self.state == State::Closed {
+            self.end_holdup(now);
+        }
     }
 
     fn release_timer(&mut self, now: Time) {

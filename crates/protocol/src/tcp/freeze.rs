@@ -115,6 +115,7 @@ impl Connection {
     fn with<C: Codec>(&self, codec: &mut C) -> Self {
         let clock = timestamp(codec.now(), self.timestamp_offset);
         let clock = codec.u32(clock);
+        let holdup = one_of(&Holdup::ALL, self.holdup as u8, codec);
         Self {
             timestamp_offset: clock.wrapping_sub(milliseconds(codec.now())),
             flow: Flow {
@@ -139,7 +140,7 @@ impl Connection {
             cork: codec.flag(self.cork),
             more: codec.flag(self.more),
             starved: codec.flag(self.starved),
-            holdup: one_of(&Holdup::ALL, self.holdup as u8, codec),
+            holdup,
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -209,7 +210,7 @@ impl Connection {
                 segments_refused: codec.u32(self.counters.segments_refused),
                 out_of_order: codec.u32(self.counters.out_of_order),
             },
-            stopwatch: stopwatch(&self.stopwatch, codec),
+            stopwatch: stopwatch(self.stopwatch, (self.holdup, holdup), codec),
             config: config(&self.config, codec),
         }
     }
@@ -323,14 +324,21 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
     }
 }
 
-fn stopwatch<C: Codec>(watch: &Stopwatch, codec: &mut C) -> Stopwatch {
+/// Of a connection in `holdup`, which came through as `thawed`.
+fn stopwatch<C: Codec>(
+    mut watch: Stopwatch,
+    (holdup, thawed): (Holdup, Holdup),
+    codec: &mut C,
+) -> Stopwatch {
     let now = milliseconds(codec.now());
-    Stopwatch {
-        since: now.wrapping_sub(codec.u32(now.wrapping_sub(watch.since))),
-        network: codec.u32(watch.network),
-        window: codec.u32(watch.window),
-        buffer: codec.u32(watch.buffer),
+    if holdup != Holdup::Idle {
+        watch.end(holdup, now);
     }
+    let mut watch = Stopwatch(watch.0.map(|total| codec.u32(total)));
+    if thawed != Holdup::Idle {
+        watch.begin(thawed, now);
+    }
+    watch
 }
 
 fn fast_open<C: Codec>(

@@ -213,7 +213,11 @@ impl Connection {
         if !self.is_acceptable(sequence, length) {
             if reset {
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            } else if segment.payload.is_empty() {
+            } else if segment.payload.is_empty()
+                || self.timestamps && header.options.timestamps.is_none()
+            {
+                // Without the timestamps that were agreed on, a blind attacker's as
+                // likely as a copy.
                 self.challenge(now);
             } else {
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
@@ -228,6 +232,7 @@ impl Connection {
                 || self.receive.assembler.furthest() == Some(sequence)
             {
                 self.reset_by_peer();
+                self.end_holdup(now);
             } else {
                 self.challenge(now);
             }

@@ -257,17 +257,17 @@ impl Connection {
         if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
             return;
         }
-        if self.send.first == self.send.next && self.unsent() > 0 {
+        let age = microseconds(now).wrapping_sub(self.send.limited_at);
+        // No retransmission timeout is shorter than its slack: most of the time that
+        // says enough.
+        if self.send.first == self.send.next && self.unsent() > 0 && age >= self.round_trip.slack {
             let idle = now.saturating_sub(self.send.last);
             let timeout = self.retransmission_micros();
             let micros = idle.as_secs().saturating_mul(1_000_000) + u64::from(idle.subsec_micros());
             if micros > timeout {
                 self.restart_after_idle(idle, now);
-            } else if !self.send.limited {
-                let age = microseconds(now).wrapping_sub(self.send.limited_at);
-                if u64::from(age) >= timeout {
-                    self.validate_window(now);
-                }
+            } else if !self.send.limited && u64::from(age) >= timeout {
+                self.validate_window(now);
             }
         }
         if self.config.paces() {
@@ -284,7 +284,7 @@ impl Connection {
                 None => break true,
             }
         };
-        self.judge_holdup(now);
+        self.look_at_holdup(now);
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
@@ -503,6 +503,9 @@ impl Connection {
 
     #[cold]
     fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        if self.state == State::Closed {
+            self.end_holdup(now);
+        }
         if self.pending.has(Pending::RESET_ANSWER) {
             let header = Header {
                 source_port: self.flow.local.port(),

@@ -23,7 +23,7 @@ pub struct SendingTimes {
 }
 
 /// What holds up sending.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug, Default)]
 #[repr(u8)]
 pub(super) enum Holdup {
     /// Nothing is to be sent.
@@ -42,30 +42,22 @@ impl Holdup {
     pub(super) const ALL: [Self; 4] = [Self::Idle, Self::Network, Self::Window, Self::Buffer];
 }
 
-/// The time in each [`Holdup`] but the first, in milliseconds.
+/// The time in each [`Holdup`] by its number, in milliseconds; of the present one,
+/// less the time at which it began. That of idleness is not counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stopwatch {
-    /// Since when the [`Holdup`] is what it is, in milliseconds that wrap.
-    pub(super) since: u32,
-    pub(super) network: u32,
-    pub(super) window: u32,
-    pub(super) buffer: u32,
-}
+pub(super) struct Stopwatch(pub(super) [u32; 4]);
 
 impl Stopwatch {
-    #[cold]
-    fn stop(&mut self, holdup: Holdup, now: u32) {
-        let elapsed = now.wrapping_sub(self.since);
-        let total = match holdup {
-            Holdup::Idle => None,
-            Holdup::Network => Some(&mut self.network),
-            Holdup::Window => Some(&mut self.window),
-            Holdup::Buffer => Some(&mut self.buffer),
-        };
-        if let Some(total) = total {
-            *total = total.saturating_add(elapsed);
-        }
-        self.since = now;
+    #[inline(always)]
+    pub(super) fn begin(&mut self, holdup: Holdup, now: u32) {
+        let total = &mut self.0[holdup as usize];
+        *total = total.wrapping_sub(now);
+    }
+
+    #[inline(always)]
+    pub(super) fn end(&mut self, holdup: Holdup, now: u32) {
+        let total = &mut self.0[holdup as usize];
+        *total = total.wrapping_add(now);
     }
 }
 
@@ -74,11 +66,11 @@ impl Connection {
     #[must_use]
     pub fn sending_times(&self, now: Time) -> SendingTimes {
         let mut watch = self.stopwatch;
-        if self.state != State::Closed {
-            watch.stop(self.holdup, milliseconds(now));
+        if self.holdup != Holdup::Idle {
+            watch.end(self.holdup, milliseconds(now));
         }
-        let [network, window_limited, buffer_limited] = [watch.network, watch.window, watch.buffer]
-            .map(|time| Duration::from_millis(time.into()));
+        let [_, network, window_limited, buffer_limited] =
+            watch.0.map(|time| Duration::from_millis(time.into()));
         SendingTimes {
             busy: network + window_limited + buffer_limited,
             window_limited,
@@ -86,9 +78,34 @@ impl Connection {
         }
     }
 
-    /// Looks at what holds up sending, after something was sent or acknowledged.
-    #[inline]
-    pub(super) fn judge_holdup(&mut self, now: Time) {
+    /// Something leaves: no more than the network holds it up.
+    #[inline(always)]
+    pub(super) fn goes_on(&mut self, now: Time) {
+        if self.holdup != Holdup::Network {
+            self.end_busy(now);
+            self.holdup = Holdup::Network;
+            self.stopwatch.begin(Holdup::Network, milliseconds(now));
+        }
+    }
+
+    /// Nothing is in flight, and nothing waits.
+    #[inline(always)]
+    pub(super) fn end_busy(&mut self, now: Time) {
+        if self.holdup != Holdup::Idle {
+            self.stopwatch.end(self.holdup, milliseconds(now));
+            self.holdup = Holdup::Idle;
+        }
+    }
+
+    /// After all has left that may.
+    #[inline(always)]
+    pub(super) fn look_at_holdup(&mut self, now: Time) {
+        if self.send.written != self.send.next || self.starved {
+            self.judge_holdup(now);
+        }
+    }
+
+    fn judge_holdup(&mut self, now: Time) {
         let in_flight = self.send.next.wrapping_sub(self.send.first);
         let unsent = self.unsent();
         let holdup = if unsent > 0 {
@@ -105,10 +122,29 @@ impl Connection {
         } else {
             Holdup::Network
         };
-        if holdup != self.holdup && !self.is_opening() {
-            self.stopwatch.stop(self.holdup, milliseconds(now));
+        if holdup != self.holdup {
+            self.turn_holdup(holdup, now);
+        }
+    }
+
+    #[cold]
+    fn turn_holdup(&mut self, holdup: Holdup, now: Time) {
+        let opening = matches!(self.state, State::SynSent | State::SynReceived);
+        if opening && !self.is_fast_opening() {
+            // A SYN is not what an application has to send.
+            return;
+        }
+        self.end_busy(now);
+        if holdup != Holdup::Idle {
+            self.stopwatch.begin(holdup, milliseconds(now));
             self.holdup = holdup;
         }
+    }
+
+    /// The connection is over: nothing is held up any more.
+    #[cold]
+    pub(super) fn end_holdup(&mut self, now: Time) {
+        self.end_busy(now);
     }
 
     #[cold]
@@ -119,10 +155,5 @@ impl Connection {
         } else {
             Holdup::Network
         }
-    }
-
-    /// A SYN is not what an application has to send.
-    fn is_opening(&self) -> bool {
-        matches!(self.state, State::SynSent | State::SynReceived) && !self.is_fast_opening()
     }
 }

@@ -14,6 +14,7 @@ impl Connection {
     pub(super) fn sent_new(&mut self, length: u32, end: u32, now: Time) {
         let micros = microseconds(now);
         let first = self.send.next;
+        self.goes_on(now);
         // A segment that was not full ends a run, so that what was sent apart is
         // counted, and sent again, apart.
         let separate = self.send.small == first || length == 0;

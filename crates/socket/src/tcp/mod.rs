@@ -51,7 +51,8 @@ pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
 pub use stream::{Notification, TcpStream};
 pub use tidewall_protocol::tcp::{
-    FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags, State, Timestamping,
+    FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags, SendingTimes, State,
+    Timestamping,
 };
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).

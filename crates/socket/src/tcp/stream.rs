@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Info, SendFlags, State as Phase};
+use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
@@ -475,6 +475,20 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(_) => None,
             Inner::Own { connection, .. } => Some(connection.lock().connection.info()),
+        }
+    }
+
+    /// How long there was something to send, and for what part of that the peer's
+    /// window or the send buffer held it up (tcpi_busy_time and its parts): whether
+    /// the network, the peer or this application makes a connection slow. `None`
+    /// for a connection of the kernel's.
+    pub fn sending_times(&self) -> Option<SendingTimes> {
+        match &self.inner {
+            Inner::Kernel(_) => None,
+            Inner::Own { connection, .. } => {
+                let now = self.stack.core().age();
+                Some(connection.lock().connection.sending_times(now))
+            }
         }
     }
 

@@ -126,6 +126,9 @@ fn a_low_water_mark_bounds_what_waits() {
             assert_eq!(client.write(&sent).unwrap(), sent.len());
             let info = client.info().unwrap();
             assert!(info.not_sent < 2 * MARK, "{} wait", info.not_sent);
+            let times = client.sending_times().unwrap();
+            assert!(times.busy >= times.window_limited + times.buffer_limited);
+            assert!(times.busy < PATIENCE, "{times:?}");
             client.shutdown(Shutdown::Write).unwrap();
         });
         let mut got = Vec::new();
