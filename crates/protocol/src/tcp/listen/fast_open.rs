@@ -65,8 +65,8 @@ impl Listener {
         self.fast_open = server;
     }
 
-    /// A connection with [`Handshake::fast_open`] is no longer
-    /// [fast opening](super::Connection::is_fast_opening): its place is free for
+    /// A connection with [`Handshake::fast_open`](crate::tcp::Handshake::fast_open) is no longer
+    /// [fast opening](crate::tcp::Connection::is_fast_opening): its place is free for
     /// another. That of one that was `reset` is not for a minute, or a flood of
     /// SYNs with stolen cookies would cost the attacker nothing (RFC 7413 §5.1).
     pub fn fast_open_over(&mut self, reset: bool, now: Time) {

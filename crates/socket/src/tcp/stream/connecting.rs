@@ -69,7 +69,7 @@ impl TcpStream {
     /// such SYNs, ordinary ones are sent for an hour or more.
     ///
     /// The first bytes may reach the server's application twice (RFC 7413 §2.1):
-    /// they must be such that this does no harm. [`Info::syn_data`] says whether
+    /// they must be such that this does no harm. [`Info::syn_data`](crate::tcp::Info::syn_data) says whether
     /// they were taken with the SYN.
     ///
     /// # Errors
