@@ -170,7 +170,7 @@ impl Bench {
             namespace: self.testbed.client(),
             cpu: config.client_cpu,
         };
-        Child::start_ready(place, &Job::Service(job), "the server beside it")
+        Child::start_ready(place, &Job::Service(Box::new(job)), "the server beside it")
             .context("cannot start the server beside it")
     }
 
@@ -199,7 +199,7 @@ impl Bench {
             namespace: self.testbed.server(),
             cpu: config.server_cpu,
         };
-        let child = Child::start_ready(place, &Job::Service(job), setup.system.name())
+        let child = Child::start_ready(place, &Job::Service(Box::new(job)), setup.system.name())
             .with_context(|| format!("cannot start the service on {}", setup.system.name()))?;
         for line in child.said().trim_start_matches(": ").lines() {
             let text = format!("{}: {line}", setup.system.name());

@@ -53,7 +53,7 @@ pub use waiting::Waiting;
 #[serde(rename_all = "kebab-case")]
 pub enum Job {
     /// Serve.
-    Service(ServiceJob),
+    Service(Box<ServiceJob>),
     /// Run a load.
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn jobs_survive_the_command_line() {
         let jobs = [
-            Job::Service(ServiceJob {
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Tidewall {
                     architecture: "ni-lrp".into(),
                     queues: 1,
@@ -353,8 +353,8 @@ mod tests {
                 }),
                 threads: true,
                 compute: Some(4096),
-            }),
-            Job::Service(ServiceJob {
+            })),
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
@@ -362,8 +362,8 @@ mod tests {
                 tcp: None,
                 threads: false,
                 compute: None,
-            }),
-            Job::Service(ServiceJob {
+            })),
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
@@ -377,8 +377,8 @@ mod tests {
                 )),
                 threads: false,
                 compute: None,
-            }),
-            Job::Service(ServiceJob {
+            })),
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
@@ -391,7 +391,7 @@ mod tests {
                 )),
                 threads: false,
                 compute: None,
-            }),
+            })),
             Job::Load(Box::new(LoadJob {
                 spec: LoadSpec {
                     ping: Some(PingSpec::new("10.77.0.2:7".parse().unwrap())),

@@ -13,7 +13,7 @@ use crate::units;
 /// Whom requests are for.
 #[derive(clap::Args)]
 struct Target {
-    /// The document: http://HOST[:PORT][/PATH]
+    /// The document: `http://HOST[:PORT][/PATH]`
     #[arg(value_name = "URL")]
     url: Url,
     /// Ask this proxy for the document, by its whole URL, instead of the URL's host

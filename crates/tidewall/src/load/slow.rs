@@ -28,7 +28,7 @@ use crate::units;
     address, of which one address has enough for 25,000. Ctrl-C closes them all.\n\
     Exit codes: 0 done, Ctrl-C included; 1 none could be opened; 2 it could not begin.")]
 pub struct Slow {
-    /// The server, and the document that some modes ask for: http://HOST[:PORT][/PATH]
+    /// The server, and the document that some modes ask for: `http://HOST[:PORT][/PATH]`
     #[arg(value_name = "URL")]
     url: Url,
     /// Number of connections, 1 to 1000000
