@@ -81,7 +81,6 @@ impl Program {
                  mime_table {directory}/mime.conf\n\
                  pinger_enable off\n\
                  visible_hostname tidewall\n\
-                 via off\n\
                  forwarded_for delete\n\
                  shutdown_lifetime 0 seconds\n\
                  request_start_timeout 600 seconds\n\
