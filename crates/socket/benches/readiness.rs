@@ -10,15 +10,8 @@
 
 #[path = "readiness/bed.rs"]
 mod bed;
-#[allow(dead_code)]
-#[path = "../tests/readiness_model/raw_linux.rs"]
+#[path = "readiness/raw_linux.rs"]
 mod raw_linux;
-
-/// What `raw_linux` is written in.
-mod column {
-    pub type Answer<T> = Result<T, i32>;
-    pub type Told = (u32, u64);
-}
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -42,21 +35,15 @@ struct Linux {
     _idle: Vec<(TcpStream, TcpStream, Vec<TcpStream>)>,
 }
 
-fn watch(set: &OwnedFd, stream: &TcpStream) {
-    let fd = stream.as_raw_fd();
-    let event = Some((libc::EPOLLIN as u32, fd as u64));
-    raw_linux::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, event).expect("a new item");
-}
-
 impl Linux {
     fn new(idle: usize) -> std::io::Result<Self> {
-        let set = raw_linux::epoll_create();
+        let set = raw_linux::epoll_create()?;
         let pair = |listener: &TcpListener| {
             let near = TcpStream::connect(listener.local_addr()?)?;
             let (peer, _) = listener.accept()?;
             near.set_nonblocking(true)?;
             peer.set_nodelay(true)?;
-            watch(&set, &near);
+            raw_linux::watch(&set, near.as_raw_fd())?;
             Ok::<_, std::io::Error>((near, peer))
         };
         let mut listener = TcpListener::bind("127.0.0.1:0")?;
@@ -75,7 +62,7 @@ impl Linux {
             let mut numbers = Vec::new();
             for _ in 1..NUMBERS_EACH {
                 let number = one.try_clone()?;
-                watch(&set, &number);
+                raw_linux::watch(&set, number.as_raw_fd())?;
                 numbers.push(number);
             }
             others.push((one, other, numbers));
@@ -98,11 +85,11 @@ impl Linux {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }];
         let mut buffer = [0; 256];
         for _ in 0..self.near.len() {
-            let count = raw_linux::wait_into(self.set.as_raw_fd(), &mut events, -1);
-            assert_eq!(count, Ok(1));
+            let count = raw_linux::wait(&self.set, &mut events);
+            assert_eq!(count.ok(), Some(1));
             let [event] = events;
-            let read = raw_linux::read_into(event.u64 as i32, &mut buffer);
-            assert_eq!(read, Ok(64));
+            let read = raw_linux::read(event.u64 as i32, &mut buffer);
+            assert_eq!(read.ok(), Some(64));
         }
     }
 }

@@ -110,7 +110,11 @@ pub(super) fn sysctl() -> Sysctl {
         slow_start_after_idle: flag("tcp_slow_start_after_idle", default.slow_start_after_idle),
         notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
         fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
+        burst_min: small("tcp_min_tso_segs", default.burst_min),
         fastopen: large("tcp_fastopen", default.fastopen),
+        fastopen_keys: read("tcp_fastopen_key")
+            .and_then(|text| Sysctl::parse_fast_open_keys(&text))
+            .filter(|keys| keys.primary != [0; 16]),
     }
 }
 

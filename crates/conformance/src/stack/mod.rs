@@ -7,8 +7,9 @@
 //! moved. Calls, flags, options and error numbers are Linux's.
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
-//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out).
+//! (reading and writing), `notification` (the error queue), `option`, `info`
+//! (`TCP_INFO`), `poll`, `fast_open`, `control` (`fcntl`, `ioctl`), `wire` (packets
+//! in and out).
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
 //! passes would say nothing of what ships. What `Connection::output` gives leaves
@@ -20,7 +21,9 @@
 mod address;
 mod config;
 mod control;
+mod fast_open;
 mod info;
+mod notification;
 mod option;
 mod poll;
 mod socket;
@@ -30,11 +33,15 @@ mod wire;
 use core::fmt;
 use core::time::Duration;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWaitTable};
+use tidewall_protocol::tcp::{
+    Connection, Errno, FastOpenPeer, Flow, Listener, Secrets, TimeWaitTable,
+};
 
 pub use config::{HostConfig, Sysctl};
 pub use info::TcpInfo;
+pub use notification::{ExtendedError, time_control};
 pub use poll::{EpollEvent, PollFd};
 use socket::Socket;
 pub use transfer::Received;
@@ -99,6 +106,12 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
+    /// Its SYN waits for the first write (`TCP_FASTOPEN_CONNECT`).
+    deferred: bool,
+    /// The listener that counts it among those opened by a SYN.
+    opened_at: Option<Fd>,
+    /// [`Connection::notified`] when those who wait were last woken for it.
+    notified: u32,
 }
 
 /// A listening socket's half of the protocol.
@@ -119,6 +132,8 @@ pub struct Host {
     listeners: BTreeMap<Fd, Listening>,
     connections: BTreeMap<ConnectionId, Entry>,
     flows: HashMap<Flow, ConnectionId>,
+    /// What is known of servers, by both addresses.
+    fast_open_peers: HashMap<(IpAddr, IpAddr), FastOpenPeer>,
     next_connection: ConnectionId,
     next_port: u16,
     time_wait: TimeWaitTable,
@@ -151,6 +166,7 @@ impl Host {
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             flows: HashMap::new(),
+            fast_open_peers: HashMap::new(),
             next_connection: 0,
             next_port: 49_152,
             time_wait: TimeWaitTable::new(65_536, key),
@@ -276,6 +292,8 @@ impl Host {
     }
 }
 
+#[cfg(test)]
+mod notification_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

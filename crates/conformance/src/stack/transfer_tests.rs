@@ -92,24 +92,6 @@ fn a_writer_is_woken_when_a_third_is_free() {
 }
 
 #[test]
-fn what_no_socket_of_ours_has_is_refused() {
-    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
-    let (client, fd) = (&mut pair.client, pair.to_server);
-    let on = 1i32.to_ne_bytes();
-    let refused = Err(Failure::Errno(libc::ENOPROTOOPT));
-    for option in [libc::SO_ZEROCOPY, libc::SO_TIMESTAMPING] {
-        assert_eq!(
-            client.setsockopt(fd, libc::SOL_SOCKET, option, &on),
-            refused
-        );
-    }
-    // A flag that nobody knows changes nothing.
-    assert_eq!(client.send(fd, &[5; 500], libc::MSG_ZEROCOPY), Ok(500));
-    let empty = client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
-    assert_eq!(empty, Err(Failure::Errno(libc::EAGAIN)));
-}
-
-#[test]
 fn what_waits_to_be_sent_keeps_a_writer_waiting() {
     let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
     let (client, fd) = (&mut pair.client, pair.to_server);

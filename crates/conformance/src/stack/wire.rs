@@ -10,7 +10,6 @@ use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 
-use super::transfer::is_writable;
 use super::{ConnectionId, Entry, Fd, Host};
 
 /// The largest packet: an IP datagram with an Ethernet header before it.
@@ -91,6 +90,10 @@ impl Host {
                     if let Some(&id) = self.flows.get(&flow) {
                         let now = self.now;
                         self.on_connection(id, |connection| connection.icmp_error(&error, now));
+                    } else if let Some(fd) = self.listener_of(flow.local)
+                        && let Some(listening) = self.listeners.get_mut(&fd)
+                    {
+                        listening.protocol.icmp_error(&error);
                     }
                 }
             }
@@ -153,6 +156,7 @@ impl Host {
         let id = self.add_connection(Connection::accept(handshake, &config, now));
         if let Some(entry) = self.connections.get_mut(&id) {
             entry.listener = Some(fd);
+            entry.opened_at = handshake.fast_open.map(|_| fd);
         }
         let _ = self.adopt_options(fd, id);
         if let Some(listening) = self.listeners.get_mut(&fd) {
@@ -228,6 +232,9 @@ impl Host {
         let Some(entry) = self.connections.get_mut(&id) else {
             return;
         };
+        if entry.deferred {
+            return;
+        }
         let flow = *entry.connection.flow();
         let mut sent = Vec::new();
         // Once is enough for an engine with room; a bound in case it is not.
@@ -240,12 +247,21 @@ impl Host {
                 true
             });
         }
-        let fd = entry.fd;
         self.emit(sent);
-        let lowat = self.notsent_lowat(fd);
+        self.settle_fast_open(id);
+        if let Some(entry) = self.connections.get_mut(&id) {
+            // As `sk_error_report`: everybody is woken.
+            let notified = entry.connection.notified();
+            if entry.notified != notified {
+                entry.notified = notified;
+                entry.readings += 1;
+                entry.writings += 1;
+                self.changes += 1;
+            }
+        }
         if let Some(entry) = self.connections.get_mut(&id)
             && entry.no_space
-            && is_writable(&entry.connection, lowat)
+            && entry.connection.writable()
         {
             entry.no_space = false;
             entry.writings += 1;

@@ -226,7 +226,7 @@ fn call_out(context: &Hints) {
 /// A socket's place for what ties it to a loop. Empty again when the socket is
 /// dropped: the loop forgets the eventfd when that is closed.
 #[derive(Default)]
-pub(crate) struct Slot(Mutex<Option<Placed>>);
+pub(crate) struct Slot(Mutex<Option<Box<Placed>>>);
 
 enum Placed {
     /// Only the kernel knows about it: it is in the loop itself.
@@ -278,7 +278,7 @@ impl Slot {
         if matches!(parts.source, Source::Kernel) {
             let descriptor = parts.descriptor;
             SourceFd(&descriptor).register(registry, token, interest)?;
-            *place = Some(Placed::Kernel(descriptor));
+            *place = Some(Box::new(Placed::Kernel(descriptor)));
             return Ok(());
         }
         let core = stack.core();
@@ -305,13 +305,13 @@ impl Slot {
         signal.level(&registration);
         // From here on dropping `placed` undoes what was done.
         SourceFd(&signal.wake.descriptor()).register(registry, token, interest)?;
-        *place = Some(placed);
+        *place = Some(Box::new(placed));
         Ok(())
     }
 
     fn reregister(&self, registry: &Registry, token: Token, interest: Interest) -> io::Result<()> {
         use event::Source as _;
-        match &*lock(&self.0) {
+        match lock(&self.0).as_deref() {
             None => errno(libc::ENOENT),
             Some(Placed::Kernel(fd)) => SourceFd(fd).reregister(registry, token, interest),
             Some(Placed::Signalled {
@@ -329,7 +329,7 @@ impl Slot {
     fn deregister(&self, registry: &Registry) -> io::Result<()> {
         use event::Source as _;
         let placed = lock(&self.0).take();
-        match &placed {
+        match placed.as_deref() {
             None => errno(libc::ENOENT),
             Some(Placed::Kernel(fd)) => SourceFd(fd).deregister(registry),
             Some(Placed::Signalled { signal, .. }) => {

@@ -287,6 +287,8 @@ pub(crate) struct Core {
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
     clock: Clock,
+    /// When the clock was at zero.
+    pub(crate) origin: Instant,
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
     pub(crate) warnings: Vec<String>,
@@ -511,6 +513,9 @@ impl Stack {
             next_channel: AtomicU16::new(0),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
+            origin: Instant::now()
+                .checked_sub(clock())
+                .unwrap_or_else(Instant::now),
             clock,
             device: device.map(Mutex::new),
             warnings: parts.warnings,

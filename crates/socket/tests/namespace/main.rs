@@ -11,6 +11,7 @@ mod capture;
 mod classes;
 mod event_loop;
 mod exchange;
+mod fast_open;
 mod kernel;
 mod life;
 mod policies;
@@ -85,6 +86,9 @@ system_tests! {
     tcp::idle_connections_wake_nobody on 1,
     tcp::a_killed_server_leaves_nothing_behind on 1,
     tcp::all_architectures_carry_streams on 1,
+    fast_open::kernel_clients_open_connections_by_their_syns on 1,
+    fast_open::streams_open_connections_of_the_kernel_by_their_syns on 1,
+    fast_open::the_kernel_that_does_not_take_data_gets_it_again on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::column::{Answer, Told};
+use super::column::{Answer, Told};
 
 fn check(result: i32) -> Answer<i32> {
     if result < 0 {
@@ -206,28 +206,4 @@ pub fn block(signal: i32) {
         let result = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
         assert_eq!(result, 0);
     }
-}
-
-/// `epoll_wait` into a caller's buffer, for so many milliseconds.
-pub fn wait_into(set: i32, events: &mut [libc::epoll_event], timeout: i32) -> Answer<usize> {
-    // SAFETY: writable for the length stated.
-    let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), events.len() as i32, timeout) };
-    check(count).map(|count| count as usize)
-}
-
-/// `read` into a caller's buffer.
-pub fn read_into(fd: i32, buffer: &mut [u8]) -> Answer<usize> {
-    // SAFETY: writable for the length stated.
-    let length = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
-    check(length as i32).map(|length| length as usize)
-}
-
-/// Lets the process have so many descriptors, if it may.
-pub fn raise_descriptor_limit(limit: u64) {
-    let limit = libc::rlimit {
-        rlim_cur: limit,
-        rlim_max: limit,
-    };
-    // SAFETY: a valid rlimit.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
 }
