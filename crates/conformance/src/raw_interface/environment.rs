@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
+use super::raw_device::Device;
 use super::raw_memory;
 use crate::stack::{HostConfig, Sysctl};
 
@@ -54,6 +55,11 @@ impl Flags {
     /// Whether the device cuts long packets, as it is now.
     pub(super) fn segmentation_offload(&self) -> bool {
         self.offload && raw_memory::segmentation_offload(&self.interface) != Some(false)
+    }
+
+    /// The device, if the namespace has it.
+    pub(super) fn device(&self) -> Option<Device> {
+        Device::open(&self.interface)
     }
 
     /// A host's configuration.

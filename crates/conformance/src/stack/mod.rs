@@ -13,7 +13,7 @@
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
 //! passes would say nothing of what ships. What `Connection::output` gives leaves
-//! byte for byte and at once, one packet for each `Outgoing`; a call takes what
+//! byte for byte and at once (or stays, where the device has no room), one packet for each `Outgoing`; a call takes what
 //! `Connection::write` takes; who may write is `Connection::writable`; `TCP_INFO`
 //! is `Connection::info` in Linux's layout. Options that no Tidewall socket has
 //! are refused.
@@ -110,6 +110,8 @@ struct Entry {
     deferred: bool,
     /// The listener that counts it among those opened by a SYN.
     opened_at: Option<Fd>,
+    /// The device had no room at the last output.
+    refused: bool,
     /// [`Connection::notified`] when those who wait were last woken for it.
     notified: u32,
 }
@@ -140,6 +142,7 @@ pub struct Host {
     out: VecDeque<(Duration, Vec<u8>)>,
     /// Moves whenever something happened that a waiting call may wait for.
     changes: u64,
+    room: Box<dyn FnMut() -> bool + Send>,
 }
 
 impl Host {
@@ -172,6 +175,7 @@ impl Host {
             time_wait: TimeWaitTable::new(65_536, key),
             out: VecDeque::new(),
             changes: 0,
+            room: Box::new(|| true),
         }
     }
 
@@ -198,6 +202,14 @@ impl Host {
     /// from now on.
     pub fn set_segmentation_offload(&mut self, on: bool) {
         self.config.segmentation_offload = on;
+    }
+
+    /// Has each output of a connection ask, before its first packet, whether the
+    /// device has room. While `room` says false, the packets of connections stay
+    /// in their engines (`Connection::output`), and are asked for again when the
+    /// clock has moved or a packet is looked for. Without it there always is room.
+    pub fn set_room(&mut self, room: impl FnMut() -> bool + Send + 'static) {
+        self.room = Box::new(room);
     }
 
     /// The time.
@@ -238,6 +250,7 @@ impl Host {
             self.expire();
         }
         self.now = self.now.max(to);
+        self.output_refused();
     }
 
     /// Does what is due now.
@@ -267,6 +280,9 @@ impl Host {
 
     /// The next packet that has left, from its IP header on, and when it did.
     pub fn packet_out(&mut self) -> Option<(Duration, Vec<u8>)> {
+        if self.out.is_empty() {
+            self.output_refused();
+        }
         self.out.pop_front()
     }
 

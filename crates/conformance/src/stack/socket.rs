@@ -425,6 +425,7 @@ impl Host {
                 no_space: false,
                 deferred: false,
                 opened_at: None,
+                refused: false,
                 notified: 0,
             },
         );

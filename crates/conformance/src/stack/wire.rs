@@ -237,15 +237,24 @@ impl Host {
         }
         let flow = *entry.connection.flow();
         let mut sent = Vec::new();
+        entry.refused = false;
         // Once is enough for an engine with room; a bound in case it is not.
         for _ in 0..4 {
             if !entry.connection.wants_output() {
                 break;
             }
+            let mut room = None;
             entry.connection.output(now, &mut |outgoing| {
-                sent.extend(datagram(&flow, outgoing));
-                true
+                let room = *room.get_or_insert_with(&mut self.room);
+                if room {
+                    sent.extend(datagram(&flow, outgoing));
+                }
+                room
             });
+            entry.refused = room == Some(false);
+            if entry.refused {
+                break;
+            }
         }
         self.emit(sent);
         self.settle_fast_open(id);
@@ -268,6 +277,20 @@ impl Host {
             self.changes += 1;
         }
         self.bury(id);
+    }
+
+    /// Has those send that the device had no room for, as whoever owns an engine
+    /// does.
+    pub(super) fn output_refused(&mut self) {
+        let refused: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.refused)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in refused {
+            self.settle(id);
+        }
     }
 
     fn bury(&mut self, id: ConnectionId) {
