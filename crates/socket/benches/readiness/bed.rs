@@ -3,6 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidewall_device::memory::{LinkConfig, pair};
@@ -29,19 +31,23 @@ pub struct Bed {
     pub fds: Vec<i32>,
     pub peers: Vec<TcpStream>,
     idle: Vec<TcpStream>,
+    clock: Arc<AtomicU64>,
 }
 
 impl Bed {
     /// So many connections to write to, and so many idle descriptors.
     pub fn new(active: usize, idle: usize) -> Self {
         let (_, a, b) = pair(LinkConfig::default()).expect("memory");
+        let clock = Arc::new(AtomicU64::new(0));
         let on = |end, own: u8, other: u8| {
+            let clock = clock.clone();
+            let now = move || Duration::from_millis(clock.load(Ordering::Relaxed));
             let config = MemoryConfig {
                 addresses: vec![Ipv4Addr::new(10, 0, 0, own).into()],
                 mac: MacAddress([2, 0, 0, 0, 0, own]),
                 peer: MacAddress([2, 0, 0, 0, 0, other]),
             };
-            Stack::in_memory_on_clock(end, config, || Duration::ZERO).expect("a stack")
+            Stack::in_memory_on_clock(end, config, now).expect("a stack")
         };
         let (near, far) = (on(a, 1, 2), on(b, 2, 1));
         let near = Descriptors::new(&near, 1 << 20);
@@ -62,6 +68,7 @@ impl Bed {
             fds: Vec::new(),
             peers: Vec::new(),
             idle: Vec::new(),
+            clock,
         };
         bed.watch(protocol, listener, Events::NONE);
         let (fds, peers) = bed.connect(active);
@@ -108,6 +115,7 @@ impl Bed {
             }
             for peer in &peers {
                 let _ = peer.peek(&mut [0]);
+                peer.set_nodelay(true).expect("an own connection");
             }
         }
         self.turn();
@@ -134,8 +142,10 @@ impl Bed {
 
     /// Every peer sends a request; `process`: and the near end has seen it.
     pub fn send_all(&mut self, process: bool) {
+        // Acknowledgments of what was sent before are due.
+        self.clock.fetch_add(50, Ordering::Relaxed);
+        self.turn();
         for peer in &mut self.peers {
-            // Acknowledgments of what it sent before.
             let _ = peer.read(&mut [0]);
             peer.write_all(&[1; 64]).expect("room");
         }

@@ -386,6 +386,11 @@ impl Hints {
         self.inside.load(Ordering::SeqCst) != 0
     }
 
+    /// As [`Hints::is_inside`], or one that watches this one.
+    pub(super) fn is_attended(&self) -> bool {
+        self.is_inside() || self.watch.is_attended()
+    }
+
     fn is_turned_here(&self) -> bool {
         TURNING.get() == std::ptr::from_ref(self).addr()
     }

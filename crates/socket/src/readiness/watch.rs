@@ -545,8 +545,15 @@ impl Watch {
     }
 
     /// True when the next turn of a context will send what is written now.
+    ///
+    /// Nobody is in one: whoever is inside may sleep.
     pub(crate) fn is_turned_later(&self) -> bool {
-        self.any(|registration| !registration.hints.is_inside())
+        self.is_watched() && !self.is_attended()
+    }
+
+    /// True when a thread is in a context that watches it, or in one above that.
+    pub(super) fn is_attended(&self) -> bool {
+        self.any(|registration| registration.hints.is_attended())
     }
 
     /// Something changed, or is so. Whoever is interested gets a hint. Of the
