@@ -136,6 +136,14 @@ impl Servers {
         if !self.proxy {
             return Ok(None);
         }
+        // It closes its connections first and would remember them for a minute.
+        // What it remembers of a stack that is gone would have the next one, which
+        // numbers anew, try again after a second.
+        bench.testbed.in_client(&[
+            "sh",
+            "-ec",
+            "echo 0 > /proc/sys/net/ipv4/tcp_max_tw_buckets",
+        ])?;
         let tcp = TcpSpec::new(self.files(0), ORIGIN_PORT);
         bench.serve_beside(tcp).map(Some)
     }
@@ -274,6 +282,7 @@ pub(super) fn cold_on_linux(cold: u32) -> u32 {
 /// Names of a point's values.
 pub(super) const IDLE: &str = "idle";
 pub(super) const RATE: &str = "requests/s";
+pub(super) const LOOP: &str = "clients in a closed loop";
 pub(super) const STANDING: &str = "cold connections";
 /// What the vertical axes are.
 pub(super) const TIME_AXIS: &str = "mean response time, µs";
@@ -326,6 +335,7 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
     let values = &mut sample.values;
     if let Some(http) = &report.http {
         values.insert(RATE.to_owned(), http.rate);
+        values.insert(LOOP.to_owned(), CONNECTIONS.into());
     }
     if let Some(usage) = &measured.outcome.usage {
         values.insert(IDLE.to_owned(), 100.0 * usage.left());
@@ -364,6 +374,12 @@ pub(super) fn redrawn(series: &Series, value: &str, setting: &str, axis: &str) -
             high: y,
             runs: point.runs,
             variant: point.variant.clone(),
+            values: point
+                .values
+                .get_key_value(LOOP)
+                .map(|(name, clients)| (name.clone(), *clients))
+                .into_iter()
+                .collect(),
             ..Point::default()
         })
     });
@@ -376,28 +392,27 @@ pub(super) fn redrawn(series: &Series, value: &str, setting: &str, axis: &str) -
     }
 }
 
-/// The saturation throughput of a curve against the rate: its last point.
+/// The saturation throughput of a curve against the rate: that of its last
+/// point, if that is the closed loop's.
 pub(super) fn saturation(series: &[Series], system: &str, setting: &str) -> Option<f64> {
-    find(series, system, Some(setting))?
-        .last()?
-        .values
-        .get(RATE)
-        .copied()
+    let values = &find(series, system, Some(setting))?.last()?.values;
+    values.get(LOOP)?;
+    values.get(RATE).copied()
 }
 
-/// A value of a curve's first point: that of the lowest rate.
+/// A value of a curve's first point, that of the lowest rate, if it is one of
+/// S-clients.
 pub(super) fn at_lowest(
     series: &[Series],
     system: &str,
     setting: &str,
     value: &str,
 ) -> Option<f64> {
-    find(series, system, Some(setting))?
-        .points
-        .first()?
-        .values
-        .get(value)
-        .copied()
+    let values = &find(series, system, Some(setting))?.points.first()?.values;
+    match values.contains_key(LOOP) {
+        true => None,
+        false => values.get(value).copied(),
+    }
 }
 
 /// Measures several groups of curves, each as its plan says, into one result.
@@ -527,8 +542,14 @@ mod tests {
         let idle = redrawn(&series, IDLE, "b", IDLE_AXIS);
         assert_eq!((idle.points.len(), idle.points[0].y), (1, 88.0));
         assert_eq!(idle.setting.as_deref(), Some("b"));
-        let all = [series];
+        series.points[1].values.insert(RATE.into(), 1_990.0);
+        let mut all = [series];
         assert_eq!(at_lowest(&all, "select", "a", IDLE), Some(88.0));
-        assert_eq!(saturation(&all, "select", "a"), None);
+        assert_eq!(saturation(&all, "select", "a"), None, "not a closed loop");
+        for point in &mut all[0].points {
+            point.values.insert(LOOP.into(), 8.0);
+        }
+        assert_eq!(saturation(&all, "select", "a"), Some(1_990.0));
+        assert_eq!(at_lowest(&all, "select", "a", IDLE), None);
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn run(
     let mut notes = swept.notes;
     notes.push(format!(
         "A closed loop of {CONNECTIONS} clients, one connection a request, {WORK} multiplications a \
-         request so that the server is the bottleneck (see its idle share with each point). Cold \
+         request (nginx makes none) so that the server is the bottleneck (see its idle share with each point). Cold \
          connections send nothing. On Linux a process has at most {} of them here (limit of open \
          files).",
         cold_on_linux(u32::MAX)

@@ -10,8 +10,8 @@ use tidewall_service::counters::Times;
 
 use super::select::{
     CLASSICAL, CLASSICAL_NAME, COLD, CONNECTIONS, Contestant, EPOLL, IDLE, LINEAR, LINUX_EPOLL,
-    LINUX_SELECT, RATE, SELECT, SELECT_NAME, SELECTOR, SMALL, Servers, capacity, describe, redrawn,
-    reduce, sweeps,
+    LINUX_SELECT, LOOP, RATE, SELECT, SELECT_NAME, SELECTOR, SMALL, Servers, capacity, describe,
+    redrawn, reduce, sweeps,
 };
 use super::select_static::{REALISTIC_SMALL, SENDERS, rising};
 use super::{Options, environment, ratio};
@@ -250,9 +250,8 @@ fn reduce_shares(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<
 pub fn claims(series: &[Series]) -> Vec<Claim> {
     let at_saturation = |system: &str, part: &str| {
         let (_, panel) = PARTS.iter().find(|(name, _)| *name == part)?;
-        find(series, system, Some(panel))?
-            .last()
-            .map(|point| point.y)
+        let last = find(series, system, Some(panel))?.last()?;
+        last.values.contains_key(LOOP).then_some(last.y)
     };
     vec![
         Claim::judge(
@@ -292,6 +291,12 @@ mod tests {
             curve(SELECT_NAME, Some(PARTS[0].1), &[(1e3, 5.0), (9e3, 9.0)]),
             curve(SELECT_NAME, Some(PARTS[1].1), &[(1e3, 0.2), (9e3, 0.4)]),
         ];
+        let unsaturated = super::claims(&series);
+        assert!(unsaturated.iter().all(|claim| claim.measured.is_none()));
+        for series in &mut series {
+            let last = series.points.last_mut().unwrap();
+            last.values.insert(LOOP.into(), 8.0);
+        }
         let claims = claims(&series);
         assert_eq!(claims[0].measured, Some(0.15));
         assert_eq!(claims[1].measured, Some(0.4));

@@ -51,7 +51,7 @@ pub(super) fn run(
         "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
          T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. Each request \
          has a connection of its own and makes one If-Modified-Since to the origin, on another; {WORK} \
-         multiplications a request. Client and origin share a processor."
+         multiplications a request (Squid makes none). Client and origin share a processor."
     ));
     let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
     let all = [

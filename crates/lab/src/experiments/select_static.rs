@@ -175,7 +175,7 @@ pub(super) fn run(
     notes.push(format!(
         "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
          T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. One \
-         connection a request, {WORK} multiplications a request. The throttled server makes {THROTTLE}: about \
+         connection a request, {WORK} multiplications a request (nginx and Squid make none). The throttled server makes {THROTTLE}: about \
          {CAN} requests/s."
     ));
     let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
@@ -279,6 +279,7 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::select::LOOP;
     use super::*;
     use crate::result::tests::curve;
 
@@ -290,6 +291,10 @@ pub(super) mod tests {
             let point = &mut one.points[0];
             point.values.insert(RATE.into(), rate);
             point.values.insert(IDLE.into(), idle);
+            // A busy processor: a closed loop.
+            if idle == 0.0 {
+                point.values.insert(LOOP.into(), 8.0);
+            }
             series.points.append(&mut one.points);
         }
         series

@@ -156,6 +156,9 @@ pub(super) fn serve(
     ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
     let files = raw_process::raise_files(FILES)?;
+    // Of this network namespace alone, which goes: Squid does not run as root.
+    fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
+        .context("cannot let a program without privileges have a port below 1024")?;
     let directory = scratch(program.name());
     fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let configuration = directory.join("configuration");
