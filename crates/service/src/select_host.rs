@@ -152,7 +152,9 @@ impl<S: Bitmap> Watched<S> {
         highest
     }
 
-    /// Copies what is wanted, as the call overwrites it.
+    /// Copies what is wanted, as the call overwrites it. By itself in a profile:
+    /// with [`Watched::find`] it is what the paper calls comm_select.
+    #[inline(never)]
     fn lend(&mut self) {
         let words = self.nfds.div_ceil(BITS);
         for (lent, wanted) in self.lent.iter_mut().zip(&self.wanted) {
@@ -164,6 +166,7 @@ impl<S: Bitmap> Watched<S> {
     }
 
     /// Searches the result.
+    #[inline(never)]
     fn find(&self, count: usize, events: &mut Vec<Event>) {
         let mut left = count;
         let [read, write] = &self.lent;

@@ -29,11 +29,11 @@ use crate::units;
 /// a run with what it has.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
-    tidewall load s-clients --rate 5k http://10.77.0.2/doc       5,000 connections/s, whatever comes back\n  \
-    tidewall load http -c 64 -d 30s http://10.77.0.2/doc          as wrk: 64 connections in a closed loop\n  \
-    tidewall load http -c 64 -R 20k http://10.77.0.2/doc          as wrk2: 20,000 requests/s\n  \
-    tidewall load slow -c 20k http://10.77.0.2/                    20,000 connections that do nothing\n  \
-    tidewall load rpc --to 10.77.0.2:7 --to 10.77.0.2:8 -n 64     two UDP services always busy\n  \
+    tidewall load s-clients --rate 5k http://10.77.0.2/doc     5,000/s, whatever comes back\n  \
+    tidewall load http -c 64 -d 30s http://10.77.0.2/doc       a closed loop, as wrk\n  \
+    tidewall load http -c 64 -R 20k http://10.77.0.2/doc       an open one, as wrk2\n  \
+    tidewall load slow -c 20k http://10.77.0.2/                20,000 that do nothing\n  \
+    tidewall load rpc --to 10.77.0.2:7 --to 10.77.0.2:8 -n 64  two UDP services always busy\n  \
     tidewall load udp --interface tw-a --to 10.77.0.2:9 --rate 300k\n  \
     tidewall load syn-flood --interface tw-a --to 10.77.0.2:81 --rate 100k --spoof 10.78.0.0/16\n\n\
     `tidewall load KIND --help` has the rest. --json FILE writes what was asked for, what came of it and \

@@ -678,7 +678,7 @@ fn small_server() -> std::net::SocketAddr {
 #[test]
 fn a_load_of_s_clients_is_reported_as_text_and_as_json() {
     let url = format!("http://{}/doc", small_server());
-    let common = ["load", "s-clients", "-R", "100", "--for", "300ms"];
+    let common = ["load", "s-clients", "-R", "100", "--for", "2s"];
     let output = tidewall(&[&common[..], &[&url]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
@@ -696,7 +696,7 @@ fn a_load_of_s_clients_is_reported_as_text_and_as_json() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["load"]["s_clients"]["rate"], 100);
     let report = &json["report"]["s_clients"];
-    assert!(report["measured"]["begun"].as_u64().unwrap() <= 30);
+    assert!(report["measured"]["begun"].as_u64().unwrap() <= 200);
     assert!(
         report["response"]["corrected"]["percentiles"].is_array(),
         "{report}"

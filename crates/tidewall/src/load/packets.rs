@@ -73,7 +73,7 @@ impl Packets {
     after_help = "Examples:\n  tidewall load udp --to 127.0.0.1:9 --sender socket --rate 10k\n  \
     tidewall load udp --interface tw-a --to 10.77.0.2:9 --rate max --sender frame --for 2s\n\n\
     Senders: skb sends through AF_XDP, frame injects XDP frames as from a NIC (veth only), socket is \
-    sendmmsg and needs no privilege. `tidewall blast --help` has more; say which one a figure used. \
+    sendmmsg and needs no privilege. `tidewall blast --help` has more; say which one a figure used.\n\
     Exit codes: 0 sent; 1 sending failed; 2 it could not begin."
 )]
 pub struct Udp {
@@ -126,7 +126,8 @@ impl Load for Udp {
     tidewall load syn-flood --interface tw-a --to 10.77.0.2:81 --rate 400k --spoof 10.78.0.0/16\n  \
     tidewall load syn-flood --interface tw-a --to 10.77.0.2:81 --rate max --sender frame --for 2s\n\n\
     The host that the source address belongs to answers a SYN-ACK by a reset, which frees the server's \
-    memory: spoof a prefix that nobody has. Exit codes: 0 sent; 1 sending failed; 2 it could not begin.")]
+    memory: spoof a prefix that nobody has.\n\
+    Exit codes: 0 sent; 1 sending failed; 2 it could not begin.")]
 pub struct SynFlood {
     #[command(flatten)]
     packets: Packets,

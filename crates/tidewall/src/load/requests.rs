@@ -13,7 +13,7 @@ use crate::units;
 /// Whom requests are for.
 #[derive(clap::Args)]
 struct Target {
-    /// The document: http://HOST[:PORT][/PATH]
+    /// The document: `http://HOST[:PORT][/PATH]`
     #[arg(value_name = "URL")]
     url: Url,
     /// Ask this proxy for the document, by its whole URL, instead of the URL's host
@@ -69,8 +69,8 @@ impl Target {
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load s-clients --rate 5k http://10.77.0.2/doc\n  \
-    tidewall load s-clients --rate 50k --sources 10.77.1.0/27 -d 30s --json out.json http://10.77.0.2/doc\n  \
-    tidewall load s-clients --rate 2k --proxy 10.77.0.2:3128 http://10.78.0.2/doc   through a caching proxy\n\n\
+    tidewall load s-clients -R 50k --sources 10.77.1.0/27 --json out.json http://10.77.0.2/doc\n  \
+    tidewall load s-clients -R 2k --proxy 10.77.0.2:3128 http://10.78.0.2/doc   through a proxy\n\n\
     What becomes of each connection is counted once: answered (200 or another status), gave up (did not \
     stand within T), refused, failed (closed or reset before its response was whole), malformed, timed \
     out, local error (no port or descriptor here), or unfinished at the end. 'skipped' and 'no room' \

@@ -19,9 +19,9 @@ use crate::units;
 /// no response time.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
-    tidewall load rpc --to 10.77.0.2:7                                 one call at a time\n  \
-    tidewall load rpc --to 10.77.0.2:7 --to 10.77.0.2:8 --outstanding 64    two servers always busy\n  \
-    tidewall load rpc --to 10.77.0.2:7@20k --to 10.77.0.2:8@500 --outstanding 256   fast and slow calls\n\n\
+    tidewall load rpc --to 10.77.0.2:7                           one call at a time\n  \
+    tidewall load rpc --to 10.77.0.2:7 --to 10.77.0.2:8 -n 64   two servers always busy\n  \
+    tidewall load rpc --to 10.77.0.2:7@20k --to 10.77.0.2:8@500 -n 256   fast and slow calls\n\n\
     Exit codes: 0 done, Ctrl-C included; 1 nothing was answered; 2 it could not begin.")]
 pub struct Rpc {
     /// A service, up to 8 of them; with @RATE calls are due at so many a second, else one follows

@@ -21,14 +21,14 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load slow -c 20k http://10.77.0.2/                   they connect, and that is all\n  \
-    tidewall load slow -c 750 --mode trickle http://10.77.0.2/    a byte of a request each minute\n  \
-    tidewall load slow -c 2k --mode sip --every 1s http://10.77.0.2/doc     a byte of a response each second\n  \
+    tidewall load slow -c 750 --mode trickle http://10.77.0.2/    a byte of a request a minute\n  \
+    tidewall load slow -c 2k --mode sip http://10.77.0.2/doc      a byte of a response a second\n  \
     tidewall load slow -c 100k --pace 5k --sources 10.77.1.0/28 -d 10m http://10.77.0.2/\n\n\
     Each connection takes a descriptor (the limit is raised where it may be) and a port of a source \
     address, of which one address has enough for 25,000. Ctrl-C closes them all.\n\
     Exit codes: 0 done, Ctrl-C included; 1 none could be opened; 2 it could not begin.")]
 pub struct Slow {
-    /// The server, and the document that some modes ask for: http://HOST[:PORT][/PATH]
+    /// The server, and the document that some modes ask for: `http://HOST[:PORT][/PATH]`
     #[arg(value_name = "URL")]
     url: Url,
     /// Number of connections, 1 to 1000000

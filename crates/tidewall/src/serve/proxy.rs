@@ -247,7 +247,7 @@ mod tests {
         };
         assert_eq!(
             rates(&now, &last, Duration::from_secs(2)),
-            "10,000 requests/s, 1 from the cache, 9,998 confirmed, 1 missed, 9,999 upstream connections/s, \
+            "10,000 requests/s, 1.0 from the cache, 9,998 confirmed, 1.0 missed, 9,999 upstream connections/s, \
              750 and 5 open, 0 errors and 1 upstream"
         );
         assert!(

@@ -459,10 +459,11 @@ impl Session {
                 );
                 match stored {
                     Some(stored) if head.length.is_none_or(fits) => {
-                        let room = head.length.and_then(|length| usize::try_from(length).ok());
+                        // An origin's word alone is worth little memory.
+                        let room = head.length.unwrap_or(0).min(ANSWER_FULL as u64);
                         exchange.storing = Some(Storing {
                             stored,
-                            body: Vec::with_capacity(room.unwrap_or(0)),
+                            body: Vec::with_capacity(room as usize),
                         });
                     }
                     // What was stored is history, unless the origin is just
