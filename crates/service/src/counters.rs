@@ -12,6 +12,9 @@
 //! | 1 | number of services |
 //! | 2 | turns of the event loop |
 //! | 3 | times it slept, or tried to |
+//! | 4 | processor time of its waiting calls, ns, where it is counted ([`Timed`](crate::Timed)) |
+//! | 5 | processor time of its calls that accept and connect, ns |
+//! | 6 | processor time of its thread, ns |
 //! | 8 + 8·n | datagrams that service n received |
 //! | 9 + 8·n | bytes of their payloads |
 //! | 10 + 8·n | replies that it handed to the stack |
@@ -25,26 +28,34 @@
 //! that came, replies are responses, errors are connections that broke and
 //! requests that were refused.
 //!
+//! The last [`PROXY_WORDS`] words are those of a proxy ([`ProxyCounts`], in the
+//! order of its fields).
+//!
 //! The service is the only writer; each cell is a cache line of its own.
 
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::http::proxy::shared::Uses;
 use crate::raw_page::{BYTES, Page, WORDS};
 
 /// First word of the page.
 pub const MAGIC: u64 = u64::from_be_bytes(*b"twservc1");
 /// Most services that fit a page.
-pub const SERVICES: usize = WORDS / CELL - 1;
+pub const SERVICES: usize = (WORDS - PROXY_WORDS) / CELL - 1;
+/// Words of a proxy's counts.
+pub const PROXY_WORDS: usize = 16;
 
 const CELL: usize = 8;
 const COUNT: usize = 1;
 const TURNS: usize = 2;
 const WAITS: usize = 3;
+const TIMES: usize = 4;
 
 /// What one service has done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +79,57 @@ pub struct ServiceCounts {
     /// Bytes sent over them.
     #[serde(default)]
     pub sent: u64,
+}
+
+/// Processor time of an event loop, where it is counted
+/// ([`Timed`](crate::Timed)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// In calls that wait (epoll_wait, select, ...), nanoseconds.
+    pub waiting: u64,
+    /// In calls that accept and connect, nanoseconds: they allocate descriptors.
+    pub opening: u64,
+    /// Of the thread altogether, nanoseconds.
+    pub total: u64,
+}
+
+/// What a proxy has done since it started, beside what every service of
+/// connections counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProxyCounts {
+    /// Requests answered from the cache without asking the origin.
+    pub hits: u64,
+    /// Answered from the cache after the origin had confirmed it (304).
+    pub revalidated: u64,
+    /// The origin was asked whether what is stored is current, and had
+    /// something else.
+    pub replaced: u64,
+    /// Requests for which nothing was stored.
+    pub misses: u64,
+    /// Requests that no cache can answer, passed on.
+    pub passed: u64,
+    /// Answered from the cache because the origin failed.
+    pub stale: u64,
+    /// Requests for which the origin could not be reached or gave no good
+    /// answer.
+    pub upstream_errors: u64,
+    /// Bytes that came from origins.
+    pub upstream_bytes: u64,
+    /// Responses that were stored.
+    pub stored: u64,
+    /// Connections to origins begun.
+    pub upstream_connections: u64,
+    /// Requests sent over a connection that others had used.
+    pub upstream_reused: u64,
+    /// Connections to origins now.
+    pub upstream_open: u64,
+    /// Responses in the cache now.
+    pub cached: u64,
+    /// Bytes that they take.
+    pub cached_bytes: u64,
+    /// Responses that had to make room.
+    pub evicted: u64,
 }
 
 /// The page, for the service that counts.
@@ -113,6 +175,17 @@ impl Counters {
         bump(self.page.words().get(WAITS), 1);
     }
 
+    /// A call that waits, or one that opens a connection, took so much processor
+    /// time, of which the thread has used `total`.
+    pub(crate) fn timed(&self, waits: bool, spent: Duration, total: Duration) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let words = self.page.words();
+        bump(words.get(TIMES + usize::from(!waits)), nanoseconds(spent));
+        if let Some(word) = words.get(TIMES + 2) {
+            word.store(nanoseconds(total), Ordering::Relaxed);
+        }
+    }
+
     /// Adds one batch of service `number`.
     pub(crate) fn batch(&self, number: usize, datagrams: u64, bytes: u64, replies: u64) {
         let cell = self.cell(number);
@@ -144,12 +217,62 @@ impl Counters {
         bump(self.cell(number).get(3), 1);
     }
 
+    /// Adds what a proxy has done.
+    pub(crate) fn proxy(&self, uses: &Uses) {
+        if *uses == Uses::default() {
+            return;
+        }
+        let Uses {
+            hits,
+            revalidated,
+            replaced,
+            misses,
+            passed,
+            stale,
+            upstream_errors,
+            upstream_bytes,
+            stored,
+        } = *uses;
+        let all = [
+            hits,
+            revalidated,
+            replaced,
+            misses,
+            passed,
+            stale,
+            upstream_errors,
+            upstream_bytes,
+            stored,
+        ];
+        for (word, by) in proxy_words(&self.page).iter().zip(all) {
+            bump(Some(word), by);
+        }
+    }
+
+    /// A proxy has begun a connection to an origin.
+    pub(crate) fn proxy_connected(&self) {
+        bump(proxy_words(&self.page).get(9), 1);
+    }
+
+    /// A proxy has used a connection to an origin again.
+    pub(crate) fn proxy_reused(&self) {
+        bump(proxy_words(&self.page).get(10), 1);
+    }
+
+    /// What a proxy has now: connections to origins, responses and their bytes
+    /// in its cache; and how many have had to make room.
+    pub(crate) fn proxy_state(&self, cached: (usize, usize), evicted: u64, upstreams: usize) {
+        let all = [upstreams as u64, cached.0 as u64, cached.1 as u64, evicted];
+        for (word, value) in proxy_words(&self.page).iter().skip(11).zip(all) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
     fn cell(&self, number: usize) -> &[AtomicU64] {
-        let start = CELL * (number + 1);
-        self.page
-            .words()
-            .get(start..start + CELL)
-            .unwrap_or_default()
+        let start = CELL * (number.min(SERVICES) + 1);
+        let cells = self.page.words().get(..WORDS - PROXY_WORDS);
+        let cell = cells.and_then(|cells| cells.get(start..start + CELL));
+        cell.unwrap_or_default()
     }
 }
 
@@ -158,6 +281,11 @@ impl Drop for Counters {
         // A reader that has it mapped keeps it; the name need not stay.
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// The words of a proxy.
+fn proxy_words(page: &Page) -> &[AtomicU64] {
+    page.words().get(WORDS - PROXY_WORDS..).unwrap_or_default()
 }
 
 /// Adds without a locked instruction: there is one writer.
@@ -217,6 +345,45 @@ impl Reader {
             .collect()
     }
 
+    /// What a proxy has done so far; zeroes where there is none.
+    pub fn proxy(&self) -> ProxyCounts {
+        let words = proxy_words(&self.page);
+        let word = |n: usize| words.get(n).map_or(0, |word| word.load(Ordering::Relaxed));
+        ProxyCounts {
+            hits: word(0),
+            revalidated: word(1),
+            replaced: word(2),
+            misses: word(3),
+            passed: word(4),
+            stale: word(5),
+            upstream_errors: word(6),
+            upstream_bytes: word(7),
+            stored: word(8),
+            upstream_connections: word(9),
+            upstream_reused: word(10),
+            upstream_open: word(11),
+            cached: word(12),
+            cached_bytes: word(13),
+            evicted: word(14),
+        }
+    }
+
+    /// Where the event loop's processor time has gone; zeroes where that is not
+    /// counted.
+    pub fn times(&self) -> Times {
+        let words = self.page.words();
+        let word = |n: usize| {
+            words
+                .get(TIMES + n)
+                .map_or(0, |word| word.load(Ordering::Relaxed))
+        };
+        Times {
+            waiting: word(0),
+            opening: word(1),
+            total: word(2),
+        }
+    }
+
     /// Turns of the event loop so far.
     pub fn turns(&self) -> u64 {
         self.page.words()[TURNS].load(Ordering::Relaxed)
@@ -273,6 +440,36 @@ mod tests {
             }
         );
         assert_eq!((reader.turns(), reader.waits()), (1, 1));
+        let nanoseconds = Duration::from_nanos;
+        counters.timed(true, nanoseconds(5), nanoseconds(100));
+        counters.timed(true, nanoseconds(6), nanoseconds(200));
+        counters.timed(false, nanoseconds(7), nanoseconds(300));
+        let times = reader.times();
+        assert_eq!((times.waiting, times.opening, times.total), (11, 7, 300));
+        let uses = Uses {
+            hits: 1,
+            stored: 9,
+            ..Uses::default()
+        };
+        counters.proxy(&uses);
+        counters.proxy(&uses);
+        counters.proxy_connected();
+        counters.proxy_reused();
+        counters.proxy_state((3, 4), 5, 6);
+        assert_eq!(
+            reader.proxy(),
+            ProxyCounts {
+                hits: 2,
+                stored: 18,
+                upstream_connections: 1,
+                upstream_reused: 1,
+                upstream_open: 6,
+                cached: 3,
+                cached_bytes: 4,
+                evicted: 5,
+                ..ProxyCounts::default()
+            }
+        );
         drop(counters);
         assert!(!path.exists());
         assert_eq!(reader.read().len(), 2, "the mapping outlives the name");
@@ -306,7 +503,7 @@ mod tests {
         // Out of range counts nowhere, and breaks nothing.
         counters.batch(SERVICES, 1, 1, 1);
         assert_eq!(
-            counters.page.words()[WORDS - CELL].load(Ordering::Relaxed),
+            counters.page.words()[WORDS - PROXY_WORDS - CELL].load(Ordering::Relaxed),
             1
         );
     }

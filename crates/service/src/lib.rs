@@ -3,9 +3,10 @@
 //! Lives here: what a service needs of a stack, for datagrams ([`Host`],
 //! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), the two
 //! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
+//! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`]), a web server over the other ([`http`]), and the shared page in
-//! which they count ([`counters`]). Does not live here: load, test beds
+//! ([`serve`]), a web server and a caching proxy over the other ([`http`]), and
+//! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.
 //!
@@ -21,10 +22,14 @@
 #![deny(unsafe_code)]
 
 pub mod counters;
+pub mod descriptor_host;
+pub mod descriptor_sockets;
 mod host;
 pub mod http;
 pub mod linux;
+pub mod linux_sockets;
 pub mod linux_stream;
+mod poll_host;
 #[allow(unsafe_code)]
 mod raw_file;
 #[allow(unsafe_code)]
@@ -32,15 +37,26 @@ mod raw_linux;
 #[allow(unsafe_code)]
 mod raw_page;
 #[allow(unsafe_code)]
+mod raw_select;
+#[allow(unsafe_code)]
 mod raw_stream;
+#[allow(unsafe_code)]
+mod raw_time;
+mod select_host;
 mod services;
+mod sockets;
 mod stream;
 pub mod tidewall;
 pub mod tidewall_stream;
+mod timed;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
 pub use host::{Datagrams, Host};
+pub use poll_host::{Entry, PollCall, PollHost};
+pub use select_host::{Bitmap, SelectCall, SelectHost};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
-pub use stream::{Event, Interest, Stream, StreamHost};
+pub use sockets::Sockets;
+pub use stream::{Event, Interest, Progress, Stream, StreamHost};
+pub use timed::Timed;
 pub use work::multiply;

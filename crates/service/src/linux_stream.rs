@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::linux::BusyPoll;
 use crate::raw_stream::{self, Epoll};
-use crate::stream::{Event, Interest, Stream, StreamHost};
+use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
 /// Events taken with one call.
 const EVENTS: usize = 512;
@@ -126,22 +126,51 @@ impl Stream for LinuxStream {
     }
 }
 
+/// Listens; connections come only with bytes if `deferred`.
+pub(crate) fn listen(address: SocketAddr, backlog: u32, deferred: bool) -> io::Result<TcpListener> {
+    // The standard library sets SO_REUSEADDR and leaves :: open to IPv4.
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    let fd = listener.as_fd();
+    // Accepted sockets inherit it: a call less for each.
+    raw_stream::set_tcp_option(fd, libc::TCP_NODELAY, 1)?;
+    if deferred {
+        raw_stream::set_tcp_option(fd, libc::TCP_DEFER_ACCEPT, 1)?;
+    }
+    raw_stream::listen(fd, backlog)?;
+    Ok(listener)
+}
+
+/// Takes a connection that is there.
+pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
+    match raw_stream::accept(listener.as_fd()) {
+        Ok((socket, address)) => {
+            let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+            Ok(Some((LinuxStream { socket }, address.unwrap_or(nowhere))))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Begins to connect.
+pub(crate) fn connect(address: SocketAddr) -> io::Result<(LinuxStream, Progress)> {
+    let (socket, done) = raw_stream::connect(address)?;
+    raw_stream::set_tcp_option(socket.as_fd(), libc::TCP_NODELAY, 1)?;
+    let progress = if done {
+        Progress::Done
+    } else {
+        Progress::Begun
+    };
+    Ok((LinuxStream { socket }, progress))
+}
+
 impl StreamHost for LinuxStreams {
     type Listener = TcpListener;
     type Stream = LinuxStream;
 
     fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
-        // The standard library sets SO_REUSEADDR and leaves :: open to IPv4.
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let fd = listener.as_fd();
-        // Accepted sockets inherit it: a call less for each.
-        raw_stream::set_tcp_option(fd, libc::TCP_NODELAY, 1)?;
-        if self.options.defer_accept {
-            raw_stream::set_tcp_option(fd, libc::TCP_DEFER_ACCEPT, 1)?;
-        }
-        raw_stream::listen(fd, backlog)?;
-        Ok(listener)
+        listen(address, backlog, self.options.defer_accept)
     }
 
     fn local_address(&self, listener: &TcpListener) -> io::Result<SocketAddr> {
@@ -161,14 +190,11 @@ impl StreamHost for LinuxStreams {
     }
 
     fn accept(&self, listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
-        match raw_stream::accept(listener.as_fd()) {
-            Ok((socket, address)) => {
-                let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-                Ok(Some((LinuxStream { socket }, address.unwrap_or(nowhere))))
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-        }
+        accept(listener)
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(LinuxStream, Progress)> {
+        connect(address)
     }
 
     fn watch_early(&self) -> bool {

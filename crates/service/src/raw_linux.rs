@@ -261,7 +261,7 @@ pub(crate) fn from_kernel(address: &libc::sockaddr_storage) -> Option<SocketAddr
 }
 
 /// Writes the address; returns its length.
-fn to_kernel(from: SocketAddr, to: &mut libc::sockaddr_storage) -> libc::socklen_t {
+pub(crate) fn to_kernel(from: SocketAddr, to: &mut libc::sockaddr_storage) -> libc::socklen_t {
     match from {
         SocketAddr::V4(from) => {
             // SAFETY: the storage is larger and more aligned than a

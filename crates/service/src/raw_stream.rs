@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::raw_linux::from_kernel;
+use crate::raw_linux::{from_kernel, to_kernel};
 
 /// `linux/eventpoll.h`, Linux 6.9: `struct epoll_params`.
 #[repr(C)]
@@ -136,6 +136,32 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, Option<
     // SAFETY: zeroes are a valid sockaddr_storage, and the kernel writes one.
     let address = unsafe { address.assume_init() };
     Ok((stream, from_kernel(&address)))
+}
+
+/// Begins to connect a nonblocking socket; returns whether it is connected
+/// already.
+pub(crate) fn connect(to: SocketAddr) -> io::Result<(TcpStream, bool)> {
+    let family = match to {
+        SocketAddr::V4(_) => libc::AF_INET,
+        SocketAddr::V6(_) => libc::AF_INET6,
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed.
+    let fd = checked(unsafe { libc::socket(family, kind, 0) })?;
+    // SAFETY: the call has just returned this descriptor; nobody else has it.
+    let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut address = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    // SAFETY: zeroes are a valid sockaddr_storage.
+    let address = unsafe { address.assume_init_mut() };
+    let length = to_kernel(to, address);
+    // SAFETY: the pointer and the length describe an address that outlives the
+    // call.
+    let result = checked(unsafe { libc::connect(fd, (&raw const *address).cast(), length) });
+    match result {
+        Ok(_) => Ok((stream, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok((stream, false)),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes the backlog of a listening socket `backlog` (listen(2) may be called

@@ -34,6 +34,15 @@ pub struct Event {
     pub hangup: bool,
 }
 
+/// How far [`StreamHost::connect`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The connection is there.
+    Done,
+    /// The peer has not answered.
+    Begun,
+}
+
 /// A nonblocking connection, used by one thread. Closed on drop.
 pub trait Stream {
     /// Takes bytes that are there. `Ok(0)` is the end of the stream. One that
@@ -117,6 +126,16 @@ pub trait StreamHost {
     /// # Errors
     /// What the stack reports, ECONNABORTED and EMFILE among it.
     fn accept(&self, listener: &Self::Listener) -> io::Result<Option<(Self::Stream, SocketAddr)>>;
+
+    /// Begins to connect to `address`; small writes are sent at once
+    /// (TCP_NODELAY). While it is [`Progress::Begun`] reads and writes are
+    /// `WouldBlock`. Watched for writing, it is reported when it is there or
+    /// has failed; then a write succeeds, or fails with the reason.
+    ///
+    /// # Errors
+    /// What is known at once: ENETUNREACH, EADDRNOTAVAIL when no port is free,
+    /// EMFILE, and what Linux reports besides.
+    fn connect(&self, address: SocketAddr) -> io::Result<(Self::Stream, Progress)>;
 
     /// Whether each stream is best watched as soon as it has been accepted,
     /// although it may be done with before anything is waited for.

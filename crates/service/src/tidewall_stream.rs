@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidewall_socket::Stack;
 use tidewall_socket::tcp::{self, ListenOptions, Selector, TcpListener, TcpStream};
 
-use crate::stream::{Event, Interest, Stream, StreamHost};
+use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
 /// A Tidewall stack to run servers of connections on.
 pub struct TidewallStreams {
@@ -120,6 +120,12 @@ impl StreamHost for TidewallStreams {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(TidewallStream, Progress)> {
+        let stream = TcpStream::connect_nonblocking(&self.stack, address)?;
+        stream.set_nodelay(true)?;
+        Ok((TidewallStream(stream), Progress::Begun))
     }
 
     fn watch_early(&self) -> bool {

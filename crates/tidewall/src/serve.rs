@@ -1,35 +1,33 @@
 //! `tidewall serve`: a real service to try by hand, on Tidewall or on Linux
 //! sockets.
 
+mod counting;
+mod events;
 mod http;
+mod proxy;
 
-use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use tidewall_service::linux::{Linux, Options, Receive};
-use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
-use tidewall_service::tidewall_stream::TidewallStreams;
-use tidewall_service::{Counters, Host, Kind, Reader, ServiceCounts, ServiceSpec, serve};
+use tidewall_service::{Host, Kind, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
     TrafficClass,
 };
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
-use crate::stat::control;
 use crate::units::{self, count, per_second};
+use counting::{Look, Words, begin};
+use events::{Events, Numbers, Server};
 use http::Web;
+use proxy::Proxy;
 
-/// Time between two lines of statistics.
-const LINE: Duration = Duration::from_secs(1);
-
-/// Run a web server or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server, a caching proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
 ///
 /// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
 /// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
@@ -42,6 +40,8 @@ const LINE: Duration = Duration::from_secs(1);
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
     tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
+    tidewall serve proxy --interface eth1                a caching HTTP proxy on TCP port 3128\n  \
+    tidewall serve proxy --interface eth1 --origin 10.0.0.2:80  in front of one web server, on port 80\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
     tidewall serve echo --interface eth1 --class 7 --class 9,5001:300\n                                                         queue 0 ahead of queue 1\n\n\
@@ -49,11 +49,14 @@ const LINE: Duration = Duration::from_secs(1);
     The web server is HTTP/1.0 and 1.1 with keep-alive, pipelining, ranges and conditional requests,\n\
     one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
     served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
+    The proxy keeps what may be kept (RFC 9111) in memory and asks the origin whether it is current\n\
+    wherever no lifetime is named. It answers whoever can reach it: choose its --address. No CONNECT,\n\
+    no https.\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do: echo or discard datagrams, or serve files over HTTP
-    #[arg(value_name = "echo|discard|http")]
+    /// What to do: echo or discard datagrams, serve files over HTTP, or pass HTTP requests on and keep the answers
+    #[arg(value_name = "echo|discard|http|proxy")]
     service: Service,
     /// Directory whose files http serves
     #[arg(value_name = "DIR", required_if_eq("service", "http"))]
@@ -61,8 +64,8 @@ pub struct Arguments {
     /// Interface whose queues to take; needed on tidewall, not used on linux
     #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
     interface: Option<String>,
-    /// UDP port, or TCP port of http [default: 7 for echo (RFC 862), 9 for discard (RFC 863), 80
-    /// for http]
+    /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
+    /// 80 for http and for a proxy with an origin, 3128 for one without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Local address to listen at; :: takes IPv6 and IPv4
@@ -111,7 +114,20 @@ pub struct Arguments {
     /// Stack to run on
     #[arg(long, value_enum, default_value_t = On::Tidewall)]
     on: On,
-    /// Access log of http, a line a request in the Common Log Format, appended to this file; - is
+    #[command(flatten)]
+    proxy: proxy::Options,
+    /// How http and proxy wait for what happens [default: selector, on linux epoll]
+    #[arg(long, value_enum, value_name = "HOW")]
+    events: Option<Events>,
+    /// How http and proxy on tidewall find the lowest free descriptor, with --events other than
+    /// selector [default: bitmap]
+    #[arg(long, value_enum, value_name = "HOW")]
+    allocator: Option<Numbers>,
+    /// At the end, say how much processor time http or proxy has spent in waiting calls and in
+    /// those that accept and connect; costs about half a microsecond a call
+    #[arg(long)]
+    profile: bool,
+    /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
     /// standard output
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -128,6 +144,8 @@ enum Service {
     Discard,
     /// Serve the files of a directory
     Http,
+    /// Pass requests on, and keep the answers
+    Proxy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -282,11 +300,26 @@ fn spin(text: &str) -> Result<Duration, String> {
 /// Refuses what only the other services have a use for.
 fn check_service(arguments: &Arguments) -> Outcome {
     let http = arguments.service == Service::Http;
+    let proxy = arguments.service == Service::Proxy;
+    let web = http || proxy;
     let given = [
         ("DIR", !http && arguments.directory.is_some(), "http"),
-        ("--log", !http && arguments.log.is_some(), "http"),
-        ("--limit", http && arguments.limit.is_some(), "datagrams"),
+        ("--log", !web && arguments.log.is_some(), "http and proxy"),
+        ("--limit", web && arguments.limit.is_some(), "datagrams"),
+        (
+            "--events",
+            !web && arguments.events.is_some(),
+            "http and proxy",
+        ),
     ];
+    if web {
+        events::check(arguments)?;
+    }
+    if let Some(option) = arguments.proxy.given().filter(|_| !proxy) {
+        return Err(Failure::usage(format!(
+            "{option} is for proxy: leave it out"
+        )));
+    }
     match given.into_iter().find(|&(_, given, _)| given) {
         Some((name, _, whose)) => Err(Failure::usage(format!(
             "{name} is for {whose}: leave it out"
@@ -298,7 +331,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
 /// What is served.
 enum Job {
     Datagrams(ServiceSpec),
-    Web(Web),
+    Connections(Box<Server>),
 }
 
 impl Job {
@@ -306,7 +339,13 @@ impl Job {
         let (kind, usual) = match arguments.service {
             Service::Echo => (Kind::Echo, 7),
             Service::Discard => (Kind::Discard, 9),
-            Service::Http => return Web::of(arguments).map(Job::Web),
+            Service::Http => {
+                return Web::of(arguments).map(|web| Job::Connections(Box::new(Server::Web(web))));
+            }
+            Service::Proxy => {
+                return Proxy::of(arguments)
+                    .map(|proxy| Job::Connections(Box::new(Server::Proxy(proxy))));
+            }
         };
         Ok(Job::Datagrams(ServiceSpec {
             kind,
@@ -318,7 +357,7 @@ impl Job {
     fn port(&self) -> u16 {
         match self {
             Job::Datagrams(service) => service.port,
-            Job::Web(web) => web.spec.port,
+            Job::Connections(server) => server.port(),
         }
     }
 }
@@ -341,11 +380,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     });
                     datagrams(arguments, &host, &service, what, None, &stop)
                 }
-                Job::Web(web) => {
-                    let host = LinuxStreams::new(linux_stream::Options::default())
-                        .map_err(|error| Failure::io("using epoll", &error))?;
-                    web.serve(arguments, &host, what, None, &stop)
-                }
+                Job::Connections(server) => server.on_linux(arguments, &stop),
             }
         }
         (On::Tidewall, None) => Err(Failure::usage(
@@ -386,11 +421,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     let host = Tidewall::new(stack.clone(), arguments.limit);
                     datagrams(arguments, &host, &service, &what, watched, &stop)
                 }
-                Job::Web(web) => {
-                    let host = TidewallStreams::new(&stack)
-                        .map_err(|error| Failure::io("waiting for connections", &error))?;
-                    web.serve(arguments, &host, &what, watched, &stop)
-                }
+                Job::Connections(server) => server.on_tidewall(arguments, &stack, &what, &stop),
             };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
                 std::fs::write(path, text)
@@ -411,8 +442,8 @@ fn datagrams<H: Host>(
     stop: &AtomicBool,
 ) -> Outcome {
     let words = Words {
-        rates: &rates,
-        totals: &totals,
+        rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
+        totals: &|look, elapsed| totals(&look.service, elapsed),
     };
     begin(arguments, stack, &words, |counters| {
         let ready = |addresses: &[SocketAddr]| {
@@ -440,97 +471,6 @@ fn say_where(service: &str, what: &str) {
         "{service}, {what}; process {}, Ctrl-C ends it",
         std::process::id()
     ));
-}
-
-/// How a service's counts are put.
-struct Words {
-    /// Of a line of statistics: the counts now, the last ones, the time between.
-    rates: &'static (dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String + Sync),
-    /// Of the end: all counts, and the time it took.
-    totals: &'static (dyn Fn(&ServiceCounts, Duration) -> String + Sync),
-}
-
-/// Runs `service` with counters, statistics beside it and totals at its end.
-fn begin(
-    arguments: &Arguments,
-    stack: Option<Stack>,
-    words: &Words,
-    service: impl FnOnce(&Counters) -> io::Result<()>,
-) -> Outcome {
-    let path = counters_path();
-    let counters = Counters::create(&path, 1)
-        .map_err(|error| Failure::io(&format!("making the counters {}", path.display()), &error))?;
-    let reader =
-        Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
-    let terminal = io::stderr().is_terminal();
-    let begun = Instant::now();
-    let ended = Arc::new(AtomicBool::new(false));
-    let watcher = (terminal || arguments.stats).then(|| {
-        let (ended, rates) = (ended.clone(), words.rates);
-        std::thread::spawn(move || watch(&reader, stack.as_ref(), rates, &ended, terminal))
-    });
-    let result = service(&counters);
-    ended.store(true, Ordering::Relaxed);
-    if let Some(watcher) = watcher {
-        // Its panic, if any, has been reported; the totals below do not need it.
-        let _ = watcher.join();
-    }
-    let counts = Reader::open(&path)
-        .map(|reader| reader.read())
-        .unwrap_or_default();
-    if let Some(counts) = counts.first() {
-        let _ = say_line(&(words.totals)(counts, begun.elapsed()));
-    }
-    result.map_err(|error| Failure::io("serving", &error))
-}
-
-/// Where the counters are kept: in memory where there is such a file system.
-fn counters_path() -> PathBuf {
-    let directory = std::path::Path::new("/dev/shm");
-    let directory = if directory.is_dir() {
-        directory.to_owned()
-    } else {
-        std::env::temp_dir()
-    };
-    directory.join(format!("tidewall-serve-{}", std::process::id()))
-}
-
-/// Prints rates every second until `ended`; over the same line on a terminal.
-fn watch(
-    reader: &Reader,
-    stack: Option<&Stack>,
-    rates: &dyn Fn(&ServiceCounts, &ServiceCounts, Duration) -> String,
-    ended: &AtomicBool,
-    terminal: bool,
-) {
-    let mut last = ServiceCounts::default();
-    let mut at = Instant::now();
-    while !ended.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(50));
-        let elapsed = at.elapsed();
-        if elapsed < LINE {
-            continue;
-        }
-        let Some(now) = reader.read().first().copied() else {
-            continue;
-        };
-        let mut line = rates(&now, &last, elapsed);
-        if let Some(stack) = stack {
-            let queues = stack.snapshot().queues;
-            let control = control::short(queues.iter().map(|queue| &queue.control));
-            line = format!("{line}, {control}");
-        }
-        if terminal {
-            eprint!("\r\x1b[K{line}");
-        } else {
-            eprintln!("{line}");
-        }
-        let _ = std::io::stderr().flush();
-        (last, at) = (now, Instant::now());
-    }
-    if terminal {
-        eprint!("\r\x1b[K");
-    }
 }
 
 fn rates(now: &ServiceCounts, last: &ServiceCounts, elapsed: Duration) -> String {
@@ -565,6 +505,7 @@ fn totals(counts: &ServiceCounts, elapsed: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::counting::LINE;
     use super::*;
 
     #[test]

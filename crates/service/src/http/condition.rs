@@ -56,7 +56,7 @@ pub fn range_applies(head: &Head<'_, '_>, entry: &Entry, now: u64) -> bool {
 }
 
 /// Whether a list of entity tags is `*` or has one that `suits`.
-fn any_tag(field: &[u8], suits: impl Fn(&[u8]) -> bool) -> bool {
+pub(super) fn any_tag(field: &[u8], suits: impl Fn(&[u8]) -> bool) -> bool {
     let mut rest = field.trim_ascii();
     if rest == b"*" {
         return true;

@@ -15,15 +15,18 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::Limits;
 use super::entry::{Bytes, Entry};
-use super::request::{FIELDS_MAX, Parsed, parse};
-use super::site::{Site, Store};
+use super::request::{FIELDS_MAX, Head, Parsed, parse};
+use super::site::{Clock, Site, Store};
 use super::status::Status;
 
 /// With so many bytes of responses waiting no further request is answered.
 const OUTPUT_FULL: usize = 64 * 1024;
 /// Most requests that are answered before the other connections' turn.
 const BURST: usize = 64;
+/// Most bytes that are read ahead while a request is held.
+const HELD_BYTES: usize = 16 * 1024;
 /// Bytes that are taken and thrown away after the last response, so that the
 /// peer can read it: closing on unread bytes would send a reset (RFC 9112 §9.6).
 const LINGER_BYTES: u64 = 1024 * 1024;
@@ -37,6 +40,41 @@ pub(super) enum Piece {
     Text(Vec<u8>),
     /// Bytes of a file.
     Content(Rc<Entry>, Range<u64>),
+    /// Some of these bytes, which others use too.
+    Shared(Rc<[u8]>, Range<usize>),
+}
+
+/// What answers the requests of a connection.
+pub trait Responder {
+    /// The time.
+    fn clock(&self) -> &Clock;
+
+    /// What a client may take.
+    fn limits(&self) -> &Limits;
+
+    /// Answers a request, or calls `Connection::hold` to do so later.
+    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>);
+
+    /// Answers what was no good; nothing is read after it.
+    fn refuse(&mut self, connection: &mut Connection, status: Status);
+}
+
+impl<S: Store> Responder for Site<S> {
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
+        connection.respond(head, self);
+    }
+
+    fn refuse(&mut self, connection: &mut Connection, status: Status) {
+        connection.refuse(status, self);
+    }
 }
 
 /// What is to be sent next.
@@ -100,6 +138,11 @@ pub struct Connection {
     scanned: usize,
     /// Bytes of a request's content still to be thrown away.
     skip: u64,
+    /// The request at hand is being answered by somebody else: what comes is
+    /// kept for them, and for later.
+    held: bool,
+    /// The peer has ended its side meanwhile.
+    ended: bool,
     /// Bytes to be sent, of which `written` have been.
     output: Vec<u8>,
     written: usize,
@@ -120,6 +163,8 @@ impl Connection {
             input: Vec::new(),
             scanned: 0,
             skip: 0,
+            held: false,
+            ended: false,
             output: Vec::new(),
             written: 0,
             pieces: VecDeque::new(),
@@ -131,6 +176,8 @@ impl Connection {
     /// Whether bytes are to be read for it.
     pub fn wants_input(&self) -> bool {
         match self.state {
+            State::Open if self.ended => false,
+            State::Open if self.held => self.input.len() < HELD_BYTES,
             State::Open => self.may_answer() && !self.has_work(),
             State::Lingering { .. } => true,
             State::Last { .. } | State::Over => false,
@@ -145,12 +192,16 @@ impl Connection {
     /// Whether it has been answered fully and nothing of a next request has
     /// come: it can be closed without anybody losing anything.
     pub fn is_idle(&self) -> bool {
-        self.state == State::Open && self.input.is_empty() && self.skip == 0 && !self.is_sending()
+        self.state == State::Open
+            && self.input.is_empty()
+            && self.skip == 0
+            && !self.held
+            && !self.is_sending()
     }
 
     /// Takes bytes that have come.
-    pub fn receive<S: Store>(&mut self, bytes: &[u8], site: &mut Site<S>) {
-        self.moved = site.clock.now();
+    pub fn receive(&mut self, bytes: &[u8], site: &mut impl Responder) {
+        self.moved = site.clock().now();
         match &mut self.state {
             State::Open => {}
             State::Lingering { left, .. } => {
@@ -162,7 +213,9 @@ impl Connection {
             }
             State::Last { .. } | State::Over => return,
         }
-        if self.input.is_empty() {
+        if self.held {
+            self.input.extend_from_slice(bytes);
+        } else if self.input.is_empty() {
             let used = self.answer(bytes, site);
             if self.state == State::Open {
                 self.input
@@ -172,23 +225,24 @@ impl Connection {
             self.input.extend_from_slice(bytes);
             self.proceed(site);
         }
-        self.note_time(site.clock.now());
+        self.note_time(site.clock().now());
     }
 
     /// Goes on with requests that had to wait.
-    pub fn proceed<S: Store>(&mut self, site: &mut Site<S>) {
+    pub fn proceed(&mut self, site: &mut impl Responder) {
         let mut input = mem::take(&mut self.input);
         let used = self.answer(&input, site);
         if self.state == State::Open && used < input.len() {
             input.drain(..used);
             self.input = input;
         }
-        self.note_time(site.clock.now());
+        self.note_time(site.clock().now());
     }
 
     /// Takes note that the peer sends nothing more.
     pub fn end_of_input(&mut self) {
         match self.state {
+            State::Open if self.held => self.ended = true,
             // It may still read what it asked for.
             State::Open if self.is_sending() => self.state = State::Last { linger: false },
             State::Last { .. } => self.state = State::Last { linger: false },
@@ -225,6 +279,10 @@ impl Connection {
                     length: range.end.saturating_sub(range.start),
                 },
             },
+            Some(Piece::Shared(bytes, range)) => Output::Bytes {
+                bytes: bytes.get(range.clone()).unwrap_or_default(),
+                more,
+            },
         }
     }
 
@@ -248,6 +306,10 @@ impl Connection {
                     range.start = range.end.min(range.start.saturating_add(count as u64));
                     range.end - range.start
                 }
+                Some(Piece::Shared(_, range)) => {
+                    range.start = range.end.min(range.start.saturating_add(count));
+                    (range.end - range.start) as u64
+                }
             };
             if left == 0 {
                 self.pieces.pop_front();
@@ -263,9 +325,12 @@ impl Connection {
     pub fn end(&self) -> End {
         match self.state {
             State::Over => End::Close,
-            State::Last { .. } if self.is_sending() => End::Open,
+            State::Last { .. } if self.is_sending() || self.held => End::Open,
             State::Last { linger: true } => End::Shutdown,
             State::Last { linger: false } => End::Close,
+            State::Open if self.ended && !self.held && !self.is_sending() && !self.has_work() => {
+                End::Close
+            }
             State::Open | State::Lingering { .. } => End::Open,
         }
     }
@@ -295,25 +360,32 @@ impl Connection {
     }
 
     /// When [`Connection::expire`] is due.
-    pub fn deadline<S>(&self, site: &Site<S>) -> Duration {
+    pub fn deadline(&self, site: &impl Responder) -> Duration {
+        self.deadline_within(site.limits())
+    }
+
+    /// The same, of limits alone.
+    pub(super) fn deadline_within(&self, limits: &Limits) -> Duration {
         match (self.state, self.since) {
             (State::Lingering { until, .. }, _) => until,
             (State::Over, _) => Duration::ZERO,
-            _ if self.is_sending() => self.moved + site.limits.stall,
-            (_, Some(since)) => since + site.limits.request,
-            (_, None) => self.moved + site.limits.idle,
+            _ if self.is_sending() => self.moved + limits.stall,
+            // Whoever answers it has a deadline of their own.
+            _ if self.held => Duration::MAX,
+            (_, Some(since)) => since + limits.request,
+            (_, None) => self.moved + limits.idle,
         }
     }
 
     /// Ends it when its deadline has passed: with 408 when part of a request is
     /// there, else without a word.
-    pub fn expire<S: Store>(&mut self, site: &mut Site<S>) {
-        if site.clock.now() < self.deadline(site) {
+    pub fn expire(&mut self, site: &mut impl Responder) {
+        if site.clock().now() < self.deadline(site) {
             return;
         }
         let begun = !self.input.is_empty() || self.skip > 0;
         if self.state == State::Open && begun && !self.is_sending() {
-            self.refuse(Status::REQUEST_TIMEOUT, site);
+            site.refuse(self, Status::REQUEST_TIMEOUT);
         } else {
             self.state = State::Over;
         }
@@ -333,13 +405,14 @@ impl Connection {
     /// Whether a further request may be answered.
     fn may_answer(&self) -> bool {
         self.state == State::Open
+            && !self.held
             && self.pieces.is_empty()
             && self.output.len() - self.written < OUTPUT_FULL
     }
 
     /// Answers the requests at the start of `bytes`; returns how many bytes
     /// are done with.
-    fn answer<S: Store>(&mut self, bytes: &[u8], site: &mut Site<S>) -> usize {
+    fn answer(&mut self, bytes: &[u8], site: &mut impl Responder) -> usize {
         let mut used = 0;
         for _ in 0..BURST {
             let rest = bytes.get(used..).unwrap_or_default();
@@ -354,16 +427,16 @@ impl Connection {
                 break;
             }
             let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-            match parse(rest, &mut self.scanned, &mut room, &site.limits) {
+            match parse(rest, &mut self.scanned, &mut room, site.limits()) {
                 Parsed::Partial => break,
                 Parsed::Whole(head, length) => {
                     used += length;
                     self.scanned = 0;
                     self.since = None;
-                    self.respond(&head, site);
+                    site.respond(self, &head);
                 }
                 Parsed::Refused(status) => {
-                    self.refuse(status, site);
+                    site.refuse(self, status);
                     break;
                 }
             }
@@ -385,9 +458,70 @@ impl Connection {
         }
     }
 
+    /// The request at hand will be answered later: until
+    /// [`Connection::release`] no other one is.
+    pub(super) fn hold(&mut self) {
+        self.held = true;
+    }
+
+    /// The request that was held has been answered.
+    pub(super) fn release(&mut self, now: Duration) {
+        self.held = false;
+        self.moved = now;
+        self.since = None;
+        self.note_time(now);
+    }
+
+    /// Bytes that have come and that nobody has looked at.
+    pub(super) fn waiting(&self) -> &[u8] {
+        &self.input
+    }
+
+    /// So many bytes of [`Connection::waiting`] have been used.
+    pub(super) fn used(&mut self, count: usize) {
+        if count >= self.input.len() {
+            self.input = Vec::new();
+        } else {
+            self.input.drain(..count);
+        }
+    }
+
+    /// Bytes of responses that have not been sent.
+    pub(super) fn unsent(&self) -> usize {
+        let pieces: usize = self
+            .pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Text(bytes) => bytes.len(),
+                Piece::Shared(_, range) => range.len(),
+                Piece::Content(..) => OUTPUT_FULL,
+            })
+            .sum();
+        self.output.len() - self.written + pieces
+    }
+
+    /// Ends it at once: what was begun cannot be finished.
+    pub(super) fn abort(&mut self) {
+        self.held = false;
+        self.state = State::Over;
+        self.output.clear();
+        self.written = 0;
+        self.pieces.clear();
+    }
+
     /// Room for the head of a response.
     pub(super) fn head(&mut self) -> &mut Vec<u8> {
         &mut self.output
+    }
+
+    /// Puts bytes behind those that wait to be sent, of which there may always
+    /// be some: what has been sent does not pile up.
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        if self.written >= OUTPUT_FULL {
+            self.output.drain(..self.written);
+            self.written = 0;
+        }
+        self.output.extend_from_slice(bytes);
     }
 
     /// So many bytes of content follow the head at hand.

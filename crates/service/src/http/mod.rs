@@ -21,6 +21,7 @@ pub mod entry;
 pub mod files;
 pub mod log;
 pub mod path;
+pub mod proxy;
 pub mod range;
 pub mod request;
 mod respond;

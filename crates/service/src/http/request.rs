@@ -72,6 +72,11 @@ impl<'b> Head<'_, 'b> {
         let first = fields.next();
         first.filter(|_| fields.next().is_none())
     }
+
+    /// All fields.
+    pub fn all(&self) -> &[httparse::Header<'b>] {
+        self.fields
+    }
 }
 
 /// What has been made of bytes.
@@ -139,7 +144,7 @@ pub fn parse<'h, 'b>(
 
 /// The length of a head with its empty line, when that is in `bytes`; the first
 /// `scanned` were looked at before.
-fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
+pub(super) fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
     let mut from = scanned.saturating_sub(3);
     loop {
         let feed = from + bytes.get(from..)?.iter().position(|&byte| byte == b'\n')?;

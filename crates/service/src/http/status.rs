@@ -41,8 +41,14 @@ impl Status {
     pub const INTERNAL_SERVER_ERROR: Status = Status(500);
     /// 501: an unknown method or transfer coding.
     pub const NOT_IMPLEMENTED: Status = Status(501);
+    /// 502: the origin could not be reached, or its answer is no good.
+    pub const BAD_GATEWAY: Status = Status(502);
     /// 503: out of some resource for the moment.
     pub const SERVICE_UNAVAILABLE: Status = Status(503);
+    /// 504: the origin has not answered in time, or was not to be asked.
+    pub const GATEWAY_TIMEOUT: Status = Status(504);
+    /// 508: the request has come back to the proxy that forwarded it.
+    pub const LOOP_DETECTED: Status = Status(508);
     /// 505: neither HTTP/1.0 nor HTTP/1.1.
     pub const VERSION_NOT_SUPPORTED: Status = Status(505);
 
@@ -68,6 +74,9 @@ impl Status {
             500 => "Internal Server Error",
             501 => "Not Implemented",
             503 => "Service Unavailable",
+            502 => "Bad Gateway",
+            504 => "Gateway Timeout",
+            508 => "Loop Detected",
             505 => "HTTP Version Not Supported",
             _ => "",
         }

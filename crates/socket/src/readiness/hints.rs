@@ -654,6 +654,8 @@ impl Hints {
         each: &mut dyn FnMut(&Arc<Registration>, Events),
     ) -> io::Result<()> {
         if self.kernel_count.load(Ordering::Relaxed) == 0 {
+            // Nobody would ever take it back.
+            self.kernel_ready.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let turn = self.turn_number();

@@ -38,6 +38,8 @@ mod descriptor_set;
 mod epoll;
 mod epoll_calls;
 mod epoll_control;
+#[cfg(feature = "mio")]
+pub(crate) mod event_loop;
 mod event_queue;
 mod files;
 pub(crate) mod hints;

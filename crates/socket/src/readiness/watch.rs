@@ -405,7 +405,9 @@ enum List {
     #[default]
     None,
     One(Arc<Registration>),
-    Many(Vec<Arc<Registration>>),
+    // A pointer: most sockets have one registration or none.
+    #[allow(clippy::box_collection)]
+    Many(Box<Vec<Arc<Registration>>>),
 }
 
 impl List {
@@ -420,7 +422,7 @@ impl List {
     fn push(&mut self, registration: Arc<Registration>) {
         *self = match std::mem::take(self) {
             List::None => List::One(registration),
-            List::One(one) => List::Many(vec![one, registration]),
+            List::One(one) => List::Many(Box::new(vec![one, registration])),
             List::Many(mut many) => {
                 many.push(registration);
                 List::Many(many)

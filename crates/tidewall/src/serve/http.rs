@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tidewall_service::http::{self, Limits, Log, Spec};
-use tidewall_service::{ServiceCounts, StreamHost};
+use tidewall_service::{ServiceCounts, StreamHost, Timed};
 use tidewall_socket::Stack;
 
 use super::{Arguments, Words, begin, say_where};
@@ -35,10 +35,7 @@ impl Web {
                 root.display()
             )));
         }
-        let log = match &arguments.log {
-            Some(path) => Some(log(path)?),
-            None => None,
-        };
+        let log = arguments.log.as_deref().map(log).transpose()?;
         let spec = Spec {
             root,
             port: arguments.port.unwrap_or(PORT),
@@ -57,8 +54,8 @@ impl Web {
         stop: &AtomicBool,
     ) -> Outcome {
         let words = Words {
-            rates: &rates,
-            totals: &totals,
+            rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
+            totals: &|look, elapsed| totals(&look.service, elapsed),
         };
         let Web { spec, log } = self;
         begin(arguments, stack, &words, |counters| {
@@ -67,13 +64,14 @@ impl Web {
                 say_where(&format!("http on {address}/tcp, files of {files}"), what);
             };
             let address = arguments.address;
-            http::serve(host, address, &spec, log, counters, 0, stop, ready)
+            let host = Timed::new(host, arguments.profile.then_some(counters));
+            http::serve(&host, address, &spec, log, counters, 0, stop, ready)
         })
     }
 }
 
 /// Opens the access log.
-fn log(path: &Path) -> Result<Log, Failure> {
+pub fn log(path: &Path) -> Result<Log, Failure> {
     if path == Path::new("-") {
         return Ok(Log::new(io::stdout()));
     }

@@ -1,0 +1,276 @@
+//! Tidewall's sockets by descriptor number ([`Descriptors`]), and the ways to
+//! wait for them: `select` in the paper's way and the classical one, and `poll`,
+//! under [`SelectHost`](crate::SelectHost) and [`PollHost`](crate::PollHost).
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidewall_socket::descriptor::{Allocator, Flags};
+use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
+use tidewall_socket::{Descriptors, ListenOptions, OpenFile, Stack};
+
+use crate::poll_host::{Entry, PollCall};
+use crate::select_host::{Bitmap, SelectCall};
+use crate::sockets::Sockets;
+use crate::stream::{Progress, Stream};
+
+/// Most descriptors.
+const LIMIT: u32 = 1 << 21;
+
+/// What `select` examines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Select {
+    /// What is newly selected, hinted, or was ready last time (Banga & Mogul,
+    /// USENIX 1998).
+    #[default]
+    Hinted,
+    /// Everything, before and after sleeping: the comparator.
+    Classical,
+}
+
+/// Tidewall's sockets by number.
+#[derive(Clone, Debug)]
+pub struct DescriptorSockets {
+    descriptors: Descriptors,
+    select: Select,
+    /// An epoll set that nobody waits on. Sockets that nothing watches are read
+    /// and written in another way, for programs that do not wait: the classical
+    /// `select` watches them only while it sleeps, and would be compared in that
+    /// too.
+    keeper: Option<Rc<Owned>>,
+}
+
+impl DescriptorSockets {
+    /// A table of descriptors of `stack`, whose lowest free number is found by
+    /// `allocator`.
+    ///
+    /// # Errors
+    /// What [`Descriptors::epoll_create1`] reports, for the classical `select`.
+    pub fn new(stack: &Stack, allocator: Allocator, select: Select) -> io::Result<Self> {
+        let mut sockets = DescriptorSockets {
+            descriptors: Descriptors::with_allocator(stack, LIMIT, allocator),
+            select,
+            keeper: None,
+        };
+        if select == Select::Classical {
+            let set = sockets.descriptors.epoll_create1(Flags::CLOEXEC)?;
+            sockets.keeper = Some(Rc::new(sockets.owned(set)));
+        }
+        Ok(sockets)
+    }
+
+    fn stream(&self, number: i32) -> io::Result<DescriptorStream> {
+        let stream = DescriptorStream(self.owned(number));
+        if let Some(keeper) = &self.keeper {
+            let event = EpollEvent {
+                events: Events::EDGE,
+                data: 0,
+            };
+            let set = keeper.number;
+            self.descriptors
+                .epoll_ctl(set, Operation::Add, number, Some(event))?;
+        }
+        Ok(stream)
+    }
+
+    /// The table.
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// Closes it when it is dropped.
+    pub(crate) fn owned(&self, number: i32) -> Owned {
+        Owned {
+            descriptors: self.descriptors.clone(),
+            number,
+        }
+    }
+}
+
+/// A descriptor that is closed on drop.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    descriptors: Descriptors,
+    number: i32,
+}
+
+impl Owned {
+    /// Its number.
+    pub(crate) fn number(&self) -> i32 {
+        self.number
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // Nobody else closes it.
+        let _ = self.descriptors.close(self.number);
+    }
+}
+
+/// A listening socket.
+pub struct DescriptorListener(Owned);
+
+impl DescriptorListener {
+    /// Its number.
+    pub fn number(&self) -> i32 {
+        self.0.number
+    }
+}
+
+impl fmt::Debug for DescriptorListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DescriptorListener")
+            .field(&self.0.number)
+            .finish()
+    }
+}
+
+/// A connection.
+pub struct DescriptorStream(Owned);
+
+impl DescriptorStream {
+    /// Its number.
+    pub fn number(&self) -> i32 {
+        self.0.number
+    }
+}
+
+impl fmt::Debug for DescriptorStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DescriptorStream")
+            .field(&self.0.number)
+            .finish()
+    }
+}
+
+impl Stream for DescriptorStream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.descriptors.read(self.0.number, buffer)
+    }
+
+    fn write(&self, bytes: &[u8], _more: bool) -> io::Result<usize> {
+        // Nothing leaves before the turn is over.
+        self.0.descriptors.write(self.0.number, bytes)
+    }
+
+    fn shutdown_write(&self) -> io::Result<()> {
+        self.0.descriptors.shutdown(self.0.number, Shutdown::Write)
+    }
+}
+
+impl Sockets for DescriptorSockets {
+    type Listener = DescriptorListener;
+    type Stream = DescriptorStream;
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<DescriptorListener> {
+        let options = ListenOptions {
+            backlog,
+            nodelay: true,
+            ..ListenOptions::default()
+        };
+        let number = self.descriptors.listen(address, options, Flags::NONBLOCK)?;
+        Ok(DescriptorListener(self.owned(number)))
+    }
+
+    fn local_address(&self, listener: &DescriptorListener) -> io::Result<SocketAddr> {
+        let address = self.descriptors.local_address(listener.0.number)?;
+        address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    fn accept(
+        &self,
+        listener: &DescriptorListener,
+    ) -> io::Result<Option<(DescriptorStream, SocketAddr)>> {
+        match self.descriptors.accept4(listener.0.number, Flags::NONBLOCK) {
+            Ok((number, peer)) => {
+                let stream = self.stream(number)?;
+                let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+                Ok(Some((stream, peer.unwrap_or(nowhere))))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(DescriptorStream, Progress)> {
+        let number = self.descriptors.connect(address, Flags::NONBLOCK)?;
+        let stream = self.stream(number)?;
+        if let OpenFile::Stream(socket) = &*self.descriptors.file(number)? {
+            socket.set_nodelay(true)?;
+        }
+        Ok((stream, Progress::Begun))
+    }
+
+    fn listener_number(&self, listener: &DescriptorListener) -> i32 {
+        listener.0.number
+    }
+
+    fn stream_number(&self, stream: &DescriptorStream) -> i32 {
+        stream.0.number
+    }
+}
+
+impl Bitmap for DescriptorSet {
+    fn with_words(words: usize) -> Self {
+        DescriptorSet::from_words(vec![0; words])
+    }
+
+    fn words(&self) -> &[u64] {
+        self.words()
+    }
+
+    fn words_mut(&mut self) -> &mut [u64] {
+        self.words_mut()
+    }
+}
+
+impl SelectCall for DescriptorSockets {
+    type Set = DescriptorSet;
+
+    fn select(
+        &self,
+        nfds: i32,
+        read: &mut DescriptorSet,
+        write: &mut DescriptorSet,
+        timeout: Duration,
+    ) -> io::Result<usize> {
+        let (read, write, timeout) = (Some(read), Some(write), Some(timeout));
+        match self.select {
+            Select::Hinted => self.descriptors.select(nfds, read, write, None, timeout),
+            Select::Classical => self
+                .descriptors
+                .classical_select(nfds, read, write, None, timeout),
+        }
+    }
+}
+
+impl Entry for PollFd {
+    fn new(descriptor: i32, events: i16) -> Self {
+        let events = Events::from_bits(u32::from(events.cast_unsigned()));
+        PollFd::new(descriptor, events)
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.fd
+    }
+
+    fn set_events(&mut self, events: i16) {
+        self.events = events;
+    }
+
+    fn found(&self) -> i16 {
+        self.revents
+    }
+}
+
+impl PollCall for DescriptorSockets {
+    type Entry = PollFd;
+
+    fn poll(&self, entries: &mut [PollFd], timeout: Duration) -> io::Result<usize> {
+        self.descriptors.poll(entries, Some(timeout))
+    }
+}

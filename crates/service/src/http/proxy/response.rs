@@ -1,0 +1,285 @@
+//! The head of a response from upstream (RFC 9112 §§2–6), read by `httparse`.
+
+use std::mem::MaybeUninit;
+
+use super::super::request::{end_of_head, tokens};
+use super::body::Body;
+
+/// Most header fields of a response.
+pub const FIELDS_MAX: usize = 128;
+
+/// Room for the fields of one head.
+pub type Room<'b> = [MaybeUninit<httparse::Header<'b>>; FIELDS_MAX];
+
+/// The head of a response.
+#[derive(Debug)]
+pub struct Head<'h, 'b> {
+    /// The minor version of HTTP/1: 0 or 1.
+    pub version: u8,
+    /// The status code.
+    pub status: u16,
+    /// The reason phrase, as it came.
+    pub reason: &'b str,
+    /// Its content; [`Body::Length`] of 0 when there is none.
+    pub body: Body,
+    /// The length that it says content has, or would have (HEAD).
+    pub length: Option<u64>,
+    /// The origin means to go on using the connection.
+    pub keep_alive: bool,
+    fields: &'h [httparse::Header<'b>],
+}
+
+impl<'b> Head<'_, 'b> {
+    /// The values of the fields of this name.
+    pub fn fields(&self, name: &str) -> impl Iterator<Item = &'b [u8]> {
+        self.fields
+            .iter()
+            .filter(move |field| field.name.eq_ignore_ascii_case(name))
+            .map(|field| field.value)
+    }
+
+    /// The value of a field that is there once.
+    pub fn field(&self, name: &str) -> Option<&'b [u8]> {
+        let mut fields = self.fields(name);
+        let first = fields.next();
+        first.filter(|_| fields.next().is_none())
+    }
+
+    /// All fields.
+    pub fn all(&self) -> &[httparse::Header<'b>] {
+        self.fields
+    }
+}
+
+/// What has been made of bytes.
+#[derive(Debug)]
+pub enum Parsed<'h, 'b> {
+    /// More are needed.
+    Partial,
+    /// A head, and its length in bytes.
+    Whole(Head<'h, 'b>, usize),
+    /// No HTTP, ambiguous, or too long.
+    Bad,
+}
+
+/// Reads a head of up to `limit` bytes from the start of `bytes`, the answer to
+/// a HEAD if `to_head`. `scanned` says how many of them were looked at in vain
+/// before, and is brought up to date.
+pub fn parse<'h, 'b>(
+    bytes: &'b [u8],
+    scanned: &mut usize,
+    room: &'h mut Room<'b>,
+    limit: usize,
+    to_head: bool,
+) -> Parsed<'h, 'b> {
+    // Empty lines before it are for servers to ignore (§2.2), not for clients.
+    if matches!(bytes.first(), Some(b'\r' | b'\n')) {
+        return Parsed::Bad;
+    }
+    let end = end_of_head(bytes, *scanned);
+    if end.unwrap_or(bytes.len()) > limit {
+        return Parsed::Bad;
+    }
+    if end.is_none() {
+        *scanned = bytes.len();
+        return Parsed::Partial;
+    }
+    let mut response = httparse::Response::new(&mut []);
+    let config = httparse::ParserConfig::default();
+    match config.parse_response_with_uninit_headers(&mut response, bytes, room) {
+        Ok(httparse::Status::Complete(length)) => {
+            let (Some(version), Some(status)) = (response.version, response.code) else {
+                return Parsed::Bad;
+            };
+            let reason = response.reason.unwrap_or_default();
+            match head(version, status, reason, response.headers, to_head) {
+                Some(head) => Parsed::Whole(head, length),
+                None => Parsed::Bad,
+            }
+        }
+        // The end was seen, so that more bytes will not help.
+        _ => Parsed::Bad,
+    }
+}
+
+fn head<'h, 'b>(
+    version: u8,
+    status: u16,
+    reason: &'b str,
+    fields: &'h [httparse::Header<'b>],
+    to_head: bool,
+) -> Option<Head<'h, 'b>> {
+    if !(100..=599).contains(&status) {
+        return None;
+    }
+    let mut keep_alive = version >= 1;
+    let (mut length, mut coded) = (None, None);
+    for field in fields {
+        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+        match field.name.len() {
+            10 if is("Connection") => {
+                for option in tokens(field.value) {
+                    if option.eq_ignore_ascii_case(b"close") {
+                        keep_alive = false;
+                        break;
+                    }
+                    if option.eq_ignore_ascii_case(b"keep-alive") {
+                        keep_alive = true;
+                    }
+                }
+            }
+            14 if is("Content-Length") => {
+                // One number, or the same again and again (RFC 9112 §6.3).
+                for value in field.value.split(|&byte| byte == b',') {
+                    let value = decimal(value.trim_ascii())?;
+                    if length.is_some_and(|length| length != value) {
+                        return None;
+                    }
+                    length = Some(value);
+                }
+            }
+            17 if is("Transfer-Encoding") => {
+                let chunked = field.value.eq_ignore_ascii_case(b"chunked") && coded.is_none();
+                coded = Some(chunked);
+            }
+            _ => {}
+        }
+    }
+    let none = to_head || status < 200 || status == 204 || status == 304;
+    let body = match (coded, length) {
+        _ if none => Body::Length(0),
+        (None, Some(length)) => Body::Length(length),
+        // HTTP/1.0 has no codings (§6.1): whatever this is, its end is unclear.
+        (Some(_), _) if version == 0 => return None,
+        // Both: the coding counts, and nothing behind it can be trusted.
+        (Some(true), both) => {
+            keep_alive &= both.is_none();
+            length = None;
+            Body::chunked()
+        }
+        // A coding that nobody asked for: it cannot be undone here.
+        (Some(false), _) => return None,
+        (None, None) => {
+            keep_alive = false;
+            Body::Close
+        }
+    };
+    Some(Head {
+        version,
+        status,
+        reason,
+        body,
+        length,
+        keep_alive,
+        fields,
+    })
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed<T>(
+        text: &str,
+        to_head: bool,
+        look: impl FnOnce(&Head<'_, '_>, usize) -> T,
+    ) -> Result<T, bool> {
+        let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+        match parse(text.as_bytes(), &mut 0, &mut room, 4096, to_head) {
+            Parsed::Whole(head, length) => Ok(look(&head, length)),
+            Parsed::Partial => Err(true),
+            Parsed::Bad => Err(false),
+        }
+    }
+
+    #[test]
+    fn a_response_is_read() {
+        let text = "HTTP/1.1 200 Fine\r\nContent-Length: 5\r\nA: b\r\na: c\r\n\r\nhello";
+        parsed(text, false, |head, length| {
+            assert_eq!((head.version, head.status, head.reason), (1, 200, "Fine"));
+            assert_eq!(head.body, Body::Length(5));
+            assert!(head.keep_alive);
+            assert_eq!(head.field("a"), None, "there are two");
+            assert_eq!(head.fields("A").count(), 2);
+            assert_eq!(length, text.len() - 5);
+        })
+        .unwrap();
+        for end in 0..text.len() - 5 {
+            let part = parsed(&text[..end], false, |_, _| ());
+            assert_eq!(part, Err(true), "{end} bytes are part of one");
+        }
+        parsed(text, true, |head, _| {
+            assert_eq!((head.body, head.length), (Body::Length(0), Some(5)));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn where_it_ends_and_whether_another_may_follow() {
+        let chunked = Body::chunked();
+        for (status, fields, body, keep_alive) in [
+            ("1.1 200", "", Body::Close, false),
+            ("1.1 200", "Transfer-Encoding: Chunked\r\n", chunked, true),
+            (
+                "1.1 200",
+                "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
+                chunked,
+                false,
+            ),
+            ("1.1 304", "Content-Length: 10\r\n", Body::Length(0), true),
+            ("1.1 204", "", Body::Length(0), true),
+            ("1.1 100", "", Body::Length(0), true),
+            ("1.0 200", "Content-Length: 1\r\n", Body::Length(1), false),
+            (
+                "1.0 200",
+                "Content-Length: 1\r\nConnection: keep-alive\r\n",
+                Body::Length(1),
+                true,
+            ),
+            (
+                "1.1 200",
+                "Content-Length: 7, 7\r\nConnection: x, close\r\n",
+                Body::Length(7),
+                false,
+            ),
+        ] {
+            let text = format!("HTTP/{status} x\r\n{fields}\r\n");
+            let found = parsed(&text, false, |head, _| (head.body, head.keep_alive));
+            assert_eq!(found, Ok((body, keep_alive)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn ambiguity_is_refused() {
+        for text in [
+            "HTTP/1.1 200 x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "HTTP/1.1 200 x\r\nContent-Length: +1\r\n\r\n",
+            "HTTP/1.1 200 x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "HTTP/1.0 200 x\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 99 x\r\n\r\n",
+            "HTTP/1.1 999 x\r\n\r\n",
+            "HTTP/2 200 x\r\n\r\n",
+            "ICY 200 OK\r\n\r\n",
+            "HTTP/1.1 200 x\r\nA : b\r\n\r\n",
+            "HTTP/1.1 200 x\r\nA: b\r\n c: d\r\n\r\n",
+            "\n\n",
+            "\r\nHTTP/1.1 200 x\r\n\r\n",
+        ] {
+            assert_eq!(parsed(text, false, |_, _| ()), Err(false), "{text:?}");
+        }
+        let long = format!("HTTP/1.1 200 x\r\nA: {}", "x".repeat(4096));
+        assert_eq!(parsed(&long, false, |_, _| ()), Err(false));
+        let many = format!(
+            "HTTP/1.1 200 x\r\n{}\r\n",
+            "A: b\r\n".repeat(FIELDS_MAX + 1)
+        );
+        assert_eq!(parsed(&many, false, |_, _| ()), Err(false));
+    }
+}

@@ -1,0 +1,87 @@
+//! Linux sockets by descriptor number, for hosts that wait with `select` or
+//! `poll`. Everything but the waiting is as in
+//! [`crate::linux_stream`].
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use crate::linux_stream::{self, LinuxStream};
+use crate::poll_host::PollCall;
+use crate::raw_select;
+use crate::raw_stream;
+use crate::select_host::SelectCall;
+use crate::sockets::Sockets;
+use crate::stream::Progress;
+
+/// The kernel's sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct LinuxSockets(());
+
+impl LinuxSockets {
+    /// Raises the process's soft limit of open files to the hard one, as every
+    /// connection is a file.
+    pub fn new() -> Self {
+        // Fewer connections are served where it cannot be raised.
+        let _ = raw_stream::raise_file_limit();
+        LinuxSockets(())
+    }
+}
+
+impl Default for LinuxSockets {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sockets for LinuxSockets {
+    type Listener = TcpListener;
+    type Stream = LinuxStream;
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
+        linux_stream::listen(address, backlog, false)
+    }
+
+    fn local_address(&self, listener: &TcpListener) -> io::Result<SocketAddr> {
+        listener.local_addr()
+    }
+
+    fn accept(&self, listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
+        linux_stream::accept(listener)
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(LinuxStream, Progress)> {
+        linux_stream::connect(address)
+    }
+
+    fn listener_number(&self, listener: &TcpListener) -> i32 {
+        listener.as_raw_fd()
+    }
+
+    fn stream_number(&self, stream: &LinuxStream) -> i32 {
+        stream.as_fd().as_raw_fd()
+    }
+}
+
+impl SelectCall for LinuxSockets {
+    type Set = Vec<u64>;
+
+    fn select(
+        &self,
+        nfds: i32,
+        read: &mut Vec<u64>,
+        write: &mut Vec<u64>,
+        timeout: Duration,
+    ) -> io::Result<usize> {
+        raw_select::select(nfds, read, write, timeout)
+    }
+}
+
+impl PollCall for LinuxSockets {
+    type Entry = libc::pollfd;
+
+    fn poll(&self, entries: &mut [libc::pollfd], timeout: Duration) -> io::Result<usize> {
+        raw_select::poll(entries, timeout)
+    }
+}

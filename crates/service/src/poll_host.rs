@@ -1,0 +1,289 @@
+//! `poll` as a way to wait, on either stack: an array of what is wanted, passed
+//! whole with each call and searched after it.
+//!
+//! As with [`SelectHost`](crate::SelectHost) the program's own part is the same
+//! for every stack.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::sockets::Sockets;
+use crate::stream::{Event, Interest, Progress, StreamHost};
+
+/// An entry of the array, as a stack's `poll` takes it; the events are those of
+/// poll(2).
+pub trait Entry {
+    /// One that asks for `events` of `descriptor`.
+    fn new(descriptor: i32, events: i16) -> Self;
+
+    /// The descriptor.
+    fn descriptor(&self) -> i32;
+
+    /// What it asks for.
+    fn set_events(&mut self, events: i16);
+
+    /// What the call has found.
+    fn found(&self) -> i16;
+}
+
+impl Entry for libc::pollfd {
+    fn new(descriptor: i32, events: i16) -> Self {
+        libc::pollfd {
+            fd: descriptor,
+            events,
+            revents: 0,
+        }
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.fd
+    }
+
+    fn set_events(&mut self, events: i16) {
+        self.events = events;
+    }
+
+    fn found(&self) -> i16 {
+        self.revents
+    }
+}
+
+/// A stack with `poll`.
+pub trait PollCall: Sockets {
+    /// Its entries.
+    type Entry: Entry;
+
+    /// Waits for up to `timeout` until an entry has something; returns how many
+    /// have.
+    ///
+    /// # Errors
+    /// What the stack reports; EINTR.
+    fn poll(&self, entries: &mut [Self::Entry], timeout: Duration) -> io::Result<usize>;
+}
+
+/// No place in the array.
+const NOWHERE: u32 = u32::MAX;
+
+/// What a program keeps between its calls.
+struct Watched<E> {
+    entries: Vec<E>,
+    /// By descriptor: its token, and its place in the array.
+    known: Vec<(u64, u32)>,
+}
+
+/// A stack on which `poll` is waited with.
+pub struct PollHost<C: PollCall> {
+    calls: C,
+    watched: RefCell<Watched<C::Entry>>,
+}
+
+impl<C: PollCall> fmt::Debug for PollHost<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollHost").finish_non_exhaustive()
+    }
+}
+
+impl<E: Entry> Watched<E> {
+    fn set(&mut self, descriptor: i32, token: u64, interest: Interest) {
+        let Ok(number) = usize::try_from(descriptor) else {
+            return;
+        };
+        if number >= self.known.len() {
+            let room = (number + 1).max(self.known.len() * 2);
+            self.known.resize(room, (0, NOWHERE));
+        }
+        let Some(known) = self.known.get_mut(number) else {
+            return;
+        };
+        known.0 = token;
+        let place = known.1;
+        let mut events = 0;
+        if interest.readable {
+            events |= libc::POLLIN;
+        }
+        if interest.writable {
+            events |= libc::POLLOUT;
+        }
+        match self.entries.get_mut(place as usize) {
+            // An entry that asks for nothing would still be told of errors,
+            // again and again.
+            Some(_) if events == 0 => self.remove(place as usize),
+            Some(entry) => entry.set_events(events),
+            None if events != 0 => {
+                known.1 = u32::try_from(self.entries.len()).unwrap_or(NOWHERE);
+                self.entries.push(E::new(descriptor, events));
+            }
+            None => {}
+        }
+    }
+
+    /// The last one takes its place.
+    fn remove(&mut self, place: usize) {
+        let gone = self.entries.swap_remove(place);
+        let moved = self.entries.get(place).map(Entry::descriptor);
+        let mut at = |descriptor: i32, place: u32| {
+            let number = usize::try_from(descriptor).unwrap_or(usize::MAX);
+            if let Some(known) = self.known.get_mut(number) {
+                known.1 = place;
+            }
+        };
+        at(gone.descriptor(), NOWHERE);
+        if let Some(moved) = moved {
+            at(moved, u32::try_from(place).unwrap_or(NOWHERE));
+        }
+    }
+
+    fn find(&self, count: usize, events: &mut Vec<Event>) {
+        let ready = self.entries.iter().filter(|entry| entry.found() != 0);
+        for entry in ready.take(count) {
+            let found = entry.found();
+            let broken = found & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0;
+            let number = usize::try_from(entry.descriptor()).unwrap_or(usize::MAX);
+            events.push(Event {
+                token: self.known.get(number).map_or(0, |known| known.0),
+                readable: broken || found & libc::POLLIN != 0,
+                writable: broken || found & libc::POLLOUT != 0,
+                hangup: broken,
+            });
+        }
+    }
+}
+
+impl<C: PollCall> PollHost<C> {
+    /// A host that waits for the sockets of `calls`.
+    pub fn new(calls: C) -> Self {
+        PollHost {
+            calls,
+            watched: RefCell::new(Watched {
+                entries: Vec::new(),
+                known: Vec::new(),
+            }),
+        }
+    }
+}
+
+const READABLE: Interest = Interest {
+    readable: true,
+    writable: false,
+};
+const NONE: Interest = Interest {
+    readable: false,
+    writable: false,
+};
+
+impl<C: PollCall> StreamHost for PollHost<C> {
+    type Listener = C::Listener;
+    type Stream = C::Stream;
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<C::Listener> {
+        self.calls.listen(address, backlog)
+    }
+
+    fn local_address(&self, listener: &C::Listener) -> io::Result<SocketAddr> {
+        self.calls.local_address(listener)
+    }
+
+    fn watch_listener(&self, listener: &C::Listener, token: u64) -> io::Result<()> {
+        let number = self.calls.listener_number(listener);
+        self.watched.borrow_mut().set(number, token, READABLE);
+        Ok(())
+    }
+
+    fn unwatch_listener(&self, listener: &C::Listener) -> io::Result<()> {
+        let number = self.calls.listener_number(listener);
+        self.watched.borrow_mut().set(number, 0, NONE);
+        Ok(())
+    }
+
+    fn accept(&self, listener: &C::Listener) -> io::Result<Option<(C::Stream, SocketAddr)>> {
+        self.calls.accept(listener)
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(C::Stream, Progress)> {
+        self.calls.connect(address)
+    }
+
+    fn watch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
+        let number = self.calls.stream_number(stream);
+        self.watched.borrow_mut().set(number, token, interest);
+        Ok(())
+    }
+
+    fn rewatch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
+        self.watch(stream, token, interest)
+    }
+
+    fn unwatch(&self, stream: &C::Stream) {
+        let number = self.calls.stream_number(stream);
+        self.watched.borrow_mut().set(number, 0, NONE);
+    }
+
+    fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
+        events.clear();
+        let mut watched = self.watched.borrow_mut();
+        match self.calls.poll(&mut watched.entries, timeout) {
+            Ok(0) => Ok(()),
+            Ok(count) => {
+                watched.find(count, events);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn the_array_is_what_is_wanted() {
+        let mut watched: Watched<libc::pollfd> = Watched {
+            entries: Vec::new(),
+            known: Vec::new(),
+        };
+        let mut model = BTreeMap::new();
+        // A linear congruential generator: the same history each time.
+        let mut state = 1u64;
+        for step in 0..20_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let number = ((state >> 40) % 300) as i32;
+            let bits = (state >> 60) & 3;
+            let interest = Interest {
+                readable: bits & 1 != 0,
+                writable: bits & 2 != 0,
+            };
+            watched.set(number, step, interest);
+            match bits {
+                0 => model.remove(&number),
+                bits => model.insert(number, (step, bits)),
+            };
+            assert_eq!(watched.entries.len(), model.len());
+            // As a call leaves it with everything ready.
+            for entry in &mut watched.entries {
+                entry.revents = entry.events;
+            }
+            let mut events = Vec::new();
+            watched.find(usize::MAX, &mut events);
+            let mut found: Vec<_> = events
+                .iter()
+                .map(|event| (event.token, event.readable, event.writable))
+                .collect();
+            found.sort_unstable();
+            let mut expected: Vec<_> = model
+                .values()
+                .map(|&(token, bits)| (token, bits & 1 != 0, bits & 2 != 0))
+                .collect();
+            expected.sort_unstable();
+            assert_eq!(found, expected);
+        }
+    }
+}

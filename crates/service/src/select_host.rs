@@ -1,0 +1,373 @@
+//! `select` as a way to wait, on either stack, used as real programs use it
+//! (thttpd's fdwatch, Squid's comm_select): two master bitmaps of what is
+//! wanted, copied before each call, which overwrites them, and the result
+//! searched word by word for bits.
+//!
+//! What is in here, in the program's own part, is the same for every stack;
+//! they differ in [`SelectCall::select`] alone. Its cost grows with the highest
+//! descriptor: that is the interface, not an implementation of it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::sockets::Sockets;
+use crate::stream::{Event, Interest, Progress, StreamHost};
+
+/// Descriptors of a word.
+const BITS: usize = u64::BITS as usize;
+
+/// A set of descriptors as a stack's `select` takes it: descriptor `n` is bit
+/// `n % 64` of word `n / 64`.
+pub trait Bitmap {
+    /// An empty set of so many words.
+    fn with_words(words: usize) -> Self;
+
+    /// Its words.
+    fn words(&self) -> &[u64];
+
+    /// Its words, to be changed.
+    fn words_mut(&mut self) -> &mut [u64];
+}
+
+impl Bitmap for Vec<u64> {
+    fn with_words(words: usize) -> Self {
+        vec![0; words]
+    }
+
+    fn words(&self) -> &[u64] {
+        self
+    }
+
+    fn words_mut(&mut self) -> &mut [u64] {
+        self
+    }
+}
+
+/// A stack with `select`.
+pub trait SelectCall: Sockets {
+    /// Its sets.
+    type Set: Bitmap;
+
+    /// Waits for up to `timeout` until a descriptor below `nfds` in `read` can
+    /// be read or one in `write` can be written, and leaves those that can in
+    /// the sets; returns how many there are. Both sets have room for `nfds`,
+    /// which may be any number.
+    ///
+    /// # Errors
+    /// What the stack reports; EINTR, EBADF.
+    fn select(
+        &self,
+        nfds: i32,
+        read: &mut Self::Set,
+        write: &mut Self::Set,
+        timeout: Duration,
+    ) -> io::Result<usize>;
+}
+
+/// What a program keeps between its calls.
+struct Watched<S> {
+    /// What is wanted: readable, writable.
+    wanted: [S; 2],
+    /// What the call gets, and overwrites.
+    lent: [S; 2],
+    /// By descriptor.
+    tokens: Vec<u64>,
+    /// One more than the highest descriptor in them.
+    nfds: usize,
+}
+
+/// A stack on which `select` is waited with.
+pub struct SelectHost<C: SelectCall> {
+    calls: C,
+    watched: RefCell<Watched<C::Set>>,
+}
+
+impl<C: SelectCall> fmt::Debug for SelectHost<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SelectHost").finish_non_exhaustive()
+    }
+}
+
+impl<S: Bitmap> Watched<S> {
+    /// Makes room for a descriptor.
+    fn widen(&mut self, number: usize) {
+        let words = self.wanted[0].words().len();
+        if number < words * BITS {
+            return;
+        }
+        let words = (number / BITS + 1).max(words * 2);
+        for set in &mut self.wanted {
+            let mut wider = S::with_words(words);
+            let old = set.words();
+            if let Some(room) = wider.words_mut().get_mut(..old.len()) {
+                room.copy_from_slice(old);
+            }
+            *set = wider;
+        }
+        // Of no use between two calls.
+        self.lent = [S::with_words(words), S::with_words(words)];
+        self.tokens.resize(words * BITS, 0);
+    }
+
+    fn set(&mut self, number: i32, token: u64, interest: Interest) {
+        let Ok(number) = usize::try_from(number) else {
+            return;
+        };
+        self.widen(number);
+        if let Some(place) = self.tokens.get_mut(number) {
+            *place = token;
+        }
+        let bit = 1 << (number % BITS);
+        for (set, wanted) in self
+            .wanted
+            .iter_mut()
+            .zip([interest.readable, interest.writable])
+        {
+            if let Some(word) = set.words_mut().get_mut(number / BITS) {
+                *word = if wanted { *word | bit } else { *word & !bit };
+            }
+        }
+        if interest.readable || interest.writable {
+            self.nfds = self.nfds.max(number + 1);
+        } else if number + 1 == self.nfds {
+            self.nfds = self.highest();
+        }
+    }
+
+    /// One more than the highest descriptor below `nfds` that is wanted.
+    fn highest(&self) -> usize {
+        let [read, write] = &self.wanted;
+        let words = self.nfds.div_ceil(BITS);
+        let both = read.words().iter().zip(write.words()).take(words);
+        let mut highest = 0;
+        for (number, (read, write)) in both.enumerate() {
+            let bits = read | write;
+            if bits != 0 {
+                highest = number * BITS + BITS - bits.leading_zeros() as usize;
+            }
+        }
+        highest
+    }
+
+    /// Copies what is wanted, as the call overwrites it. By itself in a profile:
+    /// with [`Watched::find`] it is what the paper calls comm_select.
+    #[inline(never)]
+    fn lend(&mut self) {
+        let words = self.nfds.div_ceil(BITS);
+        for (lent, wanted) in self.lent.iter_mut().zip(&self.wanted) {
+            let wanted = wanted.words().get(..words).unwrap_or_default();
+            if let Some(room) = lent.words_mut().get_mut(..words) {
+                room.copy_from_slice(wanted);
+            }
+        }
+    }
+
+    /// Searches the result.
+    #[inline(never)]
+    fn find(&self, count: usize, events: &mut Vec<Event>) {
+        let mut left = count;
+        let [read, write] = &self.lent;
+        let words = self.nfds.div_ceil(BITS);
+        let both = read.words().iter().zip(write.words()).take(words);
+        for (number, (&read, &write)) in both.enumerate() {
+            let mut bits = read | write;
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                bits &= bits - 1;
+                let (readable, writable) = (read >> bit & 1 == 1, write >> bit & 1 == 1);
+                let token = self.tokens.get(number * BITS + bit as usize);
+                events.push(Event {
+                    token: token.copied().unwrap_or(0),
+                    readable,
+                    writable,
+                    // It cannot tell: the end is read like everything else.
+                    hangup: false,
+                });
+                left = left.saturating_sub(usize::from(readable) + usize::from(writable));
+            }
+            // The call says how many there are: there is no need to look on.
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl<C: SelectCall> SelectHost<C> {
+    /// A host that waits for the sockets of `calls`.
+    pub fn new(calls: C) -> Self {
+        let none = || [C::Set::with_words(0), C::Set::with_words(0)];
+        SelectHost {
+            calls,
+            watched: RefCell::new(Watched {
+                wanted: none(),
+                lent: none(),
+                tokens: Vec::new(),
+                nfds: 0,
+            }),
+        }
+    }
+}
+
+const READABLE: Interest = Interest {
+    readable: true,
+    writable: false,
+};
+const NONE: Interest = Interest {
+    readable: false,
+    writable: false,
+};
+
+impl<C: SelectCall> StreamHost for SelectHost<C> {
+    type Listener = C::Listener;
+    type Stream = C::Stream;
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<C::Listener> {
+        self.calls.listen(address, backlog)
+    }
+
+    fn local_address(&self, listener: &C::Listener) -> io::Result<SocketAddr> {
+        self.calls.local_address(listener)
+    }
+
+    fn watch_listener(&self, listener: &C::Listener, token: u64) -> io::Result<()> {
+        let number = self.calls.listener_number(listener);
+        self.watched.borrow_mut().set(number, token, READABLE);
+        Ok(())
+    }
+
+    fn unwatch_listener(&self, listener: &C::Listener) -> io::Result<()> {
+        let number = self.calls.listener_number(listener);
+        self.watched.borrow_mut().set(number, 0, NONE);
+        Ok(())
+    }
+
+    fn accept(&self, listener: &C::Listener) -> io::Result<Option<(C::Stream, SocketAddr)>> {
+        self.calls.accept(listener)
+    }
+
+    fn connect(&self, address: SocketAddr) -> io::Result<(C::Stream, Progress)> {
+        self.calls.connect(address)
+    }
+
+    fn watch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
+        let number = self.calls.stream_number(stream);
+        self.watched.borrow_mut().set(number, token, interest);
+        Ok(())
+    }
+
+    fn rewatch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
+        self.watch(stream, token, interest)
+    }
+
+    fn unwatch(&self, stream: &C::Stream) {
+        let number = self.calls.stream_number(stream);
+        self.watched.borrow_mut().set(number, 0, NONE);
+    }
+
+    fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
+        events.clear();
+        let mut watched = self.watched.borrow_mut();
+        watched.lend();
+        let nfds = i32::try_from(watched.nfds).unwrap_or(i32::MAX);
+        let [read, write] = &mut watched.lent;
+        match self.calls.select(nfds, read, write, timeout) {
+            Ok(0) => Ok(()),
+            Ok(count) => {
+                watched.find(count, events);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn empty() -> Watched<Vec<u64>> {
+        Watched {
+            wanted: [Vec::new(), Vec::new()],
+            lent: [Vec::new(), Vec::new()],
+            tokens: Vec::new(),
+            nfds: 0,
+        }
+    }
+
+    fn interest(bits: u64) -> Interest {
+        Interest {
+            readable: bits & 1 != 0,
+            writable: bits & 2 != 0,
+        }
+    }
+
+    #[test]
+    fn the_bitmaps_are_what_is_wanted() {
+        let mut watched = empty();
+        let mut model = BTreeMap::new();
+        // A linear congruential generator: the same history each time.
+        let mut state = 1u64;
+        for step in 0..20_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let number = (state >> 40) % 3000;
+            let bits = (state >> 60) & 3;
+            watched.set(number as i32, step, interest(bits));
+            match bits {
+                0 => model.remove(&number),
+                bits => model.insert(number, (step, bits)),
+            };
+            let nfds = model.last_key_value().map_or(0, |(number, _)| number + 1);
+            assert_eq!(watched.nfds as u64, nfds);
+            if step % 500 != 0 {
+                continue;
+            }
+            watched.lend();
+            // As a call leaves it with everything ready.
+            let count: u32 = model.values().map(|(_, bits)| bits.count_ones()).sum();
+            let mut events = Vec::new();
+            watched.find(count as usize, &mut events);
+            let found: Vec<_> = events
+                .iter()
+                .map(|event| (event.token, event.readable, event.writable))
+                .collect();
+            let expected: Vec<_> = model
+                .values()
+                .map(|&(token, bits)| (token, bits & 1 != 0, bits & 2 != 0))
+                .collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn the_search_ends_with_the_last_that_is_ready() {
+        let mut watched = empty();
+        for number in [3, 200, 70_000] {
+            watched.set(number, number as u64, interest(3));
+        }
+        watched.lend();
+        // 200 and 70,000 are not ready; the call says that one bit is.
+        watched.lent[0].fill(0);
+        watched.lent[1].fill(0);
+        watched.lent[0][0] = 8;
+        watched.lent[1][70_000 / BITS] = u64::MAX;
+        let mut events = Vec::new();
+        watched.find(1, &mut events);
+        assert_eq!(events.len(), 1, "it looked no further");
+        assert_eq!(
+            (events[0].token, events[0].readable, events[0].writable),
+            (3, true, false)
+        );
+        // No descriptor is none.
+        watched.set(-1, 9, interest(3));
+        assert_eq!(watched.nfds, 70_001);
+    }
+}

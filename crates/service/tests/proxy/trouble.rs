@@ -1,0 +1,300 @@
+//! Slow, broken and absent origins; clients that go away.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use tidewall_service::http::Limits;
+use tidewall_service::http::proxy::{Spec, UpstreamLimits};
+
+use super::origin::{Origin, reply};
+use super::*;
+
+/// Longer than any buffer between origin, proxy and client.
+const LARGE: usize = 24 * 1024 * 1024;
+
+fn status_from(origin: &Origin) -> u16 {
+    let mut status = 0;
+    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+        let mut stream = proxy.connect();
+        status = get(&mut stream, "/", "").status;
+        // The client's connection is none the worse for it.
+        assert_eq!(get(&mut stream, "/", "").status, status);
+        proxy.until("counts", |uses, _| {
+            uses.upstream_errors == 2 && uses.upstream_open == 0
+        });
+    });
+    status
+}
+
+#[test]
+fn an_origin_that_makes_no_sense_is_a_bad_gateway() {
+    for reply in [
+        "SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        "HTTP/1.1 101 Switching\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nA",
+        "",
+    ] {
+        let origin = Origin::new(move |_, stream| {
+            let _ = stream.write_all(reply.as_bytes());
+            false
+        });
+        assert_eq!(status_from(&origin), 502, "{reply:?}");
+    }
+    let long = Origin::saying(format!("HTTP/1.1 200 OK\r\nA: {}", "x".repeat(100_000)));
+    assert_eq!(status_from(&long), 502);
+}
+
+#[test]
+fn an_absent_origin_is_a_bad_gateway() {
+    // Nobody listens at a port that was just given back.
+    let address = TcpListener::bind((LOCAL, 0)).unwrap().local_addr().unwrap();
+    proxying(&Spec::new(0, Some(address)), |proxy| {
+        let mut stream = proxy.connect();
+        assert_eq!(get(&mut stream, "/", "").status, 502);
+        assert_eq!(get(&mut stream, "/", "").status, 502);
+    });
+}
+
+#[test]
+fn a_slow_origin_is_waited_for_so_long() {
+    let silent = Origin::new(|_, stream| stream.read(&mut [0]).is_ok_and(|count| count > 0));
+    let upstream = UpstreamLimits {
+        answer: Duration::from_millis(300),
+        ..UpstreamLimits::default()
+    };
+    let spec = Spec {
+        upstream,
+        ..Spec::new(0, Some(silent.address))
+    };
+    proxying(&spec, |proxy| {
+        let begun = Instant::now();
+        let mut stream = proxy.connect();
+        assert_eq!(get(&mut stream, "/", "").status, 504);
+        assert!(begun.elapsed() >= Duration::from_millis(300));
+        assert!(begun.elapsed() < Duration::from_secs(4));
+        proxy.until("counts", |uses, _| {
+            uses.upstream_errors == 1 && uses.upstream_open == 0
+        });
+    });
+    // One that stops in the middle: the client sees that it is not whole.
+    let half = Origin::new(|_, stream| {
+        let _ =
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nETag: \"e\"\r\n\r\nhalf");
+        stream.read(&mut [0]).is_ok_and(|count| count > 0)
+    });
+    let spec = Spec {
+        origin: Some(half.address),
+        ..spec
+    };
+    proxying(&spec, |proxy| {
+        let mut stream = proxy.connect();
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        assert!(response(&mut stream, true).is_err());
+        assert_eq!(proxy.proxy().stored, 0, "half a response is not kept");
+    });
+}
+
+#[test]
+fn a_kept_connection_that_the_origin_has_closed_is_replaced() {
+    // It answers once, promises to go on, and closes at the next request.
+    let origin = Origin::new(|asked, stream| {
+        asked.number % 2 == 0 && stream.write_all(&reply("200 OK", "", b"x")).is_ok()
+    });
+    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+        let mut stream = proxy.connect();
+        assert_eq!(get(&mut stream, "/", "").status, 200);
+        // Number 1 meets the end of the first connection and comes again as
+        // number 2.
+        assert_eq!(get(&mut stream, "/", "").status, 200);
+        assert_eq!((origin.heads().len(), origin.connections()), (3, 2));
+        // What may not be said twice is not.
+        let post = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx";
+        assert_eq!(ask(&mut stream, post).status, 502);
+    });
+}
+
+#[test]
+fn a_response_larger_than_the_cache_passes_through() {
+    let origin = Origin::saying(reply("200 OK", "ETag: \"e\"\r\n", &text(LARGE)));
+    let spec = Spec {
+        cache_bytes: 1 << 20,
+        object_bytes: 1 << 20,
+        ..Spec::new(0, Some(origin.address))
+    };
+    proxying(&spec, |proxy| {
+        let mut stream = proxy.connect();
+        for _ in 0..2 {
+            let got = get(&mut stream, "/", "");
+            assert!(got.body == text(LARGE), "every byte in its place");
+        }
+        let uses = proxy.proxy();
+        assert_eq!((uses.misses, uses.stored, uses.cached), (2, 0, 0));
+    });
+    // The same without a length, so that only the bytes tell.
+    let origin = Origin::new(|_, stream| {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nETag: \"e\"\r\n\r\n");
+        let _ = stream.write_all(&text(LARGE));
+        false
+    });
+    let spec = Spec {
+        origin: Some(origin.address),
+        ..spec
+    };
+    proxying(&spec, |proxy| {
+        let got = get(&mut proxy.connect(), "/", "");
+        assert!(got.body == text(LARGE), "every byte in its place");
+        assert_eq!(proxy.proxy().stored, 0);
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_the_origin_back_and_nobody_else() {
+    let origin = Origin::new(|asked, stream| {
+        let length = if asked.path() == "/large" { LARGE } else { 10 };
+        stream
+            .write_all(&reply("200 OK", "", &text(length)))
+            .is_ok()
+    });
+    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+        let mut slow = proxy.connect();
+        slow.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        let mut taken = vec![0; 1000];
+        slow.read_exact(&mut taken).unwrap();
+        let mut other = proxy.connect();
+        for _ in 0..20 {
+            assert_eq!(get(&mut other, "/small", "").body, text(10));
+        }
+        let through = proxy.proxy().upstream_bytes;
+        assert!(through < LARGE as u64, "{through}: it was not held back");
+        let mut rest = Vec::new();
+        slow.shutdown(std::net::Shutdown::Write).unwrap();
+        slow.read_to_end(&mut rest).unwrap();
+        assert!(rest.ends_with(&text(LARGE)[LARGE - 1000..]));
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_takes_its_exchange_with_it() {
+    let origin = Origin::new(|asked, stream| match asked.path() {
+        "/large" => stream.write_all(&reply("200 OK", "", &text(LARGE))).is_ok(),
+        _ => stream.read(&mut [0]).is_ok_and(|count| count > 0),
+    });
+    let upstream = UpstreamLimits {
+        answer: Duration::from_millis(500),
+        ..UpstreamLimits::default()
+    };
+    let spec = Spec {
+        upstream,
+        ..Spec::new(0, Some(origin.address))
+    };
+    proxying(&spec, |proxy| {
+        let gone = |uses: &ProxyCounts, reader: &Reader| {
+            uses.upstream_open == 0 && reader.read()[0].open == 0
+        };
+        let mut stream = proxy.connect();
+        stream
+            .write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        stream.read_exact(&mut [0; 100]).unwrap();
+        // Closing on what has not been read resets the connection.
+        drop(stream);
+        proxy.until("a reset is seen at once", gone);
+        // An end is not: it may be of the client's side only. So the exchange
+        // has its time.
+        let mut stream = proxy.connect();
+        stream
+            .write_all(b"GET /silent HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        proxy.until("asked", |uses, _| uses.upstream_open == 1);
+        drop(stream);
+        proxy.until("gone with the exchange", gone);
+    });
+}
+
+#[test]
+fn an_upload_that_nobody_wants_ends_early() {
+    let origin = Origin::saying(reply("413 x", "", b"no"));
+    let limits = Limits {
+        content_bytes: 1000,
+        ..Limits::default()
+    };
+    let spec = Spec {
+        limits,
+        ..Spec::new(0, Some(origin.address))
+    };
+    proxying(&spec, |proxy| {
+        for (head, status) in [
+            // The origin answers before it has come.
+            ("Content-Length: 900\r\n\r\nabc", 413),
+            // The proxy has a limit of its own, for either form.
+            ("Content-Length: 1001\r\n\r\nabc", 413),
+            ("Transfer-Encoding: chunked\r\n\r\nx\r\n", 400),
+        ] {
+            let mut stream = proxy.connect();
+            let got = ask(&mut stream, &format!("PUT / HTTP/1.1\r\nHost: x\r\n{head}"));
+            assert_eq!(got.status, status, "{head}");
+            assert_eq!(got.field("Connection"), Some("close"), "{head}");
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "{head}");
+        }
+    });
+}
+
+#[test]
+fn idle_connections_are_let_go_in_time() {
+    let origin = Origin::saying(reply("200 OK", "", b"x"));
+    let spec = Spec {
+        limits: Limits {
+            idle: Duration::from_millis(400),
+            request: Duration::from_millis(400),
+            ..Limits::default()
+        },
+        upstream: UpstreamLimits {
+            idle: Duration::from_millis(400),
+            ..UpstreamLimits::default()
+        },
+        ..Spec::new(0, Some(origin.address))
+    };
+    proxying(&spec, |proxy| {
+        let mut slow = proxy.connect();
+        slow.write_all(b"GET / HTTP/1.1\r\nHo").unwrap();
+        let mut stream = proxy.connect();
+        assert_eq!(get(&mut stream, "/", "").status, 200);
+        proxy.until("kept", |uses, _| uses.upstream_open == 1);
+        assert_eq!(response(&mut slow, true).unwrap().status, 408);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        proxy.until("let go", |uses, _| uses.upstream_open == 0);
+    });
+}
+
+#[test]
+fn answers_at_hand_are_finished_before_it_stops() {
+    let (ask_now, asked) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    let may_go = std::sync::Mutex::new(may_go);
+    let origin = Origin::new(move |_, stream| {
+        ask_now.send(()).unwrap();
+        may_go.lock().unwrap().recv().unwrap();
+        stream.write_all(&reply("200 OK", "", b"late")).is_ok()
+    });
+    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+        let mut stream = proxy.connect();
+        let mut idle = proxy.connect();
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        asked.recv_timeout(Duration::from_secs(5)).unwrap();
+        proxy.stop.store(true, Ordering::Relaxed);
+        assert_eq!(idle.read(&mut [0]).unwrap(), 0);
+        go.send(()).unwrap();
+        let got = response(&mut stream, true).unwrap();
+        assert_eq!(
+            (got.body.as_slice(), got.field("Connection")),
+            (&b"late"[..], Some("close"))
+        );
+    });
+}

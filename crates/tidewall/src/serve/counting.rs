@@ -1,0 +1,139 @@
+//! What a service counts: a line a second while it runs, totals at its end.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidewall_service::counters::{ProxyCounts, Times};
+use tidewall_service::{Counters, Reader, ServiceCounts};
+use tidewall_socket::Stack;
+
+use super::Arguments;
+use crate::end::{Failure, Outcome, say_line};
+use crate::stat::control;
+use crate::units;
+
+/// Time between two lines of statistics.
+pub(super) const LINE: Duration = Duration::from_secs(1);
+
+/// What has been counted at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    pub(super) service: ServiceCounts,
+    /// Zeroes of whatever is no proxy.
+    pub(super) proxy: ProxyCounts,
+}
+
+impl Look {
+    fn at(reader: &Reader) -> Option<Self> {
+        Some(Look {
+            service: reader.read().first().copied()?,
+            proxy: reader.proxy(),
+        })
+    }
+}
+
+/// How a service's counts are put.
+pub(super) struct Words {
+    /// Of a line of statistics: the counts now, the last ones, the time between.
+    pub(super) rates: &'static (dyn Fn(&Look, &Look, Duration) -> String + Sync),
+    /// Of the end: all counts, and the time it took.
+    pub(super) totals: &'static (dyn Fn(&Look, Duration) -> String + Sync),
+}
+
+/// Runs `service` with counters, statistics beside it and totals at its end.
+pub(super) fn begin(
+    arguments: &Arguments,
+    stack: Option<Stack>,
+    words: &Words,
+    service: impl FnOnce(&Counters) -> io::Result<()>,
+) -> Outcome {
+    let path = counters_path();
+    let counters = Counters::create(&path, 1)
+        .map_err(|error| Failure::io(&format!("making the counters {}", path.display()), &error))?;
+    let reader =
+        Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
+    let terminal = io::stderr().is_terminal();
+    let begun = Instant::now();
+    let ended = Arc::new(AtomicBool::new(false));
+    let watcher = (terminal || arguments.stats).then(|| {
+        let (ended, rates) = (ended.clone(), words.rates);
+        std::thread::spawn(move || watch(&reader, stack.as_ref(), rates, &ended, terminal))
+    });
+    let result = service(&counters);
+    ended.store(true, Ordering::Relaxed);
+    if let Some(watcher) = watcher {
+        // Its panic, if any, has been reported; the totals below do not need it.
+        let _ = watcher.join();
+    }
+    let look = Reader::open(&path).ok();
+    if let Some(look) = look.as_ref().and_then(Look::at) {
+        let _ = say_line(&(words.totals)(&look, begun.elapsed()));
+    }
+    if let Some(times) = look.filter(|_| arguments.profile).map(|look| look.times()) {
+        let _ = say_line(&parts(&times));
+    }
+    result.map_err(|error| Failure::io("serving", &error))
+}
+
+/// Where the processor time went.
+fn parts(times: &Times) -> String {
+    let share = |part: u64| 100.0 * part as f64 / times.total.max(1) as f64;
+    format!(
+        "{} of processor time: {:.1} % in waiting calls, {:.1} % in accept and connect",
+        units::trimmed(times.total),
+        share(times.waiting),
+        share(times.opening),
+    )
+}
+
+/// Where the counters are kept: in memory where there is such a file system.
+fn counters_path() -> PathBuf {
+    let directory = std::path::Path::new("/dev/shm");
+    let directory = if directory.is_dir() {
+        directory.to_owned()
+    } else {
+        std::env::temp_dir()
+    };
+    directory.join(format!("tidewall-serve-{}", std::process::id()))
+}
+
+/// Prints rates every second until `ended`; over the same line on a terminal.
+fn watch(
+    reader: &Reader,
+    stack: Option<&Stack>,
+    rates: &dyn Fn(&Look, &Look, Duration) -> String,
+    ended: &AtomicBool,
+    terminal: bool,
+) {
+    let mut last = Look::default();
+    let mut at = Instant::now();
+    while !ended.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(50));
+        let elapsed = at.elapsed();
+        if elapsed < LINE {
+            continue;
+        }
+        let Some(now) = Look::at(reader) else {
+            continue;
+        };
+        let mut line = rates(&now, &last, elapsed);
+        if let Some(stack) = stack {
+            let queues = stack.snapshot().queues;
+            let control = control::short(queues.iter().map(|queue| &queue.control));
+            line = format!("{line}, {control}");
+        }
+        if terminal {
+            eprint!("\r\x1b[K{line}");
+        } else {
+            eprintln!("{line}");
+        }
+        let _ = std::io::stderr().flush();
+        (last, at) = (now, Instant::now());
+    }
+    if terminal {
+        eprint!("\r\x1b[K");
+    }
+}

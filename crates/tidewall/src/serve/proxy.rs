@@ -1,0 +1,260 @@
+//! `tidewall serve proxy`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tidewall_service::http::Log;
+use tidewall_service::http::proxy::{self, Revalidate, Spec};
+use tidewall_service::{StreamHost, Timed};
+use tidewall_socket::Stack;
+
+use super::http::log;
+use super::{Arguments, Look, Words, begin, say_where};
+use crate::end::{Failure, Outcome};
+use crate::units::{age, count, per_second};
+
+/// The usual port of a forward proxy (Squid's).
+const FORWARD_PORT: u16 = 3128;
+/// That of a reverse proxy: it stands in for a web server.
+const REVERSE_PORT: u16 = 80;
+
+/// What only the proxy has a use for.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The proxy passes all requests to this web server (a reverse proxy), in place of whom each
+    /// request names
+    #[arg(long, value_name = "HOST:PORT")]
+    origin: Option<String>,
+    /// The proxy makes a connection to the origin for each request and closes it after, instead of
+    /// keeping some: two connections a request, as in the paper's experiments
+    #[arg(long)]
+    fresh_upstream: bool,
+    /// When the proxy asks the origin whether what it keeps is current: stale (also where no
+    /// lifetime is named) or always [default: stale]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    revalidate: Option<When>,
+    /// Memory for what the proxy keeps, as 64M or 2G [default: 256M]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    cache: Option<usize>,
+    /// Largest response that the proxy keeps [default: 4M]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    object: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// When its lifetime is over, or none is named
+    Stale,
+    /// For each request
+    Always,
+}
+
+impl Options {
+    /// The name of one that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let Options {
+            origin,
+            fresh_upstream,
+            revalidate,
+            cache,
+            object,
+        } = self;
+        let given = [
+            ("--origin", origin.is_some()),
+            ("--fresh-upstream", *fresh_upstream),
+            ("--revalidate", revalidate.is_some()),
+            ("--cache", cache.is_some()),
+            ("--object", object.is_some()),
+        ];
+        given
+            .into_iter()
+            .find_map(|(name, given)| given.then_some(name))
+    }
+}
+
+/// `65536`, `64k`, `256M` or `2G`, in powers of 1,024.
+fn bytes(text: &str) -> Result<usize, String> {
+    let (number, shift) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (text.get(..text.len() - 1), 10),
+        Some(b'M') => (text.get(..text.len() - 1), 20),
+        Some(b'G') => (text.get(..text.len() - 1), 30),
+        _ => (Some(text), 0),
+    };
+    let number: Option<usize> = number.and_then(|number| number.parse().ok());
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "a number of bytes is such as 65536, 64k, 256M or 2G".to_owned())
+}
+
+/// A proxy to be run.
+pub struct Proxy {
+    pub spec: Spec,
+    log: Option<Log>,
+}
+
+impl Proxy {
+    pub fn of(arguments: &Arguments) -> Result<Self, Failure> {
+        let options = &arguments.proxy;
+        let origin = options.origin.as_deref().map(address).transpose()?;
+        let usual = match origin {
+            Some(_) => REVERSE_PORT,
+            None => FORWARD_PORT,
+        };
+        let mut spec = Spec::new(arguments.port.unwrap_or(usual), origin);
+        spec.fresh_upstream = options.fresh_upstream;
+        spec.revalidate = match options.revalidate {
+            Some(When::Always) => Revalidate::Always,
+            Some(When::Stale) | None => Revalidate::Stale,
+        };
+        spec.cache_bytes = options.cache.unwrap_or(spec.cache_bytes);
+        spec.object_bytes = options.object.unwrap_or(spec.object_bytes);
+        spec.work = arguments.work;
+        let log = arguments.log.as_deref().map(log).transpose()?;
+        Ok(Proxy { spec, log })
+    }
+
+    pub fn serve<H: StreamHost>(
+        self,
+        arguments: &Arguments,
+        host: &H,
+        what: &str,
+        stack: Option<Stack>,
+        stop: &AtomicBool,
+    ) -> Outcome {
+        let words = Words {
+            rates: &rates,
+            totals: &totals,
+        };
+        let Proxy { spec, log } = self;
+        begin(arguments, stack, &words, |counters| {
+            let ready = |address| {
+                let whom = match spec.origin {
+                    Some(origin) => format!("for {origin}"),
+                    None => "for whom requests name".to_owned(),
+                };
+                say_where(&format!("proxy on {address}/tcp, {whom}"), what);
+            };
+            let address = arguments.address;
+            let host = Timed::new(host, arguments.profile.then_some(counters));
+            proxy::serve(&host, address, &spec, log, counters, 0, stop, ready)
+        })
+    }
+}
+
+/// The address of the origin.
+fn address(text: &str) -> Result<SocketAddr, Failure> {
+    let mut found = text.to_socket_addrs().map_err(|error| {
+        Failure::usage(format!(
+            "--origin {text}: {error}; it is an address or a name, and a port: 10.0.0.2:80"
+        ))
+    })?;
+    found
+        .next()
+        .ok_or_else(|| Failure::usage(format!("--origin {text}: it has no address")))
+}
+
+fn rates(now: &Look, last: &Look, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64();
+    let rate = |now: u64, last: u64| per_second(now.saturating_sub(last) as f64 / seconds);
+    let (service, before) = (&now.service, &last.service);
+    let (uses, used) = (&now.proxy, &last.proxy);
+    format!(
+        "{} requests/s, {} from the cache, {} confirmed, {} missed, {} upstream connections/s, \
+         {} and {} open, {} errors and {} upstream",
+        rate(service.received, before.received),
+        rate(uses.hits, used.hits),
+        rate(uses.revalidated, used.revalidated),
+        rate(uses.misses, used.misses),
+        rate(uses.upstream_connections, used.upstream_connections),
+        count(service.open),
+        count(uses.upstream_open),
+        count(service.errors),
+        count(uses.upstream_errors),
+    )
+}
+
+fn totals(look: &Look, elapsed: Duration) -> String {
+    let (service, uses) = (&look.service, &look.proxy);
+    format!(
+        "answered {} requests ({} bytes) over {} connections: {} from the cache, {} after asking the origin \
+         ({} new), {} missed, {} passed on; {} upstream connections, used again {} times; {} errors and {} \
+         upstream in {}",
+        count(service.replies),
+        count(service.sent),
+        count(service.connections),
+        count(uses.hits + uses.stale),
+        count(uses.revalidated + uses.replaced),
+        count(uses.replaced),
+        count(uses.misses),
+        count(uses.passed),
+        count(uses.upstream_connections),
+        count(uses.upstream_reused),
+        count(service.errors),
+        count(uses.upstream_errors),
+        age(elapsed),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewall_service::ServiceCounts;
+    use tidewall_service::counters::ProxyCounts;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("64k"), Ok(65_536));
+        assert_eq!(bytes("256M"), Ok(256 << 20));
+        assert_eq!(bytes("2G"), Ok(2 << 30));
+        for text in [
+            "",
+            "k",
+            "1T",
+            "-1",
+            "1.5M",
+            "99999999999999999999",
+            "17179869184G",
+        ] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates_and_totals_name_what_was_done() {
+        let last = Look::default();
+        let now = Look {
+            service: ServiceCounts {
+                received: 20_000,
+                replies: 20_000,
+                connections: 20_000,
+                open: 750,
+                sent: 25_000_000,
+                ..ServiceCounts::default()
+            },
+            proxy: ProxyCounts {
+                hits: 2,
+                revalidated: 19_996,
+                misses: 2,
+                upstream_connections: 19_998,
+                upstream_open: 5,
+                upstream_errors: 1,
+                ..ProxyCounts::default()
+            },
+        };
+        assert_eq!(
+            rates(&now, &last, Duration::from_secs(2)),
+            "10,000 requests/s, 1.0 from the cache, 9,998 confirmed, 1.0 missed, 9,999 upstream connections/s, \
+             750 and 5 open, 0 errors and 1 upstream"
+        );
+        assert!(
+            totals(&now, Duration::from_secs(2)).starts_with(
+                "answered 20,000 requests (25,000,000 bytes) over 20,000 connections: 2 from the cache, \
+                 19,996 after asking the origin (0 new), 2 missed, 0 passed on; 19,998 upstream connections"
+            )
+        );
+    }
+}
