@@ -41,12 +41,16 @@ pub fn read(fd: i32, buffer: &mut [u8]) -> io::Result<usize> {
     check(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
 }
 
-/// Lets the process have so many descriptors, if it may.
-pub fn raise_descriptor_limit(limit: u64) {
-    let limit = libc::rlimit {
-        rlim_cur: limit,
-        rlim_max: limit,
+/// Lets the process have so many descriptors, if it may. How many it may have.
+pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: wanted,
+        rlim_max: wanted,
     };
-    // SAFETY: a valid rlimit.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    // SAFETY: valid rlimits for the calls' duration.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+    }
+    limit.rlim_cur
 }
