@@ -112,11 +112,10 @@ impl Scan<'_> {
     ) -> io::Result<()> {
         selecting.each(|number, asked| {
             let file = self.file(number)?;
-            let parts = file.watched();
             if waits && found.len() == 0 {
-                self.register(&parts, number, asked)?;
+                self.register(&file.watched(), number, asked)?;
             }
-            found.push(number, self.ready(&parts).and(asked));
+            found.push(number, self.ready(&file).and(asked));
             Ok(())
         })
     }
@@ -125,7 +124,7 @@ impl Scan<'_> {
     fn again(&self, selecting: &Selecting<'_>, found: &mut Found) -> io::Result<()> {
         selecting.each(|number, asked| {
             let ready = match self.file(number) {
-                Ok(file) => self.ready(&file.watched()).and(asked),
+                Ok(file) => self.ready(&file).and(asked),
                 Err(_) => asked,
             };
             found.push(number, ready);
@@ -138,7 +137,13 @@ impl Scan<'_> {
     }
 
     /// What a file is ready for, once its protocol has seen the frames that wait.
-    fn ready(&self, parts: &Parts<'_>) -> Classes {
+    fn ready(&self, file: &OpenFile) -> Classes {
+        if let OpenFile::Stream(stream) = file
+            && let Some(state) = stream.look(self.core)
+        {
+            return Classes::ready(state);
+        }
+        let parts = file.watched();
         let wanted = match parts.source {
             Source::Kernel => Classes::ALL.interest().bits() as u16 as i16,
             _ => libc::POLLIN,

@@ -111,11 +111,15 @@ fn bits(mut word: u64) -> impl Iterator<Item = u32> {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     list: Vec<(usize, Classes)>,
+    /// Strides of each set that are not empty, a bit each, if that is known.
+    occupied: [Vec<u64>; CLASSES],
+    knows_occupied: bool,
 }
 
 impl Found {
     pub(crate) fn clear(&mut self) {
         self.list.clear();
+        self.knows_occupied = false;
     }
 
     /// Descriptors that were found ready.
@@ -139,7 +143,10 @@ impl Found {
             let Some(set) = set else { continue };
             let used = used.min(set.len());
             if let Some(set) = set.get_mut(..used) {
-                clear(set);
+                match self.occupied.get(class) {
+                    Some(occupied) if self.knows_occupied => clear(set, occupied),
+                    _ => set.fill(0),
+                }
             }
             for &(number, classes) in &self.list {
                 let bit = classes.to_words((number % BITS) as u32)[class];
@@ -152,17 +159,32 @@ impl Found {
         }
         ready
     }
-}
 
-/// Empties a bitmap, without writing where it is empty.
-fn clear(set: &mut [u64]) {
-    let mut strides = set.chunks_exact_mut(STRIDE);
-    for stride in &mut strides {
-        if stride.iter().fold(0, |all, word| all | word) != 0 {
-            stride.fill(0);
+    /// Forgets which strides are empty, for sets of so many words.
+    fn begin(&mut self, words: usize) {
+        self.knows_occupied = true;
+        for class in &mut self.occupied {
+            class.clear();
+            class.resize(words.div_ceil(STRIDE * BITS), 0);
         }
     }
-    strides.into_remainder().fill(0);
+}
+
+/// Empties a bitmap of which only some strides, and the words after the last whole
+/// one, are not empty.
+fn clear(set: &mut [u64], occupied: &[u64]) {
+    let whole = set.len() / STRIDE;
+    for (place, &word) in occupied.iter().enumerate() {
+        for bit in bits(word) {
+            let from = (place * BITS + bit as usize) * STRIDE;
+            if let Some(stride) = set.get_mut(from..from + STRIDE) {
+                stride.fill(0);
+            }
+        }
+    }
+    if let Some(rest) = set.get_mut(whole * STRIDE..) {
+        rest.fill(0);
+    }
 }
 
 /// HINTS and READY of 64 numbers, together because they are used together.
@@ -349,6 +371,7 @@ impl Interest {
         found: &mut Found,
     ) -> Result<(), F::Error> {
         self.widen(selecting.width());
+        found.begin(selecting.width());
         self.examine_filled(selecting, files, found)?;
         self.examine_new(selecting, files, found)
     }
@@ -386,7 +409,7 @@ impl Interest {
     ) -> Result<(), F::Error> {
         for class in 0..CLASSES {
             let mut from = 0;
-            while let Some(stride) = self.differs(selecting, class, from) {
+            while let Some(stride) = self.differs(selecting, class, from, found) {
                 for place in stride..stride + STRIDE {
                     let words = selecting.word(place);
                     let known = self
@@ -415,7 +438,14 @@ impl Interest {
     ///
     /// This is the pass over every word of the sets, the one cost of a call that
     /// grows with them. A stride in which nothing is selected is not compared.
-    fn differs(&self, selecting: &Selecting<'_>, class: usize, from: usize) -> Option<usize> {
+    fn differs(
+        &self,
+        selecting: &Selecting<'_>,
+        class: usize,
+        from: usize,
+        found: &mut Found,
+    ) -> Option<usize> {
+        let occupied = found.occupied.get_mut(class)?;
         let selected = selecting.words.get(class)?;
         let known = self.interested.get(class)?;
         let (selected, known) = (selected.get(from..)?, known.get(from..)?);
@@ -424,6 +454,10 @@ impl Interest {
         for (n, (selected, known)) in whole.enumerate() {
             if selected.iter().fold(0, |all, word| all | word) == 0 {
                 continue;
+            }
+            let stride = from / STRIDE + n;
+            if let Some(word) = occupied.get_mut(stride / BITS) {
+                *word |= 1 << (stride % BITS);
             }
             let pairs = selected.iter().zip(known);
             if pairs.fold(0, |all, (selected, known)| all | selected & !known) != 0 {

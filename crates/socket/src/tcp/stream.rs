@@ -14,7 +14,7 @@ use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
 use crate::readiness::watch::{Parts, Source, Watched};
-use crate::stack::Stack;
+use crate::stack::{Core, Stack};
 
 mod connecting;
 mod io_traits;
@@ -526,6 +526,25 @@ impl Drop for TcpStream {
                 self.finish(connection);
             }
             Inner::Kernel(kernel) => kernel.watch.retire(),
+        }
+    }
+}
+
+impl TcpStream {
+    /// What it is ready for, once its protocol has seen the frames that wait; `None`
+    /// for one of the kernel's.
+    pub(crate) fn look(&self, core: &Core) -> Option<Events> {
+        match &self.inner {
+            Inner::Own { connection, .. } => {
+                let mut state = connection.lock();
+                if state.has_frames() {
+                    drop(state);
+                    connection.process(core);
+                    state = connection.lock();
+                }
+                Some(state.events())
+            }
+            Inner::Kernel(_) => None,
         }
     }
 }
