@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
-# curl, wrk, ab and h2load as clients of the web server, valgrind to count
-# instructions, and Rust where there is none. Without root only what building
+# curl, wrk, ab and h2load as clients of the web server, Squid and nginx for the
+# lab to compare with, perf, valgrind to count instructions, and Rust where there
+# is none. Without root only what building
 # needs is asked for: the tests that need more are skipped, by name.
 set -eu
 
@@ -29,6 +30,10 @@ if [ "$(id -u)" = 0 ]; then
 	want ab apache2-utils
 	want valgrind valgrind
 	want h2load nghttp2-client
+	want squid squid
+	want nginx nginx-light
+	want setpriv util-linux
+	want perf linux-perf
 fi
 
 [ -n "$need" ] || exit 0
@@ -39,4 +44,14 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
 fi
 echo "installing:$need"
 apt-get update -qq
+# What is compared with is started by the lab alone, never as a service.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+	trap 'rm -f "$policy"' EXIT
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod +x "$policy"
+fi
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null
+for service in squid nginx; do
+	case "$need " in *" $service"[\ -]*) systemctl disable -q "$service" 2>/dev/null || : ;; esac
+done

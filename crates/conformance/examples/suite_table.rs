@@ -63,10 +63,8 @@ fn subject(script: &str) -> &'static str {
 
 /// Why a script fails: what the subject lacks, or what the tool said.
 fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
-    match subject(script) {
-        "TCP Fast Open" => return "no Fast Open (RFC 7413)".to_owned(),
-        "PSP" => return "needs the tool's wire mode".to_owned(),
-        _ => {}
+    if subject(script) == "PSP" {
+        return "needs the tool's wire mode".to_owned();
     }
     let said = versions.values().find(|(passed, _)| !passed);
     let said = said.map_or("", |(_, said)| said.as_str());
@@ -78,17 +76,20 @@ fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
 fn cause(script: &str, versions: &BTreeMap<String, (bool, String)>) -> &'static str {
     let said = versions.values().find(|(passed, _)| !passed);
     let said = said.map_or("", |(_, said)| said.as_str());
-    // A listener looked for in `/proc/net/tcp`, a device whose queue is filled.
+    // A listener looked for in `/proc/net/tcp`, a device whose queue is filled, what
+    // the kernel remembers of a server, its counters.
     let of_kernel = [
         "md5-only-on-client-ack",
         "failed-incoming-data",
         "user-timeout-probe",
+        "fallback-exp-opt",
+        "icmp-before-accept",
     ];
     match (subject(script), said) {
         _ if of_kernel.iter().any(|name| script.contains(name)) => {
             "it looks at what only a kernel has"
         }
-        (known @ ("TCP Fast Open" | "TCP MD5" | "PSP"), _) => known,
+        (known @ ("TCP MD5" | "PSP"), _) => known,
         (_, said) if said.contains("setsockopt call") => "an option that is not offered",
         _ if script.contains("/eor/") => "MSG_EOR is not offered",
         (_, said) if said.contains("tcpi_") => "TCP_INFO: another value, or none",

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, Prefix, SenderKind};
+use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
 use tidewall_service::{Reader, ServiceSpec};
 
 use crate::environment::Environment;
 use crate::governor::{self, Governor};
 use crate::interrupt;
+use crate::profile::{Profile, Recorder};
 use crate::system::{Control, System};
 use crate::testbed::{
     CLIENT_INTERFACE, Config, NOWHERE, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed,
@@ -58,6 +60,8 @@ pub(crate) struct Watching {
     pub(crate) every_ms: u32,
     /// Keep every sample.
     pub(crate) trace: bool,
+    /// Sample with `perf` what the receiver's processor does.
+    pub(crate) profile: bool,
 }
 
 /// What happened to packets between the beginning of the measured time and the
@@ -87,13 +91,20 @@ pub(crate) struct Measured {
     pub(crate) steps: Option<f64>,
     /// Idle connections that were held meanwhile, and what they took.
     pub(crate) held: Option<Held>,
+    /// What the receiver's processor did, if that was asked for.
+    pub(crate) profile: Option<Profile>,
+    /// Seconds, and how much processor time the calls of an event loop took in
+    /// them, if that was counted.
+    pub(crate) times: Option<(f64, LoopTimes)>,
 }
 
 /// Idle connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// How many.
+    /// How many were asked for.
     pub(crate) connections: u32,
+    /// How many were open at the end of the load.
+    pub(crate) open: u64,
     /// Bytes by which the service's process grew.
     pub(crate) process: u64,
     /// Bytes by which the kernel's own objects grew, those of the client's ends
@@ -142,6 +153,27 @@ impl Bench {
         })
     }
 
+    /// Starts a service beside the one that is measured: on Linux sockets, in the
+    /// client's namespace and on its processor. It ends when it is dropped.
+    pub(crate) fn serve_beside(&self, tcp: TcpSpec) -> anyhow::Result<Child> {
+        let config = self.testbed.config();
+        let job = ServiceJob {
+            host: System::LinuxPlain.host(None, None, None, &[], config.queues, config.client_cpu),
+            services: Vec::new(),
+            counters: scratch("counters"),
+            watcher_cpu: None,
+            tcp: Some(tcp),
+            threads: false,
+            compute: None,
+        };
+        let place = Place {
+            namespace: self.testbed.client(),
+            cpu: config.client_cpu,
+        };
+        Child::start_ready(place, &Job::Service(Box::new(job)), "the server beside it")
+            .context("cannot start the server beside it")
+    }
+
     /// Starts a service.
     pub(crate) fn serve(&mut self, setup: &Setup) -> anyhow::Result<Session<'_>> {
         self.testbed.set_mode(setup.system.mode())?;
@@ -167,7 +199,7 @@ impl Bench {
             namespace: self.testbed.server(),
             cpu: config.server_cpu,
         };
-        let child = Child::start_ready(place, &Job::Service(job), setup.system.name())
+        let child = Child::start_ready(place, &Job::Service(Box::new(job)), setup.system.name())
             .with_context(|| format!("cannot start the service on {}", setup.system.name()))?;
         for line in child.said().trim_start_matches(": ").lines() {
             let text = format!("{}: {line}", setup.system.name());
@@ -193,10 +225,13 @@ impl Bench {
             }
             None => None,
         };
+        let mut child = child;
+        let serving = child.serving()?;
         Ok(Session {
             governor,
             bench: self,
             child,
+            serving,
             counters,
             system: setup.system,
             computes: setup.compute.is_some(),
@@ -226,6 +261,8 @@ pub(crate) struct Session<'a> {
     governor: Option<Governor>,
     // Before the bench: the service ends before anything else changes.
     child: Child,
+    /// The process that serves: the child, or a program that it has started.
+    serving: u32,
     bench: &'a mut Bench,
     counters: PathBuf,
     system: System,
@@ -251,7 +288,7 @@ impl Session<'_> {
     ) -> anyhow::Result<Measured> {
         let watch = self.watch();
         let mut spec = spec.clone();
-        let holding = match spec.idle.take() {
+        let mut holding = match spec.idle.take() {
             Some(idle) => Some(self.hold(&idle)?),
             None => None,
         };
@@ -272,8 +309,15 @@ impl Session<'_> {
         let child = &mut self.child;
         let computes = self.computes;
         let mut begun: Option<(Instant, Account, u64)> = None;
+        let mut recorder = None;
+        let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
+        let mut looped: Option<(Instant, LoopTimes)> = None;
         let measuring = || {
+            if watching.profile {
+                recorder = Some(Recorder::start(config.server_cpu, spec.duration)?);
+            }
             let at = Instant::now();
+            looped = Some((at, reader.times()));
             let steps = if computes { child.steps()? } else { 0 };
             begun = Some((at, child.account()?, steps));
             Ok(())
@@ -291,6 +335,19 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        let times = looped.and_then(|(at, first)| {
+            let last = reader.times();
+            let spent = LoopTimes {
+                waiting: last.waiting.saturating_sub(first.waiting),
+                opening: last.opening.saturating_sub(first.opening),
+                total: last.total.saturating_sub(first.total),
+            };
+            (last.total > 0).then(|| (ended.duration_since(at).as_secs_f64(), spent))
+        });
+        let profile = match recorder {
+            Some(recorder) => Some(recorder.finish(watch.process)?),
+            None => None,
+        };
         let steps = if computes { self.child.steps()? } else { 0 };
         thread::sleep(SETTLE);
         let after = self.child.account()?;
@@ -316,19 +373,24 @@ impl Session<'_> {
         let window = begun
             .map(|(at, first, _)| window(&first, &after, seconds(at)))
             .unwrap_or_default();
+        if let Some((held, workers)) = &mut holding {
+            held.open = open(workers)?;
+        }
         Ok(Measured {
             outcome,
             drops,
             window,
             steps: per_second,
             held: holding.map(|(held, _)| held),
+            profile,
+            times,
         })
     }
 
     /// Opens idle connections, from as many processes as the limit of open
     /// files makes necessary. They stay until the workers are dropped.
     fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
-        let process = self.child.process();
+        let process = self.serving;
         let before = (resident(process), kernel_objects());
         let testbed = &self.bench.testbed;
         let place = Place {
@@ -337,7 +399,7 @@ impl Session<'_> {
         };
         let mut workers = Vec::new();
         for part in shares(idle, open_files().saturating_sub(OTHER_FILES)) {
-            let patience = part.patience + HOLD_START;
+            let patience = part.opening_max() + HOLD_START;
             let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
             let line = worker.line(patience)?;
             if line != "ready" {
@@ -347,9 +409,14 @@ impl Session<'_> {
         }
         thread::sleep(SETTLE);
         let after = (resident(process), kernel_objects());
+        let open = open(&mut workers)?;
+        if open * 100 < u64::from(idle.connections) * 99 {
+            anyhow::bail!("{open} idle connections of {} stand", idle.connections);
+        }
         Ok((
             Held {
                 connections: idle.connections,
+                open,
                 process: after.0.saturating_sub(before.0),
                 kernel: after.1.saturating_sub(before.1),
             },
@@ -399,7 +466,7 @@ impl Session<'_> {
 
     fn watch(&self) -> Watch {
         Watch {
-            process: self.child.process(),
+            process: self.serving,
             cpu: self.bench.testbed.config().server_cpu,
         }
     }
@@ -429,6 +496,15 @@ fn shares(idle: &IdleSpec, files: u64) -> Vec<IdleSpec> {
         });
     }
     parts
+}
+
+/// Idle connections that stand.
+fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
+    let mut open = 0;
+    for worker in workers {
+        open += worker.open()?;
+    }
+    Ok(open)
 }
 
 /// Connections that ports of one source address suffice for.

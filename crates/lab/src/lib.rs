@@ -27,6 +27,7 @@ pub mod experiments;
 mod governor;
 mod interrupt;
 pub mod plot;
+mod profile;
 pub mod progress;
 #[allow(unsafe_code)]
 mod raw_process;

@@ -65,6 +65,28 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     }
 }
 
+/// Lets this process, and those that it starts, have up to `wanted` files open,
+/// or as many as its hard limit allows; returns how many.
+///
+/// # Errors
+/// What `getrlimit` and `setrlimit` report.
+pub(crate) fn raise_files(wanted: u64) -> io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: one rlimit to write to.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_cur.max(wanted.min(limit.rlim_max));
+    // SAFETY: one rlimit to read from.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(limit.rlim_cur)
+}
+
 /// True for user 0.
 pub(crate) fn is_root() -> bool {
     // SAFETY: no arguments, cannot fail.

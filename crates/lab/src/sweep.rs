@@ -65,8 +65,13 @@ impl Curve {
         }
     }
 
-    /// Its name in results: the policy's where that is what is compared.
+    /// Its name in results: the policy's or the way of waiting's where that is
+    /// what is compared.
     pub(crate) fn name(&self) -> &'static str {
+        let waiting = self.tcp.as_ref();
+        if let Some(name) = waiting.and_then(|tcp| tcp.name(self.system.is_linux())) {
+            return name;
+        }
         self.control
             .map_or(self.system.name(), |control| control.policy.name())
     }
@@ -328,6 +333,9 @@ fn describe(load: &LoadSpec) -> String {
             Some(rate) => format!("{rate} requests/s"),
             None => format!("{} connections", http.connections),
         });
+    }
+    if let Some(s_clients) = &load.s_clients {
+        parts.push(format!("{} connections/s", s_clients.rate));
     }
     if let Some(probe) = &load.probe {
         parts.push(format!("{} new clients/s", probe.rate));

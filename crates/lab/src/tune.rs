@@ -495,6 +495,7 @@ impl Point {
         let watching = Watching {
             every_ms: EVERY,
             trace: false,
+            profile: false,
         };
         let measured = session.measure(&spec, watching)?;
         let spent = Spent::between(&before, &session.cpu()?);

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use crate::report::PingCounts;
 use crate::spec::PingSpec;
 
+/// How far an open loop may fall behind before requests are given up, ns.
+const BEHIND_MAX: u64 = 1_000_000_000;
 /// Pause after a request that could not be sent, ns.
 const RETRY_AFTER: u64 = 1_000_000;
 
@@ -17,8 +19,19 @@ struct Slot {
     number: u64,
     /// When the request was sent; `None` while there is none.
     sent_at: Option<u64>,
+    /// When it was due: when it was sent, unless there is a rate.
+    due: u64,
     /// When the next request may be sent.
     ready_at: u64,
+}
+
+/// The time a reply took, ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RoundTrip {
+    /// Since its request was due.
+    pub(crate) corrected: u64,
+    /// Since it was sent.
+    pub(crate) raw: u64,
 }
 
 /// The requests in flight.
@@ -29,6 +42,10 @@ pub(crate) struct Exchange {
     idle: VecDeque<usize>,
     timeout: u64,
     interval: u64,
+    /// Requests/s of an open loop.
+    rate: Option<u64>,
+    /// Number of the request of an open loop that is due next.
+    next: u64,
     /// The bits of a number that the payload has room for.
     mask: u64,
     /// No request in flight expires before this time.
@@ -45,12 +62,15 @@ impl Exchange {
                 .map(|number| Slot {
                     number,
                     sent_at: None,
+                    due: 0,
                     ready_at: 0,
                 })
                 .collect(),
             idle: (0..usize::from(count)).collect(),
             timeout: u64::try_from(spec.timeout.as_nanos()).unwrap_or(u64::MAX),
             interval: u64::try_from(spec.interval.as_nanos()).unwrap_or(u64::MAX),
+            rate: spec.rate,
+            next: 0,
             mask: u64::MAX.checked_shr(64 - 8 * bytes).unwrap_or(0),
             expiry: u64::MAX,
             counts: PingCounts::default(),
@@ -82,6 +102,9 @@ impl Exchange {
     /// The number of a request that may be sent now, to be written into the
     /// first bytes of its payload. Tell [`Exchange::sent`] when it was.
     pub(crate) fn next_request(&mut self, now: u64) -> Option<u64> {
+        if self.due().is_some_and(|due| due > now) {
+            return None;
+        }
         let ready = self.idle.iter().position(|&slot| {
             self.slots
                 .get(slot)
@@ -94,6 +117,7 @@ impl Exchange {
 
     /// The request that [`Exchange::next_request`] gave was sent at `now`.
     pub(crate) fn sent(&mut self, now: u64) {
+        let due = self.due();
         let Some(index) = self.idle.pop_front() else {
             return;
         };
@@ -101,14 +125,36 @@ impl Exchange {
             return;
         };
         slot.sent_at = Some(now);
+        slot.due = due.unwrap_or(now).min(now);
+        self.next += 1;
         slot.ready_at = now.saturating_add(self.interval);
         self.expiry = self.expiry.min(now.saturating_add(self.timeout));
         self.counts.sent += 1;
     }
 
-    /// Takes a reply that came at `now`; its round-trip time, ns, when it
-    /// answers a request in flight.
-    pub(crate) fn reply(&mut self, payload: &[u8], now: u64) -> Option<u64> {
+    /// When the next request of an open loop is due.
+    fn due(&self) -> Option<u64> {
+        let after = u128::from(self.next) * 1_000_000_000 / u128::from(self.rate?.max(1));
+        Some(u64::try_from(after).unwrap_or(u64::MAX))
+    }
+
+    /// Gives up what an open loop is hopelessly behind with.
+    fn skip(&mut self, now: u64) {
+        let (Some(due), Some(rate)) = (self.due(), self.rate) else {
+            return;
+        };
+        let behind = now.saturating_sub(due);
+        if behind > BEHIND_MAX {
+            let over = u128::from(behind - BEHIND_MAX) * u128::from(rate) / 1_000_000_000;
+            let over = u64::try_from(over).unwrap_or(u64::MAX);
+            self.next = self.next.saturating_add(over);
+            self.counts.skipped += over;
+        }
+    }
+
+    /// Takes a reply that came at `now`; its round-trip time when it answers a
+    /// request in flight.
+    pub(crate) fn reply(&mut self, payload: &[u8], now: u64) -> Option<RoundTrip> {
         let mut bytes = [0; 8];
         for (to, from) in bytes.iter_mut().zip(payload) {
             *to = *from;
@@ -132,13 +178,18 @@ impl Exchange {
             return None;
         };
         slot.number = slot.number.wrapping_add(count);
+        let took = RoundTrip {
+            corrected: now.saturating_sub(slot.due),
+            raw: now.saturating_sub(sent_at),
+        };
         self.idle.push_back(index);
         self.counts.echoed += 1;
-        Some(now.saturating_sub(sent_at))
+        Some(took)
     }
 
     /// Gives up the requests whose time is over.
     pub(crate) fn expire(&mut self, now: u64) {
+        self.skip(now);
         if now < self.expiry {
             return;
         }
@@ -162,10 +213,11 @@ impl Exchange {
 
     /// When there is something to do again unless a reply comes first.
     pub(crate) fn deadline(&self) -> u64 {
+        let due = self.due().unwrap_or(0);
         self.idle
             .iter()
             .filter_map(|&slot| self.slots.get(slot))
-            .map(|slot| slot.ready_at)
+            .map(|slot| slot.ready_at.max(due))
             .fold(self.expiry, u64::min)
     }
 }
@@ -183,6 +235,10 @@ mod tests {
         Exchange::new(&spec)
     }
 
+    fn raw(took: Option<RoundTrip>) -> Option<u64> {
+        took.map(|took| took.raw)
+    }
+
     /// Sends all that may be sent at `now`.
     fn send(exchange: &mut Exchange, now: u64) -> Vec<u64> {
         let mut numbers = Vec::new();
@@ -198,7 +254,7 @@ mod tests {
         let mut exchange = exchange(|_| ());
         assert_eq!(send(&mut exchange, 1000), [0]);
         assert_eq!(exchange.deadline(), 101_000);
-        assert_eq!(exchange.reply(&0u64.to_le_bytes(), 9500), Some(8500));
+        assert_eq!(raw(exchange.reply(&0u64.to_le_bytes(), 9500)), Some(8500));
         assert_eq!(send(&mut exchange, 9600), [1]);
         let counts = exchange.counts();
         assert_eq!((counts.sent, counts.echoed, counts.lost), (2, 1, 0));
@@ -213,7 +269,7 @@ mod tests {
         exchange.expire(100_000);
         assert_eq!(send(&mut exchange, 100_000), [1]);
         assert_eq!(exchange.reply(&0u64.to_le_bytes(), 100_001), None);
-        assert_eq!(exchange.reply(&1u64.to_le_bytes(), 100_002), Some(2));
+        assert_eq!(raw(exchange.reply(&1u64.to_le_bytes(), 100_002)), Some(2));
         assert_eq!(
             exchange.reply(&1u64.to_le_bytes(), 100_003),
             None,
@@ -289,7 +345,35 @@ mod tests {
         let mut exchange = exchange(|spec| spec.payload = 0);
         for now in 0..5 {
             assert_eq!(send(&mut exchange, now), [now]);
-            assert_eq!(exchange.reply(&[], now), Some(0));
+            assert_eq!(raw(exchange.reply(&[], now)), Some(0));
         }
+    }
+
+    #[test]
+    fn with_a_rate_requests_are_due_whatever_is_in_flight() {
+        // 10,000/s, two in flight.
+        let mut exchange = exchange(|spec| {
+            (spec.rate, spec.outstanding) = (Some(10_000), 2);
+            spec.timeout = Duration::from_secs(10);
+        });
+        assert_eq!(send(&mut exchange, 0), [0]);
+        assert_eq!(exchange.deadline(), 100_000);
+        assert_eq!(send(&mut exchange, 99_999), [0; 0]);
+        assert_eq!(send(&mut exchange, 100_000), [1]);
+        // Two more are due at 200 and 300 µs, and no place is free.
+        assert_eq!(send(&mut exchange, 350_000), [0; 0]);
+        assert_eq!(
+            raw(exchange.reply(&0u64.to_le_bytes(), 350_000)),
+            Some(350_000)
+        );
+        assert_eq!(send(&mut exchange, 350_000), [2]);
+        let took = exchange.reply(&2u64.to_le_bytes(), 360_000).unwrap();
+        assert_eq!((took.corrected, took.raw), (160_000, 10_000));
+        assert_eq!(send(&mut exchange, 360_000), [4], "of the same place");
+        assert_eq!(exchange.counts().skipped, 0);
+        // Nothing happens for 3 s: all but the last is given up.
+        exchange.expire(3_000_000_000);
+        let skipped = exchange.counts().skipped;
+        assert!((19_990..=20_000).contains(&skipped), "{skipped}");
     }
 }

@@ -1,21 +1,27 @@
-//! Load generators: what the experiments and `tidewall blast` throw at a host.
+//! Load generators: what the experiments, `tidewall load` and `tidewall blast`
+//! throw at a host.
 //!
 //! Lives here: the open-loop blast of UDP datagrams or TCP SYN segments
-//! ([`BlastSpec`]) with its three kinds of sender, the closed-loop UDP client
-//! ([`PingSpec`]), the loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`IdleSpec`],
-//! [`StreamSpec`]), all paced on one thread ([`run()`]), and the look-up of the
-//! destination's Ethernet address ([`neighbour`]).
+//! ([`BlastSpec`]) with its three kinds of sender, calls over UDP
+//! ([`PingSpec`]), requests at a rate that the server cannot slow down
+//! ([`SClientSpec`]), connections that do next to nothing ([`IdleSpec`]), the
+//! other loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`StreamSpec`]), all paced
+//! on one thread ([`run()`]), and the look-up of the destination's Ethernet
+//! address ([`neighbour`]).
 //! Does not live here: receivers, test beds (that is `tidewall-lab`), and
 //! anything that a server needs. No threads are kept: a run uses the caller's
 //! thread, its network namespace and nothing else.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §4 for what the loads are for;
-//! RFC 2544 §21 on bursts; RFC 4987 on SYN floods; RFC 9112 §6 on where a
-//! response ends; Documentation/networking/af_xdp.rst and
+//! Banga & Druschel, "Measuring the Capacity of a Web Server" (USITS 1997) on
+//! S-clients; RFC 2544 §21 on bursts; RFC 4987 on SYN floods; RFC 9112 §6 on
+//! where a response ends; Documentation/networking/af_xdp.rst and
 //! Documentation/bpf/bpf_prog_run.rst in the Linux tree for the two senders.
 //!
 //! ```text
 //!  LoadSpec ─► run ─┬─ pacer ─► sender (skb │ frame │ socket) ─► interface
+//!                   ├─ s_clients: accounts (no I/O) ◄──► kernel TCP sockets
+//!                   ├─ idle ◄──► kernel TCP sockets
 //!                   ├─ exchange ◄──► kernel UDP socket ─► histogram
 //!                   └─ http, stream ◄──► kernel TCP sockets ─► histogram
 //! ```
@@ -23,6 +29,7 @@
 
 mod exchange;
 mod http;
+mod idle;
 pub mod neighbour;
 mod netlink;
 pub mod pacer;
@@ -37,6 +44,7 @@ mod raw_tcp;
 mod raw_thread;
 mod report;
 mod run;
+mod s_clients;
 mod sender;
 mod spec;
 mod stream;
@@ -47,13 +55,15 @@ pub use prefix::{InvalidPrefix, Prefix};
 pub use raw_socket::wait_readable;
 pub use raw_tcp::raise_descriptors;
 pub use report::{
-    BlastCounts, BlastReport, HttpCounts, HttpReport, IdleReport, InterfaceCounters, Latency,
-    LoadReport, Phase, PingCounts, PingReport, ProbeReport, Progress, StreamReport,
+    BlastCounts, BlastReport, Distribution, HttpCounts, HttpReport, IdleCounts, IdleReport,
+    InterfaceCounters, Latency, LoadReport, Percentile, Phase, PingCounts, PingReport, ProbeReport,
+    Progress, SClientCounts, SClientReport, StreamReport, Times,
 };
 pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX,
+    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, Habit, HttpSpec, IDLE_CONNECTIONS_MAX,
     IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
-    Reuse, STEPS_MAX, SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
+    Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX, SenderKind, SourceOrder,
+    StreamKind, StreamSpec, Wait,
 };
 pub use swallow::Swallow;

@@ -30,6 +30,8 @@ pub struct Pacer {
     burst: u32,
     start: u64,
     end: u64,
+    /// How far the stream may fall behind, ns.
+    behind_max: u64,
     /// Packets of the whole schedule.
     total: u64,
     /// True when a number of packets, not the time, bounds the schedule.
@@ -60,10 +62,18 @@ impl Pacer {
             burst: burst.max(1),
             start,
             end,
+            behind_max: BEHIND_MAX,
             total: packets.unwrap_or(u64::MAX).min(fitting),
             position: 0,
             skipped: 0,
         }
+    }
+
+    /// Lets the stream fall behind by so many nanoseconds, instead of 10 ms,
+    /// before packets are given up.
+    pub fn behind_at_most(mut self, nanoseconds: u64) -> Self {
+        self.behind_max = nanoseconds;
+        self
     }
 
     /// What to do at time `now`, ns. A [`Step::Send`] counts as done.
@@ -90,7 +100,7 @@ impl Pacer {
             return Step::Wait(due);
         }
         // What was due just before the end may leave a little after it.
-        if now >= self.end.saturating_add(BEHIND_MAX) {
+        if now >= self.end.saturating_add(self.behind_max) {
             self.skipped += self.total - self.position;
             self.position = self.total;
             return Step::Finished;
@@ -98,7 +108,7 @@ impl Pacer {
         let due_now = u128::from(now - self.start) * u128::from(rate) / NANOSECONDS + 1;
         let due_now = u64::try_from(due_now).unwrap_or(u64::MAX).min(self.total);
         let behind = due_now.saturating_sub(self.position);
-        let allowed = (u128::from(rate) * u128::from(BEHIND_MAX) / NANOSECONDS) as u64;
+        let allowed = (u128::from(rate) * u128::from(self.behind_max) / NANOSECONDS) as u64;
         let allowed = allowed.max(u64::from(self.burst));
         if behind > allowed {
             self.skipped += behind - allowed;
@@ -130,6 +140,13 @@ impl Pacer {
         self.position += count;
         // At most `burst`, a u32.
         Step::Send(count as u32)
+    }
+
+    /// When a packet is due, ns, counted from 0; the start where there is no
+    /// rate.
+    pub fn due(&self, packet: u64) -> u64 {
+        self.rate
+            .map_or(self.start, |rate| self.due_time(packet, rate))
     }
 
     fn due_time(&self, packet: u64, rate: u64) -> u64 {

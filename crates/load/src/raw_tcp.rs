@@ -5,13 +5,23 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most events taken at once: few, as a blast waits meanwhile.
+/// Most events taken at once where nothing else is asked for.
 const EVENTS: usize = 16;
 
 /// Begins to connect to `destination`, from `source` if one is given. The
 /// socket does not block; it is writable once it is connected, and
 /// [`TcpStream::take_error`] tells when that failed.
 pub(crate) fn connect(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
+    connect_with(destination, source, None)
+}
+
+/// As [`connect`], with a receive buffer of so many bytes, of which the kernel
+/// doubles and bounds the number: the peer is told of no larger window.
+pub(crate) fn connect_with(
+    destination: SocketAddr,
+    source: Option<IpAddr>,
+    buffer: Option<u32>,
+) -> io::Result<TcpStream> {
     let family = match destination {
         SocketAddr::V4(_) => libc::AF_INET,
         SocketAddr::V6(_) => libc::AF_INET6,
@@ -29,6 +39,10 @@ pub(crate) fn connect(destination: SocketAddr, source: Option<IpAddr>) -> io::Re
     }
     // SAFETY: a descriptor that the kernel just returned to us.
     let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    if let Some(bytes) = buffer {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        set(stream.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    }
     if let Some(source) = source {
         // The port is then chosen by the whole connection, not by the address:
         // it need not be free for all destinations.
@@ -164,6 +178,10 @@ pub(crate) struct Event {
     pub(crate) readable: bool,
     /// It is connected, has room again, or failed.
     pub(crate) writable: bool,
+    /// It failed; [`TcpStream::take_error`] tells how.
+    pub(crate) failed: bool,
+    /// The peer ended it, or it failed.
+    pub(crate) ended: bool,
 }
 
 /// Readiness of many sockets, told once for each change (edge-triggered).
@@ -174,7 +192,13 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
+    /// Taking few events at once, as a blast waits meanwhile.
     pub(crate) fn new() -> io::Result<Self> {
+        Epoll::taking(EVENTS)
+    }
+
+    /// Taking up to so many events at once.
+    pub(crate) fn taking(events: usize) -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -183,7 +207,7 @@ impl Epoll {
         Ok(Epoll {
             // SAFETY: a descriptor that the kernel just returned to us.
             fd: unsafe { OwnedFd::from_raw_fd(fd) },
-            events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS],
+            events: vec![libc::epoll_event { events: 0, u64: 0 }; events.max(1)],
         })
     }
 
@@ -214,7 +238,7 @@ impl Epoll {
             libc::epoll_wait(
                 self.fd.as_raw_fd(),
                 self.events.as_mut_ptr(),
-                EVENTS as i32,
+                i32::try_from(self.events.len()).unwrap_or(i32::MAX),
                 milliseconds,
             )
         };
@@ -232,6 +256,8 @@ impl Epoll {
                 token,
                 readable: flags & (libc::EPOLLIN as u32 | ends) != 0,
                 writable: flags & (libc::EPOLLOUT as u32 | ends) != 0,
+                failed: flags & libc::EPOLLERR as u32 != 0,
+                ended: flags & ends != 0,
             }
         }));
         Ok(())
@@ -277,6 +303,23 @@ pub fn raise_descriptors(descriptors: u64) -> io::Result<()> {
             ),
         )
     })
+}
+
+/// Lets this process hold as many of `descriptors` open files as it may, and
+/// says how many that are.
+pub(crate) fn allow_descriptors(descriptors: u64) -> io::Result<u64> {
+    if raise_descriptors(descriptors).is_ok() {
+        return Ok(descriptors);
+    }
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: one rlimit to write to.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    let most = limit.rlim_max.min(descriptors);
+    raise_descriptors(most)?;
+    Ok(most)
 }
 
 #[cfg(test)]
@@ -332,5 +375,6 @@ mod tests {
     #[test]
     fn descriptors_that_are_allowed_already_are_no_matter() {
         raise_descriptors(3).unwrap();
+        assert_eq!(allow_descriptors(3).unwrap(), 3);
     }
 }

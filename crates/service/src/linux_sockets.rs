@@ -1,6 +1,6 @@
 //! Linux sockets by descriptor number, for hosts that wait with `select` or
 //! `poll`. Everything but the waiting is as in
-//! [`linux_stream`](crate::linux_stream).
+//! [`crate::linux_stream`].
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -89,6 +89,11 @@ fn echo_alone_sends_back_every_datagram() {
                 let got = client.recv(&mut buffer).unwrap();
                 assert_eq!(&buffer[..got], payload, "{receive}, {length} bytes");
             }
+            // They are written once a turn, which a reply may overtake.
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while reader.read()[0].replies < 5 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
             let counts = reader.read()[0];
             assert_eq!((counts.received, counts.replies, counts.errors), (5, 5, 0));
             assert_eq!(counts.bytes, 1 + 14 + 1472 + 2048);

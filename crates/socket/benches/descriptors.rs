@@ -20,9 +20,14 @@ type Entries = Table<Arc<u64>>;
 const FEW: u32 = 100;
 const MANY: u32 = 1_000_000;
 /// Rounds of which the median is printed.
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 301;
+/// Turns of a round, 50 µs or so: short, so that most rounds are nobody else's
+/// on a shared machine.
+const TURNS: u32 = 500;
+/// Rounds of two threads.
+const ROUNDS_TOGETHER: usize = 9;
 /// How long one measurement of two threads takes.
-const TOGETHER: Duration = Duration::from_millis(100);
+const TOGETHER: Duration = Duration::from_millis(20);
 
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/descriptors.txt");
 const SCENARIOS: [instructions::Scenario; 6] = [
@@ -110,8 +115,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Medians of two measurements, taken in turn, and of their ratios.
 fn beside(what: &str, few: impl Fn() -> f64, many: impl Fn() -> f64) -> f64 {
+    rounds_beside(ROUNDS, what, few, many)
+}
+
+fn rounds_beside(rounds: usize, what: &str, few: impl Fn() -> f64, many: impl Fn() -> f64) -> f64 {
     let (mut fews, mut manys, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         let (few, many) = (few(), many());
         fews.push(few);
         manys.push(many);
@@ -166,8 +175,8 @@ fn main() -> ExitCode {
     );
     let bound = beside(
         "bitmap: open and close the next number",
-        || time(20_000, |rounds| open_and_close(&few, rounds)),
-        || time(20_000, |rounds| open_and_close(&many, rounds)),
+        || time(TURNS, |rounds| open_and_close(&few, rounds)),
+        || time(TURNS, |rounds| open_and_close(&many, rounds)),
     );
     println!(
         "  bound 2: {}",
@@ -176,30 +185,32 @@ fn main() -> ExitCode {
     // All the 16 MB of slots are looked at, by turns: what is above is memory's.
     beside(
         "bitmap: close and open numbers from anywhere",
-        || time(20_000, |rounds| close_and_open(&few, FEW, rounds)),
-        || time(20_000, |rounds| close_and_open(&many, MANY, rounds)),
+        || time(TURNS, |rounds| close_and_open(&few, FEW, rounds)),
+        || time(TURNS, |rounds| close_and_open(&many, MANY, rounds)),
     );
     beside(
         "bitmap: look a number from anywhere up",
-        || time(20_000, |rounds| get(&few, FEW, rounds)),
-        || time(20_000, |rounds| get(&many, MANY, rounds)),
+        || time(TURNS, |rounds| get(&few, FEW, rounds)),
+        || time(TURNS, |rounds| get(&many, MANY, rounds)),
     );
     drop(many);
     let linear = filled(Allocator::Linear, FEW);
     for open in [2000, 100_000, MANY] {
         let full = filled(Allocator::Linear, open);
-        let rounds = (20_000_000 / open).clamp(10, 20_000);
+        let turns = (1_000_000 / open).clamp(2, TURNS);
         let what = format!("linear: open and close the next number, {FEW} and {open} open");
-        beside(
+        rounds_beside(
+            ROUNDS.min(2_000_000 / open as usize).max(15),
             &what,
-            || time(20_000, |rounds| open_and_close(&linear, rounds)),
-            || time(rounds, |rounds| open_and_close(&full, rounds)),
+            || time(TURNS, |rounds| open_and_close(&linear, rounds)),
+            || time(turns, |rounds| open_and_close(&full, rounds)),
         );
     }
     let table = filled(Allocator::Bitmap, 1000);
     println!("contention: one thread, two threads; ns of a turn of each");
     let open_close = |thread: usize| open_and_close_as(&table, thread as i32 * 500, 1);
-    beside(
+    rounds_beside(
+        ROUNDS_TOGETHER,
         "open and close",
         || together(1, open_close),
         || together(2, open_close),
@@ -207,7 +218,8 @@ fn main() -> ExitCode {
     let get_own = |thread: usize| {
         let _ = black_box(table.get(thread as i32 * 500));
     };
-    beside(
+    rounds_beside(
+        ROUNDS_TOGETHER,
         "look up, each its own number",
         || together(1, get_own),
         || together(2, get_own),
@@ -216,7 +228,8 @@ fn main() -> ExitCode {
         0 => get_own(0),
         _ => open_and_close_as(&table, 500, 1),
     };
-    beside(
+    rounds_beside(
+        ROUNDS_TOGETHER,
         "look up, and open and close beside it",
         || together(1, get_beside),
         || together(2, get_beside),

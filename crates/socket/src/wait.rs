@@ -8,8 +8,8 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::raw::poll::WakeFd;
 
@@ -57,21 +57,19 @@ thread_local! {
     static WAITER: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's waiter; one descriptor a thread, made at first use.
+/// The calling thread's waiter; one descriptor a thread, made at first use. A
+/// thread that is ending has lost it, and gets one for the call.
 pub(crate) fn thread_waiter() -> io::Result<Arc<Waiter>> {
-    WAITER.with(|slot| {
-        let mut slot = slot.borrow_mut();
-        match &*slot {
-            Some(waiter) => Ok(waiter.clone()),
-            None => {
-                let waiter = Arc::new(Waiter {
-                    wake: WakeFd::new()?,
-                    signalled: AtomicBool::new(false),
-                });
-                Ok(slot.insert(waiter).clone())
-            }
-        }
-    })
+    let known = WAITER.try_with(|slot| slot.borrow().clone());
+    if let Ok(Some(waiter)) = known {
+        return Ok(waiter);
+    }
+    let waiter = Arc::new(Waiter {
+        wake: WakeFd::new()?,
+        signalled: AtomicBool::new(false),
+    });
+    let _ = WAITER.try_with(|slot| slot.replace(Some(waiter.clone())));
+    Ok(waiter)
 }
 
 /// Something that a thread can sleep on.
@@ -108,40 +106,51 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct WaitList {
     /// Length of `list`; read without the lock by those who wake.
-    count: AtomicUsize,
-    list: Mutex<Vec<Entry>>,
+    count: AtomicU32,
+    // A pointer: nobody waits for most sockets, and there are many.
+    #[allow(clippy::box_collection)]
+    list: Mutex<Option<Box<Vec<Entry>>>>,
 }
 
 /// True for the calling thread's own waiter, which need not be woken: a sleeper
 /// that sorts frames itself looks for data before it goes on sleeping, and a
 /// signal would cost it two system calls.
 fn is_own(waiter: &Arc<Waiter>) -> bool {
-    WAITER.with(|slot| {
+    let own = WAITER.try_with(|slot| {
         let own = slot.try_borrow().ok();
         let own = own.as_ref().and_then(|own| own.as_ref());
         own.is_some_and(|own| Arc::ptr_eq(own, waiter))
-    })
+    });
+    // A thread that is ending waits for nothing.
+    own.unwrap_or(false)
 }
 
 impl WaitList {
+    #[allow(clippy::box_collection)]
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Vec<Entry>>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn enter(&self, waiter: &Arc<Waiter>) {
         self.enter_as(waiter, false);
     }
 
     /// Enters a waiter; see [`Waitable::is_exclusive`].
     pub(crate) fn enter_as(&self, waiter: &Arc<Waiter>, exclusive: bool) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.lock();
+        let list = list.get_or_insert_default();
         list.push(Entry {
             waiter: waiter.clone(),
             exclusive,
         });
-        self.count.store(list.len(), Ordering::SeqCst);
+        self.count.store(list.len() as u32, Ordering::SeqCst);
     }
 
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.lock();
+        let list = list.get_or_insert_default();
         list.retain(|other| !Arc::ptr_eq(&other.waiter, waiter));
-        self.count.store(list.len(), Ordering::SeqCst);
+        self.count.store(list.len() as u32, Ordering::SeqCst);
     }
 
     /// True when nobody waits. A waiter looks for data after `enter` and before
@@ -157,7 +166,8 @@ impl WaitList {
         if self.is_empty() {
             return;
         }
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.lock();
+        let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         for entry in list.iter().filter(|entry| !is_own(&entry.waiter)) {
             entry.waiter.signal();
         }
@@ -170,7 +180,8 @@ impl WaitList {
         if self.is_empty() {
             return false;
         }
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.lock();
+        let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         let mut taken = list.iter().any(|e| e.exclusive && is_own(&e.waiter));
         for entry in list.iter().rev() {
             if !entry.exclusive {
@@ -190,7 +201,8 @@ impl WaitList {
         if self.is_empty() {
             return false;
         }
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.lock();
+        let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         if !list.iter().any(|entry| is_own(&entry.waiter))
             && let Some(entry) = list.last()
         {
@@ -204,7 +216,8 @@ impl WaitList {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.lock();
+        let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         let other = |entry: &&Entry| !Arc::ptr_eq(&entry.waiter, except);
         if let Some(entry) = list.iter().find(other) {
             entry.waiter.signal();

@@ -161,7 +161,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let stop = stop_flag()?;
     let live = std::io::stderr().is_terminal() && !arguments.json;
-    let report = run_until(&arguments.spec(), &stop, |progress| {
+    let spec = arguments.spec();
+    let report = run_until(&spec, &stop, |progress| {
         if live {
             eprint!("\r\x1b[K{}", line(&progress));
             let _ = std::io::stderr().flush();
@@ -170,18 +171,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if live {
         eprint!("\r\x1b[K");
     }
-    let report = report.map_err(|error| {
-        let failure = Failure::io(&format!("blasting {}", arguments.to), &error);
-        // The generator's own refusal; the kernel's have a number.
-        let refused = error.kind() == std::io::ErrorKind::PermissionDenied
-            && error.raw_os_error().is_none()
-            && arguments.spoof.is_none();
-        if refused {
-            Failure::usage(format!("{failure}: --allow-any-interface"))
-        } else {
-            failure
-        }
-    })?;
+    let report =
+        report.map_err(|error| failure(&format!("blasting {}", arguments.to), &error, &spec))?;
     if arguments.json {
         say_json(&report)
     } else {
@@ -189,8 +180,27 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
+/// What went wrong, with the option that allows what the generator refuses by
+/// itself.
+pub fn failure(what: &str, error: &std::io::Error, spec: &LoadSpec) -> Failure {
+    let failure = Failure::io(what, error);
+    let spoofs = spec
+        .blast
+        .as_ref()
+        .is_some_and(|blast| blast.spoof.is_some());
+    // The generator's own refusal; the kernel's have a number.
+    let refused = error.kind() == std::io::ErrorKind::PermissionDenied
+        && error.raw_os_error().is_none()
+        && spec.blast.is_some()
+        && !spoofs;
+    match refused {
+        true => Failure::usage(format!("{failure}: --allow-any-interface")),
+        false => failure,
+    }
+}
+
 /// One line of progress.
-fn line(progress: &Progress) -> String {
+pub fn line(progress: &Progress) -> String {
     let seconds = progress.interval.as_secs_f64();
     let rate = |packets: u64| per_second(packets as f64 / seconds);
     let mut line = format!("{:5.1} s", progress.elapsed.as_secs_f64());
@@ -216,7 +226,7 @@ fn line(progress: &Progress) -> String {
 }
 
 /// The report as tables.
-fn text(report: &LoadReport) -> String {
+pub fn text(report: &LoadReport) -> String {
     let mut text = String::new();
     let columns = [
         ("", Align::Left),
@@ -399,14 +409,17 @@ mod tests {
                     lost: 1,
                     unexpected: 0,
                     errors: 0,
+                    skipped: 0,
                 },
                 whole: PingCounts::default(),
                 duration: Duration::from_secs(2),
                 rate: 4.5,
                 latency: None,
+                response: Default::default(),
             }),
             beside: Vec::new(),
             http: None,
+            s_clients: None,
             probe: None,
             idle: None,
             stream: None,

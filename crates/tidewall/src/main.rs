@@ -18,6 +18,7 @@ mod doctor;
 mod end;
 mod impair;
 mod lab;
+mod load;
 #[allow(unsafe_code)]
 mod raw;
 mod serve;
@@ -52,6 +53,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Serve(serve::Arguments),
+    Load(load::Arguments),
     Blast(blast::Arguments),
     Lab(lab::Arguments),
     Demo(lab::DemoArguments),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments),
         Command::Blast(arguments) => blast::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),
         Command::Demo(arguments) => lab::demo(&arguments),

@@ -331,7 +331,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
 /// What is served.
 enum Job {
     Datagrams(ServiceSpec),
-    Connections(Server),
+    Connections(Box<Server>),
 }
 
 impl Job {
@@ -339,11 +339,12 @@ impl Job {
         let (kind, usual) = match arguments.service {
             Service::Echo => (Kind::Echo, 7),
             Service::Discard => (Kind::Discard, 9),
-            Service::Http => return Web::of(arguments).map(Server::Web).map(Job::Connections),
+            Service::Http => {
+                return Web::of(arguments).map(|web| Job::Connections(Box::new(Server::Web(web))));
+            }
             Service::Proxy => {
                 return Proxy::of(arguments)
-                    .map(Server::Proxy)
-                    .map(Job::Connections);
+                    .map(|proxy| Job::Connections(Box::new(Server::Proxy(proxy))));
             }
         };
         Ok(Job::Datagrams(ServiceSpec {

@@ -43,7 +43,7 @@ fn every_subcommand_has_help_with_an_example() {
     assert!(overview.contains("Exit codes:"), "{overview}");
     assert!(!overview.contains("lab-worker"), "{overview}");
     for command in [
-        "serve", "blast", "lab", "demo", "impair", "stat", "trace", "doctor",
+        "serve", "load", "blast", "lab", "demo", "impair", "stat", "trace", "doctor",
     ] {
         assert!(
             overview.contains(&format!("\n  {command} ")),
@@ -56,6 +56,31 @@ fn every_subcommand_has_help_with_an_example() {
             help.contains(&format!("  tidewall {command} "))
                 || help.contains(&format!("  tidewall {command}\n")),
             "no example in\n{help}"
+        );
+        assert!(help.contains("xit code"), "no exit codes in\n{help}");
+        assert!(
+            help.lines().all(|line| line.chars().count() <= 100),
+            "{help}"
+        );
+    }
+    for kind in [
+        "s-clients",
+        "http",
+        "slow",
+        "rpc",
+        "udp",
+        "syn-flood",
+        "blast",
+    ] {
+        let output = tidewall(&["load", kind, "--help"]);
+        let help = text(&output.stdout);
+        let example = match kind {
+            "blast" => "  tidewall blast ".to_owned(),
+            kind => format!("  tidewall load {kind} "),
+        };
+        assert!(
+            output.status.success() && help.contains(&example),
+            "load {kind}: no example in\n{help}"
         );
         assert!(help.contains("xit code"), "no exit codes in\n{help}");
         assert!(
@@ -199,6 +224,77 @@ fn wrong_arguments_end_with_2_and_say_what_was_expected() {
             ],
             "1472",
         ),
+        (&["load"], "s-clients"),
+        (&["load", "s-clients", "http://10.0.0.2/"], "--rate"),
+        (&["load", "s-clients", "-R", "5k"], "URL"),
+        (
+            &["load", "s-clients", "-R", "max", "http://10.0.0.2/"],
+            "a number",
+        ),
+        (
+            &["load", "s-clients", "-R", "1M", "http://10.0.0.2/"],
+            "need 20 source addresses",
+        ),
+        (
+            &[
+                "load",
+                "s-clients",
+                "-R",
+                "1",
+                "-T",
+                "2m",
+                "http://10.0.0.2/",
+            ],
+            "1 ms to 60 s",
+        ),
+        (&["load", "http", "10.0.0.2"], "http://"),
+        (&["load", "http", "https://10.0.0.2/"], "TLS"),
+        (
+            &["load", "http", "--for", "2h", "http://127.0.0.1:9/"],
+            "at most an hour",
+        ),
+        (
+            &["load", "http", "-c", "5000", "http://127.0.0.1:9/"],
+            "1 to 4096",
+        ),
+        (
+            &[
+                "load",
+                "http",
+                "--json",
+                "/none-such/x",
+                "http://127.0.0.1:9/",
+            ],
+            "/none-such/x",
+        ),
+        (
+            &["load", "slow", "-c", "100k", "http://10.0.0.2/"],
+            "need 4 source addresses",
+        ),
+        (
+            &["load", "slow", "-c", "1000001", "http://10.0.0.2/"],
+            "1,000,000",
+        ),
+        (
+            &[
+                "load",
+                "slow",
+                "-c",
+                "9",
+                "--sources",
+                "x",
+                "http://10.0.0.2/",
+            ],
+            "10.0.1.0/26",
+        ),
+        (&["load", "rpc"], "--to"),
+        (&["load", "rpc", "--to", "10.0.0.2"], "10.77.0.2:7"),
+        (&["load", "rpc", "--to", "10.0.0.2:7", "-n", "9999"], "1024"),
+        (
+            &["load", "udp", "--to", "10.0.0.2:9", "--sender", "x"],
+            "socket",
+        ),
+        (&["load", "syn-flood"], "--to"),
         (&["lab", "run"], "NAME"),
         (&["stat", "--watch=4711"], "0.1 to 60"),
         (&["stat", "--watch=0.05"], "0.1 to 60"),
@@ -561,4 +657,108 @@ fn a_blast_over_loopback_is_reported_as_json() {
         (1..=310).contains(&sent),
         "{sent} sent in 300 ms at 1,000/s"
     );
+}
+
+/// Answers each connection's first request, a byte of body, and closes it.
+fn small_server() -> std::net::SocketAddr {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.set_read_timeout(Some(std::time::Duration::from_millis(100)));
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_load_of_s_clients_is_reported_as_text_and_as_json() {
+    let url = format!("http://{}/doc", small_server());
+    let common = ["load", "s-clients", "-R", "100", "--for", "2s"];
+    let output = tidewall(&[&common[..], &[&url]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    for part in [
+        "S-clients at 100/s: D = 50, T = 500 ms",
+        "offered",
+        "corrected (from when due)",
+        "raw (from when begun)",
+        "p99.9",
+    ] {
+        assert!(table.contains(part), "no {part:?} in\n{table}");
+    }
+    let more = ["--json", "-", "--interval", "100ms", &url];
+    let output = tidewall(&[&common[..], &more].concat());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["load"]["s_clients"]["rate"], 100);
+    let report = &json["report"]["s_clients"];
+    assert!(report["measured"]["begun"].as_u64().unwrap() <= 200);
+    assert!(
+        report["response"]["corrected"]["percentiles"].is_array(),
+        "{report}"
+    );
+    assert!(!json["intervals"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_load_that_nobody_answers_ends_with_1() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let url = format!("http://{closed}/");
+    for arguments in [
+        &["load", "s-clients", "-R", "50", "-d", "200ms", &url][..],
+        &["load", "http", "-c", "1", "-d", "200ms", &url],
+        &[
+            "load",
+            "slow",
+            "-c",
+            "2",
+            "--patience",
+            "100ms",
+            "-d",
+            "100ms",
+            &url,
+        ],
+    ] {
+        let error = fails(arguments, 1);
+        assert!(error.contains("tidewall: http://127.0.0.1"), "{error}");
+    }
+    let to = closed.to_string();
+    let error = fails(&["load", "rpc", "--to", &to, "-d", "200ms"], 1);
+    assert!(error.contains("no call was answered"), "{error}");
+}
+
+#[test]
+fn a_load_ends_with_what_it_has_when_interrupted() {
+    use std::process::Stdio;
+    let url = format!("http://{}/doc", small_server());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tidewall"))
+        .args(["load", "s-clients", "-R", "100", "-d", "10m", "--progress"])
+        .args(["--interval", "50ms", &url])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first line of progress: it runs.
+    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+    assert!(line.contains("offered"), "{line}");
+    // What more it says must not fill the pipe.
+    let rest = std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    let _ = rest.join();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("stopped early"), "{output:?}");
 }

@@ -22,6 +22,7 @@
 
 pub mod checksum;
 pub mod ethernet;
+mod fast_open;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;

@@ -1,10 +1,12 @@
 //! TCP segments (RFC 9293 §3.1) and the options in use: maximum segment size
 //! (RFC 9293 §3.7.1), window scale and timestamps (RFC 7323), selective
-//! acknowledgement (RFC 2018).
+//! acknowledgement (RFC 2018), Fast Open (RFC 7413).
 
 use core::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+pub use crate::fast_open::FastOpen;
+use crate::fast_open::{KIND as KIND_FAST_OPEN, KIND_EXPERIMENTAL};
 use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
 use crate::{EmitError, Protocol};
 
@@ -119,15 +121,23 @@ pub struct Timestamps {
 
 /// Blocks of a SACK option (RFC 2018 §3), first and one past the last sequence
 /// number each, in the order of the option.
+///
+/// A SYN has none: there the room is lent to a Fast Open option, so that every
+/// other segment is spared it ([`Options::fast_open`]).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); Self::MAX],
+    /// How many; with [`Self::LENT`], the length of a cookie.
     count: u8,
 }
 
 impl SackBlocks {
     /// The most blocks that fit.
     pub const MAX: usize = 4;
+    /// The room has a Fast Open option.
+    const LENT: u8 = 0x80;
+    /// It is of the experimental form.
+    const EXPERIMENTAL: u8 = 0x40;
 
     /// Adds a block; false when there is no room.
     pub fn push(&mut self, first: u32, end: u32) -> bool {
@@ -151,8 +161,51 @@ impl SackBlocks {
 
     /// True when there are none: the option is then left out.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.count == 0 || self.count >= Self::LENT
+    }
+
+    fn of_fast_open(option: &FastOpen) -> Self {
+        let mut lent = Self::default();
+        let cookie = option.cookie();
+        let mut words = cookie.chunks(4).map(|bytes| {
+            let mut word = [0; 4];
+            for (place, byte) in word.iter_mut().zip(bytes) {
+                *place = *byte;
+            }
+            u32::from_be_bytes(word)
+        });
+        for place in &mut lent.blocks {
+            *place = (
+                words.next().unwrap_or_default(),
+                words.next().unwrap_or_default(),
+            );
+        }
+        lent.count = Self::LENT | cookie.len() as u8;
+        if option.is_experimental() {
+            lent.count |= Self::EXPERIMENTAL;
+        }
+        lent
+    }
+
+    fn fast_open(&self) -> Option<FastOpen> {
+        if self.count < Self::LENT {
+            return None;
+        }
+        let mut bytes = [0; FastOpen::MAX];
+        let words = self.blocks.iter().flat_map(|&(first, end)| [first, end]);
+        for (place, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_be_bytes();
+        }
+        let length = usize::from(self.count & !(Self::LENT | Self::EXPERIMENTAL));
+        let cookie = bytes.get(..length).and_then(FastOpen::cookie_of);
+        let experimental = self.count & Self::EXPERIMENTAL != 0;
+        Some(
+            cookie
+                .unwrap_or(FastOpen::REQUEST)
+                .with_experimental(experimental),
+        )
     }
 }
 
@@ -265,20 +318,60 @@ impl Options {
                         );
                     }
                 }
+                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body) if options.sack.is_empty() => {
+                    if let Some(option) = FastOpen::parse(kind, body) {
+                        options.sack = SackBlocks::of_fast_open(&option);
+                    }
+                }
                 _ => {}
             }
         }
     }
 
+    /// A Fast Open cookie or a request for one; on SYN segments.
+    #[must_use]
+    #[inline]
+    pub fn fast_open(&self) -> Option<FastOpen> {
+        self.sack.fast_open()
+    }
+
+    /// With a Fast Open option, which takes the place of SACK blocks; `None` leaves
+    /// everything as it is.
+    #[must_use]
+    pub fn with_fast_open(mut self, option: Option<FastOpen>) -> Self {
+        if let Some(option) = &option {
+            self.sack = SackBlocks::of_fast_open(option);
+        }
+        self
+    }
+
     /// Bytes that the options take in a header, a multiple of four. SACK blocks
     /// that do not fit into 40 bytes beside the rest are left out.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
+        if self.only_timestamps().is_some() {
+            return 12;
+        }
+        self.any_len()
+    }
+
+    fn any_len(&self) -> usize {
         self.len_without_sack()
             + match self.sack_count() {
                 0 => 0,
                 count => 4 + 8 * count,
             }
+    }
+
+    /// The timestamps, if there is nothing else, as in nearly every segment.
+    #[inline]
+    fn only_timestamps(&self) -> Option<Timestamps> {
+        let more = self.maximum_segment_size.is_some()
+            | self.window_scale.is_some()
+            | self.sack_permitted
+            | (self.sack.count != 0);
+        self.timestamps.filter(|_| !more)
     }
 
     /// True when there are none.
@@ -287,7 +380,6 @@ impl Options {
         self.len() == 0
     }
 
-    #[inline]
     fn len_without_sack(&self) -> usize {
         let mut length = 0;
         if self.maximum_segment_size.is_some() {
@@ -301,6 +393,9 @@ impl Options {
         }
         if self.window_scale.is_some() {
             length += 4;
+        }
+        if let Some(option) = self.fast_open() {
+            length += option.len();
         }
         length
     }
@@ -316,10 +411,7 @@ impl Options {
     #[inline]
     fn bytes(&self) -> ([u8; HEADER_MAX - HEADER_LEN], usize) {
         let mut bytes = [kind::NO_OPERATION; HEADER_MAX - HEADER_LEN];
-        if let Some(timestamps) = self.timestamps
-            && self.len() == 12
-            && !self.sack_permitted
-        {
+        if let Some(timestamps) = self.only_timestamps() {
             bytes[2..4].copy_from_slice(&[kind::TIMESTAMPS, 10]);
             bytes[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
             bytes[8..12].copy_from_slice(&timestamps.echo.to_be_bytes());
@@ -368,6 +460,9 @@ impl Options {
                 put(&first.to_be_bytes());
                 put(&end.to_be_bytes());
             }
+        }
+        if let Some(option) = self.fast_open() {
+            option.write(&mut put);
         }
         (bytes, at)
     }
@@ -566,14 +661,22 @@ mod tests {
     fn options() -> impl Strategy<Value = Options> {
         let sack = prop::collection::vec(any::<(u32, u32)>(), 0..4);
         let timestamps = prop::option::of(any::<(u32, u32)>());
+        let cookie = (0usize..=7, any::<[u8; 16]>(), any::<bool>());
+        let fast_open = cookie.prop_map(|(words, bytes, experimental)| {
+            // 4 to 16 bytes, or none.
+            let length = if words == 0 { 0 } else { 2 + 2 * words };
+            let option = FastOpen::cookie_of(&bytes[..length]).unwrap_or(FastOpen::REQUEST);
+            option.with_experimental(experimental)
+        });
         (
             any::<Option<u16>>(),
             any::<Option<u8>>(),
             any::<bool>(),
             timestamps,
             sack,
+            prop::option::of(fast_open),
         )
-            .prop_map(|(size, scale, permitted, timestamps, blocks)| {
+            .prop_map(|(size, scale, permitted, timestamps, blocks, fast_open)| {
                 let mut options = Options {
                     maximum_segment_size: size,
                     window_scale: scale,
@@ -589,7 +692,7 @@ mod tests {
                         options = before;
                     }
                 }
-                options
+                options.with_fast_open(fast_open)
             })
     }
 
@@ -670,7 +773,7 @@ mod tests {
             window_scale: Some(7),
             sack_permitted: true,
             timestamps: Some(Timestamps { value: 1, echo: 2 }),
-            sack: SackBlocks::default(),
+            ..Options::default()
         };
         let (bytes, length) = options.bytes();
         assert_eq!(
@@ -679,6 +782,53 @@ mod tests {
                 2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 7
             ]
         );
+    }
+
+    #[test]
+    fn fast_open_is_laid_out_as_linux_does() {
+        let written = |option: FastOpen| {
+            let options = Options::default().with_fast_open(Some(option));
+            let (bytes, length) = options.bytes();
+            assert_eq!(Options::parse(&bytes[..length]), options);
+            bytes[..length].to_vec()
+        };
+        assert_eq!(written(FastOpen::REQUEST), [34, 2, 1, 1]);
+        let experimental = FastOpen::REQUEST.with_experimental(true);
+        assert_eq!(written(experimental), [254, 4, 0xf9, 0x89]);
+        let cookie = FastOpen::cookie_of(&[1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!(written(cookie), [34, 8, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            written(cookie.with_experimental(true)),
+            [254, 10, 0xf9, 0x89, 1, 2, 3, 4, 5, 6, 1, 1]
+        );
+        // With all that a SYN has, the longest cookie just fits.
+        let options = Options {
+            maximum_segment_size: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 1, echo: 2 }),
+            ..Options::default()
+        }
+        .with_fast_open(FastOpen::cookie_of(&[9; 16]).map(|option| option.with_experimental(true)));
+        let (bytes, length) = options.bytes();
+        assert_eq!((length, options.len()), (40, 40));
+        assert_eq!(Options::parse(&bytes), options);
+    }
+
+    #[test]
+    fn cookies_of_a_wrong_length_are_no_option() {
+        for length in [1, 2, 3, 5, 7, 15, 17, 18, 20] {
+            let mut bytes = vec![34, 2 + length as u8];
+            bytes.extend(core::iter::repeat_n(7, length));
+            assert_eq!(Options::parse(&bytes).fast_open(), None, "{length}");
+            assert_eq!(FastOpen::cookie_of(&bytes[2..]), None, "{length}");
+        }
+        // Another experiment.
+        assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open(), None);
+        assert_eq!(Options::parse(&[254, 2]).fast_open(), None);
+        // It does not undo what was said before.
+        let options = Options::parse(&[34, 2, 1, 1, 34, 3, 9]);
+        assert_eq!(options.fast_open(), Some(FastOpen::REQUEST));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
+use super::raw_device::Device;
 use super::raw_memory;
 use crate::stack::{HostConfig, Sysctl};
 
@@ -54,6 +55,11 @@ impl Flags {
     /// Whether the device cuts long packets, as it is now.
     pub(super) fn segmentation_offload(&self) -> bool {
         self.offload && raw_memory::segmentation_offload(&self.interface) != Some(false)
+    }
+
+    /// The device, if the namespace has it.
+    pub(super) fn device(&self) -> Option<Device> {
+        Device::open(&self.interface)
     }
 
     /// A host's configuration.
@@ -110,7 +116,11 @@ pub(super) fn sysctl() -> Sysctl {
         slow_start_after_idle: flag("tcp_slow_start_after_idle", default.slow_start_after_idle),
         notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
         fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
+        burst_min: small("tcp_min_tso_segs", default.burst_min),
         fastopen: large("tcp_fastopen", default.fastopen),
+        fastopen_keys: read("tcp_fastopen_key")
+            .and_then(|text| Sysctl::parse_fast_open_keys(&text))
+            .filter(|keys| keys.primary != [0; 16]),
     }
 }
 

@@ -78,9 +78,13 @@ impl Machine {
     /// A host as the flags and the network namespace say. The calling thread is
     /// the script's.
     pub(super) fn new(flags: Flags) -> Self {
+        let mut host = Host::new(flags.config());
+        if let Some(mut device) = flags.device() {
+            host.set_room(move || device.has_room());
+        }
         Self {
             inner: Mutex::new(Inner {
-                host: Host::new(flags.config()),
+                host,
                 sleepers: Vec::new(),
                 returning: Vec::new(),
                 looks: 0,

@@ -10,17 +10,21 @@
 //! - No call waits for real time, see `machine`.
 //! - Kernel parameters and the MTU are those of the network namespace, read
 //!   whenever a socket is made, listens or connects, see `environment`.
+//! - The device takes no packet while its queueing discipline takes none
+//!   (`pfifo limit 0`), which is asked at each output, see `queueing`.
 //! - Descriptors that are not the host's (pipes, files) are the kernel's.
 //! - A panic ends the call with EFAULT; it never reaches C.
 //!
 //! `raw_calls` has the table and the calls of sockets, `raw_transfer` those that
 //! read and write, `raw_events` those that wait or move time and packets,
-//! `raw_memory` what they do to the caller's memory.
+//! `raw_memory` what they do to the caller's memory, `raw_device` asks the device.
 #![allow(unsafe_code)]
 
 mod environment;
 mod machine;
+mod queueing;
 mod raw_calls;
+mod raw_device;
 mod raw_events;
 mod raw_memory;
 #[cfg(test)]

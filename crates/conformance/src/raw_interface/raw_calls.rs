@@ -303,7 +303,7 @@ unsafe extern "C" fn setsockopt(
     guarded(|| {
         // SAFETY: as many bytes as the caller says.
         let value = unsafe { bytes(value, length as usize) };
-        machine.now(|host| host.setsockopt(fd, level, option, value))?;
+        machine.refreshed(|host| host.setsockopt(fd, level, option, value))?;
         Ok(0)
     }) as c_int
 }

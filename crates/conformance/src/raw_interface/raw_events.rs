@@ -237,7 +237,7 @@ pub(super) unsafe extern "C" fn splice(
         // SAFETY: our own bytes.
         let count = kernel(unsafe { libc::read(from, data.as_mut_ptr().cast(), data.len()) })?;
         data.truncate(count);
-        transmit(machine, to, &[&data], 0)
+        transmit(machine, to, &[&data], 0, None)
     })
 }
 
@@ -265,7 +265,7 @@ pub(super) unsafe fn send_file(
             }
         };
         data.truncate(kernel(read)?);
-        let sent = transmit(machine, to, &[&data], 0)?;
+        let sent = transmit(machine, to, &[&data], 0, None)?;
         if !offset.is_null() {
             // SAFETY: the offset may be written.
             unsafe { offset.write_unaligned(offset.read_unaligned() + sent as off64_t) };

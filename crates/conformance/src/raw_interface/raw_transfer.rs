@@ -2,13 +2,14 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
+use std::net::SocketAddr;
 
 use libc::{cmsghdr, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::machine::Machine;
+use super::machine::{EPOCH, Machine};
 use super::raw_calls::{guarded, machine, owns};
-use super::raw_memory::{bytes, bytes_mut, elements, gather, scatter};
-use crate::stack::{Failure, Result};
+use super::raw_memory::{address, bytes, bytes_mut, elements, gather, scatter};
+use crate::stack::{Failure, Result, time_control};
 
 /// The most that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
@@ -126,11 +127,15 @@ pub(super) unsafe extern "C" fn recvmsg(
         // SAFETY: as many bytes as the vector says.
         unsafe { scatter(read, vector) };
         message.msg_namelen = 0;
-        message.msg_flags = 0;
+        message.msg_flags = received.flags;
         let mut controls = Vec::new();
+        if let Some(at) = received.arrived {
+            controls.push(time_control(EPOCH + at));
+        }
         if let Some(left) = received.left {
             controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
         }
+        controls.extend(received.error.map(|error| error.control()));
         // SAFETY: the message's own control buffer.
         unsafe { put_control(message, &controls) };
         Ok(received.bytes)
@@ -179,15 +184,20 @@ pub(super) fn transmit(
     fd: c_int,
     parts: &[&[u8]],
     flags: c_int,
+    to: Option<SocketAddr>,
 ) -> Result<usize> {
+    if flags & libc::MSG_FASTOPEN != 0 {
+        machine.refreshed(|_| ());
+    }
     let wanted = parts.iter().map(|part| part.len()).sum();
     let mut done = 0;
     let result = machine.wait(None, |host| {
         loop {
             let written = if done == 0 {
-                host.sendmsg(fd, parts, flags)?
+                host.sendmsg_to(fd, parts, flags, to)?
             } else {
                 let bytes = parts.concat();
+                let flags = flags & !libc::MSG_FASTOPEN;
                 host.send(fd, bytes.get(done..).unwrap_or_default(), flags)?
             };
             done += written;
@@ -228,7 +238,7 @@ pub(super) unsafe extern "C" fn writev(
         let vector = unsafe { elements(vector, count.max(0) as usize) };
         // SAFETY: as many bytes as the vector says.
         let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
-        transmit(machine, fd, &parts, 0)
+        transmit(machine, fd, &parts, 0, None)
     })
 }
 
@@ -247,7 +257,7 @@ pub(super) unsafe extern "C" fn send(
         }
         // SAFETY: as many bytes as the caller says.
         let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
-        transmit(machine, fd, &[data], flags)
+        transmit(machine, fd, &[data], flags, None)
     })
 }
 
@@ -257,11 +267,21 @@ pub(super) unsafe extern "C" fn sendto(
     data: *const c_void,
     length: size_t,
     flags: c_int,
-    _to: *const sockaddr,
-    _to_length: socklen_t,
+    to: *const sockaddr,
+    to_length: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the same arguments.
-    unsafe { send(userdata, fd, data, length, flags) }
+    // SAFETY: the table's, says the caller.
+    let machine = unsafe { machine(userdata) };
+    // SAFETY: as many bytes as the caller says.
+    let to = unsafe { address(to, to_length) };
+    guarded(|| {
+        if data.is_null() && length > 0 {
+            return Err(Failure::Errno(libc::EFAULT));
+        }
+        // SAFETY: as many bytes as the caller says.
+        let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
+        transmit(machine, fd, &[data], flags, to)
+    })
 }
 
 pub(super) unsafe extern "C" fn sendmsg(
@@ -282,6 +302,8 @@ pub(super) unsafe extern "C" fn sendmsg(
         let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
         // SAFETY: as many bytes as the vector says.
         let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
-        transmit(machine, fd, &parts, flags)
+        // SAFETY: as many bytes as the message says.
+        let to = unsafe { address(message.msg_name.cast(), message.msg_namelen) };
+        transmit(machine, fd, &parts, flags, to)
     })
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use super::argument::{address, field, int, integer, iovec_length, needed, number, option_value};
 use super::constant;
+use super::control;
 use super::settings::Settings;
 use crate::script::{Call, Expression};
 use crate::stack::{EpollEvent, Failure, Fd, Host, PollFd};
@@ -60,8 +61,12 @@ pub(super) struct Calls {
     descriptors: HashMap<i64, Descriptor>,
     /// The last connection that was made or accepted.
     pub(super) subject: Option<Fd>,
+    /// Whom a write with MSG_FASTOPEN connects to.
+    peer: Option<SocketAddr>,
     /// Data of the script's own was written: what goes out is not our pattern.
     pub(super) own_data: bool,
+    /// The family of the script's sockets.
+    domain: i32,
 }
 
 /// A call's outcome: it blocks, or has returned; or the script is wrong, or what
@@ -77,7 +82,10 @@ impl Calls {
         call: &Call,
         progress: &mut Progress,
     ) -> Outcome {
+        let remote = self.shown(settings, settings.remote);
+        self.peer = Some(SocketAddr::new(remote, settings.connect_port));
         let arguments = call.arguments.as_slice();
+        self.domain = settings.family.domain();
         match (call.name.as_str(), arguments) {
             ("socket", [domain, kind, protocol]) => {
                 let domain = match domain {
@@ -179,8 +187,14 @@ impl Calls {
             ("recvmsg", [fd, message, flags]) => {
                 let length = iovec_length(needed(message, "msg_iov")?)?;
                 let length = Expression::Integer(length as i64);
-                let control = field(message, "msg_control");
-                self.read(host, fd, &Expression::Ellipsis, &length, flags, control)
+                self.read(
+                    host,
+                    fd,
+                    &Expression::Ellipsis,
+                    &length,
+                    flags,
+                    Some(message),
+                )
             }
             (name, arguments) => Err(format!(
                 "there is no call {name} with {} arguments here",
@@ -307,6 +321,9 @@ impl Calls {
             return Err(format!("{length} bytes are more than a script may write"));
         }
         let live = self.live(fd)?;
+        if flags & libc::MSG_FASTOPEN != 0 {
+            self.subject = Some(live);
+        }
         let descriptor = self.descriptors.get_mut(&integer(fd)?);
         let position = descriptor
             .as_ref()
@@ -325,7 +342,7 @@ impl Calls {
         let mut descriptor = descriptor;
         loop {
             let rest = bytes.get(progress.written..).unwrap_or_default();
-            match host.send(live, rest, flags) {
+            match host.sendto(live, rest, flags, self.peer) {
                 Ok(taken) => {
                     progress.written += taken;
                     if let Some(descriptor) = descriptor.as_deref_mut() {
@@ -352,7 +369,7 @@ impl Calls {
         data: &Expression,
         length: &Expression,
         flags: &Expression,
-        control: Option<&Expression>,
+        message: Option<&Expression>,
     ) -> Outcome {
         let length = number::<u32>(length)? as usize;
         if length > BYTES_MAX {
@@ -393,16 +410,8 @@ impl Calls {
             }
             _ => {}
         }
-        if let Some(Expression::List(list)) = control
-            && let Some(message) = list.first()
-        {
-            let expected: u32 = number(needed(message, "cmsg_data")?)?;
-            if received.left != Some(expected) {
-                return Err(format!(
-                    "TCP_CM_INQ is {:?}, expected {expected}",
-                    received.left
-                ));
-            }
+        if let Some(message) = message {
+            control::check(message, self.domain, &received)?;
         }
         Ok(Some(Returned::Value(received.bytes as i64)))
     }

@@ -26,6 +26,8 @@ pub(super) struct Flow {
     local_isn: Isn,
     /// Of what comes in.
     remote_isn: Isn,
+    /// The last SYN that came in: its number in the script, and its payload.
+    syn: Option<(u32, u16)>,
     /// Timestamps as the script has them, to those that went out.
     timestamps: HashMap<u32, u32>,
     /// The first timestamp that went out: the script's and the live one.
@@ -58,6 +60,7 @@ impl Flow {
                 script: 0,
                 live: REMOTE_OFFSET,
             },
+            syn: None,
             timestamps: HashMap::new(),
             first_timestamp: None,
         }
@@ -73,6 +76,9 @@ impl Flow {
                 script: tcp.sequence,
                 live: tcp.sequence.wrapping_add(REMOTE_OFFSET),
             };
+        }
+        if syn && tcp.flags.bits & ACK == 0 {
+            self.syn = Some((tcp.sequence, tcp.length));
         }
         live.sequence = if syn {
             tcp.sequence.wrapping_add(REMOTE_OFFSET)
@@ -120,11 +126,17 @@ impl Flow {
             // A SYN-ACK names the SYN that it answers, which may be that of a new
             // connection between the same ports.
             if let (Some(live), Some(script)) = (live.acknowledgment, script.acknowledgment) {
-                let script = script.wrapping_sub(1);
-                if live.wrapping_sub(1) == script.wrapping_add(REMOTE_OFFSET) {
+                let (last, shift) = (script.wrapping_sub(1), live.wrapping_sub(script));
+                // It may have acknowledged data in that SYN, too.
+                let opened = self.syn.filter(|&(syn, length)| {
+                    let taken = last.wrapping_sub(syn);
+                    taken <= length.into()
+                });
+                let script = opened.map_or(last, |(syn, _)| syn);
+                if shift == REMOTE_OFFSET {
                     self.remote_isn = Isn {
                         script,
-                        live: live.wrapping_sub(1),
+                        live: script.wrapping_add(REMOTE_OFFSET),
                     };
                 }
             }

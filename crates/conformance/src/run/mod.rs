@@ -12,6 +12,7 @@ mod argument;
 mod call;
 mod compare;
 mod constant;
+mod control;
 mod datagram;
 mod flow;
 mod packet;

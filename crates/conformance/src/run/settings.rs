@@ -207,8 +207,9 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
                 sysctl.slow_start_after_idle = number()? != 0;
             }
             "net.ipv4.tcp_notsent_lowat" => sysctl.notsent_lowat = number()?,
-            // How Linux sizes its bursts; the engine's are its own.
-            "net.ipv4.tcp_min_tso_segs" | "net.ipv4.tcp_tso_win_divisor" => {
+            "net.ipv4.tcp_min_tso_segs" => sysctl.burst_min = byte()?,
+            // How long Linux waits to make a burst; the engine does not.
+            "net.ipv4.tcp_tso_win_divisor" => {
                 number()?;
             }
             "net.ipv4.tcp_fin_timeout" => {
@@ -219,6 +220,10 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             "net.ipv4.tcp_rfc1337" | "net.ipv4.tcp_syncookies" if number()? == 1 => {}
             "net.ipv4.tcp_retries1" if number()? == 3 => {}
             "net.ipv4.tcp_fastopen" => sysctl.fastopen = number()?,
+            "net.ipv4.tcp_fastopen_key" => {
+                let keys = Sysctl::parse_fast_open_keys(value);
+                sysctl.fastopen_keys = Some(keys.ok_or("no Fast Open keys")?);
+            }
             _ => return Err(format!("{name} is not a setting of this stack")),
         }
     }

@@ -162,6 +162,49 @@ fn results_of_calls_are_compared() {
 }
 
 #[test]
+fn control_messages_are_compared() {
+    let told = |message: &str| {
+        format!(
+            "+0 setsockopt(4, SOL_SOCKET, SO_TIMESTAMPING, [SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE], 4) = 0
+            +0 write(4, ..., 100) = 100
+            +0 > P. 1:101(100) ack 1
+            +0 recvmsg(4, {{msg_iov(1)=[{{..., 0}}], {message}}}, MSG_ERRQUEUE) = 0"
+        )
+    };
+    let time = "{cmsg_level=SOL_SOCKET, cmsg_type=SCM_TIMESTAMPING, cmsg_data={scm_sec=0, scm_nsec=100000000}}";
+    let error = |data: u32| {
+        format!(
+            "{{cmsg_level=CMSG_LEVEL_IP, cmsg_type=CMSG_TYPE_RECVERR, cmsg_data={{ee_errno=ENOMSG, ee_data={data}}}}}"
+        )
+    };
+    let flags = "msg_flags=MSG_ERRQUEUE|MSG_TRUNC";
+    let good = format!("{flags}, msg_control=[{time}, {}]", error(0));
+    after(&told(&good)).unwrap();
+    for (message, expected) in [
+        (
+            "msg_flags=MSG_ERRQUEUE".to_owned(),
+            "msg_flags is 0x2020, expected 0x2000",
+        ),
+        (
+            format!("{flags}, msg_control=[{time}]"),
+            "control messages (level, type)",
+        ),
+        (
+            format!("{flags}, msg_control=[{}, {time}]", error(0)),
+            "control messages (level, type)",
+        ),
+        (
+            format!("{flags}, msg_control=[{time}, {}]", error(7)),
+            "ee_data is 0, expected 7",
+        ),
+        (good.replace("scm_nsec=1", "scm_nsec=2"), "expected 200ms"),
+    ] {
+        let message = failure(&told(&message));
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
 fn bytes_are_compared_with_what_was_written() {
     // The second reader would have to find what the first one took.
     after(

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Config, Ecn, MtuProbing};
+use tidewall_protocol::tcp::{Config, Ecn, FastOpenKeys, MtuProbing};
 
 /// The kernel parameters (`net.ipv4.*`) that change what sockets do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,8 +35,12 @@ pub struct Sysctl {
     pub notsent_lowat: u32,
     /// `tcp_fin_timeout`.
     pub fin_timeout: Duration,
+    /// `tcp_min_tso_segs`: the least that a burst is cut down to, in segments.
+    pub burst_min: u8,
     /// `tcp_fastopen`: flags, see `Documentation/networking/ip-sysctl`.
     pub fastopen: u32,
+    /// `tcp_fastopen_key`; without, it is drawn.
+    pub fastopen_keys: Option<FastOpenKeys>,
 }
 
 impl Default for Sysctl {
@@ -56,7 +60,9 @@ impl Default for Sysctl {
             slow_start_after_idle: true,
             notsent_lowat: u32::MAX,
             fin_timeout: Duration::from_secs(60),
+            burst_min: 2,
             fastopen: 1,
+            fastopen_keys: None,
         }
     }
 }
@@ -130,8 +136,10 @@ impl HostConfig {
                 _ => MtuProbing::Always,
             },
             syn_retries: sysctl.syn_retries,
+            syn_ack_retries: sysctl.synack_retries,
             retries: sysctl.retries,
             fin_timeout: sysctl.fin_timeout,
+            burst_min: sysctl.burst_min,
             ..Config::default()
         }
     }

@@ -1,6 +1,6 @@
 //! `TCP_INFO`, as Linux lays it out.
 
-use tidewall_protocol::tcp::{Connection, Info, State};
+use tidewall_protocol::tcp::{Connection, Info, State, Time};
 
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {
@@ -201,8 +201,9 @@ impl TcpInfo {
     }
 
     /// Of a connection.
-    pub(super) fn of(connection: &Connection, mtu: u16, announced: u16) -> Self {
+    pub(super) fn of(connection: &Connection, mtu: u16, announced: u16, now: Time) -> Self {
         let info: Info = connection.info();
+        let sending = connection.sending_times(now);
         let micros =
             |time: core::time::Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let mss = info.send_mss.max(1);
@@ -214,7 +215,9 @@ impl TcpInfo {
                 | u8::from(info.sack) << 1
                 | u8::from(scaling) << 2
                 | u8::from(info.ecn) << 3
-                | u8::from(info.ecn_seen) << 4,
+                | u8::from(info.ecn_seen) << 4
+                | u8::from(info.syn_data) << 5,
+            limits: (info.fast_open_failure as u8) << 1,
             window_scales: info.send_window_scale | info.receive_window_scale << 4,
             rto: micros(info.retransmission_timeout),
             snd_mss: info.send_mss,
@@ -246,11 +249,17 @@ impl TcpInfo {
             segs_out: info.segments_sent,
             segs_in: info.segments_received,
             notsent_bytes: info.not_sent,
+            last_data_recv: u32::try_from(connection.since_received(now).as_millis())
+                .unwrap_or(u32::MAX),
+            busy_time: sending.busy.as_micros() as u64,
+            rwnd_limited: sending.window_limited.as_micros() as u64,
+            sndbuf_limited: sending.buffer_limited.as_micros() as u64,
             min_rtt: if info.round_trip_min.is_zero() {
                 u32::MAX
             } else {
                 micros(info.round_trip_min)
             },
+            delivered: info.delivered,
             delivered_ce: info.delivered_ce,
             rcv_ooopack: info.out_of_order,
             snd_wnd: info.send_window,

@@ -7,12 +7,13 @@
 //! moved. Calls, flags, options and error numbers are Linux's.
 //!
 //! One concern a file: `config`, `socket` (from `socket` to `close`), `transfer`
-//! (reading and writing), `option`, `info` (`TCP_INFO`), `poll`, `control`
-//! (`fcntl`, `ioctl`), `wire` (packets in and out).
+//! (reading and writing), `notification` (the error queue), `option`, `info`
+//! (`TCP_INFO`), `poll`, `fast_open`, `control` (`fcntl`, `ioctl`), `wire` (packets
+//! in and out).
 //!
 //! The host adds nothing to the engine and takes nothing away, or a script that
 //! passes would say nothing of what ships. What `Connection::output` gives leaves
-//! byte for byte and at once, one packet for each `Outgoing`; a call takes what
+//! byte for byte and at once (or stays, where the device has no room), one packet for each `Outgoing`; a call takes what
 //! `Connection::write` takes; who may write is `Connection::writable`; `TCP_INFO`
 //! is `Connection::info` in Linux's layout. Options that no Tidewall socket has
 //! are refused.
@@ -20,7 +21,9 @@
 mod address;
 mod config;
 mod control;
+mod fast_open;
 mod info;
+mod notification;
 mod option;
 mod poll;
 mod socket;
@@ -30,11 +33,15 @@ mod wire;
 use core::fmt;
 use core::time::Duration;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 
-use tidewall_protocol::tcp::{Connection, Errno, Flow, Listener, Secrets, TimeWaitTable};
+use tidewall_protocol::tcp::{
+    Connection, Errno, FastOpenPeer, Flow, Listener, Secrets, TimeWaitTable,
+};
 
 pub use config::{HostConfig, Sysctl};
 pub use info::TcpInfo;
+pub use notification::{ExtendedError, time_control};
 pub use poll::{EpollEvent, PollFd};
 use socket::Socket;
 pub use transfer::Received;
@@ -99,6 +106,14 @@ struct Entry {
     writings: u64,
     /// A writer found no room and is to be told when there is (`SOCK_NOSPACE`).
     no_space: bool,
+    /// Its SYN waits for the first write (`TCP_FASTOPEN_CONNECT`).
+    deferred: bool,
+    /// The listener that counts it among those opened by a SYN.
+    opened_at: Option<Fd>,
+    /// The device had no room at the last output.
+    refused: bool,
+    /// [`Connection::notified`] when those who wait were last woken for it.
+    notified: u32,
 }
 
 /// A listening socket's half of the protocol.
@@ -119,12 +134,15 @@ pub struct Host {
     listeners: BTreeMap<Fd, Listening>,
     connections: BTreeMap<ConnectionId, Entry>,
     flows: HashMap<Flow, ConnectionId>,
+    /// What is known of servers, by both addresses.
+    fast_open_peers: HashMap<(IpAddr, IpAddr), FastOpenPeer>,
     next_connection: ConnectionId,
     next_port: u16,
     time_wait: TimeWaitTable,
     out: VecDeque<(Duration, Vec<u8>)>,
     /// Moves whenever something happened that a waiting call may wait for.
     changes: u64,
+    room: Box<dyn FnMut() -> bool + Send>,
 }
 
 impl Host {
@@ -151,11 +169,13 @@ impl Host {
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             flows: HashMap::new(),
+            fast_open_peers: HashMap::new(),
             next_connection: 0,
             next_port: 49_152,
             time_wait: TimeWaitTable::new(65_536, key),
             out: VecDeque::new(),
             changes: 0,
+            room: Box::new(|| true),
         }
     }
 
@@ -182,6 +202,14 @@ impl Host {
     /// from now on.
     pub fn set_segmentation_offload(&mut self, on: bool) {
         self.config.segmentation_offload = on;
+    }
+
+    /// Has each output of a connection ask, before its first packet, whether the
+    /// device has room. While `room` says false, the packets of connections stay
+    /// in their engines (`Connection::output`), and are asked for again when the
+    /// clock has moved or a packet is looked for. Without it there always is room.
+    pub fn set_room(&mut self, room: impl FnMut() -> bool + Send + 'static) {
+        self.room = Box::new(room);
     }
 
     /// The time.
@@ -222,6 +250,7 @@ impl Host {
             self.expire();
         }
         self.now = self.now.max(to);
+        self.output_refused();
     }
 
     /// Does what is due now.
@@ -251,6 +280,9 @@ impl Host {
 
     /// The next packet that has left, from its IP header on, and when it did.
     pub fn packet_out(&mut self) -> Option<(Duration, Vec<u8>)> {
+        if self.out.is_empty() {
+            self.output_refused();
+        }
         self.out.pop_front()
     }
 
@@ -276,6 +308,8 @@ impl Host {
     }
 }
 
+#[cfg(test)]
+mod notification_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

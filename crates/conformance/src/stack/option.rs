@@ -4,17 +4,19 @@ use core::time::Duration;
 
 use tidewall_protocol::tcp::Config;
 
+use super::fast_open::keys_of;
 use super::socket::{Kind, Options};
-use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo};
+use super::{ConnectionId, Failure, Fd, Host, Result, TcpInfo, notification};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
     pub(super) const TCP_NOTSENT_LOWAT: i32 = 25;
+    pub(super) const TCP_FASTOPEN_KEY: i32 = 33;
     pub(super) const TCP_INQ: i32 = 36;
     pub(super) const TCP_CC_INFO: i32 = 26;
     pub(super) const SO_MEMINFO: i32 = 55;
 }
-use name::{SO_MEMINFO, TCP_CC_INFO, TCP_INQ, TCP_NOTSENT_LOWAT};
+use name::{SO_MEMINFO, TCP_CC_INFO, TCP_FASTOPEN_KEY, TCP_INQ, TCP_NOTSENT_LOWAT};
 
 /// The least send and receive buffers that Linux sets (`SOCK_MIN_SNDBUF`,
 /// `SOCK_MIN_RCVBUF`).
@@ -76,24 +78,28 @@ impl Host {
     /// Tells a new connection the options that its configuration does not carry.
     pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
         let options = self.get(fd)?.options.clone();
+        let low_water = self.not_sent_low_water(&options);
         if let Some(entry) = self.connections.get_mut(&id) {
+            entry.connection.set_not_sent_low_water(low_water);
             if options.send_buffer != 0 {
                 entry.connection.set_send_buffer(options.send_buffer / 2);
             }
             entry.connection.set_cork(options.cork);
+            entry.connection.set_zero_copy(options.zero_copy);
+            let timestamping = notification::timestamping(options.timestamping);
+            entry.connection.set_timestamping(timestamping);
         }
         Ok(())
     }
 
-    /// The limit of what may wait to be sent in a socket that is still writable.
-    pub(super) fn notsent_lowat(&self, fd: Option<Fd>) -> u32 {
-        let own = fd
-            .and_then(|fd| self.sockets.get(&fd))
-            .map_or(0, |socket| socket.options.notsent_lowat);
-        match own {
+    /// `TCP_NOTSENT_LOWAT` of a socket, or the kernel parameter where it has none,
+    /// as the engine takes it.
+    fn not_sent_low_water(&self, options: &Options) -> Option<u32> {
+        let bytes = match options.notsent_lowat {
             0 => self.config.sysctl.notsent_lowat,
             own => own,
-        }
+        };
+        (bytes != u32::MAX).then_some(bytes)
     }
 
     /// `setsockopt(2)`, with Linux's constants and layouts. Options that change
@@ -101,10 +107,14 @@ impl Host {
     ///
     /// # Errors
     /// EINVAL for a value out of range or too short, ENOPROTOOPT for an unknown
-    /// level, and for SO_ZEROCOPY and SO_TIMESTAMPING, which no Tidewall socket has.
+    /// level.
     pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
         self.stream(fd)?;
+        if (level, option) == (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) {
+            self.check_timestamping(fd, int(value)? as u32)?;
+        }
         let now = self.now;
+        let fast_client = self.fast_client();
         let socket = self.get_mut(fd)?;
         let options = &mut socket.options;
         match (level, option) {
@@ -124,8 +134,11 @@ impl Host {
                 let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
                 options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
             }
-            (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_TIMESTAMPING) => {
-                return Err(Failure::Errno(libc::ENOPROTOOPT));
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                options.timestamping = int(value)? as u32;
+            }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+                options.zero_copy = between(int(value)?, 0, 1)? != 0;
             }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
@@ -156,6 +169,25 @@ impl Host {
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.quickack = int(value)? & 1 != 0,
             (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat = int(value)? as u32,
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
+                if matches!(socket.kind, Kind::Stream(_)) {
+                    return Err(Failure::Errno(libc::EINVAL));
+                }
+                options.fast_open_queue = Some(between(int(value)?, 0, i32::MAX)?.min(4096));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => {
+                let on = between(int(value)?, 0, 1)? != 0;
+                if !fast_client {
+                    return Err(Failure::Errno(libc::EOPNOTSUPP));
+                }
+                if !matches!(socket.kind, Kind::Fresh) {
+                    return Err(Failure::Errno(libc::EINVAL));
+                }
+                options.fast_open_connect = on;
+            }
+            (libc::IPPROTO_TCP, TCP_FASTOPEN_KEY) => {
+                options.fast_open_keys = Some(keys_of(value)?);
+            }
             (libc::IPPROTO_TCP, TCP_INQ) => {
                 options.inquiry = between(int(value)?, 0, 1)? != 0;
             }
@@ -186,8 +218,10 @@ impl Host {
             // The listener takes the 20 bytes off itself.
             config.mss = config.mss.saturating_add(20);
         }
+        let fast_open = self.fast_open_server(fd)?;
         if let Some(listening) = self.listeners.get_mut(&fd) {
             listening.protocol.set_config(&config);
+            listening.protocol.set_fast_open(fast_open);
         }
         Ok(())
     }
@@ -202,7 +236,9 @@ impl Host {
 
     /// Tells a connection of an option that was set.
     fn apply(&mut self, id: ConnectionId, which: (i32, i32), options: &Options, now: Duration) {
+        let low_water = self.not_sent_low_water(options);
         self.on_connection(id, |connection| match which {
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => connection.set_not_sent_low_water(low_water),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
             | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
                 let keepalive = options.keepalive_on.then_some(options.keepalive);
@@ -214,10 +250,17 @@ impl Host {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 connection.set_send_buffer(options.send_buffer / 2);
             }
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                connection.set_timestamping(notification::timestamping(options.timestamping));
+            }
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => connection.set_zero_copy(options.zero_copy),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(options.nodelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => connection.set_cork(options.cork),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
                 connection.set_user_timeout(options.user_timeout);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                connection.set_syn_retries(options.syn_retries.unwrap_or(6));
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => connection.set_quick_ack(options.quickack),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if options.maximum_segment != 0 => {
@@ -267,6 +310,11 @@ impl Host {
                 0 => self.config.sysctl.receive_memory[1] as i32,
                 bytes => bytes as i32,
             },
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => options.zero_copy.into(),
+            // struct so_timestamping: the flags, and no clock of hardware.
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+                return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
+            }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match connection {
@@ -291,6 +339,13 @@ impl Host {
             },
             (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat as i32,
             (libc::IPPROTO_TCP, TCP_INQ) => options.inquiry.into(),
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => options.fast_open_queue.unwrap_or(0) as i32,
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => options.fast_open_connect.into(),
+            (libc::IPPROTO_TCP, TCP_FASTOPEN_KEY) => {
+                let keys = self.fast_open_keys(fd)?;
+                let backup = keys.backup.as_ref().map_or(&[][..], |backup| backup);
+                return Ok([&keys.primary, backup].concat());
+            }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 options.traffic_class.into()
             }
@@ -333,7 +388,7 @@ impl Host {
             Some(entry) => {
                 let v4 = entry.connection.flow().remote.is_ipv4();
                 let announced = self.engine_config(fd, v4)?.mss;
-                TcpInfo::of(&entry.connection, self.config.mtu, announced)
+                TcpInfo::of(&entry.connection, self.config.mtu, announced, self.now)
             }
             None => TcpInfo {
                 state: 7,

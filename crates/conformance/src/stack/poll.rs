@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use tidewall_protocol::tcp::State;
 
 use super::socket::{Kind, Socket};
-use super::transfer::is_writable;
 use super::{Failure, Fd, Host, Result};
 
 /// `struct pollfd`.
@@ -69,7 +68,6 @@ impl Host {
             },
             Kind::Epoll(_) => 0,
             Kind::Stream(id) => {
-                let lowat = self.notsent_lowat(Some(fd));
                 let Some(entry) = self.connections.get_mut(&id) else {
                     return libc::EPOLLHUP as u32;
                 };
@@ -83,16 +81,21 @@ impl Host {
                 if read_closed {
                     ready |= IN | libc::EPOLLRDHUP as u32;
                 }
-                if connection.has_error() {
+                if connection.has_error() || connection.has_notifications() {
                     ready |= libc::EPOLLERR as u32;
                 }
-                if matches!(connection.state(), State::SynSent | State::SynReceived) {
+                let opening = matches!(connection.state(), State::SynSent | State::SynReceived);
+                if entry.deferred {
+                    // For the write that the SYN waits for.
+                    return ready | OUT;
+                }
+                if opening && !connection.is_fast_opening() {
                     return ready;
                 }
                 if connection.readable() {
                     ready |= IN;
                 }
-                if write_closed || is_writable(connection, lowat) {
+                if write_closed || connection.writable() {
                     ready |= OUT;
                 } else {
                     entry.no_space = true;

@@ -4,7 +4,9 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use tidewall_protocol::tcp::{Connection, Flow, Keepalive, Listener, Shutdown, State, isn};
+use tidewall_protocol::tcp::{
+    Connection, FastOpenKeys, Flow, Keepalive, Listener, Shutdown, State, isn,
+};
 
 use super::address::{canonical, check_family, shown, wildcard};
 use super::poll::Epoll;
@@ -39,6 +41,13 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) inquiry: bool,
     pub(super) quickack: bool,
+    /// `TCP_FASTOPEN`.
+    pub(super) fast_open_queue: Option<u32>,
+    pub(super) fast_open_keys: Option<FastOpenKeys>,
+    pub(super) fast_open_connect: bool,
+    /// `SOF_TIMESTAMPING_…`
+    pub(super) timestamping: u32,
+    pub(super) zero_copy: bool,
     /// Every other option that was set and changes nothing here.
     pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
@@ -62,6 +71,11 @@ impl Default for Options {
             traffic_class: 0,
             inquiry: false,
             quickack: true,
+            fast_open_queue: None,
+            fast_open_keys: None,
+            fast_open_connect: false,
+            timestamping: 0,
+            zero_copy: false,
             others: std::collections::BTreeMap::new(),
         }
     }
@@ -77,6 +91,8 @@ pub(super) struct Socket {
     /// A `connect` is under way that has not been told its end
     /// (`SS_CONNECTING`).
     pub(super) connecting: bool,
+    /// A blocking write began the connection; what its SYN has taken.
+    pub(super) sent_with_syn: Option<usize>,
     pub(super) options: Options,
     /// An error that belongs to no connection any more.
     pub(super) error: Option<i32>,
@@ -90,6 +106,7 @@ impl Socket {
             kind,
             bound: None,
             connecting: false,
+            sent_with_syn: None,
             options: Options::default(),
             error: None,
         }
@@ -218,7 +235,7 @@ impl Host {
             },
         );
         self.get_mut(fd)?.kind = Kind::Listener;
-        Ok(())
+        self.refresh_listener(fd, true)
     }
 
     /// `accept(2)`: a descriptor and the peer's address.
@@ -262,20 +279,41 @@ impl Host {
         match socket.kind {
             Kind::Fresh => {
                 check_family(address, socket.domain)?;
-                self.begin_connect(fd, address)?;
+                let fast = self.connects_fast(fd);
+                let id = self.begin_connect(fd, address, fast)?;
+                if fast {
+                    let flow = self
+                        .connections
+                        .get(&id)
+                        .map(|entry| *entry.connection.flow());
+                    if flow.is_some_and(|flow| self.has_cookie(flow.local.ip(), flow.remote.ip())) {
+                        // The SYN waits for data to carry.
+                        return Ok(());
+                    }
+                    if let Some(entry) = self.connections.get_mut(&id) {
+                        entry.deferred = false;
+                    }
+                    self.settle(id);
+                }
                 Err(if nonblocking {
                     Failure::Errno(libc::EINPROGRESS)
                 } else {
                     Failure::Blocked
                 })
             }
+            Kind::Stream(id) if self.is_deferred(id) => Err(Failure::Errno(libc::EISCONN)),
             Kind::Stream(id) if socket.connecting => self.continue_connect(fd, id, nonblocking),
             Kind::Stream(_) | Kind::Listener => Err(Failure::Errno(libc::EISCONN)),
             Kind::Epoll(_) => Err(Failure::Errno(libc::ENOTSOCK)),
         }
     }
 
-    fn continue_connect(&mut self, fd: Fd, id: ConnectionId, nonblocking: bool) -> Result<()> {
+    pub(super) fn continue_connect(
+        &mut self,
+        fd: Fd,
+        id: ConnectionId,
+        nonblocking: bool,
+    ) -> Result<()> {
         let Some(entry) = self.connections.get_mut(&id) else {
             return Err(Failure::Errno(libc::ECONNABORTED));
         };
@@ -306,11 +344,18 @@ impl Host {
         if let Some(socket) = self.sockets.get_mut(&fd) {
             socket.kind = Kind::Fresh;
             socket.connecting = false;
+            socket.sent_with_syn = None;
         }
         self.settle(id);
     }
 
-    fn begin_connect(&mut self, fd: Fd, address: SocketAddr) -> Result<()> {
+    /// Begins a connection; the SYN of a `fast` one is held back.
+    pub(super) fn begin_connect(
+        &mut self,
+        fd: Fd,
+        address: SocketAddr,
+        fast: bool,
+    ) -> Result<ConnectionId> {
         let mut remote = canonical(address);
         if remote.ip().is_unspecified() {
             let loopback = match remote.ip() {
@@ -344,16 +389,17 @@ impl Host {
             return Err(Failure::Errno(libc::EADDRNOTAVAIL));
         }
         let config = self.engine_config(fd, remote.is_ipv4())?;
-        let connection = Connection::connect(
-            flow,
-            isn::initial(&self.secrets.sequence, &flow, self.now),
-            isn::timestamp_offset(&self.secrets.cookie, &flow),
-            &config,
-            self.now,
-        );
+        let isn = isn::initial(&self.secrets.sequence, &flow, self.now);
+        let offset = isn::timestamp_offset(&self.secrets.cookie, &flow);
+        let connection = if fast {
+            self.open_fast(flow, isn, offset, &config)
+        } else {
+            Connection::connect(flow, isn, offset, &config, self.now)
+        };
         let id = self.add_connection(connection);
         if let Some(entry) = self.connections.get_mut(&id) {
             entry.fd = Some(fd);
+            entry.deferred = fast;
         }
         let socket = self.get_mut(fd)?;
         socket.kind = Kind::Stream(id);
@@ -361,7 +407,7 @@ impl Host {
         socket.bound = Some(shown(flow.local, socket.domain));
         self.adopt_options(fd, id)?;
         self.settle(id);
-        Ok(())
+        Ok(id)
     }
 
     pub(super) fn add_connection(&mut self, connection: Connection) -> ConnectionId {
@@ -377,6 +423,10 @@ impl Host {
                 readings: 0,
                 writings: 0,
                 no_space: false,
+                deferred: false,
+                opened_at: None,
+                refused: false,
+                notified: 0,
             },
         );
         id

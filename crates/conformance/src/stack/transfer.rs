@@ -1,11 +1,12 @@
 //! Reading and writing.
 
+use core::time::Duration;
 use std::net::SocketAddr;
 
-use tidewall_protocol::tcp::{Connection, State};
+use tidewall_protocol::tcp::{SendFlags, State};
 
-use super::socket::would_wait;
-use super::{ConnectionId, Entry, Failure, Fd, Host, Result};
+use super::socket::{Kind, would_wait};
+use super::{ConnectionId, Entry, ExtendedError, Failure, Fd, Host, Result, notification};
 
 /// What a read has brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,6 +17,13 @@ pub struct Received {
     /// With `TCP_INQ`: bytes that are left to be read, one more than there are
     /// after the end of the stream.
     pub left: Option<u32>,
+    /// `msg_flags`.
+    pub flags: i32,
+    /// With `SO_TIMESTAMPING`: when what is read has come, or what the error queue
+    /// tells has happened, by the host's clock (`SCM_TIMESTAMPING`).
+    pub arrived: Option<Duration>,
+    /// What the error queue tells.
+    pub error: Option<ExtendedError>,
 }
 
 impl Host {
@@ -38,20 +46,20 @@ impl Host {
             .map(|received| received.bytes)
     }
 
-    /// As [`Host::recv`], with what else `recvmsg(2)` tells.
+    /// As [`Host::recv`], with what else `recvmsg(2)` tells; with MSG_ERRQUEUE, of
+    /// the error queue.
     ///
     /// # Errors
-    /// As [`Host::recv`].
+    /// As [`Host::recv`]; EAGAIN when the error queue is empty.
     pub fn receive(&mut self, fd: Fd, buffer: &mut [u8], flags: i32) -> Result<Received> {
         if flags & libc::MSG_ERRQUEUE != 0 {
-            // Nothing is ever queued there.
-            self.stream(fd)?;
-            return Err(Failure::Errno(libc::EAGAIN));
+            return self.receive_error(fd);
         }
         let id = self.connected(fd, libc::ENOTCONN)?;
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let inquiry = socket.options.inquiry;
+        let timestamping = socket.options.timestamping;
         let entry = self.entry_mut(id, libc::ENOTCONN)?;
         let connection = &mut entry.connection;
         let have: usize = connection.received().iter().map(|piece| piece.len()).sum();
@@ -83,10 +91,14 @@ impl Host {
         };
         let left: usize = connection.received().iter().map(|piece| piece.len()).sum();
         let end = connection.receive_closed();
+        let arrived =
+            notification::arrived(connection, timestamping).filter(|_| bytes > 0 && !peek);
         self.settle(id);
         Ok(Received {
             bytes,
             left: inquiry.then(|| left as u32 + u32::from(end && left == 0)),
+            arrived,
+            ..Received::default()
         })
     }
 
@@ -103,8 +115,8 @@ impl Host {
         Ok((self.recv(fd, buffer, flags)?, None))
     }
 
-    /// `send(2)` with MSG_DONTWAIT and MSG_MORE, other flags change nothing; `write`
-    /// is the same without flags. Takes what the engine takes: on a blocking
+    /// `send(2)` with MSG_DONTWAIT, MSG_MORE, MSG_EOR and MSG_ZEROCOPY, other flags
+    /// change nothing; `write` is the same without flags. Takes what the engine takes: on a blocking
     /// descriptor the caller goes on with the rest until it is blocked, and waits.
     ///
     /// # Errors
@@ -119,42 +131,66 @@ impl Host {
     /// # Errors
     /// As [`Host::send`].
     pub fn sendmsg(&mut self, fd: Fd, parts: &[&[u8]], flags: i32) -> Result<usize> {
-        let id = self.connected(fd, libc::EPIPE)?;
+        self.sendmsg_to(fd, parts, flags, None)
+    }
+
+    /// As [`Host::sendmsg`], with an address: with MSG_FASTOPEN, the one to
+    /// connect to.
+    ///
+    /// # Errors
+    /// As [`Host::send`]; with MSG_FASTOPEN those of [`Host::connect`], and
+    /// EOPNOTSUPP where `tcp_fastopen` does not allow it.
+    pub fn sendmsg_to(
+        &mut self,
+        fd: Fd,
+        parts: &[&[u8]],
+        flags: i32,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
         let socket = self.get(fd)?;
         let nonblocking = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let cork = socket.options.cork || flags & libc::MSG_MORE != 0;
-        let lowat = self.notsent_lowat(Some(fd));
+        if flags & libc::MSG_FASTOPEN != 0 {
+            return self.send_fast(fd, &parts.concat(), (flags, nonblocking), to);
+        }
+        if let Kind::Stream(id) = socket.kind {
+            if socket.sent_with_syn.is_some() {
+                return self.continue_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
+            }
+            if self.is_deferred(id) {
+                return self.send_with_syn(id, fd, &parts.concat(), (flags, nonblocking));
+            }
+        }
+        let id = self.connected(fd, libc::EPIPE)?;
+        let how = SendFlags {
+            more: flags & libc::MSG_MORE != 0,
+            record: flags & libc::MSG_EOR != 0,
+        };
         let entry = self.entry_mut(id, libc::EPIPE)?;
         let connection = &mut entry.connection;
         if !nonblocking && entry.no_space {
             // Whoever waits for room is woken when a third is free.
             return Err(Failure::Blocked);
         }
-        connection.set_cork(cork);
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
-        // `TCP_NOTSENT_LOWAT` is for writers, too.
-        let full = wanted > 0 && connection.info().not_sent >= lowat;
-        let result = if full && !connection.send_closed() && !connection.has_error() {
-            Err(Failure::Errno(libc::EAGAIN))
-        } else {
-            connection.write(&parts.concat()).map_err(Failure::from)
-        };
+        let bytes = parts.concat();
+        let result = connection.write_with(&bytes, how).map_err(Failure::from);
         if result.is_ok_and(|taken| taken < wanted) || result == Err(Failure::Errno(libc::EAGAIN)) {
             entry.no_space = true;
         }
-        self.settle(id);
-        // MSG_MORE is for this call: whatever comes next sends what it held back.
-        let cork = self.get(fd)?.options.cork;
-        if let Some(entry) = self.connections.get_mut(&id) {
-            entry.connection.set_cork(cork);
+        if let Ok(taken) = result
+            && (taken == wanted || nonblocking)
+        {
+            // The caller of a blocking one goes on with the rest.
+            connection.end_write(taken, flags & libc::MSG_ZEROCOPY != 0);
         }
+        self.settle(id);
         match result {
             Err(Failure::Errno(libc::EAGAIN)) => Err(would_wait(nonblocking)),
             result => result,
         }
     }
 
-    /// `sendto(2)`: a connected socket takes no notice of the address.
+    /// `sendto(2)`: without MSG_FASTOPEN the address changes nothing.
     ///
     /// # Errors
     /// As [`Host::send`].
@@ -163,9 +199,9 @@ impl Host {
         fd: Fd,
         bytes: &[u8],
         flags: i32,
-        _to: Option<SocketAddr>,
+        to: Option<SocketAddr>,
     ) -> Result<usize> {
-        self.send(fd, bytes, flags)
+        self.sendmsg_to(fd, &[bytes], flags, to)
     }
 
     /// `read(2)`.
@@ -183,13 +219,6 @@ impl Host {
     pub fn write(&mut self, fd: Fd, bytes: &[u8]) -> Result<usize> {
         self.send(fd, bytes, 0)
     }
-}
-
-/// Whether a writer is told to write: as the engine says, and no more waits to be
-/// sent than `TCP_NOTSENT_LOWAT` allows.
-pub(super) fn is_writable(connection: &Connection, lowat: u32) -> bool {
-    let closed = connection.send_closed() || connection.has_error();
-    closed || connection.writable() && connection.info().not_sent < lowat.div_ceil(2)
 }
 
 fn copy(pieces: [&[u8]; 2], buffer: &mut [u8]) {

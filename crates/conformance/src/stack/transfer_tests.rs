@@ -92,24 +92,6 @@ fn a_writer_is_woken_when_a_third_is_free() {
 }
 
 #[test]
-fn what_no_socket_of_ours_has_is_refused() {
-    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
-    let (client, fd) = (&mut pair.client, pair.to_server);
-    let on = 1i32.to_ne_bytes();
-    let refused = Err(Failure::Errno(libc::ENOPROTOOPT));
-    for option in [libc::SO_ZEROCOPY, libc::SO_TIMESTAMPING] {
-        assert_eq!(
-            client.setsockopt(fd, libc::SOL_SOCKET, option, &on),
-            refused
-        );
-    }
-    // A flag that nobody knows changes nothing.
-    assert_eq!(client.send(fd, &[5; 500], libc::MSG_ZEROCOPY), Ok(500));
-    let empty = client.receive(fd, &mut [], libc::MSG_ERRQUEUE);
-    assert_eq!(empty, Err(Failure::Errno(libc::EAGAIN)));
-}
-
-#[test]
 fn what_waits_to_be_sent_keeps_a_writer_waiting() {
     let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
     let (client, fd) = (&mut pair.client, pair.to_server);
@@ -171,4 +153,37 @@ fn a_listener_announces_the_segment_it_was_told() {
         let info = pair.client.tcp_info(fd).unwrap();
         assert_eq!(info.snd_mss, expected - 12);
     }
+}
+
+#[test]
+fn a_device_without_room_leaves_packets_with_the_engine() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let room = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&room);
+    pair.client.set_room(move || asked.load(Ordering::Relaxed));
+    let (client, fd) = (&mut pair.client, pair.to_server);
+    assert_eq!(client.write(fd, b"held"), Ok(4));
+    let unsent = |client: &mut Host| client.ioctl(fd, 0x894b, 0);
+    client.advance(client.now() + Duration::from_secs(5));
+    assert_eq!(client.packet_out(), None);
+    assert_eq!(unsent(client), Ok(4));
+    room.store(true, Ordering::Relaxed);
+    let now = client.now() + Duration::from_millis(1);
+    client.advance(now);
+    assert_eq!(unsent(client), Ok(0));
+    let (at, packet) = client.packet_out().unwrap();
+    assert_eq!(at, now);
+    assert!(packet.ends_with(b"held"));
+    // What was in flight is sent again by its timer, once there is room.
+    room.store(false, Ordering::Relaxed);
+    client.advance(now + Duration::from_secs(5));
+    assert!(!client.has_packet_out());
+    room.store(true, Ordering::Relaxed);
+    let (at, packet) = client.packet_out().unwrap();
+    assert_eq!(at, now + Duration::from_secs(5));
+    assert!(packet.ends_with(b"held"));
+    assert_eq!(client.packet_out(), None);
 }

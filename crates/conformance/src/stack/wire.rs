@@ -10,7 +10,6 @@ use tidewall_protocol::{InputOptions, icmp};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 
-use super::transfer::is_writable;
 use super::{ConnectionId, Entry, Fd, Host};
 
 /// The largest packet: an IP datagram with an Ethernet header before it.
@@ -91,6 +90,10 @@ impl Host {
                     if let Some(&id) = self.flows.get(&flow) {
                         let now = self.now;
                         self.on_connection(id, |connection| connection.icmp_error(&error, now));
+                    } else if let Some(fd) = self.listener_of(flow.local)
+                        && let Some(listening) = self.listeners.get_mut(&fd)
+                    {
+                        listening.protocol.icmp_error(&error);
                     }
                 }
             }
@@ -153,6 +156,7 @@ impl Host {
         let id = self.add_connection(Connection::accept(handshake, &config, now));
         if let Some(entry) = self.connections.get_mut(&id) {
             entry.listener = Some(fd);
+            entry.opened_at = handshake.fast_open.map(|_| fd);
         }
         let _ = self.adopt_options(fd, id);
         if let Some(listening) = self.listeners.get_mut(&fd) {
@@ -228,30 +232,65 @@ impl Host {
         let Some(entry) = self.connections.get_mut(&id) else {
             return;
         };
+        if entry.deferred {
+            return;
+        }
         let flow = *entry.connection.flow();
         let mut sent = Vec::new();
+        entry.refused = false;
         // Once is enough for an engine with room; a bound in case it is not.
         for _ in 0..4 {
             if !entry.connection.wants_output() {
                 break;
             }
+            let mut room = None;
             entry.connection.output(now, &mut |outgoing| {
-                sent.extend(datagram(&flow, outgoing));
-                true
+                let room = *room.get_or_insert_with(&mut self.room);
+                if room {
+                    sent.extend(datagram(&flow, outgoing));
+                }
+                room
             });
+            entry.refused = room == Some(false);
+            if entry.refused {
+                break;
+            }
         }
-        let fd = entry.fd;
         self.emit(sent);
-        let lowat = self.notsent_lowat(fd);
+        self.settle_fast_open(id);
+        if let Some(entry) = self.connections.get_mut(&id) {
+            // As `sk_error_report`: everybody is woken.
+            let notified = entry.connection.notified();
+            if entry.notified != notified {
+                entry.notified = notified;
+                entry.readings += 1;
+                entry.writings += 1;
+                self.changes += 1;
+            }
+        }
         if let Some(entry) = self.connections.get_mut(&id)
             && entry.no_space
-            && is_writable(&entry.connection, lowat)
+            && entry.connection.writable()
         {
             entry.no_space = false;
             entry.writings += 1;
             self.changes += 1;
         }
         self.bury(id);
+    }
+
+    /// Has those send that the device had no room for, as whoever owns an engine
+    /// does.
+    pub(super) fn output_refused(&mut self) {
+        let refused: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.refused)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in refused {
+            self.settle(id);
+        }
     }
 
     fn bury(&mut self, id: ConnectionId) {

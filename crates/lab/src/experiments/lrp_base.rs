@@ -135,12 +135,7 @@ fn tcp_curves(config: Config, system: System) -> [Curve; 2] {
             stream: Some(StreamSpec::new(server(TCP_PORT), stream_kind, size)),
             ..load(config)
         };
-        let tcp = TcpSpec {
-            kind,
-            port: TCP_PORT,
-            dummies: Vec::new(),
-            unread: Vec::new(),
-        };
+        let tcp = TcpSpec::new(kind, TCP_PORT);
         Curve::over_tcp(system, tcp, sizes.iter().map(load).collect())
     };
     let small = SMALL.map(u32::from);

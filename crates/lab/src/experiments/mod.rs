@@ -14,6 +14,11 @@ pub mod rhip_model;
 pub mod rhip_ping;
 pub mod rhip_size;
 pub mod rhip_workload;
+mod select;
+pub mod select_cold;
+pub mod select_cpu;
+pub mod select_proxy;
+pub mod select_static;
 pub(crate) mod tcp;
 pub mod tcp_bulk;
 pub mod tcp_loss;
@@ -52,6 +57,14 @@ impl Options {
         };
         Plan { rounds, budget }
     }
+
+    /// Exactly so often, unless another number was asked for.
+    fn rounds_of(&self, usual: u32) -> Plan {
+        Plan {
+            rounds: self.rounds.unwrap_or(usual),
+            budget: None,
+        }
+    }
 }
 
 /// One experiment.
@@ -80,7 +93,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 15] = [
+pub static EXPERIMENTS: [Experiment; 19] = [
     Experiment {
         name: lrp_base::NAME,
         paper: lrp_base::PAPER,
@@ -173,6 +186,34 @@ pub static EXPERIMENTS: [Experiment; 15] = [
         run: rhip_classes::run,
     },
     Experiment {
+        name: select_proxy::NAME,
+        paper: select_proxy::PAPER,
+        about: "a caching proxy: response time and idle processor against the rate, cold connections beside",
+        config: Config::default,
+        run: select_proxy::run,
+    },
+    Experiment {
+        name: select_cpu::NAME,
+        paper: select_cpu::PAPER,
+        about: "where the proxy's processor goes: select, allocator, others, idle",
+        config: Config::default,
+        run: select_cpu::run,
+    },
+    Experiment {
+        name: select_static::NAME,
+        paper: select_static::PAPER,
+        about: "a web server the same way; the rate that S-clients offer a throttled server",
+        config: Config::default,
+        run: select_static::run,
+    },
+    Experiment {
+        name: select_cold::NAME,
+        paper: select_cold::PAPER,
+        about: "a busy web server beside 0 to 100,000 connections that ask for nothing",
+        config: Config::default,
+        run: select_cold::run,
+    },
+    Experiment {
         name: tcp_bulk::NAME,
         paper: tcp_bulk::PAPER,
         about: "one TCP connection as fast as it goes: 64 KiB segments over a tap, Linux over veth",
@@ -220,6 +261,10 @@ pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
         rhip_ping::NAME => Some(rhip_ping::claims(series)),
         rhip_model::NAME => Some(rhip_model::claims(series)),
         rhip_classes::NAME => Some(rhip_classes::claims(series)),
+        select_proxy::NAME => Some(select_proxy::claims(series)),
+        select_cpu::NAME => Some(select_cpu::claims(series)),
+        select_static::NAME => Some(select_static::claims(series)),
+        select_cold::NAME => Some(select_cold::claims(series)),
         tcp_bulk::NAME => Some(tcp_bulk::claims(series)),
         tcp_loss::NAME => Some(tcp_loss::claims(series)),
         _ => None,

@@ -172,6 +172,7 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
         watching: Watching {
             every_ms: 50,
             trace: false,
+            profile: false,
         },
         services: vec![discard(WORK)],
         loads: Vec::new(),

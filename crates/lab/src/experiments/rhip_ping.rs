@@ -95,6 +95,7 @@ fn curves(config: Config, options: Options) -> Vec<Curve> {
             watching: Watching {
                 every_ms: BIN_MS,
                 trace: true,
+                profile: false,
             },
             services: vec![echo(), rhip::discard(rhip::WORK)],
             loads: vec![load.clone()],

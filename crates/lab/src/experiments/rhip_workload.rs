@@ -100,6 +100,7 @@ fn settle_curves(config: Config) -> Vec<Curve> {
                 watching: Watching {
                     every_ms: EVERY_MS,
                     trace: true,
+                    profile: false,
                 },
                 loads: vec![load.clone()],
                 better: Better::Lower,

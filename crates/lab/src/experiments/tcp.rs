@@ -3,18 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use tidewall_load::{BlastSpec, HttpSpec, LoadReport, LoadSpec, RateStep, Reuse};
+use tidewall_service::http;
 
 use crate::bench::{Measured, load, server};
 use crate::result::Series;
 use crate::sweep::Sample;
 use crate::system::System;
 use crate::testbed::{Config, more_clients};
-use crate::worker::{TcpKind, TcpSpec, scratch};
+use crate::worker::{TcpKind, TcpSpec, Waiting, scratch};
 
 /// Port of the web server.
 pub(crate) const HTTP_PORT: u16 = 80;
@@ -59,14 +60,27 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn new() -> anyhow::Result<Self> {
+        Self::with(&[(DOCUMENT, DOCUMENT_BYTES)])
+    }
+
+    /// With documents of so many bytes at these paths.
+    pub(crate) fn with(documents: &[(&str, usize)]) -> anyhow::Result<Self> {
         let site = Site {
             root: scratch("www"),
         };
-        let path = site.root.join(DOCUMENT.trim_start_matches('/'));
         fs::create_dir(&site.root)
-            .and_then(|()| fs::write(&path, vec![b'x'; DOCUMENT_BYTES]))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+            .with_context(|| format!("cannot make {}", site.root.display()))?;
+        for (path, bytes) in documents {
+            let path = site.root.join(path.trim_start_matches('/'));
+            fs::write(&path, vec![b'x'; *bytes])
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
         Ok(site)
+    }
+
+    /// The directory.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// A web server that makes `work` multiplications for each request.
@@ -75,10 +89,13 @@ impl Site {
             kind: TcpKind::Http {
                 root: self.root.clone(),
                 work,
+                limits: http::Limits::default(),
             },
             port: HTTP_PORT,
             dummies: vec![DUMMY_PORT],
             unread: vec![UNREAD_PORT],
+            waiting: Waiting::Usual,
+            timed: false,
         }
     }
 }

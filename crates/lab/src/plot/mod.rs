@@ -41,13 +41,23 @@ pub(crate) fn look(system: &str) -> Look {
         "tidewall" => ((0x00, 0x72, 0xb2), 'T'),
         "linux-cubic" => ((0xd5, 0x5e, 0x00), 'C'),
         "linux-cubic-twice" => ((0xe6, 0x9f, 0x00), '2'),
+        // Ways of waiting, which are drawn together with none of these.
+        "selector" => ((0x00, 0x72, 0xb2), 'S'),
+        "select" => ((0x00, 0x9e, 0x73), 'N'),
+        "epoll" => ((0x88, 0x55, 0xaa), 'E'),
+        "select+linear-allocator" => ((0xe6, 0x9f, 0x00), 'L'),
+        "classical-select+linear-allocator" => ((0xd5, 0x5e, 0x00), 'C'),
+        "linux-epoll" => ((0x00, 0x00, 0x00), 'e'),
+        "linux-select" => ((0xcc, 0x79, 0xa7), 's'),
+        "squid" => ((0x56, 0xb4, 0xe9), 'q'),
+        "nginx" => ((0xb0, 0xa0, 0x10), 'n'),
         "interrupt" => ((0x99, 0x99, 0x99), 'I'),
         _ => ((0x77, 0x77, 0x77), 'o'),
     };
     Look {
         colour,
         letter,
-        dashed: system.starts_with("linux"),
+        dashed: system.starts_with("linux") || matches!(system, "squid" | "nginx"),
     }
 }
 

@@ -139,6 +139,17 @@ impl Child {
         self.ask("cpu")
     }
 
+    /// Asks a service worker which process serves: itself, or the program that it
+    /// has started.
+    pub(crate) fn serving(&mut self) -> anyhow::Result<u32> {
+        self.ask("process")
+    }
+
+    /// Asks a worker that holds connections how many stand.
+    pub(crate) fn open(&mut self) -> anyhow::Result<u64> {
+        self.ask("open")
+    }
+
     /// Asks a service worker how many steps it has computed so far.
     pub(crate) fn steps(&mut self) -> anyhow::Result<u64> {
         self.ask("steps")

@@ -1,26 +1,40 @@
 //! The worker that keeps connections open.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidewall_load::{IdleSpec, LoadSpec, PROGRESS_INTERVAL, run_until};
+use tidewall_load::{IdleCounts, IdleSpec, LoadSpec, PROGRESS_INTERVAL, Phase, run_until};
 
 use super::service::until_input_ends;
 
-/// Opens the connections, says how many there are, and keeps them until the
-/// standard input ends.
+/// Opens the connections, says `ready`, answers each line `open` with how many
+/// there are, and keeps them until the standard input ends.
 pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
-    let over = std::sync::Arc::new(AtomicBool::new(false));
-    let seen = over.clone();
+    let over = Arc::new(AtomicBool::new(false));
+    let open = Arc::new(AtomicU64::new(0));
+    let (seen, known) = (over.clone(), open.clone());
     std::thread::spawn(move || {
-        let _ = until_input_ends(|_| Ok(()));
+        let _ = until_input_ends(|line| {
+            if line == "open" {
+                println!("{}", known.load(Ordering::Relaxed));
+            }
+            Ok(())
+        });
         seen.store(true, Ordering::Relaxed);
     });
     let mut load = LoadSpec::new(HOLD_MAX);
     load.idle = Some(spec.clone());
     let mut told = false;
-    run_until(&load, &over, |_| {
-        if !told {
+    let mut counts = IdleCounts::default();
+    run_until(&load, &over, |progress| {
+        if let Some(more) = progress.idle {
+            counts.opened += more.opened;
+            counts.closed += more.closed;
+            counts.reset += more.reset;
+            open.store(counts.open(), Ordering::Relaxed);
+        }
+        if !told && progress.phase != Phase::Opening {
             told = true;
             println!("ready");
         }

@@ -41,7 +41,7 @@ pub(super) fn run(job: &LoadJob) -> anyhow::Result<()> {
     let never = AtomicBool::new(false);
     let report =
         tidewall_load::run_with_interval(&job.spec, &never, interval, |progress: Progress| {
-            let Some(reader) = &reader else {
+            let Some(reader) = reader.as_ref().filter(|_| progress.phase != Phase::Opening) else {
                 return;
             };
             let received: Vec<u64> = reader.read().iter().map(|counts| counts.received).collect();

@@ -15,10 +15,12 @@ mod cpu;
 pub mod flows;
 mod hold;
 mod load;
+mod program;
 mod service;
 mod streams;
 mod tcp;
 mod usage;
+mod waiting;
 mod work;
 
 use std::fs;
@@ -28,6 +30,8 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
 use tidewall_service::ServiceSpec;
+use tidewall_service::http;
+use tidewall_service::http::proxy;
 use tidewall_service::linux;
 
 use crate::bridge;
@@ -38,16 +42,18 @@ pub(crate) use bulk::CHUNK as BULK_CHUNK;
 pub use bulk::{BulkJob, BulkOutcome, Direction};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
+pub use program::Program;
 pub(crate) use service::{Account, Drops};
 pub(crate) use usage::Times;
 pub use usage::{Usage, Watch};
+pub use waiting::Waiting;
 
 /// What a worker is to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Job {
     /// Serve.
-    Service(ServiceJob),
+    Service(Box<ServiceJob>),
     /// Run a load.
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
@@ -111,7 +117,14 @@ pub enum TcpKind {
         root: PathBuf,
         /// Floating-point multiplications for each request.
         work: u32,
+        /// What a client may take.
+        #[serde(default)]
+        limits: http::Limits,
     },
+    /// A caching proxy.
+    Proxy(proxy::Spec),
+    /// A program of somebody else's, on Linux.
+    Program(Program),
 }
 
 /// A service over TCP.
@@ -127,6 +140,35 @@ pub struct TcpSpec {
     /// UDP ports of the same program that it never receives from.
     #[serde(default)]
     pub unread: Vec<u16>,
+    /// How it waits for its connections.
+    #[serde(default)]
+    pub waiting: Waiting,
+    /// Count the processor time of the calls that wait and of those that open
+    /// connections, where nothing can sample it.
+    #[serde(default)]
+    pub timed: bool,
+}
+
+impl TcpSpec {
+    /// A service at `port` and at no other, waiting in the usual way.
+    pub fn new(kind: TcpKind, port: u16) -> Self {
+        TcpSpec {
+            kind,
+            port,
+            dummies: Vec::new(),
+            unread: Vec::new(),
+            waiting: Waiting::Usual,
+            timed: false,
+        }
+    }
+
+    /// What it is called in results, where that is not the system's name.
+    pub fn name(&self, on_linux: bool) -> Option<&'static str> {
+        match &self.kind {
+            TcpKind::Program(program) => Some(program.name()),
+            _ => self.waiting.name(on_linux),
+        }
+    }
 }
 
 /// The stack of a service.
@@ -275,7 +317,7 @@ mod tests {
     #[test]
     fn jobs_survive_the_command_line() {
         let jobs = [
-            Job::Service(ServiceJob {
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Tidewall {
                     architecture: "ni-lrp".into(),
                     queues: 1,
@@ -301,15 +343,18 @@ mod tests {
                     kind: TcpKind::Http {
                         root: "/tmp".into(),
                         work: 7,
+                        limits: http::Limits::default(),
                     },
                     port: 80,
                     dummies: vec![81],
                     unread: vec![9],
+                    waiting: Waiting::SelectLinear,
+                    timed: true,
                 }),
                 threads: true,
                 compute: Some(4096),
-            }),
-            Job::Service(ServiceJob {
+            })),
+            Job::Service(Box::new(ServiceJob {
                 host: HostSpec::Linux(linux::Options::default()),
                 services: Vec::new(),
                 counters: "/dev/shm/x".into(),
@@ -317,7 +362,36 @@ mod tests {
                 tcp: None,
                 threads: false,
                 compute: None,
-            }),
+            })),
+            Job::Service(Box::new(ServiceJob {
+                host: HostSpec::Linux(linux::Options::default()),
+                services: Vec::new(),
+                counters: "/dev/shm/x".into(),
+                watcher_cpu: None,
+                tcp: Some(TcpSpec::new(
+                    TcpKind::Proxy(proxy::Spec::new(
+                        80,
+                        Some("10.77.0.1:8080".parse().unwrap()),
+                    )),
+                    80,
+                )),
+                threads: false,
+                compute: None,
+            })),
+            Job::Service(Box::new(ServiceJob {
+                host: HostSpec::Linux(linux::Options::default()),
+                services: Vec::new(),
+                counters: "/dev/shm/x".into(),
+                watcher_cpu: None,
+                tcp: Some(TcpSpec::new(
+                    TcpKind::Program(Program::Squid {
+                        origin: "10.77.0.1:8080".parse().unwrap(),
+                    }),
+                    80,
+                )),
+                threads: false,
+                compute: None,
+            })),
             Job::Load(Box::new(LoadJob {
                 spec: LoadSpec {
                     ping: Some(PingSpec::new("10.77.0.2:7".parse().unwrap())),

@@ -4,21 +4,25 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tidewall_service::linux::Linux;
+use tidewall_service::descriptor_host::DescriptorEpoll;
+use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
+use tidewall_service::linux::{self, Linux};
+use tidewall_service::linux_sockets::LinuxSockets;
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::tidewall_stream::TidewallStreams;
-use tidewall_service::{BATCH, Counters};
+use tidewall_service::{BATCH, Counters, SelectHost};
+use tidewall_socket::descriptor::Allocator;
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
 
-use super::{Cpu, HostSpec, ServiceJob, tcp, work};
+use super::{Cpu, HostSpec, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::raw_process;
 use crate::testbed::SERVER_INTERFACE;
 
@@ -101,18 +105,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             answer(job, &stop, || None)?;
             match &job.tcp {
                 None => serve_datagrams(&|| Linux::new(*options), job, &counters, &stop),
-                Some(spec) => {
-                    let host = LinuxStreams::new(linux_stream::Options {
-                        busy_poll: options.busy_poll,
-                        ..linux_stream::Options::default()
-                    })?;
-                    let _unread = spec
-                        .unread
-                        .iter()
-                        .map(|&port| UdpSocket::bind((ANY, port)))
-                        .collect::<Result<Vec<_>, _>>()?;
-                    tcp::serve(&host, ANY, spec, &counters, &stop, say_ready)
-                }
+                Some(spec) => serve_linux(options, spec, &counters, &stop),
             }
         }
     }
@@ -120,6 +113,38 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
 
 /// All addresses.
 const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+/// The process that serves, where it is not this one.
+static SERVING: AtomicU32 = AtomicU32::new(0);
+
+fn serve_linux(
+    options: &linux::Options,
+    spec: &TcpSpec,
+    counters: &Counters,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    if let TcpKind::Program(program) = &spec.kind {
+        return program::serve(program, spec.port, &SERVING, stop, say_ready);
+    }
+    let _unread = spec
+        .unread
+        .iter()
+        .map(|&port| UdpSocket::bind((ANY, port)))
+        .collect::<Result<Vec<_>, _>>()?;
+    match spec.waiting {
+        Waiting::Usual | Waiting::Named | Waiting::Epoll => {
+            let host = LinuxStreams::new(linux_stream::Options {
+                busy_poll: options.busy_poll,
+                ..linux_stream::Options::default()
+            })?;
+            tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+        }
+        Waiting::Select | Waiting::SelectLinear | Waiting::ClassicalLinear => {
+            let host = SelectHost::new(LinuxSockets::new());
+            tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+        }
+    }
+}
 
 fn serve_stack(
     stack: Stack,
@@ -137,8 +162,23 @@ fn serve_stack(
         .iter()
         .map(|&port| tidewall_socket::UdpSocket::bind(&stack, SocketAddr::new(ANY, port)))
         .collect::<Result<Vec<_>, _>>()?;
-    let host = TidewallStreams::new(&stack)?;
-    tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+    let select = |select, allocator| -> anyhow::Result<()> {
+        let host = SelectHost::new(DescriptorSockets::new(&stack, allocator, select)?);
+        tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+    };
+    match spec.waiting {
+        Waiting::Usual | Waiting::Named => {
+            let host = TidewallStreams::new(&stack)?;
+            tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+        }
+        Waiting::Epoll => {
+            let host = DescriptorEpoll::new(&stack, Allocator::Bitmap)?;
+            tcp::serve(&host, ANY, spec, counters, stop, say_ready)
+        }
+        Waiting::Select => select(Select::Hinted, Allocator::Bitmap),
+        Waiting::SelectLinear => select(Select::Hinted, Allocator::Linear),
+        Waiting::ClassicalLinear => select(Select::Classical, Allocator::Linear),
+    }
 }
 
 /// Serves over UDP: on one thread, or on a thread for each service.
@@ -223,6 +263,10 @@ fn answer(
             match line {
                 "account" => println!("{}", serde_json::to_string(&account(snapshot()))?),
                 "cpu" => println!("{}", serde_json::to_string(&Cpu::read(snapshot()))?),
+                "process" => match SERVING.load(Ordering::Relaxed) {
+                    0 => println!("{}", std::process::id()),
+                    process => println!("{process}"),
+                },
                 "steps" => {
                     let steps = steps
                         .as_ref()

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context;
-use tidewall_service::{Counters, StreamHost, http};
+use anyhow::{Context, bail};
+use tidewall_service::http::proxy;
+use tidewall_service::{Counters, StreamHost, Timed, http};
 
 use super::{TcpKind, TcpSpec, streams};
 
@@ -22,6 +23,7 @@ pub(super) fn serve<H: StreamHost>(
     stop: &AtomicBool,
     ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
+    let host = &Timed::new(host, spec.timed.then_some(counters));
     let _dummies = spec
         .dummies
         .iter()
@@ -32,17 +34,23 @@ pub(super) fn serve<H: StreamHost>(
     match &spec.kind {
         TcpKind::Echo => streams::serve(host, local, true, stop, ready)?,
         TcpKind::Discard => streams::serve(host, local, false, stop, ready)?,
-        TcpKind::Http { root, work } => {
+        TcpKind::Http { root, work, limits } => {
             let server = http::Spec {
                 root: root.clone(),
                 port: spec.port,
                 work: *work,
-                limits: http::Limits::default(),
+                limits: *limits,
             };
             http::serve(host, address, &server, None, counters, NUMBER, stop, |_| {
                 ready()
             })?;
         }
+        TcpKind::Proxy(spec) => {
+            proxy::serve(host, address, spec, None, counters, NUMBER, stop, |_| {
+                ready()
+            })?;
+        }
+        TcpKind::Program(program) => bail!("{} has sockets of its own", program.name()),
     }
     Ok(())
 }

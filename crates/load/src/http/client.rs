@@ -13,7 +13,7 @@ use super::request;
 use super::response::{Outcome, Response};
 use crate::raw_socket::poll_much;
 use crate::raw_tcp::{Epoll, Event, connect};
-use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport};
+use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport, Times};
 use crate::spec::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, Wait};
 
 /// Pause after a connection that could not be had, ns.
@@ -33,6 +33,8 @@ const POLLER_PATIENCE: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     destination: SocketAddr,
+    host: Option<String>,
+    proxy: bool,
     path: String,
     connections: u32,
     reuse: Reuse,
@@ -50,6 +52,8 @@ impl Plan {
     pub(crate) fn of(spec: &HttpSpec) -> Self {
         Plan {
             destination: spec.destination,
+            host: spec.host.clone(),
+            proxy: spec.proxy,
             path: spec.path.clone(),
             connections: spec.connections,
             reuse: spec.reuse,
@@ -69,6 +73,8 @@ impl Plan {
         let at_once = spec.rate.saturating_mul(2 * timeout) / 1_000_000_000 + 1;
         Plan {
             destination: spec.destination,
+            host: None,
+            proxy: false,
             path: spec.path.clone(),
             connections: u32::try_from(at_once)
                 .unwrap_or(HTTP_CONNECTIONS_MAX)
@@ -111,6 +117,9 @@ struct Slot {
     since: u64,
     /// From when the response time counts.
     due: u64,
+    /// When the request was sent, or its connection begun where each has its
+    /// own.
+    begun: u64,
     response: Response,
 }
 
@@ -140,7 +149,10 @@ pub(crate) struct Client {
     counts: HttpCounts,
     mark: HttpCounts,
     told: HttpCounts,
+    /// From when requests were due.
     latency: Histogram<u64>,
+    /// From when they were begun.
+    raw: Histogram<u64>,
     recent: Histogram<u64>,
     connect: Histogram<u64>,
 }
@@ -164,6 +176,7 @@ impl Client {
                 generation: 0,
                 since: 0,
                 due: 0,
+                begun: 0,
                 response: Response::default(),
             })
             .collect();
@@ -173,7 +186,13 @@ impl Client {
             Reuse::OneRequest => (all.collect(), VecDeque::new()),
         };
         Ok(Client {
-            request: request(plan.destination, &plan.path, plan.reuse),
+            request: request(
+                plan.destination,
+                plan.host.as_deref(),
+                plan.proxy,
+                &plan.path,
+                plan.reuse,
+            ),
             epoll: Epoll::new()?,
             events: Vec::new(),
             buffer: vec![0; BUFFER],
@@ -190,6 +209,7 @@ impl Client {
             mark: HttpCounts::default(),
             told: HttpCounts::default(),
             latency: histogram()?,
+            raw: histogram()?,
             recent: histogram()?,
             connect: histogram()?,
             plan,
@@ -238,6 +258,7 @@ impl Client {
     pub(crate) fn begin_measuring(&mut self) {
         self.mark = self.counts;
         self.latency.reset();
+        self.raw.reset();
         self.connect.reset();
     }
 
@@ -253,6 +274,15 @@ impl Client {
             true => self.counts - self.mark,
             false => HttpCounts::default(),
         };
+        let response = match (measured, self.plan.rate) {
+            (false, _) => Times::default(),
+            (true, Some(_)) => Times::open(&self.latency, &self.raw),
+            (true, None) => Times::closed(
+                &self.raw,
+                self.plan.connections.into(),
+                nanoseconds(duration),
+            ),
+        };
         let seconds = duration.as_secs_f64();
         HttpReport {
             measured: counts,
@@ -264,6 +294,7 @@ impl Client {
             },
             latency: Latency::of(&self.latency).filter(|_| measured),
             connect: Latency::of(&self.connect).filter(|_| measured),
+            response,
         }
     }
 
@@ -403,6 +434,7 @@ impl Client {
                     if status == 200 {
                         self.counts.responses += 1;
                         self.latency.saturating_record(took);
+                        self.raw.saturating_record(time.saturating_sub(slot.begun));
                         self.recent.saturating_record(took);
                     } else {
                         self.counts.other_status += 1;
@@ -502,8 +534,9 @@ impl Client {
         let mut busy = false;
         // Each slot once: one whose connection fails at once comes back later.
         for _ in 0..self.free.len() {
+            let time = now();
             let due = match self.plan.rate {
-                None => Some(now()),
+                None => Some(time),
                 Some(_) => self.waiting.pop_front(),
             };
             let Some(due) = due else { break };
@@ -511,9 +544,8 @@ impl Client {
                 break;
             };
             busy = true;
-            let time = now();
             if let Some(slot) = self.slots.get_mut(index) {
-                slot.due = due;
+                (slot.due, slot.begun) = (due, time);
             }
             match self.plan.reuse {
                 Reuse::KeepAlive => self.send(index, time),

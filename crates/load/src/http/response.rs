@@ -7,7 +7,7 @@ const FIELDS_MAX: usize = 64;
 
 /// What a response came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// More is to come.
     Incomplete,
     /// It is whole: its status, and whether the connection ends with it.
@@ -19,7 +19,7 @@ pub(super) enum Outcome {
 
 /// The response that is being received.
 #[derive(Debug, Default)]
-pub(super) struct Response {
+pub(crate) struct Response {
     /// The head as far as it came; empty where it came in one piece.
     head: Vec<u8>,
     body: Option<Body>,
@@ -35,14 +35,14 @@ struct Body {
 
 impl Response {
     /// Forgets what was there: a new request was sent.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.head.clear();
         self.body = None;
     }
 
     /// Takes what was received. Bytes behind the response are ignored: they
     /// answer nothing.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Outcome {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Outcome {
         let Some(body) = &mut self.body else {
             return self.take_head(bytes);
         };
@@ -53,7 +53,7 @@ impl Response {
     }
 
     /// The connection ended.
-    pub(super) fn end(&mut self) -> Outcome {
+    pub(crate) fn end(&mut self) -> Outcome {
         match self.body {
             Some(Body {
                 status, left: None, ..

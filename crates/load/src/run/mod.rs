@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use blast::Blast;
 use ping::Ping;
 
-use crate::http::{Client, Idle, Plan};
+use crate::http::{Client, Plan};
+use crate::idle::Idle;
 use crate::pacer::Step;
 use crate::raw_socket::wait_readable;
 use crate::raw_thread::ThreadSettings;
 use crate::report::{LoadReport, Phase, Progress};
+use crate::s_clients::SClients;
 use crate::spec::{LoadSpec, Wait};
 use crate::stream::Stream;
 
@@ -26,6 +28,8 @@ use crate::stream::Stream;
 const SLEEP_MIN: u64 = 60_000;
 /// Time between two calls of the progress function, unless asked for.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Within which a request to stop is seen, ns.
+const STOP_WITHIN: u64 = 200_000_000;
 /// Longest round trip that the histogram tells apart, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
 /// Packets of a paced stream sent between two looks at replies: half of a
@@ -74,7 +78,7 @@ pub fn run_with_interval(
     let interval = nanoseconds(interval.max(Duration::from_millis(1)));
     let measure_at = nanoseconds(spec.warm_up);
     let end = measure_at.saturating_add(nanoseconds(spec.duration));
-    let mut parts = Parts::open(spec, measure_at, end)?;
+    let mut parts = Parts::open(spec, stop, &mut progress, interval, (measure_at, end))?;
     // After all the opening, whose threads and programs need not be bound.
     let _settings = ThreadSettings::apply(spec.cpu)?;
 
@@ -95,7 +99,7 @@ pub fn run_with_interval(
             begun = Some(time);
             parts.begin_measuring()?;
         }
-        let mut next = progress_at;
+        let mut next = progress_at.min(time.saturating_add(STOP_WITHIN));
         let mut busy = false;
         let mut blasting = false;
         if let Some(blast) = &mut parts.blast {
@@ -132,8 +136,8 @@ pub fn run_with_interval(
             });
             last_progress = time;
             progress_at = now() + interval;
-            stopped = stop.load(Ordering::Relaxed);
         }
+        stopped |= stop.load(Ordering::Relaxed);
         if stopped || !(blasting || answering) {
             break;
         }
@@ -166,15 +170,38 @@ struct Parts {
     pings: Vec<Ping>,
     has_ping: bool,
     http: Option<Client>,
+    s_clients: Option<SClients>,
     probe: Option<Client>,
     idle: Option<Idle>,
     stream: Option<Stream>,
 }
 
 impl Parts {
-    fn open(spec: &LoadSpec, measure_at: u64, end: u64) -> io::Result<Self> {
+    fn open(
+        spec: &LoadSpec,
+        stop: &AtomicBool,
+        progress: &mut impl FnMut(Progress),
+        interval: u64,
+        (measure_at, end): (u64, u64),
+    ) -> io::Result<Self> {
         // What connects comes before what is in its way.
-        let idle = spec.idle.as_ref().map(Idle::open).transpose()?;
+        let opening = |elapsed, interval, counts| {
+            progress(Progress {
+                elapsed,
+                interval,
+                idle: Some(counts),
+                ..Progress::nothing(Phase::Opening)
+            });
+        };
+        let idle = match &spec.idle {
+            Some(idle) => Some(Idle::open(
+                idle,
+                stop,
+                Duration::from_nanos(interval),
+                opening,
+            )?),
+            None => None,
+        };
         let http = spec.http.as_ref().map(|http| Client::open(Plan::of(http)));
         let probe = spec
             .probe
@@ -182,6 +209,11 @@ impl Parts {
             .map(|probe| Client::open(Plan::of_probe(probe, measure_at, end)));
         Ok(Parts {
             http: http.transpose()?,
+            s_clients: spec
+                .s_clients
+                .as_ref()
+                .map(|spec| SClients::open(spec, end))
+                .transpose()?,
             probe: probe.transpose()?,
             stream: spec.stream.as_ref().map(Stream::open).transpose()?,
             pings: spec
@@ -203,6 +235,7 @@ impl Parts {
     fn is_answered(&self) -> bool {
         !self.pings.is_empty()
             || self.http.is_some()
+            || self.s_clients.is_some()
             || self.probe.is_some()
             || self.stream.is_some()
     }
@@ -214,9 +247,13 @@ impl Parts {
         for ping in &mut self.pings {
             ping.mark = ping.exchange.counts();
             ping.latency.reset();
+            ping.corrected.reset();
         }
         if let Some(http) = &mut self.http {
             http.begin_measuring();
+        }
+        if let Some(s_clients) = &mut self.s_clients {
+            s_clients.begin_measuring();
         }
         self.stream.as_mut().map_or(Ok(()), Stream::begin_measuring)
     }
@@ -231,6 +268,12 @@ impl Parts {
         for client in [&mut self.http, &mut self.probe].into_iter().flatten() {
             busy |= client.poll(now)? | client.spins();
         }
+        if let Some(s_clients) = &mut self.s_clients {
+            busy |= s_clients.poll(now)?;
+        }
+        if let Some(idle) = &mut self.idle {
+            busy |= idle.poll(now())?;
+        }
         if let Some(stream) = &mut self.stream {
             stream.poll(now)?;
             busy = true;
@@ -244,6 +287,8 @@ impl Parts {
         let clients = [&self.http, &self.probe].into_iter().flatten();
         pings
             .chain(clients.map(Client::deadline))
+            .chain(self.s_clients.as_ref().map(SClients::deadline))
+            .chain(self.idle.as_ref().map(Idle::deadline))
             .min()
             .unwrap_or(u64::MAX)
     }
@@ -251,7 +296,10 @@ impl Parts {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let clients = [&self.http, &self.probe].into_iter().flatten();
         let pings = self.pings.iter().map(|ping| ping.socket.as_fd());
-        pings.chain(clients.map(Client::descriptor)).collect()
+        pings
+            .chain(clients.map(Client::descriptor))
+            .chain(self.s_clients.as_ref().map(SClients::descriptor))
+            .collect()
     }
 
     fn progress(&mut self, phase: Phase) -> Progress {
@@ -260,18 +308,20 @@ impl Parts {
             _ => None,
         };
         let http = self.http.as_mut().map(Client::since_progress);
-        let latency = match (ping, http) {
-            (Some((_, latency)), _) | (None, Some((_, latency))) => latency,
-            (None, None) => None,
-        };
+        let s_clients = self.s_clients.as_mut().map(SClients::since_progress);
+        let latency = ping
+            .map(|(_, latency)| latency)
+            .or(http.map(|(_, latency)| latency))
+            .or(s_clients.map(|(_, latency)| latency))
+            .flatten();
         Progress {
-            elapsed: Duration::ZERO,
-            interval: Duration::ZERO,
-            phase,
             blast: self.blast.as_mut().map(Blast::since_progress),
             ping: ping.map(|(counts, _)| counts),
             http: http.map(|(counts, _)| counts),
+            s_clients: s_clients.map(|(counts, _)| counts),
+            idle: self.idle.as_mut().map(Idle::since_progress),
             latency,
+            ..Progress::nothing(phase)
         }
     }
 
@@ -285,6 +335,9 @@ impl Parts {
             ping: if self.has_ping { pings.next() } else { None },
             beside: pings.collect(),
             http: self.http.map(|http| http.report(measured, duration)),
+            s_clients: self
+                .s_clients
+                .map(|s_clients| s_clients.report(measured, duration)),
             probe: self.probe.map(Client::probe_report),
             idle: self.idle.map(Idle::report),
             stream: self

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::{LATENCY_MAX, REPLIES_MAX, per_second};
+use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds, per_second};
 use crate::exchange::Exchange;
 use crate::raw_socket::prefer_busy_poll;
-use crate::report::{Latency, PingCounts, PingReport};
+use crate::report::{Latency, PingCounts, PingReport, Times};
 use crate::spec::{PingSpec, Wait};
 
 /// The running closed loop.
@@ -18,9 +18,13 @@ pub(super) struct Ping {
     pub(super) socket: UdpSocket,
     pub(super) wait: Wait,
     pub(super) exchange: Exchange,
+    outstanding: u16,
+    rate: Option<u64>,
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// Round trips of the measured time.
+    /// Round trips of the measured time, from when requests were due.
+    pub(super) corrected: Histogram<u64>,
+    /// The same from when they were sent.
     pub(super) latency: Histogram<u64>,
     /// Round trips since the last progress.
     recent: Histogram<u64>,
@@ -57,9 +61,12 @@ impl Ping {
             socket,
             wait: spec.wait,
             exchange: Exchange::new(spec),
+            outstanding: spec.outstanding,
+            rate: spec.rate,
             request: vec![0; spec.payload.into()],
             // A reply of any length is looked at; the rest is cut off.
             reply: vec![0; 2048],
+            corrected: histogram.clone(),
             latency: histogram.clone(),
             recent: histogram,
             mark: PingCounts::default(),
@@ -76,9 +83,10 @@ impl Ping {
                 Ok(length) => {
                     busy = true;
                     let payload = self.reply.get(..length).unwrap_or_default();
-                    if let Some(time) = self.exchange.reply(payload, now()) {
-                        self.latency.saturating_record(time);
-                        self.recent.saturating_record(time);
+                    if let Some(took) = self.exchange.reply(payload, now()) {
+                        self.latency.saturating_record(took.raw);
+                        self.corrected.saturating_record(took.corrected);
+                        self.recent.saturating_record(took.corrected);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -139,7 +147,17 @@ impl Ping {
         } else {
             PingCounts::default()
         };
+        let response = match (measured, self.rate) {
+            (false, _) => Times::default(),
+            (true, Some(_)) => Times::open(&self.corrected, &self.latency),
+            (true, None) => Times::closed(
+                &self.latency,
+                self.outstanding.into(),
+                nanoseconds(duration),
+            ),
+        };
         PingReport {
+            response,
             measured: counts,
             whole,
             duration,

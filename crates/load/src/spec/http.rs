@@ -11,18 +11,18 @@ use super::{Wait, invalid, seconds};
 /// Most connections of an [`HttpSpec`].
 pub const HTTP_CONNECTIONS_MAX: u32 = 4096;
 
-/// Most connections of an [`IdleSpec`].
-pub const IDLE_CONNECTIONS_MAX: u32 = 200_000;
-
 /// Most requests/s or probes/s that can be asked for.
-const REQUESTS_MAX: u64 = 10_000_000;
+pub(super) const REQUESTS_MAX: u64 = 10_000_000;
 
 /// Connections that one source address is asked to carry: below the 28,232
 /// ports that Linux gives out by itself (`ip_local_port_range`).
 pub(crate) const PER_SOURCE: u32 = 25_000;
 
 /// Most source addresses.
-const SOURCES_MAX: usize = 64;
+const SOURCES_MAX: usize = 256;
+
+/// Longest value of a `Host` field, bytes.
+const HOST_MAX: usize = 255;
 
 /// Longest path of a document, bytes.
 const PATH_MAX: usize = 1024;
@@ -51,6 +51,14 @@ pub struct HttpSpec {
     /// Path of the document, beginning with a slash; at most 1,024 visible
     /// ASCII characters.
     pub path: String,
+    /// Value of the `Host` field; at most 255 visible ASCII characters, no
+    /// slash. `None`: the destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
+    /// RFC 9112 §3.2.2).
+    #[serde(default)]
+    pub proxy: bool,
     /// Connections held at once, 1…[`HTTP_CONNECTIONS_MAX`].
     pub connections: u32,
     /// What becomes of a connection after a response.
@@ -59,7 +67,7 @@ pub struct HttpSpec {
     /// Requests/s, 1…10,000,000. `None`: a closed loop.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Addresses to connect from, in turn, at most 64. None: the kernel's
+    /// Addresses to connect from, in turn, at most 256. None: the kernel's
     /// choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
@@ -79,6 +87,8 @@ impl HttpSpec {
         HttpSpec {
             destination,
             path: path.to_owned(),
+            host: None,
+            proxy: false,
             connections: 32,
             reuse: Reuse::KeepAlive,
             rate: None,
@@ -94,6 +104,7 @@ impl HttpSpec {
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
         check_ends(self.destination, &self.path, &self.sources)?;
+        check_host(self.host.as_deref())?;
         if !(1..=HTTP_CONNECTIONS_MAX).contains(&self.connections) {
             return Err(invalid(format!(
                 "the number of connections must be 1 to {HTTP_CONNECTIONS_MAX}"
@@ -156,67 +167,6 @@ impl ProbeSpec {
     }
 }
 
-/// Keep-alive connections that have had one response each and then nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdleSpec {
-    /// The server.
-    pub destination: SocketAddr,
-    /// Path of the document that each asks for, as in [`HttpSpec::path`];
-    /// empty: none, they only connect.
-    #[serde(default)]
-    pub path: String,
-    /// How many, 1…[`IDLE_CONNECTIONS_MAX`]; a descriptor each.
-    pub connections: u32,
-    /// Addresses to connect from, in turn, at most 64. One carries 25,000
-    /// connections, and so does the kernel's choice.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sources: Vec<IpAddr>,
-    /// All must be open within this time; 1 ms to 60 s.
-    #[serde(with = "seconds")]
-    pub patience: Duration,
-}
-
-impl IdleSpec {
-    /// `connections` that ask for nothing, open within 30 s.
-    pub fn new(destination: SocketAddr, connections: u32) -> Self {
-        IdleSpec {
-            destination,
-            path: String::new(),
-            connections,
-            sources: Vec::new(),
-            patience: Duration::from_secs(30),
-        }
-    }
-
-    /// Checks every range that this type documents.
-    ///
-    /// # Errors
-    /// `InvalidInput`, naming the field and its range.
-    pub fn check(&self) -> io::Result<()> {
-        let path = if self.path.is_empty() {
-            "/"
-        } else {
-            &self.path
-        };
-        check_ends(self.destination, path, &self.sources)?;
-        if !(1..=IDLE_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(invalid(format!(
-                "the number of idle connections must be 1 to {IDLE_CONNECTIONS_MAX}"
-            )));
-        }
-        // At most SOURCES_MAX, checked above.
-        let sources = self.sources.len().max(1) as u32;
-        if self.connections > sources * PER_SOURCE {
-            return Err(invalid(format!(
-                "{} connections need {} source addresses: ports of one address carry {PER_SOURCE}",
-                self.connections,
-                self.connections.div_ceil(PER_SOURCE)
-            )));
-        }
-        check_timeout(self.patience)
-    }
-}
-
 /// What a byte stream is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -269,7 +219,11 @@ impl StreamSpec {
     }
 }
 
-fn check_ends(destination: SocketAddr, path: &str, sources: &[IpAddr]) -> io::Result<()> {
+pub(super) fn check_ends(
+    destination: SocketAddr,
+    path: &str,
+    sources: &[IpAddr],
+) -> io::Result<()> {
     if destination.port() == 0 {
         return Err(invalid("the destination port must not be 0"));
     }
@@ -295,7 +249,24 @@ fn check_ends(destination: SocketAddr, path: &str, sources: &[IpAddr]) -> io::Re
     Ok(())
 }
 
-fn check_timeout(timeout: Duration) -> io::Result<()> {
+/// The value of a `Host` field: what a URI may name as its authority, loosely
+/// (RFC 3986 §3.2).
+pub(super) fn check_host(host: Option<&str>) -> io::Result<()> {
+    let good = host.is_none_or(|host| {
+        (1..=HOST_MAX).contains(&host.len())
+            && host
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic() && !b"/?#@\\".contains(&byte))
+    });
+    match good {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "the host must be 1 to {HOST_MAX} visible ASCII characters, none of them / ? # @ \\"
+        ))),
+    }
+}
+
+pub(super) fn check_timeout(timeout: Duration) -> io::Result<()> {
     if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&timeout) {
         Ok(())
     } else {
@@ -315,7 +286,6 @@ mod tests {
     fn what_is_new_is_valid() {
         HttpSpec::new(server(), "/x").check().unwrap();
         ProbeSpec::new(server(), "/x").check().unwrap();
-        IdleSpec::new(server(), 25_000).check().unwrap();
         StreamSpec::new(server(), StreamKind::Bulk, 32_768)
             .check()
             .unwrap();
@@ -336,26 +306,13 @@ mod tests {
             |s| s.timeout = Duration::ZERO,
             |s| s.timeout = Duration::from_secs(61),
             |s| s.sources = vec!["::1".parse().unwrap()],
-            |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 65],
+            |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 257],
         ];
         for (number, change) in bad.iter().enumerate() {
             let mut spec = HttpSpec::new(server(), "/");
             change(&mut spec);
             let error = spec.check().expect_err(&format!("case {number}"));
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        }
-    }
-
-    #[test]
-    fn idle_connections_need_ports() {
-        let mut spec = IdleSpec::new(server(), 100_000);
-        let error = spec.check().unwrap_err().to_string();
-        assert!(error.contains("need 4 source addresses"), "{error}");
-        spec.sources = (1..=4).map(|host| IpAddr::from([10, 0, 1, host])).collect();
-        spec.check().unwrap();
-        for connections in [0, 200_001] {
-            spec.connections = connections;
-            assert!(spec.check().is_err());
         }
     }
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BlastSpec, DURATION_MAX, HttpSpec, IdleSpec, PingSpec, ProbeSpec, StreamSpec, invalid, seconds,
+    BlastSpec, DURATION_MAX, HttpSpec, IdleSpec, PingSpec, ProbeSpec, SClientSpec, StreamSpec,
+    invalid, seconds,
 };
 
 /// A whole load on one thread: any of a blast, closed loops over UDP, an HTTP
-/// client, a prober, idle connections and a byte stream.
+/// client, S-clients, a prober, idle connections and a byte stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadSpec {
     /// The open-loop stream.
@@ -25,6 +26,9 @@ pub struct LoadSpec {
     /// The HTTP client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpSpec>,
+    /// S-clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s_clients: Option<SClientSpec>,
     /// New clients, one after the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeSpec>,
@@ -57,6 +61,7 @@ impl LoadSpec {
             ping: None,
             beside: Vec::new(),
             http: None,
+            s_clients: None,
             probe: None,
             idle: None,
             stream: None,
@@ -70,6 +75,7 @@ impl LoadSpec {
     pub(crate) fn is_answered(&self) -> bool {
         self.ping.is_some()
             || self.http.is_some()
+            || self.s_clients.is_some()
             || self.probe.is_some()
             || self.stream.is_some()
             || !self.beside.is_empty()
@@ -82,7 +88,8 @@ impl LoadSpec {
     pub fn check(&self) -> io::Result<()> {
         if self.blast.is_none() && !self.is_answered() && self.idle.is_none() {
             return Err(invalid(
-                "a load needs a blast, a ping, an HTTP client, a prober, idle connections or a stream",
+                "a load needs a blast, a ping, an HTTP client, S-clients, a prober, idle connections \
+                 or a stream",
             ));
         }
         if self.duration.is_zero() || self.duration.saturating_add(self.warm_up) > DURATION_MAX {
@@ -108,6 +115,7 @@ impl LoadSpec {
         self.ping.as_ref().map_or(Ok(()), PingSpec::check)?;
         self.beside.iter().try_for_each(PingSpec::check)?;
         self.http.as_ref().map_or(Ok(()), HttpSpec::check)?;
+        self.s_clients.as_ref().map_or(Ok(()), SClientSpec::check)?;
         self.probe.as_ref().map_or(Ok(()), ProbeSpec::check)?;
         self.idle.as_ref().map_or(Ok(()), IdleSpec::check)?;
         self.stream.as_ref().map_or(Ok(()), StreamSpec::check)

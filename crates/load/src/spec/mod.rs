@@ -12,15 +12,16 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::prefix::Prefix;
 
 mod http;
+mod idle;
 mod load;
 mod ping;
+mod s_client;
 
-pub use http::{
-    HTTP_CONNECTIONS_MAX, HttpSpec, IDLE_CONNECTIONS_MAX, IdleSpec, ProbeSpec, Reuse, StreamKind,
-    StreamSpec,
-};
+pub use http::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, StreamKind, StreamSpec};
+pub use idle::{Habit, IDLE_CONNECTIONS_MAX, IdleSpec};
 pub use load::LoadSpec;
 pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};
+pub use s_client::{S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec};
 
 /// Longest a load may run, warm-up included. A forgotten generator ends.
 pub const DURATION_MAX: Duration = Duration::from_secs(3600);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::http::REQUESTS_MAX;
 use super::{DURATION_MAX, PAYLOAD_MAX, invalid, one, seconds};
 
 /// Most requests that a [`PingSpec`] may keep in flight.
@@ -24,7 +25,8 @@ pub enum Wait {
     Block,
 }
 
-/// A closed loop of requests to an echo service, over a kernel UDP socket.
+/// A closed loop of requests to an echo service, over a kernel UDP socket; or,
+/// with a rate, an open one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingSpec {
     /// The echo service.
@@ -48,6 +50,10 @@ pub struct PingSpec {
     /// the next request follows the reply at once.
     #[serde(default, with = "seconds")]
     pub interval: Duration,
+    /// Requests/s of an open loop, 1…10,000,000: due on schedule, sent when one
+    /// of the places in flight is free. `None`: a closed loop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
     /// What to do between replies.
     #[serde(default)]
     pub wait: Wait,
@@ -63,6 +69,7 @@ impl PingSpec {
             payload: 8,
             timeout: Duration::from_millis(100),
             interval: Duration::ZERO,
+            rate: None,
             wait: Wait::Spin,
         }
     }
@@ -91,6 +98,14 @@ impl PingSpec {
         }
         if !(Duration::from_micros(10)..=Duration::from_secs(60)).contains(&self.timeout) {
             return Err(invalid("the timeout must be 10 µs to 60 s"));
+        }
+        if self
+            .rate
+            .is_some_and(|rate| !(1..=REQUESTS_MAX).contains(&rate))
+        {
+            return Err(invalid(format!(
+                "the rate must be 1 to {REQUESTS_MAX} requests/s"
+            )));
         }
         if self.interval > DURATION_MAX {
             return Err(invalid("the interval must be at most an hour"));

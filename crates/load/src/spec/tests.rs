@@ -16,6 +16,7 @@ fn a_spec_survives_json() {
         ping: Some(PingSpec::new("[fd00::1]:7".parse().unwrap())),
         beside: vec![PingSpec::new("[fd00::1]:8".parse().unwrap())],
         http: Some(HttpSpec::new("10.0.0.2:80".parse().unwrap(), "/x")),
+        s_clients: Some(SClientSpec::new("10.0.0.2:80".parse().unwrap(), "/x", 9)),
         probe: Some(ProbeSpec::new("10.0.0.2:80".parse().unwrap(), "/x")),
         idle: Some(IdleSpec::new("10.0.0.2:80".parse().unwrap(), 7)),
         stream: Some(StreamSpec::new(

@@ -87,6 +87,7 @@ impl Connection {
             self.challenge(now);
             return false;
         }
+        self.more = false;
         let first = self.send.first;
         let tells = self.sack && !header.options.sack.is_empty();
         let marked = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
@@ -119,6 +120,9 @@ impl Connection {
         } else if plain && !updates && !self.sack {
             self.acknowledge_with_care(header, true, now);
         }
+        if self.notices.is_some() {
+            self.tell_acknowledged(now);
+        }
         if self.send.window > old_window {
             self.after_window_opened();
         }
@@ -138,6 +142,7 @@ impl Connection {
             self.path_probe_acknowledged();
         }
         let data = self.send.buffer.acknowledge(bytes);
+        self.send.marks.acknowledge(acknowledgment);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
         self.send.retries = 0;
@@ -173,6 +178,7 @@ impl Connection {
             rack.arrived((end, last), false, micros, 0);
             round_trip = Some(latest);
         }
+        self.count_delivered(bytes);
         self.congestion.on_acknowledged(&Acknowledged {
             first: acknowledgment,
             next: self.send.next,
@@ -190,11 +196,11 @@ impl Connection {
 
     #[inline]
     fn release_when_empty(&mut self, now: Time) {
-        if self.send.first == self.send.next
-            && self.send.buffer.len() == 0
-            && self.send.buffer.capacity() > KEEP_ABOVE
-        {
-            self.release_later(now);
+        if self.send.first == self.send.next && self.send.buffer.len() == 0 {
+            self.end_busy(now);
+            if self.send.buffer.capacity() > KEEP_ABOVE {
+                self.release_later(now);
+            }
         }
     }
 
@@ -474,8 +480,15 @@ impl Connection {
         Some(latest)
     }
 
+    #[inline]
+    fn count_delivered(&mut self, bytes: u32) {
+        let segments = bytes.div_ceil(self.send.mss.into());
+        self.counters.delivered = self.counters.delivered.wrapping_add(segments);
+    }
+
     /// Lets congestion control, or the reduction, take what was delivered.
     fn control(&mut self, seen: &Feedback, round_trip: Option<u32>, now: Time) {
+        self.count_delivered(seen.delivered);
         if self.recovery.is_reducing() {
             self.reduce_window(seen.delivered, seen.lost, seen.advanced);
             return;

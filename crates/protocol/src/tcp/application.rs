@@ -4,6 +4,22 @@ use super::connection::Connection;
 use super::timers::Timer;
 use super::{Errno, Flow, State};
 
+/// How a write is meant: flags of `send(2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SendFlags {
+    /// More follows at once (`MSG_MORE`): what does not fill a segment waits for
+    /// the next write, for an acknowledgment, or for 200 ms, and nothing is pushed
+    /// but the end of a record.
+    pub more: bool,
+    /// A record ends with the last byte (`MSG_EOR`): no segment carries bytes from
+    /// before and after it, when they are sent again neither. It counts once all
+    /// bytes are taken. The peer is not told (TCP has no records), but it sees
+    /// them in segments of their own as long as nobody in between puts segments
+    /// together. Each record takes eight bytes of the send buffer until it is
+    /// acknowledged.
+    pub record: bool,
+}
+
 impl Connection {
     /// True when a read would not be [`Errno::AGAIN`]: data, the end of the
     /// stream, or an error.
@@ -16,19 +32,30 @@ impl Connection {
             || self.state == State::Closed
     }
 
-    /// True when a third of the send buffer is free, as Linux has it, or a write
-    /// would fail.
+    /// True when a third of the send buffer is free and less than half of
+    /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
+    /// write would fail.
     #[must_use]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
             return true;
         }
-        let held = self.send.buffer.len();
-        self.can_hold_data() && held + held / 2 <= self.send_limit() && held < self.send_limit()
+        let held = self.held();
+        let mark = self.config.not_sent_low_water;
+        self.can_hold_data()
+            && held + held / 2 <= self.send_limit()
+            && held < self.send_limit()
+            && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
+    }
+
+    /// Bytes of the send buffer in use.
+    #[inline]
+    fn held(&self) -> u32 {
+        self.send.buffer.len().wrapping_add(self.send.marks.space())
     }
 
     fn can_hold_data(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait)
+        matches!(self.state, State::Established | State::CloseWait) || self.is_fast_opening()
     }
 
     /// What is in order and not read, in up to two pieces.
@@ -50,6 +77,9 @@ impl Connection {
         let bytes = self.receive.assembler.consume(bytes);
         if bytes > 0 {
             self.after_consuming(bytes);
+            if self.notices.is_some() {
+                self.note_read();
+            }
         }
     }
 
@@ -79,39 +109,105 @@ impl Connection {
         if buffer.is_empty() {
             return Ok(0);
         }
+        // Linux leaves a reset that came after the end to whoever writes or asks.
+        if self.receive.finished {
+            return Ok(0);
+        }
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        if self.receive.finished || self.receive.closed || self.state == State::Closed {
+        if self.receive.closed || self.state == State::Closed {
             return Ok(0);
         }
         Err(Errno::AGAIN)
     }
 
-    /// Takes bytes to be sent, as many as the buffer holds.
+    /// Takes bytes to be sent, as many as the buffer holds, and pushes them.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] when it holds none, or the handshake is not complete;
+    /// [`Errno::AGAIN`] when it holds none, enough waits to be sent
+    /// ([`Connection::set_not_sent_low_water`]), or the handshake is not complete and
+    /// the SYN takes no data ([`Connection::connect_fast`]);
     /// once, what ended the connection; then, and after a shutdown for writing,
     /// [`Errno::PIPE`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let taken = self.take(bytes)?;
+        self.more = false;
+        if taken > 0 {
+            self.push();
+        }
+        Ok(taken)
+    }
+
+    /// As [`Connection::write`], meant in another way. When it takes less than all,
+    /// flags count for nothing: what was taken is pushed.
+    ///
+    /// # Errors
+    /// As [`Connection::write`].
+    pub fn write_with(&mut self, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
+        let taken = self.take(bytes)?;
+        let whole = taken == bytes.len();
+        self.more = flags.more && whole;
+        let record = flags.record && whole && taken > 0;
+        if taken > 0 && !self.more || record {
+            self.push();
+        }
+        if record {
+            self.send.marks.end_record(self.send.written);
+        }
+        Ok(taken)
+    }
+
+    /// Takes bytes into the buffer.
+    #[inline]
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
         if self.send.closed || self.state == State::Closed {
             return Err(Errno::PIPE);
         }
-        if !self.can_hold_data() {
-            return Err(Errno::AGAIN);
-        }
-        let room = self.send_limit().saturating_sub(self.send.buffer.len()) as usize;
+        let room = if self.can_hold_data() {
+            let room = self.send_limit().saturating_sub(self.held());
+            if self.config.not_sent_low_water == u32::MAX {
+                room
+            } else {
+                room.min(self.room_by_low_water())
+            }
+        } else {
+            let room = self.syn_room();
+            if room == 0 {
+                return Err(Errno::AGAIN);
+            }
+            room
+        };
+        let room = room as usize;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        self.starved = taken.len() < bytes.len();
         if taken.is_empty() && !bytes.is_empty() {
             return Err(Errno::AGAIN);
         }
         self.send.buffer.push(taken);
         self.send.written = self.send.written.wrapping_add(taken.len() as u32);
         Ok(taken.len())
+    }
+
+    /// Bytes that may be written by [`Connection::not_sent_low_water`].
+    #[cold]
+    fn room_by_low_water(&self) -> u32 {
+        let burst = self.largest_burst();
+        let mark = self.config.not_sent_low_water;
+        let limit = mark.div_ceil(burst).saturating_mul(burst);
+        self.may_leave()
+            .saturating_add(limit)
+            .saturating_sub(self.unsent())
+    }
+
+    /// What was written is pushed.
+    #[inline]
+    pub(super) fn push(&mut self) {
+        let (at, first, next) = (self.send.written, self.send.first, self.send.next);
+        self.send.marks.push(at, first, next);
     }
 
     /// The state.

@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use super::connection::{Connection, MSS_MIN, Pending};
+use super::marks::Marks;
 use super::recovery::Wait;
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
@@ -96,7 +97,7 @@ impl Connection {
     /// The peer has sent an acceptable RST (RFC 9293 §3.10.7.4, second).
     pub(super) fn reset_by_peer(&mut self) {
         let error = match self.state {
-            State::SynReceived => Some(Errno::CONNREFUSED),
+            State::SynReceived if !self.is_opened_by_syn() => Some(Errno::CONNREFUSED),
             // As Linux: the peer had closed already.
             State::CloseWait => Some(Errno::PIPE),
             State::TimeWait => None,
@@ -126,6 +127,7 @@ impl Connection {
         self.pending = Pending(0);
         self.receive.duplicates = 0;
         self.send.buffer.clear();
+        self.send.marks = Marks::new(self.send.next);
         self.send.written = self.send.next;
         self.timers = Timers::new();
         if self.orphan || self.receive.assembler.unread() == 0 {
@@ -173,6 +175,9 @@ impl Connection {
         if self.timers.expired(Timer::Release, now) {
             self.release_timer(now);
         }
+        if self.state == State::Closed {
+            self.end_holdup(now);
+        }
     }
 
     fn release_timer(&mut self, now: Time) {
@@ -189,9 +194,20 @@ impl Connection {
     fn retransmission_timer(&mut self, now: Time) {
         match self.state {
             State::SynSent | State::SynReceived => {
-                if self.send.retries >= self.config.syn_retries || self.user_timed_out(now) {
+                let most = if self.is_opened_by_syn() {
+                    // One more than of others (as Linux).
+                    self.config.syn_ack_retries.saturating_add(1)
+                } else {
+                    self.config.syn_retries
+                };
+                let given_up = self.send.retries >= most || self.user_timed_out(now);
+                self.suspect_fast_open(given_up);
+                if given_up {
                     self.time_out();
                     return;
+                }
+                if self.is_opened_by_syn() && self.send.retries == 0 {
+                    self.enter_loss(now);
                 }
                 self.again(now);
                 self.pending.add(Pending::SYNCHRONIZE);
@@ -250,7 +266,9 @@ impl Connection {
 
     /// The retransmission timer has expired with data in flight (RFC 6298 §5.4).
     fn retransmit(&mut self, now: Time) {
-        if self.given_up(now) {
+        let given_up = self.given_up(now);
+        self.suspect_fast_open(given_up);
+        if given_up {
             self.time_out();
             return;
         }
@@ -269,6 +287,7 @@ impl Connection {
         }
         if self.send.window > 0 {
             self.pending.add(Pending::OVERRIDE);
+            self.push();
             return;
         }
         if self.given_up(now) {
@@ -325,7 +344,10 @@ impl Connection {
         let Some(sequence) = error.sequence else {
             return;
         };
-        if before(sequence, self.send.first) || !before(sequence, self.send.next) {
+        // The number of a SYN-ACK is not in the send space of a connection in use.
+        let synchronize = u32::from(self.is_fast_opening());
+        let first = self.send.first.wrapping_sub(synchronize);
+        if before(sequence, first) || !before(sequence, self.send.next) {
             return;
         }
         if error.errno == errno::EMSGSIZE {
@@ -344,12 +366,14 @@ impl Connection {
     fn lower_path_mtu(&mut self, mtu: u32, now: Time) {
         let headers = if self.flow.remote.is_ipv4() { 40 } else { 60 };
         let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        if self.path_told(mss, now)
-            && self.state != State::SynSent
-            && self.state != State::SynReceived
-        {
+        if !self.path_told(mss, now) {
+            return;
+        }
+        match self.state {
+            State::SynSent => self.send_plain_syn(),
+            State::SynReceived => {}
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
-            self.lose_all(now);
+            _ => self.lose_all(now),
         }
     }
 

@@ -74,8 +74,15 @@ pub struct Config {
     /// What the send buffer may grow to with the congestion window.
     pub send_buffer_max: u32,
     /// The most payload of one [`Outgoing`](super::Outgoing), which the device
-    /// then cuts into segments; 0: one segment.
+    /// then cuts into segments; 0: one segment. Such a burst is no more than half of
+    /// the congestion window, and about what leaves in a millisecond at twice the
+    /// window a round trip in slow start and 1.2 times it from then on, more where
+    /// the path is short; as Linux's (`tcp_tso_autosize`).
     pub offload: u32,
+    /// The least that a burst may be cut down to where it is to take no more than
+    /// about a millisecond, in segments (`tcp_min_tso_segs`); see
+    /// [`Config::offload`].
+    pub burst_min: u8,
     /// Offer timestamps (RFC 7323).
     pub timestamps: bool,
     /// Offer SACK (RFC 2018).
@@ -91,6 +98,10 @@ pub struct Config {
     pub user_timeout: Option<Duration>,
     /// SYNs sent again before `connect` fails (`tcp_syn_retries`).
     pub syn_retries: u8,
+    /// SYN-ACKs sent again before a half-open connection is forgotten
+    /// (`tcp_synack_retries`); one more where a SYN with data has opened it (RFC
+    /// 7413).
+    pub syn_ack_retries: u8,
     /// Retransmissions of the same data before giving up (`tcp_retries2`).
     pub retries: u8,
     /// The same for connections that the application has closed
@@ -137,6 +148,7 @@ impl Default for Config {
             send_buffer: 87_040,
             send_buffer_max: 4 << 20,
             offload: 0,
+            burst_min: 2,
             timestamps: true,
             sack: true,
             window_scaling: true,
@@ -144,6 +156,7 @@ impl Default for Config {
             keepalive: None,
             user_timeout: None,
             syn_retries: 6,
+            syn_ack_retries: 5,
             retries: 15,
             orphan_retries: 8,
             initial_window: 10,
@@ -223,16 +236,20 @@ pub(super) struct Settings {
     pub(super) mss: u16,
     pub(super) keepalive_count: u8,
     pub(super) syn_retries: u8,
+    pub(super) syn_ack_retries: u8,
     pub(super) retries: u8,
     pub(super) orphan_retries: u8,
     pub(super) initial_window: u8,
     pub(super) traffic_class: u8,
     pub(super) ecn: Ecn,
     pub(super) mtu_probing: MtuProbing,
+    pub(super) burst_min: u8,
     pub(super) nodelay: bool,
     pub(super) pacing: bool,
     /// `u32::MAX` is none.
     pub(super) pacing_rate_max: u32,
+    /// `u32::MAX` is none.
+    pub(super) not_sent_low_water: u32,
     pub(super) congestion: Congestion,
 }
 
@@ -254,15 +271,18 @@ impl Settings {
             mss: config.mss.max(MSS_MIN),
             keepalive_count: 0,
             syn_retries: config.syn_retries,
+            syn_ack_retries: config.syn_ack_retries,
             retries: config.retries,
             orphan_retries: config.orphan_retries,
             initial_window: config.initial_window,
             traffic_class: config.traffic_class & !3,
             ecn: config.ecn,
             mtu_probing: config.mtu_probing,
+            burst_min: config.burst_min.max(1),
             nodelay: config.nodelay,
             pacing: config.pacing,
             pacing_rate_max: u32::MAX,
+            not_sent_low_water: u32::MAX,
             congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);

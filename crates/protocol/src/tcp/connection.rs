@@ -6,10 +6,15 @@ use super::assembler::Assembler;
 use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
+use super::fast_open::FastOpenState;
+use super::marks::Marks;
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
+use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
+use super::sending_times::{Holdup, Stopwatch};
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
 
@@ -87,6 +92,8 @@ pub(super) struct Send {
     /// The end of the last segment sent that was not full (Minshall's variant of
     /// Nagle, as Linux has it).
     pub(super) small: u32,
+    /// Where the application has pushed, and where records end.
+    pub(super) marks: Marks,
     /// The most that was in flight since `flight_end` was the next sequence
     /// number: how much of the congestion window is used. What is in flight when
     /// an acknowledgment comes would tell less, for several may come at once.
@@ -178,6 +185,7 @@ pub(super) struct Counters {
     pub(super) duplicates_told: u32,
     pub(super) spurious_timeouts: u32,
     pub(super) recoveries_undone: u32,
+    pub(super) delivered: u32,
     pub(super) segments_received: u32,
     pub(super) segments_sent: u32,
     pub(super) segments_refused: u32,
@@ -200,6 +208,13 @@ pub struct Connection {
     /// Both have sent a window scale; before the handshake: we offer one.
     pub(super) scaling: bool,
     pub(super) cork: bool,
+    /// The last write has said that more follows (`MSG_MORE`), and nothing was
+    /// acknowledged since.
+    pub(super) more: bool,
+    /// The last write found no room.
+    pub(super) starved: bool,
+    /// What holds up sending.
+    pub(super) holdup: Holdup,
     /// Probes of a silent peer without an answer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
@@ -214,7 +229,12 @@ pub struct Connection {
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
     pub(super) path: PathMtu,
+    /// Of Fast Open; where nobody uses it, it takes no memory.
+    pub(super) fast_open: Option<Box<FastOpenState>>,
+    /// What the application is told of its bytes; null unless it asks.
+    pub(super) notices: Option<Box<Notices>>,
     pub(super) counters: Counters,
+    pub(super) stopwatch: Stopwatch,
     pub(super) config: Settings,
 }
 
@@ -239,7 +259,8 @@ impl Connection {
 
     /// A connection from a completed passive handshake, its segment's ACK
     /// validated by the listener. The caller gives that segment to
-    /// [`Connection::input`] next, for it may carry data.
+    /// [`Connection::input`] next, for it may carry data; so it does with the SYN
+    /// of [`Handshake::fast_open`].
     #[must_use]
     pub fn accept(handshake: &Handshake, config: &Config, now: Time) -> Self {
         let mut connection = Self::new(
@@ -267,12 +288,20 @@ impl Connection {
         );
         let announced = u32::from(connection.config.syn_window());
         connection.receive.edge = connection.next_expected().wrapping_add(announced);
-        let window = u32::from(handshake.window) << connection.send.scale;
+        let scale = match handshake.fast_open {
+            // That of a SYN is never scaled.
+            Some(_) => 0,
+            None => connection.send.scale,
+        };
+        let window = u32::from(handshake.window) << scale;
         connection.take_window(handshake.remote_isn, connection.send.first, window);
         if let Some(round_trip) = handshake.round_trip {
             connection.measured_handshake(round_trip, now);
         }
         connection.establish(now, false);
+        if let Some(answer) = &handshake.fast_open {
+            connection.open_by_syn(handshake.remote_isn, answer, now);
+        }
         connection
     }
 
@@ -288,6 +317,9 @@ impl Connection {
             timestamps: config.timestamps,
             scaling: config.window_scaling,
             cork: false,
+            more: false,
+            starved: false,
+            holdup: Holdup::Idle,
             keepalive_probes: 0,
             timestamp_offset,
             error: None,
@@ -301,6 +333,7 @@ impl Connection {
                 window_sequence: 0,
                 window_acknowledgment: 0,
                 small: isn,
+                marks: Marks::new(isn),
                 flight: 0,
                 flight_end: isn,
                 limited_at: microseconds(now),
@@ -349,7 +382,10 @@ impl Connection {
             congestion: Controller::new(mss.into(), settings.congestion),
             ecn: EcnState::default(),
             path: PathMtu::new(),
+            fast_open: None,
+            notices: None,
             counters: Counters::default(),
+            stopwatch: Stopwatch::default(),
             config: settings,
         }
     }
@@ -396,6 +432,7 @@ impl Connection {
         self.congestion = Controller::new(window, self.config.congestion);
         self.recovery = Recovery::new(self.send.first);
         self.send.small = self.send.first;
+        self.send.marks.due = self.send.first.wrapping_add(self.send.window_max / 2);
         self.send.flight_end = self.send.first;
         self.send.retries = 0;
         self.send.stalled = None;
@@ -403,6 +440,7 @@ impl Connection {
         self.round_trip.fall_back();
         self.timers.stop(Timer::Retransmit);
         self.receive.tuned = now;
+        self.receive.data_at = milliseconds(now);
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }

@@ -141,6 +141,7 @@ impl Cookies {
             timestamp_offset,
             window: header.window,
             round_trip: None,
+            fast_open: None,
         })
     }
 }

@@ -9,6 +9,7 @@
 
 use core::fmt;
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
@@ -17,6 +18,9 @@ use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
+use super::fast_open::FastOpenState;
+use super::marks::{Mark, Marks};
+use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
 use super::recovery::{Phase, Recovery, Wait};
@@ -25,13 +29,19 @@ use super::round_trip::RoundTrip;
 use super::scoreboard::Scoreboard;
 use super::send::milliseconds;
 use super::send_buffer::SendBuffer;
+use super::sending_times::{Holdup, Stopwatch};
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
-use super::{Config, Ecn, Errno, Flow, MtuProbing, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, FastOpen, Flow, MtuProbing, State, Time, microseconds, timestamp};
+
+mod codec;
+
+pub(super) use codec::Codec;
+use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_0007;
+const VERSION: u32 = 0x5457_000b;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,149 +63,6 @@ impl fmt::Display for ThawError {
 }
 
 impl std::error::Error for ThawError {}
-
-/// Writes a value down and returns it, or returns what was written.
-pub(super) trait Codec {
-    fn word(&mut self, value: u64, bytes: usize) -> u64;
-    fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
-    fn now(&self) -> Time;
-    fn damaged(&mut self);
-
-    fn u8(&mut self, value: u8) -> u8 {
-        self.word(value.into(), 1) as u8
-    }
-    fn u16(&mut self, value: u16) -> u16 {
-        self.word(value.into(), 2) as u16
-    }
-    fn u32(&mut self, value: u32) -> u32 {
-        self.word(value.into(), 4) as u32
-    }
-    fn u64(&mut self, value: u64) -> u64 {
-        self.word(value, 8)
-    }
-    fn flag(&mut self, value: bool) -> bool {
-        self.word(value.into(), 1) != 0
-    }
-    fn length(&mut self, value: Duration) -> Duration {
-        let microseconds = u64::try_from(value.as_micros()).unwrap_or(u64::MAX);
-        Duration::from_micros(self.u64(microseconds))
-    }
-    /// A moment, relative to now.
-    fn time(&mut self, value: Time) -> Time {
-        let now = self.now();
-        let past = self.length(now.saturating_sub(value));
-        let future = self.length(value.saturating_sub(now));
-        now.saturating_sub(past).saturating_add(future)
-    }
-    fn maybe<T: Copy>(
-        &mut self,
-        value: Option<T>,
-        none: T,
-        each: impl FnOnce(&mut Self, T) -> T,
-    ) -> Option<T>
-    where
-        Self: Sized,
-    {
-        let some = self.flag(value.is_some());
-        let value = each(self, value.unwrap_or(none));
-        some.then_some(value)
-    }
-    fn errno(&mut self, value: Option<Errno>) -> Option<Errno>
-    where
-        Self: Sized,
-    {
-        let number = self.maybe(value.map(|errno| errno.0 as u32), 0, Self::u32);
-        number.map(|number| Errno((number as i32).clamp(1, Errno::LAST)))
-    }
-    fn address(&mut self, value: SocketAddr) -> SocketAddr {
-        let v4 = self.flag(value.is_ipv4());
-        let (high, low) = match value.ip() {
-            IpAddr::V4(ip) => (0, u64::from(ip.to_bits())),
-            IpAddr::V6(ip) => ((ip.to_bits() >> 64) as u64, ip.to_bits() as u64),
-        };
-        let (high, low) = (self.u64(high), self.u64(low));
-        let ip = if v4 {
-            IpAddr::V4((low as u32).into())
-        } else {
-            IpAddr::V6((u128::from(high) << 64 | u128::from(low)).into())
-        };
-        SocketAddr::new(ip, self.u16(value.port()))
-    }
-}
-
-struct Writer {
-    bytes: Vec<u8>,
-    now: Time,
-}
-
-impl Codec for Writer {
-    fn word(&mut self, value: u64, bytes: usize) -> u64 {
-        self.bytes.extend(value.to_le_bytes().iter().take(bytes));
-        value
-    }
-    fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8> {
-        let [first, second] = pieces;
-        self.u64((first.len() + second.len()) as u64);
-        self.bytes.extend_from_slice(first);
-        self.bytes.extend_from_slice(second);
-        Vec::new()
-    }
-    fn now(&self) -> Time {
-        self.now
-    }
-    fn damaged(&mut self) {}
-}
-
-struct Reader<'a> {
-    bytes: &'a [u8],
-    now: Time,
-    damaged: bool,
-}
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, length: u64) -> &'a [u8] {
-        let split = usize::try_from(length)
-            .ok()
-            .and_then(|length| self.bytes.split_at_checked(length));
-        match split {
-            Some((taken, rest)) => {
-                self.bytes = rest;
-                taken
-            }
-            None => {
-                self.damaged = true;
-                &[]
-            }
-        }
-    }
-}
-
-impl Codec for Reader<'_> {
-    fn word(&mut self, _: u64, bytes: usize) -> u64 {
-        let taken = self.take(bytes as u64);
-        taken
-            .iter()
-            .rev()
-            .fold(0, |value, byte| value << 8 | u64::from(*byte))
-    }
-    fn data(&mut self, _: [&[u8]; 2]) -> Vec<u8> {
-        let length = self.u64(0);
-        self.take(length).to_vec()
-    }
-    fn now(&self) -> Time {
-        self.now
-    }
-    fn damaged(&mut self) {
-        self.damaged = true;
-    }
-}
-
-/// FNV-1a, to find accidents; an attacker cannot get at the bytes.
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
 
 impl Connection {
     /// The whole connection as bytes, its data included. It goes on where it was
@@ -248,6 +115,7 @@ impl Connection {
     fn with<C: Codec>(&self, codec: &mut C) -> Self {
         let clock = timestamp(codec.now(), self.timestamp_offset);
         let clock = codec.u32(clock);
+        let holdup = one_of(&Holdup::ALL, self.holdup as u8, codec);
         Self {
             timestamp_offset: clock.wrapping_sub(milliseconds(codec.now())),
             flow: Flow {
@@ -270,6 +138,9 @@ impl Connection {
             timestamps: codec.flag(self.timestamps),
             scaling: codec.flag(self.scaling),
             cork: codec.flag(self.cork),
+            more: codec.flag(self.more),
+            starved: codec.flag(self.starved),
+            holdup,
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -317,6 +188,12 @@ impl Connection {
                     now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
                 },
             },
+            fast_open: fast_open(self.fast_open.as_deref(), codec),
+            notices: codec.flag(self.notices.is_some()).then(|| {
+                let none = Notices::default();
+                let notices = self.notices.as_deref().unwrap_or(&none);
+                Box::new(notices.with(codec))
+            }),
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
                 bytes_received: codec.u64(self.counters.bytes_received),
@@ -327,11 +204,13 @@ impl Connection {
                 duplicates_told: codec.u32(self.counters.duplicates_told),
                 spurious_timeouts: codec.u32(self.counters.spurious_timeouts),
                 recoveries_undone: codec.u32(self.counters.recoveries_undone),
+                delivered: codec.u32(self.counters.delivered),
                 segments_received: codec.u32(self.counters.segments_received),
                 segments_sent: codec.u32(self.counters.segments_sent),
                 segments_refused: codec.u32(self.counters.segments_refused),
                 out_of_order: codec.u32(self.counters.out_of_order),
             },
+            stopwatch: stopwatch(self.stopwatch, (self.holdup, holdup), codec),
             config: config(&self.config, codec),
         }
     }
@@ -344,14 +223,18 @@ impl Connection {
             written,
             ..
         } = self.send;
-        let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+        let synchronizing =
+            matches!(self.state, State::SynSent | State::SynReceived) && !self.is_fast_opening();
         let held = self.send.buffer.len();
         let space = written.wrapping_sub(first);
         // One more for a SYN or a FIN at either end.
         let sent = next.wrapping_sub(first);
         let send = match self.state {
             State::Closed | State::TimeWait => held == 0,
-            _ if synchronizing => held == 0 && space == 1 && sent <= 1,
+            _ if synchronizing => {
+                // Data that goes with the SYN is little.
+                held <= u16::MAX.into() && space == held + 1 && sent <= space
+            }
             _ if space == u32::MAX => held == 0 && sent == 0 && self.send.closed,
             _ => held <= BUFFER_MAX && space == held && sent <= space + u32::from(self.send.closed),
         };
@@ -360,7 +243,8 @@ impl Connection {
         let start = pieces.next().map(|piece| (piece.start, piece.end));
         let end = pieces.last().map(|piece| piece.end);
         let scoreboard = match (self.state, start) {
-            (State::Closed | State::SynSent | State::SynReceived, _) => true,
+            (State::Closed, _) => true,
+            _ if synchronizing => true,
             (_, Some((start, only))) => start == first && end.unwrap_or(only) == next,
             (_, None) => first == next,
         } && self.recovery.board.sacked() <= sent;
@@ -372,9 +256,10 @@ impl Connection {
             && self.receive.mss > 0
             && expected.wrapping_sub(self.receive.acknowledged) <= BUFFER_MAX * 2;
         let pending = self.pending.0 <= Pending::ALL
-            && (synchronizing || !self.pending.has(Pending::SYNCHRONIZE));
+            && (synchronizing || self.is_fast_opening() || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
+            && self.send.marks.is_sound(first, written)
             && scoreboard
             && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
             && self.config.mss >= MSS_MIN
@@ -402,6 +287,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         window_sequence: codec.u32(send.window_sequence),
         window_acknowledgment: codec.u32(send.window_acknowledgment),
         small: codec.u32(send.small),
+        marks: marks(&send.marks, codec),
         flight: codec.u32(send.flight),
         flight_end: codec.u32(send.flight_end),
         limited_at: {
@@ -436,6 +322,70 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         limit: codec.u32(send.limit).min(BUFFER_MAX),
         reset_sequence: codec.u32(send.reset_sequence),
     }
+}
+
+/// Of a connection in `holdup`, which came through as `thawed`.
+fn stopwatch<C: Codec>(
+    mut watch: Stopwatch,
+    (holdup, thawed): (Holdup, Holdup),
+    codec: &mut C,
+) -> Stopwatch {
+    let now = milliseconds(codec.now());
+    if holdup != Holdup::Idle {
+        watch.end(holdup, now);
+    }
+    let mut watch = Stopwatch(watch.0.map(|total| codec.u32(total)));
+    if thawed != Holdup::Idle {
+        watch.begin(thawed, now);
+    }
+    watch
+}
+
+fn fast_open<C: Codec>(
+    fast_open: Option<&FastOpenState>,
+    codec: &mut C,
+) -> Option<Box<FastOpenState>> {
+    if !codec.flag(fast_open.is_some()) {
+        return None;
+    }
+    let none = FastOpenState::new(codec.now());
+    let state = fast_open.unwrap_or(&none);
+    let option = state.option.unwrap_or(FastOpen::REQUEST);
+    Some(Box::new(FastOpenState {
+        flags: codec.u16(state.flags),
+        room: codec.u16(state.room),
+        option: {
+            let some = codec.flag(state.option.is_some());
+            let experimental = codec.flag(option.is_experimental());
+            let cookie = codec.data([option.cookie(), &[]]);
+            let option = FastOpen::cookie_of(&cookie).unwrap_or(FastOpen::REQUEST);
+            some.then_some(option.with_experimental(experimental))
+        },
+        remote_isn: codec.u32(state.remote_isn),
+        since: codec.time(state.since),
+    }))
+}
+
+fn marks<C: Codec>(marks: &Marks, codec: &mut C) -> Marks {
+    let (last, due) = (codec.u32(marks.last()), codec.u32(marks.due));
+    let mut earlier = marks.earlier();
+    let count = codec.u32(marks.earlier().count() as u32);
+    let mut thawed = VecDeque::new();
+    for _ in 0..count {
+        let mark = earlier.next().unwrap_or(Mark {
+            at: 0,
+            record: false,
+        });
+        let mark = Mark {
+            at: codec.u32(mark.at),
+            record: codec.flag(mark.record),
+        };
+        if codec.is_damaged() {
+            break;
+        }
+        thawed.push_back(mark);
+    }
+    Marks::restore(last, due, thawed)
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
@@ -584,15 +534,6 @@ fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
     }
 }
 
-/// One of the values of a type that counts them.
-fn one_of<T: Copy + Default>(all: &[T], number: u8, codec: &mut impl Codec) -> T {
-    let number = codec.u8(number);
-    all.get(usize::from(number)).copied().unwrap_or_else(|| {
-        codec.damaged();
-        T::default()
-    })
-}
-
 fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
     Settings {
         receive_buffer: codec.u32(config.receive_buffer),
@@ -610,6 +551,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
         mss: codec.u16(config.mss),
         keepalive_count: codec.u8(config.keepalive_count),
         syn_retries: codec.u8(config.syn_retries),
+        syn_ack_retries: codec.u8(config.syn_ack_retries),
         retries: codec.u8(config.retries),
         orphan_retries: codec.u8(config.orphan_retries),
         initial_window: codec.u8(config.initial_window),
@@ -624,9 +566,11 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             1 => Ecn::Passive,
             _ => Ecn::Active,
         },
+        burst_min: codec.u8(config.burst_min).max(1),
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),
+        not_sent_low_water: codec.u32(config.not_sent_low_water).max(1),
         congestion: config.congestion.with(codec),
     }
 }

@@ -13,12 +13,19 @@ use slab::Slab;
 use super::keyed::Keyed;
 use super::{Flow, Time};
 
-/// Answers to a SYN beyond the first (`tcp_synack_retries`).
-pub(super) const RETRIES: u8 = 5;
 /// How long the first answer waits for its acknowledgment (RFC 6298 §2);
 /// doubled each time.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
-const QUEUES: usize = RETRIES as usize + 1;
+/// How long any waits at most (Linux `TCP_RTO_MAX`).
+const TIMEOUT_MAX: Duration = Duration::from_secs(120);
+/// After so many retries all wait equally long.
+const DOUBLINGS: u8 = 7;
+const QUEUES: usize = DOUBLINGS as usize + 1;
+
+/// How long an answer waits for its acknowledgment, after so many others.
+pub(super) fn timeout(retries: u8) -> Duration {
+    (FIRST_TIMEOUT * (1 << retries.min(DOUBLINGS))).min(TIMEOUT_MAX)
+}
 
 /// A connection in SYN-RECEIVED.
 #[derive(Clone, Debug)]
@@ -68,7 +75,7 @@ impl HalfOpen {
 
     /// When it is to be answered again, or forgotten.
     pub(super) fn deadline(&self) -> Time {
-        self.queued + FIRST_TIMEOUT * (1 << self.retries.min(RETRIES))
+        self.queued + timeout(self.retries)
     }
 }
 
@@ -166,7 +173,7 @@ impl Store {
     pub(super) fn retried(&mut self, key: u32, now: Time) {
         self.unlink(key);
         if let Some(entry) = self.get_mut(key) {
-            entry.retries = (entry.retries + 1).min(RETRIES);
+            entry.retries = entry.retries.saturating_add(1);
             entry.answered = now;
             entry.queued = now;
         }
@@ -182,7 +189,7 @@ impl Store {
     }
 
     fn queue_mut(&mut self, key: u32) -> Option<&mut Queue> {
-        let retries = self.get(key)?.retries;
+        let retries = self.get(key)?.retries.min(DOUBLINGS);
         self.queues.get_mut(usize::from(retries))
     }
 

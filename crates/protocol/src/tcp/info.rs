@@ -2,7 +2,8 @@
 
 use core::time::Duration;
 
-use super::{Congestion, Connection, State};
+use super::send::milliseconds;
+use super::{Congestion, Connection, FastOpenFailure, State, Time};
 use tidewall_wire::tcp::before;
 
 /// Numbers of a connection, named after Linux's `struct tcp_info` where it has
@@ -20,6 +21,10 @@ pub struct Info {
     pub ecn: bool,
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     pub ecn_seen: bool,
+    /// Data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
+    pub syn_data: bool,
+    /// `tcpi_fastopen_client_fail`: why it was not.
+    pub fast_open_failure: FastOpenFailure,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
     /// `tcpi_rcv_wscale`: ours.
@@ -101,6 +106,10 @@ pub struct Info {
     pub reordering_seen: u32,
     /// `tcpi_dsack_dups`: segments that the receiver told of having got twice.
     pub duplicates: u32,
+    /// `tcpi_delivered`: segments that have arrived, our SYN among them, even
+    /// where what they carried was sent again; counted from the bytes that each
+    /// acknowledgment tells of, as full segments.
+    pub delivered: u32,
     /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
     /// (ECE); counted from the bytes they cover.
     pub delivered_ce: u32,
@@ -116,6 +125,14 @@ pub struct Info {
 }
 
 impl Connection {
+    /// How long ago data last came, or else the handshake was complete
+    /// (`tcpi_last_data_recv`); to the millisecond, within 49 days.
+    #[must_use]
+    pub fn since_received(&self, now: Time) -> Duration {
+        let age = milliseconds(now).wrapping_sub(self.receive.data_at);
+        Duration::from_millis(age.into())
+    }
+
     /// Numbers of this connection.
     #[must_use]
     pub fn info(&self) -> Info {
@@ -123,11 +140,18 @@ impl Connection {
         let counters = &self.counters;
         let expected = self.next_expected();
         Info {
-            state: self.state,
+            state: if self.send.closed && self.is_fast_opening() {
+                // Its FIN does not wait for the handshake.
+                State::FinWait1
+            } else {
+                self.state
+            },
             timestamps: self.timestamps,
             sack: self.sack,
             ecn: self.ecn.is_agreed(),
             ecn_seen: self.ecn.has_seen(),
+            syn_data: self.took_syn_data(),
+            fast_open_failure: self.fast_open_failure(),
             send_window_scale: self.send.scale,
             receive_window_scale: self.receive.scale,
             retransmission_timeout: self.retransmission_timeout(),
@@ -171,6 +195,10 @@ impl Connection {
             reordering: self.recovery.rack.reordering.into(),
             reordering_seen: self.recovery.rack.reordered,
             duplicates: counters.duplicates_told,
+            delivered: {
+                let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
+                counters.delivered.wrapping_add((!synchronizing).into())
+            },
             delivered_ce: self.ecn.delivered,
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,

@@ -7,15 +7,22 @@
 //! answer by itself.
 
 use core::time::Duration;
+use std::collections::VecDeque;
 
 use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
 
 use super::cookie::{self, Cookies, peer_mss, syn_ack};
 use super::ecn;
-use super::half_open::{HalfOpen, Prefix, RETRIES, Store};
+use super::fast_open::FastOpenServer;
+use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
-use super::{Config, Flow, Handshake, Time, isn, timestamp};
+use super::{Config, FastOpen, Flow, Handshake, Time, isn, timestamp};
 use crate::Drop;
+use crate::icmp::{FlowError, errno};
+
+mod fast_open;
+
+use fast_open::Verdict;
 
 /// A part of the half-open connections that one prefix may have: an eighth.
 const SHARE: usize = 8;
@@ -59,7 +66,8 @@ pub enum Reaction {
     /// A half-open connection began: the caller enters the flow into the
     /// driver's table, to the listener's channel.
     HalfOpen(Flow),
-    /// A handshake is complete. The caller makes a connection of it
+    /// A handshake is complete, or needs not be ([`Handshake::fast_open`]). The
+    /// caller makes a connection of it
     /// ([`Connection::accept`](super::Connection::accept)), enters or changes its
     /// flow in the driver's table, and gives the connection the same segment.
     Established(Handshake),
@@ -84,6 +92,11 @@ pub struct Listener {
     waiting: usize,
     attacked_until: Option<Time>,
     cookies_until: Option<Time>,
+    fast_open: Option<FastOpenServer>,
+    /// Connections that a SYN has opened whose handshake is not complete.
+    opening: u32,
+    /// Of those that were reset meanwhile: until when each keeps its place.
+    reset_until: VecDeque<Time>,
     /// SYNs over their share in the second that began at `excess_since`.
     excess: u32,
     excess_since: Time,
@@ -109,6 +122,9 @@ impl Listener {
             waiting: 0,
             attacked_until: None,
             cookies_until: None,
+            fast_open: None,
+            opening: 0,
+            reset_until: VecDeque::new(),
             excess: 0,
             excess_since: Time::ZERO,
         }
@@ -208,7 +224,19 @@ impl Listener {
             timestamp_offset: isn::timestamp_offset(&self.secrets.cookie, &flow),
             ..HalfOpen::new(flow, local_isn, syn.header.sequence, now)
         };
-        answer(&entry, config, now, send);
+        let mut cookie = None;
+        match self.fast_open(syn, now) {
+            Verdict::Ordinary => {}
+            Verdict::Give(option) => cookie = Some(option),
+            Verdict::Open(answer) => {
+                self.opening += 1;
+                return Reaction::Established(Handshake {
+                    fast_open: Some(answer),
+                    ..handshake(&entry, &self.config, syn, None)
+                });
+            }
+        }
+        answer(&entry, &self.config, cookie, now, send);
         self.half_open.insert(entry);
         Reaction::HalfOpen(flow)
     }
@@ -305,23 +333,8 @@ impl Listener {
             return Reaction::Nothing;
         };
         let once = entry.retries == 0 && entry.answered == entry.begun;
-        Reaction::Established(Handshake {
-            flow: entry.flow,
-            local_isn: entry.local_isn,
-            remote_isn: entry.remote_isn,
-            mss: entry.mss,
-            window_scale: entry.window_scale,
-            local_window_scale: self.config.window_scale(),
-            sack: entry.sack,
-            ecn: entry.ecn,
-            timestamps: entry.timestamp.map(|recent| Timestamps {
-                value: theirs.unwrap_or(recent),
-                echo: header.options.timestamps.map_or(0, |theirs| theirs.echo),
-            }),
-            timestamp_offset: entry.timestamp_offset,
-            window: header.window,
-            round_trip: once.then(|| now.saturating_sub(entry.begun)),
-        })
+        let round_trip = once.then(|| now.saturating_sub(entry.begun));
+        Reaction::Established(handshake(&entry, &self.config, segment, round_trip))
     }
 
     /// The SYN came again: so does its answer, but not for each of many.
@@ -334,7 +347,7 @@ impl Listener {
         if let Some(entry) = self.half_open.get_mut(key)
             && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
         {
-            answer(entry, &self.config, now, send);
+            answer(entry, &self.config, None, now, send);
             entry.answered = now;
         }
         Reaction::Nothing
@@ -362,6 +375,29 @@ impl Listener {
             entry.answered = now;
         }
         Reaction::Dropped(Drop::TcpHalfOpen)
+    }
+
+    /// Takes an ICMP error about a flow that may be half open. One that quotes our
+    /// SYN-ACK ends it, as by Linux: its peer does not hear us. What only says
+    /// that a packet was too large is nothing to a SYN-ACK.
+    pub fn icmp_error(&mut self, error: &FlowError) -> Reaction {
+        let flow = Flow {
+            local: error.local,
+            remote: error.remote,
+        };
+        let Some(key) = self.half_open.find(&flow) else {
+            return Reaction::Nothing;
+        };
+        // Anyone can send one (RFC 5927): it must know the number.
+        let ours = self
+            .half_open
+            .get(key)
+            .is_some_and(|entry| error.sequence == Some(entry.local_isn));
+        if ours && error.errno != errno::EMSGSIZE {
+            self.forget(key)
+        } else {
+            Reaction::Nothing
+        }
     }
 
     fn forget(&mut self, key: u32) -> Reaction {
@@ -394,10 +430,15 @@ impl Listener {
                 return;
             }
             let crowded = self.half_open.len() > self.limit / 2;
-            let retries = if crowded { RETRIES_ATTACKED } else { RETRIES };
+            let wanted = self.config.syn_ack_retries;
+            let retries = if crowded {
+                wanted.min(RETRIES_ATTACKED)
+            } else {
+                wanted
+            };
             match self.half_open.get(key) {
                 Some(entry) if entry.retries < retries => {
-                    answer(entry, &self.config, now, send);
+                    answer(entry, &self.config, None, now, send);
                     self.half_open.retried(key, now);
                 }
                 _ => {
@@ -464,6 +505,34 @@ impl Listener {
     }
 }
 
+/// What was agreed on, the last word of it in `segment`.
+fn handshake(
+    entry: &HalfOpen,
+    config: &Config,
+    segment: &Segment<'_>,
+    round_trip: Option<Duration>,
+) -> Handshake {
+    let theirs = segment.header.options.timestamps;
+    Handshake {
+        flow: entry.flow,
+        local_isn: entry.local_isn,
+        remote_isn: entry.remote_isn,
+        mss: entry.mss,
+        window_scale: entry.window_scale,
+        local_window_scale: config.window_scale(),
+        sack: entry.sack,
+        ecn: entry.ecn,
+        timestamps: entry.timestamp.map(|recent| Timestamps {
+            value: theirs.map_or(recent, |theirs| theirs.value),
+            echo: theirs.map_or(0, |theirs| theirs.echo),
+        }),
+        timestamp_offset: entry.timestamp_offset,
+        window: segment.header.window,
+        round_trip,
+        fast_open: None,
+    }
+}
+
 /// The SYN-ACK of a half-open connection.
 fn segment_of(entry: &HalfOpen, config: &Config, now: Time) -> Outgoing<'static> {
     let options = Options {
@@ -488,8 +557,11 @@ fn segment_of(entry: &HalfOpen, config: &Config, now: Time) -> Outgoing<'static>
 fn answer(
     entry: &HalfOpen,
     config: &Config,
+    fast_open: Option<FastOpen>,
     now: Time,
     send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
 ) {
-    send(&entry.flow, &segment_of(entry, config, now));
+    let mut answer = segment_of(entry, config, now);
+    answer.header.options = answer.header.options.with_fast_open(fast_open);
+    send(&entry.flow, &answer);
 }

@@ -16,13 +16,15 @@
 //! One concern a file: `segment` (bytes), `connection` (the state and its
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
-//! and when), `sent` (what is then remembered), `assembler` and `send_buffer` (the
+//! and when), `sent` (what is then remembered), `marks` (pushes and records), `assembler` and `send_buffer` (the
 //! two buffers, each a `ring`),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
 //! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
-//! and ICMP errors included), `freeze` (to bytes and back), `info`. Before a
+//! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
+//! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
+//! `sending_times` (what sending waited for). Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
@@ -41,12 +43,15 @@ mod congestion;
 mod connection;
 pub mod cookie;
 mod ecn;
+mod fast_open;
 mod freeze;
 mod half_open;
 mod info;
 pub mod isn;
 mod keyed;
 mod listen;
+mod marks;
+mod notifications;
 mod options;
 mod pacing;
 mod path_mtu;
@@ -60,6 +65,7 @@ mod scoreboard;
 mod segment;
 mod send;
 mod send_buffer;
+mod sending_times;
 mod sent;
 mod tail_probe;
 mod time_wait;
@@ -70,15 +76,22 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
+pub use application::SendFlags;
 pub use config::{Config, Ecn, Keepalive, MtuProbing};
 pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
+pub use fast_open::{
+    FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenKeys, FastOpenNews, FastOpenPeer,
+    FastOpenServer,
+};
 pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
+pub use notifications::{Keys, Moment, Notification, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
-pub use tidewall_wire::tcp::Timestamps;
+pub use sending_times::SendingTimes;
+pub use tidewall_wire::tcp::{FastOpen, Timestamps};
 pub use tidewall_wire::udp::Checksum;
 pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};
 
@@ -217,10 +230,14 @@ pub struct Handshake {
     pub timestamps: Option<Timestamps>,
     /// What our timestamps are ahead of the caller's clock in milliseconds.
     pub timestamp_offset: u32,
-    /// The peer's window as in the ACK that completed the handshake, unscaled.
+    /// The peer's window as in the ACK that completed the handshake, or in the
+    /// SYN if `fast_open`; unscaled.
     pub window: u16,
     /// From our SYN-ACK to its ACK, unless it was sent more than once.
     pub round_trip: Option<Duration>,
+    /// The handshake is not complete: a SYN with a valid cookie opens the
+    /// connection (RFC 7413), which sends its SYN-ACK itself.
+    pub fast_open: Option<FastOpenAnswer>,
 }
 
 /// What must be remembered of a connection in TIME-WAIT.

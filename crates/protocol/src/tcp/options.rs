@@ -8,12 +8,16 @@ use super::timers::Timer;
 use super::{Congestion, Keepalive, State, Time};
 
 impl Connection {
-    /// Sends small segments at once (`TCP_NODELAY`). What cork holds back is sent
-    /// once when it is set, as on Linux.
+    /// Sends small segments at once (`TCP_NODELAY`). What cork or
+    /// [`SendFlags::more`](super::SendFlags::more) hold back is sent once when it is
+    /// set, as on Linux.
     pub fn set_nodelay(&mut self, on: bool) {
         self.config.nodelay = on;
-        if on && self.cork {
-            self.pending.add(Pending::OVERRIDE);
+        if on {
+            self.more = false;
+            if self.cork {
+                self.pending.add(Pending::OVERRIDE);
+            }
         }
     }
 
@@ -61,9 +65,11 @@ impl Connection {
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Sends full segments only, or after 200 ms (`TCP_CORK`).
+    /// Sends full segments only, or after 200 ms (`TCP_CORK`). Ended, also what
+    /// [`SendFlags::more`](super::SendFlags::more) holds back is sent.
     pub fn set_cork(&mut self, on: bool) {
         self.cork = on;
+        self.more &= on;
     }
 
     /// See [`Connection::set_cork`].
@@ -108,6 +114,17 @@ impl Connection {
         self.config.user_timeout()
     }
 
+    /// SYNs sent again before the attempt to connect fails (`TCP_SYNCNT`).
+    pub fn set_syn_retries(&mut self, count: u8) {
+        self.config.syn_retries = count;
+    }
+
+    /// See [`Connection::set_syn_retries`].
+    #[must_use]
+    pub fn syn_retries(&self) -> u8 {
+        self.config.syn_retries
+    }
+
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was
     /// announced to the peer stays valid.
     pub fn set_receive_buffer(&mut self, bytes: u32) {
@@ -135,6 +152,26 @@ impl Connection {
     #[must_use]
     pub fn send_buffer(&self) -> u32 {
         self.send_limit()
+    }
+
+    /// Takes more to be sent only while less than so many bytes wait that were not
+    /// sent (`TCP_NOTSENT_LOWAT`; at least 1, no limit with `None`), so that what
+    /// waits does not grow stale and the application still chooses what is next.
+    ///
+    /// Asked of writers at half of it: [`Connection::writable`] once less than that
+    /// waits. As on Linux the mark says when more is taken, not how much: a write
+    /// counts what the windows let leave at once as sent, and is taken up to the
+    /// mark rounded up to whole bursts ([`Config::offload`](super::Config::offload),
+    /// at most half of the peer's largest window; a segment where there is none).
+    pub fn set_not_sent_low_water(&mut self, bytes: Option<u32>) {
+        self.config.not_sent_low_water = bytes.unwrap_or(u32::MAX).max(1);
+    }
+
+    /// See [`Connection::set_not_sent_low_water`].
+    #[must_use]
+    pub fn not_sent_low_water(&self) -> Option<u32> {
+        let mark = self.config.not_sent_low_water;
+        (mark != u32::MAX).then_some(mark)
     }
 
     /// The traffic class or type of service of what is sent from now on

@@ -19,6 +19,10 @@ const BURST: u32 = 1000;
 /// The shortest smoothed round trip that is paced, in microseconds.
 const ROUND_TRIP_MIN: u32 = 1000;
 
+/// A burst's share that the round trip gives is halved every so many microseconds
+/// of it (Linux `tcp_tso_rtt_log`).
+const NEAR: u32 = 512;
+
 /// No segment takes longer to drain, however slow the path; in microseconds.
 const PAUSE_MAX: u32 = 1 << 26;
 
@@ -57,12 +61,24 @@ impl Connection {
         }
     }
 
-    /// What a burst may be at most, of which the device makes segments.
-    #[cold]
-    pub(super) fn paced_burst(&self, most: u32) -> u32 {
-        let worth = self.paced_rate() / (1_000_000 / u64::from(BURST));
+    /// What a burst may be at most, of which the device makes segments: what leaves
+    /// in about a millisecond, lest others wait behind it for longer; and the more
+    /// the shorter the round trip is, for in a data centre that hardly matters
+    /// (Linux `tcp_tso_autosize`).
+    #[inline]
+    pub(super) fn burst_worth(&self, most: u32) -> u32 {
+        let halvings = self.round_trip.min / NEAR;
+        let near = if self.config.paces() {
+            0
+        } else if halvings == 0 {
+            return most;
+        } else {
+            most.checked_shr(halvings).unwrap_or(0)
+        };
+        let worth = self.pacing_rate() / (1_000_000 / u64::from(BURST));
         let worth = u32::try_from(worth).unwrap_or(u32::MAX);
-        most.min(worth.max(2 * u32::from(self.send.mss)))
+        let least = u32::from(self.config.burst_min) * u32::from(self.send.mss);
+        most.min(worth.saturating_add(near).max(least))
     }
 
     /// New data of so many bytes has left; with none, whether any may.

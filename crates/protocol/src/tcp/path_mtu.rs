@@ -249,7 +249,9 @@ impl Connection {
         // Where two segments may leave; the second's place is the probe's.
         let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
         // What SACK blocks take of a segment would be taken for the path's.
-        let plain = !self.sack || !self.receive.assembler.has_blocks();
+        let plain = (!self.sack || !self.receive.assembler.has_blocks())
+            // Nor does it cross the end of a record.
+            && !self.send.marks.has_records();
         (fits && room && plain && payload > mss).then_some(payload)
     }
 

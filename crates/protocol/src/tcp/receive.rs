@@ -46,6 +46,11 @@ impl Connection {
         match self.state {
             State::Closed => {}
             State::SynSent => self.input_syn_sent(segment, now),
+            State::SynReceived => {
+                if !self.input_opening_syn(segment, now) {
+                    self.input_synchronized(segment, now);
+                }
+            }
             _ if self.is_predicted(&segment.header) => self.input_predicted(segment, now),
             _ => self.input_synchronized(segment, now),
         }
@@ -104,19 +109,19 @@ impl Connection {
     /// sent a short while ago.
     pub(super) fn challenge(&mut self, now: Time) {
         self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-        if self
-            .receive
-            .challenged
-            .is_none_or(|last| now.saturating_sub(last) >= CHALLENGE_INTERVAL)
-        {
-            self.receive.challenged = Some(now);
+        if self.may_challenge(now) {
             self.pending.add(Pending::ACKNOWLEDGE);
         }
     }
 
-    /// Whether our SYN is acknowledged; nothing can do that before it has left.
-    fn acknowledges_syn(&self, header: &Header) -> bool {
-        self.send.next != self.send.first && header.acknowledgment == self.send.next
+    /// Whether no such answer was sent a short while ago; one is, if so.
+    pub(super) fn may_challenge(&mut self, now: Time) -> bool {
+        let last = self.receive.challenged;
+        let may = last.is_none_or(|last| now.saturating_sub(last) >= CHALLENGE_INTERVAL);
+        if may {
+            self.receive.challenged = Some(now);
+        }
+        may
     }
 
     /// RFC 9293 §3.10.7.3.
@@ -125,7 +130,7 @@ impl Connection {
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
         let acceptable = acknowledges && self.acknowledges_syn(header);
-        if acknowledges && !acceptable {
+        if acknowledges && (!acceptable || self.is_echo_of_none(header, now)) {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
@@ -163,7 +168,8 @@ impl Connection {
             self.pending.add(Pending::SYNCHRONIZE);
             return;
         }
-        self.send.first = header.acknowledgment;
+        self.learn_fast_open(header);
+        self.acknowledge_syn(header.acknowledgment);
         if !lost {
             self.measured_handshake(now.saturating_sub(self.send.last), now);
         }
@@ -171,6 +177,8 @@ impl Connection {
         self.pending.add(Pending::ACKNOWLEDGE);
         self.take_window(header.sequence, self.send.first, header.window.into());
         self.establish(now, lost);
+        self.settle_syn_data(now);
+        self.await_writer(now);
         if !segment.payload.is_empty() || flags.contains(Flags::FIN) {
             self.take_text(header.sequence.wrapping_add(1), segment, now);
         }
@@ -194,6 +202,8 @@ impl Connection {
             // the ACK completes the handshake (RFC 9293 §3.5, figure 8).
             sequence = sequence.wrapping_add(1);
             syn = false;
+            // That SYN has come twice (as Linux).
+            self.acknowledge_copy(header.sequence, sequence);
         }
         if !self.passes_paws(segment, now) {
             return;
@@ -203,7 +213,11 @@ impl Connection {
         if !self.is_acceptable(sequence, length) {
             if reset {
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            } else if segment.payload.is_empty() {
+            } else if segment.payload.is_empty()
+                || self.timestamps && header.options.timestamps.is_none()
+            {
+                // Without the timestamps that were agreed on, a blind attacker's as
+                // likely as a copy.
                 self.challenge(now);
             } else {
                 self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
@@ -218,6 +232,7 @@ impl Connection {
                 || self.receive.assembler.furthest() == Some(sequence)
             {
                 self.reset_by_peer();
+                self.end_holdup(now);
             } else {
                 self.challenge(now);
             }
@@ -237,7 +252,11 @@ impl Connection {
                 self.pending.add(Pending::RESET_ANSWER);
                 return;
             }
-            self.complete_simultaneous_open(header, now);
+            if self.is_opened_by_syn() {
+                self.complete_fast_open(now);
+            } else {
+                self.complete_simultaneous_open(header, now);
+            }
         }
         self.heard(now);
         if let Some(timestamps) = header.options.timestamps
@@ -264,7 +283,7 @@ impl Connection {
 
     fn complete_simultaneous_open(&mut self, header: &Header, now: Time) {
         let lost = self.send.retries > 0;
-        self.send.first = self.send.next;
+        self.acknowledge_syn(header.acknowledgment);
         self.pending.clear(Pending::SYNCHRONIZE);
         let scale = if header.flags.contains(Flags::SYN) {
             0
@@ -274,6 +293,7 @@ impl Connection {
         let window = u32::from(header.window) << scale;
         self.take_window(header.sequence, header.acknowledgment, window);
         self.establish(now, lost);
+        self.settle_syn_data(now);
         if self.send.closed {
             // Closed before the handshake was complete.
             self.state = State::FinWait1;
@@ -290,20 +310,15 @@ impl Connection {
     /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
     fn passes_paws(&mut self, segment: &Segment<'_>, now: Time) -> bool {
         let header = &segment.header;
+        // RFC 7323 §3.2 would have a segment without timestamps dropped once they
+        // are agreed on. It is taken, as Linux does: middleboxes take options off
+        // segments, and a connection that hears nothing any more helps nobody.
+        let Some(timestamps) = header.options.timestamps else {
+            return true;
+        };
         if !self.timestamps || header.flags.contains(Flags::RST) {
             return true;
         }
-        let Some(timestamps) = header.options.timestamps else {
-            if header.flags.contains(Flags::SYN) {
-                // Of a peer that has restarted, and agreed on nothing yet: it
-                // resets this connection once it is challenged (RFC 5961 §4.2).
-                self.challenge(now);
-                return false;
-            }
-            // Agreed on, so every segment must have one (RFC 7323 §3.2).
-            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            return false;
-        };
         if !self.is_of_the_past(timestamps.value, now) {
             return true;
         }
@@ -355,11 +370,12 @@ impl Connection {
 
     /// Payload and FIN of an acceptable segment; what lies outside the window is
     /// cut off.
-    fn take_text(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
+    pub(super) fn take_text(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
         if !matches!(
             self.state,
             State::Established | State::FinWait1 | State::FinWait2
-        ) {
+        ) && !self.is_fast_opening()
+        {
             // After the peer's FIN there is nothing to take: what lies beyond is
             // ignored (RFC 9293 §3.10.7.4, seventh). What comes again, the FIN
             // above all, wants to be acknowledged again.
@@ -441,6 +457,9 @@ impl Connection {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
                 self.receive.data_at = milliseconds(now);
+                if self.notices.is_some() {
+                    self.note_arrival(now);
+                }
                 let length = length.min(self.config.mss.into()) as u16;
                 if length > self.receive.mss {
                     self.receive.mss = length;

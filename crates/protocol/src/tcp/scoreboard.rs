@@ -426,9 +426,30 @@ impl Scoreboard {
             .any(|piece| piece.has(SACKED) && !before(piece.end, start))
     }
 
+    /// Whether what begins at `start` and ends at `end` are whole segments, as they
+    /// left: full ones from where a run begins, and a smaller one at its end.
+    fn is_whole(&self, start: u32, end: u32, segment: u32) -> bool {
+        let offset = |index: usize, at: u32| {
+            let from = at.wrapping_sub(self.start_of(index));
+            from.checked_rem(segment).unwrap_or(0)
+        };
+        if offset(self.find(start), start) != 0 {
+            return false;
+        }
+        let last = self.find(end.wrapping_sub(1));
+        // Not every receiver counts the FIN, which goes with the last bytes.
+        let ends = self
+            .earlier
+            .get(last)
+            .is_some_and(|run| run.end.wrapping_sub(end) <= 1);
+        ends || offset(last, end) == 0
+    }
+
     /// The receiver holds the bytes from `start` to `end`, within what is in
     /// flight; tells of each piece of which that is news. `segment` is what a full
-    /// segment carries.
+    /// segment carries. No notice is taken of less than a segment until it is one
+    /// (as Linux), for nobody receives that: a peer that tells of it would have the
+    /// scoreboard split hairs.
     pub(super) fn sack(
         &mut self,
         (start, end): (u32, u32),
@@ -438,9 +459,9 @@ impl Scoreboard {
         self.gather();
         let mut index = self.find(start);
         let crumb = end.wrapping_sub(start) < segment;
-        if (self.islands >= ISLANDS_MAX || crumb && self.islands >= CRUMBS_MAX)
-            && !self.touches_island(index, start, end)
-        {
+        let refused = self.islands >= ISLANDS_MAX
+            || crumb && (self.islands >= CRUMBS_MAX || !self.is_whole(start, end, segment));
+        if refused && !self.touches_island(index, start, end) {
             return;
         }
         let mut new = false;
@@ -585,12 +606,16 @@ impl Scoreboard {
         }
     }
 
-    /// What was lost from `start` to `end` was sent again now.
+    /// What was lost from `start` to `end` was sent again now. A FIN that went with
+    /// the last bytes may be held already: it is not missing, and not in flight again.
     pub(super) fn resent(&mut self, start: u32, end: u32, now: u32) {
         self.gather();
         self.note_resent(end);
         self.waiting_from = end;
-        self.mark(start, end, Some(now), |marks| marks | AGAIN | EVER);
+        self.mark(start, end, Some(now), |marks| match marks & SACKED {
+            0 => marks | AGAIN | EVER,
+            _ => marks,
+        });
         if self.earlier.len() > RUNS_MAX {
             self.condense();
         }

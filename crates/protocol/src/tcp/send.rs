@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use super::connection::{Connection, Pending};
 use super::ecn::ECT_0;
+use super::half_open;
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
@@ -40,15 +41,24 @@ pub(super) fn milliseconds(time: Time) -> u32 {
 }
 
 impl Connection {
+    /// Before the handshake is complete.
+    #[cold]
+    fn plan_synchronizing(&self) -> Option<Plan> {
+        if self.pending.has(Pending::SYNCHRONIZE) {
+            return Some(Plan::Synchronize);
+        }
+        // What is lost before the peer knows of us is sent again later: there is
+        // nothing but new data.
+        let sends = self.is_fast_opening() && self.recovery.is_quiet();
+        if sends { self.plan_again() } else { None }
+    }
+
     /// The next segment, if one may be sent now. Acknowledgments, probes and
     /// resets are not planned but pending.
     #[inline]
     pub(super) fn plan(&self) -> Option<Plan> {
         match self.state {
-            State::SynSent | State::SynReceived => self
-                .pending
-                .has(Pending::SYNCHRONIZE)
-                .then_some(Plan::Synchronize),
+            State::SynSent | State::SynReceived => self.plan_synchronizing(),
             State::Closed | State::TimeWait | State::FinWait2 => None,
             _ if self.recovery.is_quiet() => self.plan_new(),
             _ => self.plan_again(),
@@ -95,6 +105,7 @@ impl Connection {
         } else {
             end
         };
+        let end = self.send.marks.cut(sequence, end);
         Plan::Again {
             sequence,
             length: end.wrapping_sub(sequence),
@@ -109,10 +120,14 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.first.wrapping_add(self.send.window);
-        if !before(self.send.next, window_end) || self.timers.is_running(Timer::Pace) {
+        let next = self.send.next;
+        if !before(next, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
-        let usable = window_end.wrapping_sub(self.send.next);
+        // Up to the end of a record; more may wait behind it.
+        let record = self.send.marks.cut(next, self.send.written);
+        let (unsent, ends) = (record.wrapping_sub(next), record != self.send.written);
+        let usable = window_end.wrapping_sub(next);
         let pipe = self.pipe();
         let allowed = self.congestion.window().saturating_sub(pipe);
         let mss = self.payload_max();
@@ -123,7 +138,7 @@ impl Connection {
                 return Some(Plan::New { length: burst });
             }
             let rest = length % mss;
-            let tail = rest != 0 && length == unsent && self.may_send_small();
+            let tail = rest != 0 && length == unsent && (ends || self.may_send_small());
             return Some(Plan::New {
                 length: if tail { length } else { length - rest },
             });
@@ -132,7 +147,7 @@ impl Connection {
             return None;
         }
         let sends = if length == unsent {
-            self.may_send_small()
+            ends || self.may_send_small()
         } else if usable < mss {
             // Sender's silly-window avoidance (RFC 9293 §3.8.6.2.1).
             length >= self.send.window_max / 2
@@ -145,12 +160,12 @@ impl Connection {
 
     /// Whether a segment that is not full may leave (Nagle, as Minshall modified
     /// it: one such segment in flight at a time).
-    #[inline]
+    #[inline(always)]
     fn may_send_small(&self) -> bool {
         if self.send.closed || self.pending.has(Pending::OVERRIDE) {
             return true;
         }
-        !self.cork
+        !(self.cork || self.more)
             && (self.config.nodelay || self.send.first == self.send.next || !self.small_in_flight())
     }
 
@@ -169,6 +184,11 @@ impl Connection {
         if !self.receive.assembler.has_blocks() || !self.sack {
             return mss;
         }
+        self.payload_beside_sack(mss)
+    }
+
+    #[cold]
+    fn payload_beside_sack(&self, mss: u32) -> u32 {
         let with = self.options(0);
         let without = Options {
             sack: tidewall_wire::tcp::SackBlocks::default(),
@@ -189,11 +209,30 @@ impl Connection {
         {
             return mss;
         }
-        let mut most = self.config.offload.min(OFFLOAD_MAX);
-        if self.config.paces() {
-            most = self.paced_burst(most);
-        }
+        let most = self.config.offload.min(OFFLOAD_MAX);
+        let most = self.burst_worth(most).min(self.congestion.window() / 2);
         (most - most % mss).max(mss)
+    }
+
+    /// The most payload of one [`Outgoing`], whatever the congestion window: as much
+    /// as the device cuts, at most half of the largest window (Linux
+    /// `tcp_xmit_size_goal`). At least a segment.
+    pub(super) fn largest_burst(&self) -> u32 {
+        let mss = u32::from(self.send.mss).max(1);
+        let most = self.config.offload.min(OFFLOAD_MAX);
+        let most = most.min(self.send.window_max / 2);
+        (most - most % mss).max(mss)
+    }
+
+    /// Bytes never sent that the windows let leave now.
+    pub(super) fn may_leave(&self) -> u32 {
+        if self.timers.is_running(Timer::Pace) {
+            return 0;
+        }
+        let in_flight = self.send.next.wrapping_sub(self.send.first);
+        let usable = self.send.window.saturating_sub(in_flight);
+        let allowed = self.congestion.window().saturating_sub(self.pipe());
+        usable.min(allowed)
     }
 
     /// True when data waits, nothing is in flight to bring an acknowledgment,
@@ -218,17 +257,17 @@ impl Connection {
         if self.pending.has(Pending::RESET | Pending::RESET_ANSWER) && !self.send_reset(now, send) {
             return;
         }
-        if self.send.first == self.send.next && self.unsent() > 0 {
+        let age = microseconds(now).wrapping_sub(self.send.limited_at);
+        // No retransmission timeout is shorter than its slack: most of the time that
+        // says enough.
+        if self.send.first == self.send.next && self.unsent() > 0 && age >= self.round_trip.slack {
             let idle = now.saturating_sub(self.send.last);
             let timeout = self.retransmission_micros();
             let micros = idle.as_secs().saturating_mul(1_000_000) + u64::from(idle.subsec_micros());
             if micros > timeout {
                 self.restart_after_idle(idle, now);
-            } else if !self.send.limited {
-                let age = microseconds(now).wrapping_sub(self.send.limited_at);
-                if u64::from(age) >= timeout {
-                    self.validate_window(now);
-                }
+            } else if !self.send.limited && u64::from(age) >= timeout {
+                self.validate_window(now);
             }
         }
         if self.config.paces() {
@@ -245,6 +284,7 @@ impl Connection {
                 None => break true,
             }
         };
+        self.look_at_holdup(now);
         if self.send.next != next && !probing {
             self.start_timer_after_sending(self.send.first == next, now);
         }
@@ -337,22 +377,16 @@ impl Connection {
             Plan::Fin => (self.send.next, 0),
         };
         let end = sequence.wrapping_add(length);
-        let mut flags = Flags::ACK;
-        if end == self.send.written {
-            flags |= Flags::PSH;
-            if self.send.closed {
-                flags = Flags(flags.0 | Flags::FIN.0);
-            }
-        } else if length > self.send.mss.into() {
-            // So that whoever puts a burst's segments together again (GRO)
-            // delivers it with the last one, as Linux.
-            flags = Flags(Flags::ACK.0 | Flags::PSH.0);
-        }
-        let fin = flags.contains(Flags::FIN);
-        if fin && length == 0 {
-            flags = Flags::ACK | Flags::FIN;
-        }
         let again = matches!(plan, Plan::Again { .. });
+        let mut flags = Flags::ACK;
+        let pushes = self.pushes(sequence, length);
+        if pushes {
+            flags |= Flags::PSH;
+        }
+        let fin = self.send.closed && end == self.send.written;
+        if fin {
+            flags = Flags(flags.0 | Flags::FIN.0);
+        }
         let tells = self.ecn.has_to_tell() && length > 0 && !again;
         if tells {
             flags |= Flags::CWR;
@@ -379,9 +413,21 @@ impl Connection {
         if let Plan::Again { .. } = plan {
             self.sent_again(sequence, end, now);
         } else {
+            if pushes {
+                self.send.marks.due = end.wrapping_add(self.send.window_max / 2);
+            }
             self.sent_new(length, end, now);
         }
         true
+    }
+
+    /// Whether a segment carries PSH: the application has pushed what lies in it, or
+    /// half of the largest window has left without (Linux `forced_push`). A burst
+    /// does, so that whoever puts its segments together again (GRO) delivers it with
+    /// the last one, as Linux.
+    #[inline]
+    fn pushes(&self, start: u32, length: u32) -> bool {
+        self.send.marks.pushes(start, length) || length > self.send.mss.into()
     }
 
     /// True when the peer's data came so short a while ago that its
@@ -403,7 +449,9 @@ impl Connection {
         } else {
             flags |= Flags::ACK;
         }
-        let isn = self.send.first;
+        let opens = self.is_fast_opening();
+        let isn = self.send.first.wrapping_sub(opens.into());
+        let (fast_open, length) = self.syn_extras();
         let header = Header {
             source_port: self.flow.local.port(),
             destination_port: self.flow.remote.port(),
@@ -413,30 +461,51 @@ impl Connection {
             window: self.config.syn_window(),
             urgent: 0,
             options: Options {
-                maximum_segment_size: Some(self.config.mss),
+                maximum_segment_size: Some(self.config.mss.min(self.path.limit())),
                 window_scale: self.scaling.then_some(self.receive.scale),
                 sack_permitted: self.sack,
                 timestamps: self.timestamps.then(|| Timestamps {
                     value: timestamp(now, self.timestamp_offset),
                     echo: self.receive.timestamp,
                 }),
-                ..Options::default()
+                ..Options::default().with_fast_open(fast_open)
             },
         };
-        if !self.give(header, (0, 0), self.send.mss.into(), send) {
+        if !self.give(header, (0, length), self.send.mss.into(), send) {
             return false;
         }
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.clear(Pending::ACKNOWLEDGE);
-        self.send.next = isn.wrapping_add(1);
+        self.syn_left(length);
+        if self.notices.is_some() {
+            self.tell_sent(isn.wrapping_add(1 + length), now);
+        }
+        if opens {
+            self.acknowledgment_sent(&header);
+            // What data in the SYN has taken of the window is given back.
+            let edge = header.acknowledgment.wrapping_add(header.window.into());
+            if before(self.receive.edge, edge) {
+                self.receive.edge = edge;
+            }
+        } else if self.send.next == isn {
+            self.send.next = isn.wrapping_add(1 + length);
+        }
         self.send.last = now;
-        let timeout = self.retransmission_timeout();
+        let timeout = if opens {
+            // A listener's answers come at these times.
+            half_open::timeout(self.send.retries)
+        } else {
+            self.retransmission_timeout()
+        };
         self.timers.set(Timer::Retransmit, now, timeout);
         true
     }
 
     #[cold]
     fn send_reset(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
+        if self.state == State::Closed {
+            self.end_holdup(now);
+        }
         if self.pending.has(Pending::RESET_ANSWER) {
             let header = Header {
                 source_port: self.flow.local.port(),

@@ -14,6 +14,7 @@ impl Connection {
     pub(super) fn sent_new(&mut self, length: u32, end: u32, now: Time) {
         let micros = microseconds(now);
         let first = self.send.next;
+        self.goes_on(now);
         // A segment that was not full ends a run, so that what was sent apart is
         // counted, and sent again, apart.
         let separate = self.send.small == first || length == 0;
@@ -25,6 +26,9 @@ impl Connection {
         }
         self.recovery.board.sent(end, micros, separate);
         self.send.next = end;
+        if self.notices.is_some() {
+            self.tell_sent(end, now);
+        }
         let flight = self.pipe();
         let limited = flight.saturating_add(self.send.mss.into()) > self.congestion.window();
         if limited {

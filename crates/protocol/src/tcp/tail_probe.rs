@@ -8,7 +8,7 @@ use super::rack::TICKS;
 use super::recovery::{Phase, Wait};
 use super::send::Plan;
 use super::timers::Timer;
-use super::{Time, microseconds};
+use super::{State, Time, microseconds};
 use tidewall_wire::tcp::before;
 
 /// The state of the probe; one at a time.
@@ -46,9 +46,12 @@ impl Connection {
 
     /// Starts it after new data was sent, so that a probe is due so long after
     /// that; `began` when nothing was in flight before: a timer that ran then was
-    /// for the persist state.
-    #[inline]
+    /// for the persist state. That of a SYN or SYN-ACK goes on.
+    #[inline(never)]
     pub(super) fn start_timer_after_sending(&mut self, began: bool, now: Time) {
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            return;
+        }
         let timeout = self.retransmission_micros();
         if self.may_probe() {
             // No later than the retransmission timeout would be.
@@ -123,12 +126,15 @@ impl Connection {
         let window_end = self.send.first.wrapping_add(self.send.window);
         let unsent = self.unsent();
         if unsent > 0 {
-            let length = unsent.min(mss);
+            let next = self.send.next;
+            let end = next.wrapping_add(unsent.min(mss));
+            let length = self.send.marks.cut(next, end).wrapping_sub(next);
             if !before(window_end, self.send.next.wrapping_add(length)) {
                 return Some(Plan::New { length });
             }
         }
         let (start, end) = self.recovery.board.last_segment(mss, self.fin_sent())?;
+        let start = self.send.marks.cut_from(start, end);
         if start != self.send.first && !before(start, window_end) {
             return None;
         }

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use super::*;
-use tidewall_protocol::tcp::{TimeWaitEntry, TimeWaitReaction, TimeWaitTable};
+use tidewall_protocol::tcp::{
+    FastOpen, FastOpenKeys, FastOpenServer, TimeWaitEntry, TimeWaitReaction, TimeWaitTable,
+};
 
 /// Time for random inputs in an ordinary test run.
 const TIME: Duration = Duration::from_millis(500);
@@ -19,6 +21,21 @@ struct Step {
     later: Duration,
     waiting: usize,
 }
+
+/// One that the server has made, a wrong one, or a request for one.
+fn cookie(source: u8, which: u8) -> FastOpen {
+    let flow = client(u32::from(source) << 6, 1);
+    match which % 4 {
+        0 => FastOpen::REQUEST,
+        1 => FastOpen::cookie_of(&[which; 8]).unwrap(),
+        _ => KEYS.cookie(&flow, which % 4 == 2).unwrap(),
+    }
+}
+
+const KEYS: FastOpenKeys = FastOpenKeys {
+    primary: [7; 16],
+    backup: None,
+};
 
 fn step(bytes: &[u8; 11], last_answer: u32) -> Step {
     let [
@@ -45,7 +62,8 @@ fn step(bytes: &[u8; 11], last_answer: u32) -> Step {
             echo: far,
         }),
         ..Options::default()
-    };
+    }
+    .with_fast_open((kinds & 16 != 0).then(|| cookie(source, mss)));
     Step {
         flow: client(u32::from(source) << 6, u16::from(port & 7) + 1),
         flags: Flags(flags),
@@ -63,6 +81,13 @@ fn fuzz_listener() {
         .with_test_time(TIME)
         .for_each(|bytes: &[u8]| {
             let mut listener = listener(8);
+            listener.set_fast_open(Some(FastOpenServer {
+                queue: 4,
+                keys: KEYS,
+                without_cookie: false,
+            }));
+            // Connections that SYNs have opened.
+            let mut opening = 0;
             let mut now = START;
             // The flows that the caller has in the driver's table.
             let mut entered = HashSet::new();
@@ -90,6 +115,11 @@ fn fuzz_listener() {
                 match reaction {
                     Reaction::HalfOpen(flow) => assert!(entered.insert(flow)),
                     Reaction::Forgotten(flow) => assert!(entered.remove(&flow)),
+                    Reaction::Established(handshake) if handshake.fast_open.is_some() => {
+                        assert!(!listener.is_full() && sent.is_empty());
+                        assert!(!entered.contains(&handshake.flow));
+                        opening += 1;
+                    }
                     Reaction::Established(handshake) => {
                         assert!(!listener.is_full());
                         assert!(entered.remove(&handshake.flow) || listener.takes_cookies());
@@ -97,6 +127,11 @@ fn fuzz_listener() {
                     }
                     _ => {}
                 }
+                if opening > 0 && step.waiting % 2 == 1 {
+                    listener.fast_open_over(step.waiting == 7, now);
+                    opening -= 1;
+                }
+                assert!(opening <= 4);
                 assert_eq!(listener.half_open_len(), entered.len());
                 assert!(entered.len() <= 16);
             }

@@ -2,6 +2,7 @@
 
 use super::*;
 use tidewall_protocol::Drop;
+use tidewall_protocol::icmp::{FlowError, errno};
 use tidewall_protocol::tcp::{Connection, Ecn, State};
 
 #[test]
@@ -303,4 +304,63 @@ fn closing_forgets_every_half_open_connection() {
     listener.close(&mut |flow| forgotten.push(*flow));
     assert_eq!(forgotten, flows);
     assert_eq!(listener.next_timeout(), None);
+}
+
+#[test]
+fn an_icmp_error_that_quotes_our_answer_ends_a_half_open_connection() {
+    let error = |flow: Flow, errno, sequence| FlowError {
+        local: flow.local,
+        remote: flow.remote,
+        errno,
+        hard: false,
+        mtu: None,
+        offender: flow.remote.ip(),
+        kind: 3,
+        code: 1,
+        sequence,
+    };
+    let mut listener = listener(16);
+    let flow = client(1, 1000);
+    let (_, sent) = give(&mut listener, &syn(flow, 500), START);
+    let isn = sent[0].1.sequence;
+    for refused in [
+        error(client(1, 1001), errno::EHOSTUNREACH, Some(isn)),
+        error(flow, errno::EHOSTUNREACH, Some(isn.wrapping_add(1))),
+        error(flow, errno::EHOSTUNREACH, None),
+        error(flow, errno::EMSGSIZE, Some(isn)),
+    ] {
+        assert_eq!(listener.icmp_error(&refused), Reaction::Nothing);
+        assert_eq!(listener.half_open_len(), 1);
+    }
+    let told = error(flow, errno::EHOSTUNREACH, Some(isn));
+    assert_eq!(listener.icmp_error(&told), Reaction::Forgotten(flow));
+    assert_eq!(listener.half_open_len(), 0);
+    assert_eq!(listener.next_timeout(), None);
+    // What its peer says now is of nothing.
+    let (_, sent) = give(&mut listener, &ack_of(flow, &sent[0].1), START);
+    assert_eq!(sent[0].1.flags, Flags::RST);
+}
+
+#[test]
+fn answers_are_repeated_as_often_as_is_set() {
+    for (retries, waits) in [
+        (0, vec![]),
+        (2, vec![1, 2]),
+        (9, vec![1, 2, 4, 8, 16, 32, 64, 120, 120]),
+    ] {
+        let config = Config {
+            syn_ack_retries: retries,
+            ..Config::default()
+        };
+        let mut listener = Listener::new(&config, 16, SECRETS);
+        let flow = client(1, 1000);
+        give(&mut listener, &syn(flow, 500), START);
+        let (sent, forgotten) = run_timers(&mut listener, START + 1000 * SECOND);
+        let mut last = START;
+        let waited: Vec<u64> = sent
+            .iter()
+            .map(|(at, _)| (*at - std::mem::replace(&mut last, *at)).as_secs())
+            .collect();
+        assert_eq!((waited, forgotten), (waits, vec![flow]));
+    }
 }

@@ -2,6 +2,7 @@
 //! are written by hand.
 
 mod cookie;
+mod fast_open;
 mod flood;
 mod fuzz;
 mod handshake;

@@ -163,6 +163,7 @@ fn a_copy_wakes_from_delaying_acknowledgments() {
 fn it_leaves_with_data_too_and_takes_its_part_of_the_segment() {
     let mut peer = Peer::settled(&Config {
         offload: 60_000,
+        burst_min: 5,
         nodelay: true,
         ..plain()
     });

@@ -76,7 +76,23 @@ pub fn tcp_peer(bytes: &[u8]) {
     let mut now = Duration::from_secs(50);
     let ours = u32::MAX - 3000;
     let mut theirs = u32::MAX - 500;
-    let mut engine = tcp::Connection::connect(flow, ours, 9, &config, now);
+    // Opened by a SYN with data, ours or the peer's, or by an ordinary one.
+    let mut engine = match setup & (128 | 2) {
+        128 => {
+            let mut handshake = handshake(ours.wrapping_sub(1), theirs.wrapping_sub(1));
+            handshake.flow = flow;
+            handshake.fast_open = Some(tcp::FastOpenAnswer { cookie: cookie() });
+            tcp::Connection::accept(&handshake, &config, now)
+        }
+        130 => {
+            let known = tcp::FastOpenPeer {
+                cookie: cookie(),
+                ..tcp::FastOpenPeer::default()
+            };
+            tcp::Connection::connect_fast(flow, ours, 9, &config, &known, false, now)
+        }
+        _ => tcp::Connection::connect(flow, ours, 9, &config, now),
+    };
     let zeros = [0; 4000];
     let mut next = ours;
     for step in script.as_chunks::<8>().0 {
@@ -108,6 +124,11 @@ pub fn tcp_peer(bytes: &[u8]) {
                     options.maximum_segment_size = Some(offset as u16);
                     options.window_scale = Some(e);
                     options.sack_permitted = true;
+                    if what & 128 != 0 {
+                        let length = zeros.get(..usize::from(e % 32)).unwrap_or_default();
+                        let option = tcp::FastOpen::cookie_of(length);
+                        options = options.with_fast_open(option);
+                    }
                 }
                 let length = if what & 32 != 0 {
                     usize::from(f) * 10
@@ -155,7 +176,13 @@ pub fn tcp_peer(bytes: &[u8]) {
                     engine = tcp::Connection::thaw(&frozen, now).expect("just frozen");
                 }
             },
-            _ => drop(engine.write(&zeros[..usize::from(f)])),
+            _ => {
+                let flags = tcp::SendFlags {
+                    more: flags & 1 != 0,
+                    record: flags & 2 != 0,
+                };
+                let _ = engine.write_with(&zeros[..usize::from(f)], flags);
+            }
         }
         if what & 64 != 0 {
             let mut segments = 0;
@@ -174,6 +201,10 @@ pub fn tcp_peer(bytes: &[u8]) {
         }
         let info = engine.info();
         assert!(info.unread <= 70_000, "{info:?}");
+        if let Some(news) = engine.take_fast_open_news() {
+            tcp::FastOpenPeer::default().learn(&news);
+            assert_eq!(engine.take_fast_open_news(), None);
+        }
     }
     assert!(engine.freeze(now).len() < 250_000, "memory is bounded");
 }
@@ -225,17 +256,40 @@ pub fn tcp_pair(bytes: &[u8]) {
         End::new(config(setup), data(sizes)),
         End::new(config(setup >> 4), data(sizes >> 4)),
     ];
-    let mut link = Link::new(ends, weather, u64::from(seed) << 8 | 1);
+    let number = u64::from(seed) << 8 | 1;
+    let mut link = if seed & 2 == 0 {
+        Link::new(ends, weather, number)
+    } else {
+        let keys = tcp::FastOpenKeys {
+            primary: [1; 16],
+            backup: (seed & 4 != 0).then_some([2; 16]),
+        };
+        let theirs = tcp::FastOpenKeys {
+            primary: [1 + (seed >> 3 & 1); 16],
+            backup: None,
+        };
+        let peer = tcp::FastOpenPeer {
+            cookie: theirs.cookie(&link::reversed(link::flow(false)), seed & 16 != 0),
+            ..tcp::FastOpenPeer::default()
+        };
+        let server = tcp::FastOpenServer {
+            queue: u32::from(seed >> 5),
+            keys,
+            without_cookie: false,
+        };
+        Link::fast(ends, weather, number, &peer, Some(server))
+    };
     link.freezes = seed & 1 != 0;
-    link.run(Duration::from_secs(36_000));
-    link.assert_delivered();
+    if link.run_unless_cut_off(Duration::from_secs(36_000)) {
+        link.assert_delivered();
+    }
 }
 
 /// Frozen bytes that were changed are refused, or make an engine that does not
 /// panic; the sum at their end is mended so that more than the sum is tried.
 pub fn tcp_thaw(bytes: &[u8]) {
     let now = Duration::from_secs(7);
-    let mut frozen = frozen_connection();
+    let mut frozen = frozen_connection(bytes.len() % 2 == 1);
     for change in bytes.as_chunks::<3>().0 {
         let at = usize::from(u16::from_be_bytes([change[0], change[1]])) % frozen.len();
         frozen[at] = change[2];
@@ -272,17 +326,22 @@ pub fn tcp_thaw(bytes: &[u8]) {
         };
         engine.input(&segment, now);
         engine.consume(100);
-        let _ = engine.write(b"more");
+        if engine.write(b"more") == Ok(4) {
+            engine.end_write(4, true);
+        }
+        let _ = (engine.take_notification(), engine.read_arrived());
     }
 }
 
-/// A connection with data in every buffer.
-fn frozen_connection() -> Vec<u8> {
-    let now = Duration::from_secs(7);
-    let handshake = tcp::Handshake {
+fn cookie() -> Option<tcp::FastOpen> {
+    tcp::FastOpen::cookie_of(b"a cookie")
+}
+
+fn handshake(local_isn: u32, remote_isn: u32) -> tcp::Handshake {
+    tcp::Handshake {
         flow: link::flow(false),
-        local_isn: 49_999,
-        remote_isn: 59_999,
+        local_isn,
+        remote_isn,
         mss: 1460,
         window_scale: Some(7),
         local_window_scale: 7,
@@ -292,11 +351,35 @@ fn frozen_connection() -> Vec<u8> {
         timestamp_offset: 0,
         window: 1000,
         round_trip: None,
-    };
+        fast_open: None,
+    }
+}
+
+/// A connection with data in every buffer; `fast`: a SYN has opened it, and our
+/// SYN-ACK is not acknowledged.
+fn frozen_connection(fast: bool) -> Vec<u8> {
+    let now = Duration::from_secs(7);
+    let mut handshake = handshake(49_999, 59_999);
+    if fast {
+        handshake.fast_open = Some(tcp::FastOpenAnswer { cookie: cookie() });
+    }
     let mut engine = tcp::Connection::accept(&handshake, &tcp::Config::default(), now);
+    engine.set_zero_copy(true);
+    engine.set_timestamping(tcp::Timestamping {
+        scheduled: true,
+        sent: true,
+        acknowledged: true,
+        received: true,
+        keys: tcp::Keys::FromWritten,
+    });
     engine.write(&[1; 300]).unwrap();
+    engine.end_write(300, true);
     engine.output(now, &mut |_| true);
     engine.write(&[2; 30]).unwrap();
+    engine.end_write(30, false);
+    if fast {
+        return engine.freeze(now);
+    }
     for offset in [0u32, 100, 200] {
         let segment = tcp::Segment {
             flow: handshake.flow,

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Ecn, Errno, Flow, Handshake, Outgoing, Segment, Shutdown, State, Time,
-    Timestamps, timestamp,
+    Config, Connection, Ecn, Errno, FastOpenPeer, FastOpenServer, Flow, Handshake, Listener,
+    Outgoing, Reaction, Secrets, Segment, Shutdown, State, Time, Timestamps, timestamp,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
 
@@ -206,6 +206,10 @@ pub struct Link {
     /// many times: late by so much, or lost.
     pub fates: Vec<(u32, u32, Option<Duration>)>,
     isn: u32,
+    /// SYNs of each end that are lost, the first ones.
+    pub lost_syns: [u32; 2],
+    /// Of end 1, where handshakes are not written by hand.
+    listener: Option<Listener>,
     /// Every frame that was sent, with its sender, when wanted.
     pub trace: Option<Vec<(Time, usize, Frame)>>,
 }
@@ -251,6 +255,8 @@ impl Link {
             freezes: false,
             fates: Vec::new(),
             isn: 0,
+            lost_syns: [0; 2],
+            listener: None,
             trace: None,
         };
         let isn = link.random.next() as u32;
@@ -258,6 +264,48 @@ impl Link {
         let config = link.ends[0].config;
         link.ends[0].connection = Some(Connection::connect(flow, isn, offset, &config, now));
         link
+    }
+
+    /// End 0 connects to end 1, which listens, with Fast Open.
+    pub fn fast(
+        ends: [End; 2],
+        weather: Weather,
+        seed: u64,
+        peer: &FastOpenPeer,
+        server: Option<FastOpenServer>,
+    ) -> Self {
+        let mut link = Self::new(ends, weather, seed);
+        let (isn, offset) = (link.random.next() as u32, link.random.next() as u32);
+        let config = link.ends[0].config;
+        let fast = Connection::connect_fast(link.flow, isn, offset, &config, peer, false, link.now);
+        link.ends[0].connection = Some(fast);
+        let secrets = Secrets {
+            sequence: [1; 16],
+            cookie: [2; 16],
+        };
+        let mut listener = Listener::new(&link.ends[1].config, 16, secrets);
+        listener.set_fast_open(server);
+        link.listener = Some(listener);
+        link
+    }
+
+    /// Lets the listener do something, and sends what it wants sent.
+    fn listen(
+        &mut self,
+        act: impl FnOnce(&mut Listener, &mut dyn FnMut(&Flow, &Outgoing<'_>)) -> Reaction,
+    ) -> Reaction {
+        let Some(mut listener) = self.listener.take() else {
+            return Reaction::Nothing;
+        };
+        let mut frames = Vec::new();
+        let reaction = act(&mut listener, &mut |_, outgoing| {
+            frames.extend(cut(outgoing));
+        });
+        self.listener = Some(listener);
+        for frame in frames {
+            self.transmit(1, frame);
+        }
+        reaction
     }
 
     /// Both ends connect to each other at once.
@@ -276,6 +324,10 @@ impl Link {
             trace.push((self.now, from, frame.clone()));
         }
         if frame.payload.len() > weather.payload_max {
+            return;
+        }
+        if frame.header.flags.contains(Flags::SYN) && self.lost_syns[from] > 0 {
+            self.lost_syns[from] -= 1;
             return;
         }
         let mut late = Duration::ZERO;
@@ -334,6 +386,16 @@ impl Link {
         end.segments += 1;
         if let Some(connection) = &mut end.connection {
             connection.input(&segment, now);
+            return;
+        }
+        if to == 1 && self.listener.is_some() {
+            let reaction = self.listen(|listener, send| listener.input(&segment, now, send));
+            if let Reaction::Established(handshake) = reaction {
+                let end = &mut self.ends[to];
+                let mut connection = Connection::accept(&handshake, &end.config, now);
+                connection.input(&segment, now);
+                end.connection = Some(connection);
+            }
             return;
         }
         if let Some((handshake, answer, _)) = &end.handshake {
@@ -413,12 +475,17 @@ impl Link {
         }
     }
 
+    fn next_event(&self) -> Option<Time> {
+        let arrival = self.queue.keys().next().map(|key| key.0);
+        let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
+        let listener = self.listener.as_ref().and_then(Listener::next_timeout);
+        timers.chain([arrival, listener]).flatten().min()
+    }
+
     /// Goes on to the next event; false when there is none.
     pub fn step(&mut self) -> bool {
         self.flush();
-        let arrival = self.queue.keys().next().map(|key| key.0);
-        let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
-        let Some(next) = timers.chain([arrival]).flatten().min() else {
+        let Some(next) = self.next_event() else {
             return false;
         };
         self.now = self.now.max(next);
@@ -429,8 +496,12 @@ impl Link {
             let (to, frame) = entry.remove();
             self.deliver(to, &frame);
         }
+        let now = self.now;
+        self.listen(|listener, send| {
+            listener.timeout(now, send, &mut |_| {});
+            Reaction::Nothing
+        });
         for from in 0..2 {
-            let now = self.now;
             let end = &mut self.ends[from];
             if let Some(connection) = &mut end.connection
                 && connection.next_timeout().is_some_and(|at| at <= now)
@@ -451,14 +522,29 @@ impl Link {
     /// Runs until both ends are done; panics when that takes longer than
     /// `limit`, for nothing may hang.
     pub fn run(&mut self, limit: Duration) {
+        let done = self.run_unless_cut_off(limit);
+        assert!(done, "nothing left to happen: {}", self.describe());
+    }
+
+    /// The same; false when the link has lost so much that an end has sent the
+    /// same bytes in vain as often as it may, which leaves the other to wait.
+    pub fn run_unless_cut_off(&mut self, limit: Duration) -> bool {
         let end = self.now + limit;
         while !self.ends.iter().all(End::is_done) {
             let more = self.step();
             if !more && !self.ends.iter().all(End::is_done) {
-                panic!("nothing left to happen: {}", self.describe());
+                let cut_off = self.ends.iter().any(|end| {
+                    end.connection.as_ref().is_some_and(|connection| {
+                        connection.state() == State::Closed
+                            && connection.info().retries >= end.config.retries
+                    })
+                });
+                assert!(cut_off, "nothing left to happen: {}", self.describe());
+                return false;
             }
             assert!(self.now < end, "it hangs: {}", self.describe());
         }
+        true
     }
 
     /// Runs for a time.
@@ -466,9 +552,7 @@ impl Link {
         let end = self.now + time;
         while self.now < end {
             self.flush();
-            let arrival = self.queue.keys().next().map(|key| key.0);
-            let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
-            match timers.chain([arrival]).flatten().min() {
+            match self.next_event() {
                 Some(next) if next <= end => {
                     self.step();
                 }
@@ -531,6 +615,7 @@ pub fn answer_syn(
         timestamp_offset: offset,
         window: 0,
         round_trip: None,
+        fast_open: None,
     };
     let header = Header {
         source_port: segment.flow.local.port(),

@@ -169,24 +169,65 @@ fn a_pause_earns_no_more_than_a_burst() {
     }
 }
 
+/// The first burst of what is written on a path of 100 ms with a window of 40
+/// segments, twice of which a round trip are 800 bytes a millisecond.
+fn first_burst(config: Config) -> usize {
+    let mut peer = Peer::established(&Config {
+        offload: 64_000,
+        initial_window: 40,
+        ..config
+    });
+    peer.write(40 * MSS);
+    let mut first = None;
+    peer.engine.output(peer.now, &mut |outgoing| {
+        first.get_or_insert(outgoing.payload_len());
+        true
+    });
+    first.unwrap()
+}
+
 #[test]
 fn a_burst_of_the_device_is_a_millisecond_s_worth() {
-    let config = Config {
-        offload: 64_000,
-        pacing_rate_max: Some(5_000_000),
+    // But two segments at least, unless told otherwise.
+    assert_eq!(first_burst(plain()), 2 * MSS);
+    let config = |burst_min, pacing_rate_max| Config {
+        burst_min,
+        pacing_rate_max,
         ..plain()
     };
-    let mut peer = Peer::established(&config);
-    peer.write(10 * MSS);
-    let mut lengths = Vec::new();
-    for _ in 0..2 {
+    assert_eq!(first_burst(config(1, None)), MSS);
+    assert_eq!(first_burst(config(7, None)), 7 * MSS);
+    assert_eq!(first_burst(config(0, Some(100_000))), MSS);
+}
+
+#[test]
+fn a_burst_grows_with_the_rate_and_the_nearer_the_peer_is() {
+    let burst = |window, round_trip| {
+        let mut peer = Peer::established(&Config {
+            offload: 64_000,
+            initial_window: window,
+            ..plain()
+        });
+        // The handshake's 100 ms do not count any more.
+        for byte in 0..100 {
+            peer.write(1);
+            peer.sent();
+            peer.wait(round_trip);
+            peer.give(ACK, 0, byte + 1, b"");
+        }
+        peer.write(40 * MSS);
+        let mut first = None;
         peer.engine.output(peer.now, &mut |outgoing| {
-            lengths.push(outgoing.payload.concat().len());
+            first.get_or_insert(outgoing.payload_len());
             true
         });
-        peer.wait_for_timer();
-    }
-    assert_eq!(lengths, [5 * MSS, 5 * MSS]);
+        first.unwrap()
+    };
+    // Twice the window a round trip are 12 MB/s; four halvings leave 4000 bytes.
+    assert_eq!(burst(30, Duration::from_micros(2500)), 15 * MSS);
+    // Fewer than one: all but for the window.
+    assert_eq!(burst(60, Duration::from_micros(400)), 30 * MSS);
+    assert_eq!(burst(30, ms(5)), 12 * MSS);
 }
 
 #[test]

@@ -208,6 +208,7 @@ fn over_ipv6_no_search_goes_below_what_every_path_carries() {
             timestamp_offset: 0,
             window: 60_000,
             round_trip: Some(ms(100)),
+            fast_open: None,
         };
         let config = Config {
             mtu_probing,

@@ -84,6 +84,7 @@ impl Peer {
             timestamp_offset: 0,
             window: WINDOW,
             round_trip: Some(ms(100)),
+            fast_open: None,
         };
         Self {
             engine: Connection::accept(&handshake, config, now),

@@ -205,18 +205,26 @@ fn old_timestamps_are_refused_unless_very_old() {
     peer.give(ACK, 5, 0, b"older");
     assert_eq!(peer.engine.received().concat(), b"first");
     assert_eq!(acknowledged(&mut peer), [5], "RFC 7323 §5.3, R1");
-    // Without a timestamp at all: dropped (RFC 7323 §3.2).
+    // Without a timestamp at all there is nothing to compare: taken, as Linux does,
+    // and the echo stays what it was.
     peer.timestamps = None;
     peer.give(ACK, 5, 0, b"none.");
-    assert_eq!(peer.brief(), []);
+    assert_eq!(peer.engine.received().concat(), b"firstnone.");
+    let sent = {
+        peer.now += ms(40);
+        let now = peer.now;
+        peer.engine.timeout(now);
+        peer.sent()
+    };
+    assert_eq!(sent[0].header.options.timestamps.unwrap().echo, 600);
     // After 24 days the peer's clock may have wrapped.
     peer.now += Duration::from_secs(25 * 24 * 3600);
     peer.timestamps = Some(Timestamps {
         value: 599,
         echo: 0,
     });
-    peer.give(ACK, 5, 0, b"wraps");
-    assert_eq!(peer.engine.received().concat(), b"firstwraps");
+    peer.give(ACK, 10, 0, b"wraps");
+    assert_eq!(peer.engine.received().concat(), b"firstnone.wraps");
 }
 
 #[test]
@@ -243,6 +251,17 @@ fn a_fin_beyond_a_hole_is_told_of() {
 }
 
 #[test]
+fn it_is_known_when_data_last_came() {
+    let mut peer = Peer::settled(&plain());
+    peer.wait(ms(900));
+    assert_eq!(peer.engine.since_received(peer.now), ms(900));
+    peer.give(ACK, 0, 0, b"data");
+    peer.now += ms(7);
+    peer.give(ACK, 4, 0, b"");
+    assert_eq!(peer.engine.since_received(peer.now), ms(7));
+}
+
+#[test]
 fn an_idle_connection_holds_no_buffers() {
     let mut peer = Peer::settled(&plain());
     assert!(peer.engine.is_idle());
@@ -265,5 +284,5 @@ fn an_idle_connection_holds_no_buffers() {
     assert_eq!(peer.sack, SackBlocks::default());
     // Without a buffer or timer, a connection is this large.
     let size = size_of_val(&peer.engine);
-    assert!(size <= 896, "{size}");
+    assert!(size <= 928, "{size}");
 }

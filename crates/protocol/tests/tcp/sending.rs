@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{Config, Errno, State};
+use tidewall_protocol::tcp::{Config, Connection, Errno, State};
 use tidewall_wire::tcp::Flags;
 
 use crate::peer::{ACK, MSS, OURS, Peer, both, ms, plain};
@@ -67,13 +67,8 @@ fn the_end_of_what_was_written_is_pushed_and_goes_with_the_fin() {
     );
 }
 
-#[test]
-fn offloading_leaves_full_segments_together_and_pushes_them() {
-    let mut peer = Peer::established(&Config {
-        offload: 5500,
-        ..plain()
-    });
-    peer.write(12 * MSS);
+/// Length and flags of each burst that leaves now.
+fn bursts(peer: &mut Peer) -> Vec<(usize, Flags)> {
     let now = peer.now;
     let mut bursts = Vec::new();
     peer.engine.output(now, &mut |outgoing| {
@@ -81,9 +76,41 @@ fn offloading_leaves_full_segments_together_and_pushes_them() {
         bursts.push((outgoing.payload_len(), outgoing.header.flags));
         true
     });
+    bursts
+}
+
+#[test]
+fn offloading_leaves_full_segments_together_and_pushes_them() {
+    let mut peer = Peer::established(&Config {
+        offload: 5500,
+        burst_min: 40,
+        initial_window: 14,
+        ..plain()
+    });
+    peer.write(16 * MSS);
     // The congestion window ends in the middle of what was written.
     let pushed = both(ACK, Flags::PSH);
-    assert_eq!(bursts, [(5 * MSS, pushed), (5 * MSS, pushed)]);
+    assert_eq!(
+        bursts(&mut peer),
+        [(5 * MSS, pushed), (5 * MSS, pushed), (4 * MSS, pushed)]
+    );
+}
+
+#[test]
+fn a_burst_is_at_most_half_of_the_congestion_window() {
+    let mut peer = Peer::established(&Config {
+        offload: 60_000,
+        burst_min: 40,
+        initial_window: 7,
+        ..plain()
+    });
+    peer.write(20 * MSS);
+    let pushed = both(ACK, Flags::PSH);
+    // What is left for a segment alone is none.
+    assert_eq!(
+        bursts(&mut peer),
+        [(3 * MSS, pushed), (3 * MSS, pushed), (MSS, ACK)]
+    );
 }
 
 #[test]
@@ -345,4 +372,99 @@ fn acknowledgments_that_come_together_all_count_for_the_window() {
         peer.give(ACK, 0, segment * MSS as u32, b"");
     }
     assert_eq!(peer.engine.info().congestion_window, 20 * MSS as u32);
+}
+
+#[test]
+fn what_sending_waits_for_is_timed() {
+    let mut peer = Peer::established(&plain());
+    let times = |peer: &Peer| {
+        let times = peer.engine.sending_times(peer.now);
+        [times.busy, times.window_limited, times.buffer_limited]
+    };
+    peer.now += ms(500);
+    assert_eq!(times(&peer), [ms(0); 3], "nothing to send");
+    // The network.
+    peer.write(2 * MSS);
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    peer.now += ms(30);
+    assert_eq!(times(&peer), [ms(30), ms(0), ms(0)]);
+    // The peer's window has room for one more, then for none.
+    peer.window = 2 * MSS as u16;
+    peer.give(ACK, 0, MSS as u32, b"");
+    peer.write(3 * MSS);
+    assert_eq!(lengths(&mut peer), [MSS]);
+    peer.now += ms(20);
+    assert_eq!(times(&peer), [ms(50), ms(20), ms(0)]);
+    let mut thawed = peer.engine.freeze(peer.now);
+    thawed = Connection::thaw(&thawed, ms(7)).unwrap().freeze(ms(7));
+    let thawed = Connection::thaw(&thawed, peer.now).unwrap();
+    assert_eq!(
+        thawed.sending_times(peer.now),
+        peer.engine.sending_times(peer.now)
+    );
+    peer.window = 60_000;
+    peer.give(ACK, 0, 3 * MSS as u32, b"");
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    peer.now += ms(10);
+    assert_eq!(times(&peer), [ms(60), ms(20), ms(0)]);
+    // Our own buffer: all of it has left, and a writer has more.
+    peer.engine.set_send_buffer(5 * MSS as u32);
+    assert_eq!(peer.engine.write(&[0; 9000]), Ok(3 * MSS));
+    assert_eq!(lengths(&mut peer), [MSS; 3]);
+    peer.now += ms(5);
+    assert_eq!(times(&peer), [ms(65), ms(20), ms(5)]);
+    peer.give(ACK, 0, 5 * MSS as u32, b"");
+    peer.write(MSS);
+    assert_eq!(lengths(&mut peer), [MSS]);
+    peer.now += ms(1);
+    assert_eq!(times(&peer), [ms(66), ms(20), ms(5)]);
+    // Idle again.
+    peer.give(ACK, 0, 9 * MSS as u32, b"");
+    peer.now += Duration::from_secs(9);
+    assert_eq!(times(&peer), [ms(66), ms(20), ms(5)]);
+}
+
+#[test]
+fn not_much_more_than_the_low_water_mark_waits_to_be_sent() {
+    let mut peer = Peer::established(&plain());
+    assert_eq!(peer.engine.not_sent_low_water(), None);
+    peer.engine.set_not_sent_low_water(Some(4000));
+    assert_eq!(peer.engine.not_sent_low_water(), Some(4000));
+    // Ten segments may leave; four wait.
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(14_000));
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    assert!(!peer.engine.writable());
+    assert_eq!(lengths(&mut peer).len(), 10);
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    peer.give(ACK, 0, 1000, b"");
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    assert!(!peer.engine.writable(), "half of it waits");
+    assert_eq!(peer.engine.write(&[0; 500]), Ok(500), "who asks may write");
+    peer.give(ACK, 0, 2000, b"");
+    assert_eq!(lengths(&mut peer), [MSS; 2]);
+    assert_eq!(peer.engine.info().not_sent, 500);
+    assert!(peer.engine.writable());
+    // A closed window lets nothing leave: the mark alone counts.
+    peer.window = 0;
+    peer.give(ACK, 0, 14_000, b"");
+    assert_eq!(lengths(&mut peer), [0; 0]);
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(3500));
+    peer.engine.set_not_sent_low_water(None);
+    assert_eq!(peer.engine.write(&[0; 5000]), Ok(5000));
+}
+
+#[test]
+fn the_low_water_mark_is_rounded_up_to_whole_bursts() {
+    let config = Config {
+        offload: 65_000,
+        ..plain()
+    };
+    let mut peer = Peer::established(&config);
+    peer.engine.set_not_sent_low_water(Some(0));
+    assert_eq!(peer.engine.not_sent_low_water(), Some(1));
+    // Ten segments leave, and half of the peer's window waits.
+    assert_eq!(peer.engine.write(&[0; 50_000]), Ok(40_000));
+    assert_eq!(lengths(&mut peer).iter().sum::<usize>(), 10_000);
+    assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
+    assert!(!peer.engine.writable());
 }

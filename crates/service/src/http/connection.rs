@@ -52,7 +52,7 @@ pub trait Responder {
     /// What a client may take.
     fn limits(&self) -> &Limits;
 
-    /// Answers a request, or has the connection hold it to be answered later.
+    /// Answers a request, or calls `Connection::hold` to do so later.
     fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>);
 
     /// Answers what was no good; nothing is read after it.

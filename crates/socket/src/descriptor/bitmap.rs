@@ -40,8 +40,9 @@ impl Bitmap {
         // The top is one word, whose bits stand for 64 words of the level below.
         while self.reach() < u64::from(limit) {
             // All of the old tree is below the first bit of the new top.
-            let full = self.levels.last().and_then(|top| top.first()) == Some(&u64::MAX);
-            self.levels.push(if full { vec![1] } else { Vec::new() });
+            let top = self.levels.last().and_then(|top| top.first());
+            let above = top.map(|top| u64::from(*top == u64::MAX));
+            self.levels.push(Vec::from_iter(above));
         }
     }
 
@@ -101,17 +102,11 @@ impl Bitmap {
         if number >= self.reach() {
             return Err(NumbersError);
         }
-        // Memory first, so that an error leaves the tree as it was.
-        let mut place = number;
-        for words in &mut self.levels {
-            place >>= SHIFT;
-            let needed = usize::try_from(place).map_err(|_| NumbersError)? + 1;
-            if words.len() < needed {
-                words
-                    .try_reserve(needed - words.len())
-                    .map_err(|_| NumbersError)?;
-                words.resize(needed, 0);
-            }
+        // Memory first, so that an error leaves the tree as it was. Where the
+        // lowest level has the word, the others have theirs.
+        let words = self.levels.first().map_or(0, Vec::len);
+        if number >> SHIFT >= words as u64 {
+            self.grow(number)?;
         }
         let mut place = number;
         for words in &mut self.levels {
@@ -123,6 +118,27 @@ impl Bitmap {
                 break;
             }
             place >>= SHIFT;
+        }
+        Ok(())
+    }
+
+    /// Makes every level long enough for a number.
+    #[cold]
+    fn grow(&mut self, number: u64) -> Result<(), NumbersError> {
+        let mut place = number;
+        // The lowest level last: the others are never shorter than it needs.
+        let mut needed = Vec::with_capacity(self.levels.len());
+        for _ in &self.levels {
+            place >>= SHIFT;
+            needed.push(usize::try_from(place).map_err(|_| NumbersError)? + 1);
+        }
+        for (words, needed) in self.levels.iter_mut().zip(needed).rev() {
+            if words.len() < needed {
+                words
+                    .try_reserve(needed - words.len())
+                    .map_err(|_| NumbersError)?;
+                words.resize(needed, 0);
+            }
         }
         Ok(())
     }

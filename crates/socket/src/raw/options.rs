@@ -83,6 +83,20 @@ pub(crate) fn get(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> 
     Ok(value)
 }
 
+/// `send` on a stream; what would be SIGPIPE is EPIPE.
+pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8], flags: i32) -> io::Result<usize> {
+    // SAFETY: the bytes and their length for the call's duration.
+    let result = unsafe {
+        libc::send(
+            fd.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            flags | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
 /// SO_LINGER, seconds.
 pub(crate) fn set_linger(fd: BorrowedFd<'_>, seconds: Option<i32>) -> io::Result<()> {
     let value = libc::linger {

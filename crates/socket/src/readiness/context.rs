@@ -184,6 +184,8 @@ impl Drop for ThreadContext {
 
 thread_local! {
     /// One for each table that the thread has waited on.
+    // Each call takes one out and puts it back: a pointer, not the whole.
+    #[allow(clippy::vec_box)]
     static CONTEXTS: RefCell<Vec<Box<ThreadContext>>> = const { RefCell::new(Vec::new()) };
 }
 

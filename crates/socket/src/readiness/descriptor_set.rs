@@ -6,7 +6,7 @@ use std::fmt;
 const BITS: usize = u64::BITS as usize;
 
 /// A set of descriptor numbers, a bit each: the argument and the result of
-/// [`Descriptors::select`](crate::readiness).
+/// [`Descriptors::select`](crate::Descriptors::select).
 ///
 /// The layout is that of C's `fd_set` on 64-bit Linux (number `n` is bit `n % 64`
 /// of word `n / 64`), but the set is as wide as its largest number needs: there

@@ -51,6 +51,10 @@ pub(super) struct Items {
     /// By descriptor and open file, which is where its `Arc` points: an open file
     /// that ends retires its registration, so that none is found for another.
     by_file: HashMap<(i32, usize), usize>,
+    /// Those that a scan has taken out, and those that it puts back; empty between
+    /// two.
+    taken: Vec<Arc<Registration>>,
+    kept: Vec<Arc<Registration>>,
 }
 
 /// A file in a set.
@@ -208,7 +212,6 @@ impl SetInner {
     pub(super) fn lock_items(&self) -> MutexGuard<'_, Items> {
         let mut items = lock(&self.items);
         for slot in self.hints.take_retired() {
-            let slot = slot as usize;
             // It may be another's by now.
             let ended = |item: &Item| !item.registration.is_active();
             if items.items.get(slot).is_some_and(ended) {
@@ -219,7 +222,7 @@ impl SetInner {
     }
 
     fn collect(&self, core: &Core, insist: bool, events: &mut [EpollEvent]) -> io::Result<usize> {
-        let _items = self.lock_items();
+        let mut items = self.lock_items();
         let most = self.hints.most_events(core, events.len());
         let mut found = Found {
             events: events.get_mut(..most).unwrap_or_default(),
@@ -228,9 +231,9 @@ impl SetInner {
         // Where one kind alone fills the room, the other's turn comes next time.
         if self.kernel_first.fetch_xor(true, Ordering::Relaxed) {
             self.collect_kernel(insist, &mut found)?;
-            self.collect_hinted(&mut found);
+            self.collect_hinted(&mut items, &mut found);
         } else {
-            self.collect_hinted(&mut found);
+            self.collect_hinted(&mut items, &mut found);
             self.collect_kernel(insist, &mut found)?;
         }
         Ok(found.count)
@@ -241,6 +244,8 @@ impl SetInner {
         if room == 0 {
             return Ok(());
         }
+        // As by Linux, what is ready is told, however busy the others are.
+        let insist = insist || self.hints.has_kernels();
         self.hints
             .look_at_kernel(insist, room, &mut |registration, events| {
                 found.push(registration, events);
@@ -249,24 +254,22 @@ impl SetInner {
 
     /// One pass over what was hinted, as far as there is room: in order, what stays
     /// goes behind what was not reached.
-    fn collect_hinted(&self, found: &mut Found<'_>) {
+    fn collect_hinted(&self, items: &mut Items, found: &mut Found<'_>) {
         let hints = &self.hints;
         let mut left = hints.hinted_len();
-        let mut kept = Vec::new();
-        let mut batch = Vec::new();
         while left > 0 && found.room() > 0 {
-            hints.take_some(left.min(found.room()), &mut batch);
-            if batch.is_empty() {
+            hints.take_some(left.min(found.room()), &mut items.taken);
+            if items.taken.is_empty() {
                 break;
             }
-            left -= batch.len();
-            for registration in batch.drain(..) {
+            left -= items.taken.len();
+            for registration in items.taken.drain(..) {
                 if tell(&registration, found) {
-                    kept.push(registration);
+                    items.kept.push(registration);
                 }
             }
         }
-        hints.put_back(&mut kept);
+        hints.put_back(&mut items.kept);
     }
 
     /// What it is ready for as a file: it has something to tell.
@@ -282,7 +285,7 @@ impl SetInner {
             let Some(registration) = one.pop() else {
                 break;
             };
-            if is_ready(&registration) {
+            if !level(&registration).is_empty() {
                 hints.put_first(registration);
                 return Events::READABLE;
             }
@@ -291,44 +294,48 @@ impl SetInner {
     }
 }
 
-/// True when a hinted registration, taken out, is ready for what it is watched
-/// for; otherwise it is settled.
-fn is_ready(registration: &Arc<Registration>) -> bool {
-    let ready = || registration.events().intersects(registration.interest());
+/// What a hinted registration, taken out, is ready for of what it is watched for;
+/// nothing: it is settled.
+fn level(registration: &Arc<Registration>) -> Events {
     if !registration.is_active() {
-        return false;
+        return Events::NONE;
     }
-    if ready() {
-        return true;
+    let ready = || registration.events() & registration.interest();
+    let events = ready();
+    if !events.is_empty() {
+        return events;
     }
     registration.settle();
     // It may have become ready since, and found its flag set.
-    ready() && registration.unsettle()
+    let events = ready();
+    if !events.is_empty() && registration.unsettle() {
+        return events;
+    }
+    Events::NONE
 }
 
 /// Tells of a hinted registration that was taken out, if it is ready. True when it
 /// is to be put back.
 fn tell(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
-    if !registration.is_active() {
-        return false;
-    }
     let interest = registration.interest();
     if !interest.intersects(Events::EDGE | Events::ONESHOT) {
-        if !is_ready(registration) {
-            return false;
+        let events = level(registration);
+        if !events.is_empty() {
+            found.push(registration, events);
         }
-        found.push(registration, registration.events() & interest);
-        return true;
+        return !events.is_empty();
     }
-    // What changes from here on leaves a new hint.
-    registration.settle();
-    let events = registration.events() & interest;
-    if !events.is_empty() {
-        registration.note_told();
-        if interest.contains(Events::ONESHOT) {
-            registration.disable();
+    if registration.is_active() {
+        // What changes from here on leaves a new hint.
+        registration.settle();
+        let events = registration.events() & interest;
+        if !events.is_empty() {
+            registration.note_told();
+            if interest.contains(Events::ONESHOT) {
+                registration.disable();
+            }
+            found.push(registration, events);
         }
-        found.push(registration, events);
     }
     false
 }

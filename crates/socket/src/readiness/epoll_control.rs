@@ -138,14 +138,11 @@ impl EpollSet {
         if !file.is_of(self.stack()) {
             return refuse(libc::EINVAL);
         }
-        let manner = Manner {
-            slot: items.next_slot(),
-            ..Manner::default()
-        };
-        let registration = self
-            .inner
-            .hints
-            .register(file.watched(), data, interest, manner)?;
+        let registration =
+            self.inner
+                .hints
+                .register(file.watched(), data, interest, Manner::default())?;
+        registration.set_slot(items.next_slot());
         items.insert(registration, fd, file, nested);
         Ok(())
     }

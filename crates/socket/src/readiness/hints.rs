@@ -34,8 +34,6 @@ pub(crate) struct Manner {
     /// Files that epoll refuses (EPERM) are always ready, as poll(2) has it;
     /// otherwise they are refused here too.
     pub(crate) always: bool,
-    /// Its place in a table of the owner's: see [`Hints::take_retired`].
-    pub(crate) slot: usize,
 }
 
 /// One waiting context: a selector, an epoll set, a thread's `select`, an event
@@ -60,6 +58,8 @@ pub(crate) struct Hints {
     /// Those with a descriptor in `epoll`, by key.
     kernel: Mutex<Slab<Arc<Registration>>>,
     kernel_count: AtomicUsize,
+    /// Those of them of which only the kernel knows what they are ready for.
+    kernels: AtomicUsize,
     kernel_ready: AtomicBool,
     turns: AtomicU32,
     /// What an event has cost the application lately, ns, and what the next wait
@@ -122,6 +122,7 @@ impl Hints {
             epoll: OnceLock::new(),
             kernel: Mutex::default(),
             kernel_count: AtomicUsize::new(0),
+            kernels: AtomicUsize::new(0),
             kernel_ready: AtomicBool::new(false),
             // Never the turn that a new registration remembers.
             turns: AtomicU32::new(1),
@@ -385,6 +386,11 @@ impl Hints {
         self.inside.load(Ordering::SeqCst) != 0
     }
 
+    /// As [`Hints::is_inside`], or one that watches this one.
+    pub(super) fn is_attended(&self) -> bool {
+        self.is_inside() || self.watch.is_attended()
+    }
+
     fn is_turned_here(&self) -> bool {
         TURNING.get() == std::ptr::from_ref(self).addr()
     }
@@ -590,6 +596,9 @@ impl Hints {
         }
         registration.kernel_key.store(key, Ordering::Relaxed);
         self.kernel_count.fetch_add(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_add(1, Ordering::Relaxed);
+        }
         self.kernel_ready.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -620,6 +629,15 @@ impl Hints {
         let forgotten = lock(&self.kernel).try_remove(key);
         drop(forgotten);
         self.kernel_count.fetch_sub(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True when only the kernel knows what some are ready for: whoever must not miss
+    /// them insists.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.kernels.load(Ordering::Relaxed) != 0
     }
 
     /// Asks the kernel which of its descriptors are ready, `most` of them: when it
@@ -636,6 +654,8 @@ impl Hints {
         each: &mut dyn FnMut(&Arc<Registration>, Events),
     ) -> io::Result<()> {
         if self.kernel_count.load(Ordering::Relaxed) == 0 {
+            // Nobody would ever take it back.
+            self.kernel_ready.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let turn = self.turn_number();

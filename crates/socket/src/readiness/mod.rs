@@ -1,8 +1,8 @@
 //! Readiness: which of many sockets are ready, at a cost that does not grow with
 //! those that are not.
 //!
-//! Every socket has a [`watch::Watch`]: the registrations of the contexts that are
-//! interested in it. A context ([`hints::Hints`]) is what one call waits on: a
+//! Every socket has a `Watch`: the registrations of the contexts that are
+//! interested in it. A context (`Hints`) is what one call waits on: a
 //! selector, an epoll set, a thread's `select`, an event queue. Where the
 //! protocol changes a socket, it leaves a *hint* with each registration that is
 //! interested in such a change: coalesced (a flag of the registration), set
@@ -38,6 +38,8 @@ mod descriptor_set;
 mod epoll;
 mod epoll_calls;
 mod epoll_control;
+#[cfg(feature = "mio")]
+pub(crate) mod event_loop;
 mod event_queue;
 mod files;
 pub(crate) mod hints;

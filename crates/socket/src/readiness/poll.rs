@@ -101,15 +101,13 @@ impl Descriptors {
                 if std::mem::take(&mut first) {
                     context.take_hints(self, insist)?;
                     call.look_at_all(self, context)?;
-                    if call.ready > 0 {
-                        return Ok(call.ready);
-                    }
+                } else {
+                    call.look_again(self, context, insist)?;
                 }
-                call.look_again(self, context, insist)?;
-                if call.ready == 0 && hints.has_frames() {
+                if hints.has_frames() {
                     // Frames that were there before their socket was watched.
                     hints.process(core);
-                    call.look_again(self, context, insist)?;
+                    call.look_again(self, context, false)?;
                 }
                 Ok(call.ready)
             })?;

@@ -86,15 +86,13 @@ impl ThreadContext {
                 let mut files = OpenFiles::new(descriptors, &self.watching);
                 self.interest
                     .select(selecting, &mut files, &mut self.found)?;
-                if self.found.len() > 0 {
-                    return Ok(self.found.len());
-                }
+            } else {
+                self.look_again(descriptors, selecting, insist)?;
             }
-            self.look_again(descriptors, selecting, insist)?;
-            if self.found.len() == 0 && hints.has_frames() {
+            if hints.has_frames() {
                 // Frames that were there before their socket was watched.
                 hints.process(core);
-                self.look_again(descriptors, selecting, insist)?;
+                self.look_again(descriptors, selecting, false)?;
             }
             Ok(self.found.len())
         })?;
@@ -148,12 +146,15 @@ impl ThreadContext {
         }
         files.hint_kernel(insist)?;
         watching.hints.take(taken);
+        // All are noted before one is examined, which may fail.
         for registration in taken.drain(..) {
-            if !files.watched.is_current(&registration) {
-                continue;
+            if files.watched.is_current(&registration) {
+                let number = registration.key() as usize;
+                interest.hint(number);
+                changed.push(number);
             }
-            let number = registration.key() as usize;
-            interest.hint(number);
+        }
+        for number in changed.drain(..) {
             let asked = selecting.classes(number);
             if asked.is_none() {
                 // It woke us for nothing; it need not again.

@@ -120,6 +120,7 @@ pub(crate) struct Registration {
     pub(super) kernel_key: AtomicUsize,
     /// The owner's: a token, a descriptor's number.
     key: AtomicU64,
+    slot: AtomicUsize,
     /// Events, and the flags of `epoll_ctl`.
     interest: AtomicU32,
     /// It is in the context's list of hinted ones.
@@ -159,6 +160,7 @@ impl Registration {
             own: Mutex::new(own),
             kernel_key: AtomicUsize::new(usize::MAX),
             key: AtomicU64::new(key),
+            slot: AtomicUsize::new(usize::MAX),
             interest: AtomicU32::new(interest.bits()),
             hinted: AtomicBool::new(false),
             framed: AtomicBool::new(false),
@@ -173,9 +175,13 @@ impl Registration {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// Its place in a table of its owner's.
+    /// Its place in a table of its owner's: see [`Hints::take_retired`].
     pub(super) fn slot(&self) -> usize {
-        self.manner.slot
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_slot(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Relaxed);
     }
 
     pub(crate) fn set_key(&self, key: u64) {
@@ -259,6 +265,12 @@ impl Registration {
     /// Takes it for hinted again; false when a change has done so meanwhile.
     pub(crate) fn unsettle(&self) -> bool {
         !self.hinted.swap(true, Ordering::SeqCst)
+    }
+
+    /// True for one of which only the kernel knows what it is ready for; a set may
+    /// have such in it.
+    pub(super) fn is_told_by_kernel(&self) -> bool {
+        matches!(&self.source, Source::Kernel | Source::Set(_))
     }
 
     /// True for one that only the kernel knows about.
@@ -393,7 +405,9 @@ enum List {
     #[default]
     None,
     One(Arc<Registration>),
-    Many(Vec<Arc<Registration>>),
+    // A pointer: most sockets have one registration or none.
+    #[allow(clippy::box_collection)]
+    Many(Box<Vec<Arc<Registration>>>),
 }
 
 impl List {
@@ -408,7 +422,7 @@ impl List {
     fn push(&mut self, registration: Arc<Registration>) {
         *self = match std::mem::take(self) {
             List::None => List::One(registration),
-            List::One(one) => List::Many(vec![one, registration]),
+            List::One(one) => List::Many(Box::new(vec![one, registration])),
             List::Many(mut many) => {
                 many.push(registration);
                 List::Many(many)
@@ -422,10 +436,10 @@ impl List {
         match self {
             List::None => {}
             List::One(one) => {
-                if !keep(one) {
-                    if let List::One(one) = std::mem::take(self) {
-                        gone.push(one);
-                    }
+                if !keep(one)
+                    && let List::One(one) = std::mem::take(self)
+                {
+                    gone.push(one);
                 }
             }
             List::Many(many) => {
@@ -531,8 +545,15 @@ impl Watch {
     }
 
     /// True when the next turn of a context will send what is written now.
+    ///
+    /// Nobody is in one: whoever is inside may sleep.
     pub(crate) fn is_turned_later(&self) -> bool {
-        self.any(|registration| !registration.hints.is_inside())
+        self.is_watched() && !self.is_attended()
+    }
+
+    /// True when a thread is in a context that watches it, or in one above that.
+    pub(super) fn is_attended(&self) -> bool {
+        self.any(|registration| registration.hints.is_attended())
     }
 
     /// Something changed, or is so. Whoever is interested gets a hint. Of the

@@ -233,6 +233,8 @@ pub(crate) struct QueueHandle {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        #[cfg(feature = "mio")]
+        self.core.notifier.stop(&self.core);
         self.core.tcp_end();
     }
 }
@@ -251,6 +253,8 @@ pub(crate) struct Core {
     /// Of each channel number, whose it is.
     pub(crate) sockets: RwLock<Box<[Owner]>>,
     pub(crate) tcp: Tcp,
+    #[cfg(feature = "mio")]
+    pub(crate) notifier: crate::readiness::event_loop::Notifier,
     pub(crate) routes: Mutex<Routes>,
     pub(crate) fragments: Mutex<Fragments>,
     pub(crate) architecture: Architecture,
@@ -283,6 +287,8 @@ pub(crate) struct Core {
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
     clock: Clock,
+    /// When the clock was at zero.
+    pub(crate) origin: Instant,
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
     pub(crate) warnings: Vec<String>,
@@ -494,6 +500,8 @@ impl Stack {
             strays: AtomicU64::new(0),
             host: OnceLock::new(),
             leadership: Leadership::default(),
+            #[cfg(feature = "mio")]
+            notifier: Default::default(),
             past: Mutex::new(Past {
                 at: Duration::ZERO,
                 frames: 0,
@@ -505,6 +513,9 @@ impl Stack {
             next_channel: AtomicU16::new(0),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
+            origin: Instant::now()
+                .checked_sub(clock())
+                .unwrap_or_else(Instant::now),
             clock,
             device: device.map(Mutex::new),
             warnings: parts.warnings,
@@ -664,6 +675,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
+    /// True while sockets are in event loops that do not turn the stack.
+    pub(crate) fn has_event_loops(&self) -> bool {
+        #[cfg(feature = "mio")]
+        let has = self.notifier.is_used();
+        #[cfg(not(feature = "mio"))]
+        let has = false;
+        has
+    }
+
     /// Seconds since the stack started.
     pub(crate) fn age(&self) -> Duration {
         (self.clock)()

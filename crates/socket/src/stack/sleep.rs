@@ -86,7 +86,7 @@ impl Core {
             // We polled and leave: whoever sleeps on the device must arm it.
             self.leadership.nudge();
         }
-        let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, &has_input);
+        let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, has_input);
         for socket in sockets {
             socket.waiters().leave(&waiter);
         }

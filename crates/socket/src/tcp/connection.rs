@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
@@ -16,6 +16,7 @@ use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::frames::{After, ChannelSet, Content};
+use super::listener::ListenerInner;
 use super::timers::Timed;
 use crate::owner::Owner;
 use crate::readiness::Events;
@@ -56,10 +57,10 @@ pub(crate) struct State {
     /// When its timer is to expire.
     armed: Duration,
     neighbour: Option<MacAddress>,
-    /// When to ask for it again.
-    neighbour_until: Duration,
-    /// When a frame came last.
-    active: Duration,
+    /// When to ask for it again, ns.
+    neighbour_until: u64,
+    /// When a frame came last, ns.
+    active: u64,
     /// Queue that its frames come on.
     queue: u8,
     pub(crate) hop_limit: u8,
@@ -71,6 +72,12 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
+    /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
+    deferred: bool,
+    /// Opened with Fast Open, and something is to be learned from it.
+    fast: bool,
+    /// Whose SYN with data has opened it, until the handshake is over.
+    opened_at: Option<Weak<ListenerInner>>,
     /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are told
     /// when there is some.
     no_space: bool,
@@ -87,6 +94,8 @@ struct Told {
     /// The peer's FIN has come, or reading was shut down.
     receive_closed: bool,
     send_closed: bool,
+    /// [`Connection::notified`].
+    notified: u32,
 }
 
 impl Told {
@@ -96,8 +105,14 @@ impl Told {
             phase: connection.state(),
             receive_closed: connection.receive_closed(),
             send_closed: connection.send_closed(),
+            notified: connection.notified(),
         }
     }
+}
+
+/// A time of the stack's, half as large: there are many connections.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// The engine's errno as an error.
@@ -195,7 +210,7 @@ impl ConnectionInner {
             }
             shared.give_back(set.id, done);
         }
-        *active = now;
+        *active = nanoseconds(now);
         taken
     }
 
@@ -223,7 +238,7 @@ impl ConnectionInner {
         let now = core.age();
         state.queue = queue as u8;
         state.connection.input(segment, now);
-        state.active = now;
+        state.active = nanoseconds(now);
         if state.channel.is_none() && !state.orphan {
             state.through_commons = state.through_commons.saturating_add(1);
             if state.through_commons >= BUSY {
@@ -280,6 +295,10 @@ impl ConnectionInner {
         if state.detached {
             return;
         }
+        state.settle_fast_open(core);
+        if state.deferred {
+            return;
+        }
         if state.connection.wants_output() {
             if !state.held_up {
                 self.mark(core);
@@ -308,7 +327,7 @@ impl ConnectionInner {
             } else {
                 due
             };
-            core.tcp.timers.arm(self.timer, due);
+            core.tcp.arm(self.timer, due);
         }
     }
 
@@ -327,6 +346,14 @@ impl ConnectionInner {
         if !changed.is_empty() {
             self.waiters.wake_all();
             self.watch.notify(changed);
+        }
+    }
+
+    /// As [`ConnectionInner::announce`], if it was notified of something since
+    /// `before` ([`Connection::notified`]).
+    pub(crate) fn announce_notifications(&self, state: &mut State, before: u32) {
+        if state.connection.notified() != before {
+            self.announce(state);
         }
     }
 
@@ -374,7 +401,7 @@ impl ConnectionInner {
         state: &mut State,
         after: &mut After,
     ) -> Option<usize> {
-        if state.detached || !state.connection.wants_output() {
+        if state.detached || state.deferred || !state.connection.wants_output() {
             return None;
         }
         let now = core.age();
@@ -388,6 +415,7 @@ impl ConnectionInner {
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
+                let notified = state.connection.notified();
                 state.connection.output(now, &mut |outgoing| {
                     let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
                     if sent.is_err() {
@@ -395,6 +423,8 @@ impl ConnectionInner {
                     }
                     sent.is_ok()
                 });
+                drop(transmitter);
+                self.announce_notifications(state, notified);
             }
             None => retry = Some(RESOLVING),
         }
@@ -470,9 +500,9 @@ impl ConnectionInner {
             let Ok(mut state) = self.state.try_lock() else {
                 return false;
             };
-            let since = core.age().saturating_sub(state.active);
+            let since = nanoseconds(core.age()).saturating_sub(state.active);
             let idle = state.channel.as_ref().is_some_and(ChannelSet::looks_empty)
-                && since >= quiet
+                && since >= nanoseconds(quiet)
                 && state.connection.is_idle();
             if idle {
                 self.give_channel_back(core, &mut state, true, &mut after);
@@ -505,6 +535,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             self.take_frames(core, &mut state, &mut after);
             state.orphan = true;
+            state.deferred = false;
             state.connection.close(linger, core.age());
             if !state.detached {
                 core.tcp.counters.orphan_made();
@@ -537,6 +568,9 @@ impl State {
     /// What it is ready for now, as Linux's tcp_poll has it. Whoever finds no space
     /// is told when there is some.
     pub(crate) fn events(&mut self) -> Events {
+        if self.deferred {
+            return Events::WRITABLE;
+        }
         let connection = &self.connection;
         let mut events = Events::NONE;
         let received = connection.receive_closed();
@@ -553,7 +587,10 @@ impl State {
         } else {
             self.no_space = true;
         }
-        events.with_if(Events::ERR, connection.has_error())
+        events.with_if(
+            Events::ERR,
+            connection.has_error() || connection.has_notifications(),
+        )
     }
 
     /// Somebody has found no space to write.
@@ -566,15 +603,21 @@ impl State {
         let now = Told::of(&self.connection);
         let mut changed = Events::NONE;
         if now != self.told {
+            let told = self.told;
+            if now.received_to != told.received_to {
+                changed |= Events::DATA_CAME;
+            }
+            if now.notified != told.notified {
+                changed |= Events::ERR;
+            }
             let same_state = Told {
                 received_to: now.received_to,
-                ..self.told
+                notified: now.notified,
+                ..told
             };
-            changed = if now == same_state {
-                Events::DATA_CAME
-            } else {
-                Events::STATE_CHANGED
-            };
+            if now != same_state {
+                changed = Events::STATE_CHANGED;
+            }
             self.told = now;
         }
         if self.no_space && self.connection.writable() {
@@ -582,6 +625,49 @@ impl State {
             changed |= Events::SPACE_CAME;
         }
         changed
+    }
+
+    /// Lets a SYN go that waits for what is written first. True if it did.
+    pub(crate) fn begin(&mut self) -> bool {
+        std::mem::take(&mut self.deferred)
+    }
+
+    /// True while the SYN waits for what is written first.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.deferred
+    }
+
+    /// Says which listener is to hear of the end of its handshake.
+    pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
+        if self.detached {
+            listener.fast_open_over(false);
+        } else {
+            self.opened_at = Some(Arc::downgrade(listener));
+        }
+    }
+
+    /// Learns from a connection that was opened with Fast Open, and frees the place
+    /// of one that a SYN has opened.
+    fn settle_fast_open(&mut self, core: &Core) {
+        if self.fast {
+            let (flow, now) = (*self.connection.flow(), core.age());
+            if let Some(news) = self.connection.take_fast_open_news() {
+                core.tcp.fast_open.learn(&flow, &news, now);
+            }
+            if self.connection.take_fast_open_black_hole() {
+                core.tcp.fast_open.suspect(now);
+            }
+            self.fast = self.connection.state() != Phase::Closed;
+        }
+        if self.opened_at.is_some()
+            && let Some(reset) = self.connection.take_fast_open_end()
+            && let Some(listener) = self
+                .opened_at
+                .take()
+                .and_then(|listener| listener.upgrade())
+        {
+            listener.fast_open_over(reset);
+        }
     }
 
     /// True when frames wait in its channel.
@@ -595,7 +681,7 @@ impl State {
     }
 
     fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
-        if now < self.neighbour_until && self.neighbour.is_some() {
+        if nanoseconds(now) < self.neighbour_until && self.neighbour.is_some() {
             return self.neighbour;
         }
         let Flow { local, remote } = *self.connection.flow();
@@ -608,7 +694,7 @@ impl State {
             // Where its frames came from last will do until the kernel knows.
             Neighbour::Resolving { .. } | Neighbour::Kernel => RESOLVING,
         };
-        self.neighbour_until = now + lifetime;
+        self.neighbour_until = nanoseconds(now + lifetime);
         self.neighbour
     }
 }
@@ -651,6 +737,7 @@ impl Core {
     ) -> Option<Arc<ConnectionInner>> {
         let flow = *connection.flow();
         let now = self.age();
+        let (fast, deferred) = (connection.is_fast(), connection.awaits_syn_data());
         let mut made = None;
         let mut contents = Some(connection);
         let timer = self.tcp.timers.add(|timer| {
@@ -662,14 +749,17 @@ impl Core {
                         channel: None,
                         armed: NEVER,
                         neighbour,
-                        neighbour_until: Duration::ZERO,
-                        active: now,
+                        neighbour_until: 0,
+                        active: nanoseconds(now),
                         queue: queue as u8,
                         hop_limit,
                         through_commons: 0,
                         orphan: false,
                         detached: false,
                         held_up: false,
+                        deferred,
+                        fast,
+                        opened_at: None,
                         no_space: false,
                         told: Told::of(&connection),
                         connection,

@@ -162,8 +162,9 @@ impl Helper {
     fn idle(&self, core: &Core, descriptors: &mut Vec<i32>) -> Option<Duration> {
         if core.leadership.is_taken() {
             // Whoever sleeps on the device sees to everything, and says so
-            // when it leaves.
-            return None;
+            // when it leaves. But it does not know of timers that others arm.
+            let next = core.tcp.next_timer(core.age());
+            return next.map(|next| next + TICK);
         }
         if !core.architecture.has_threads() {
             for queue in &core.queues {
@@ -181,6 +182,7 @@ impl Helper {
         let contexts = lock(&self.contexts);
         core.tcp.dirty() > 0
             || core.tcp.has_unattended()
+            || core.tcp.is_late(core.age())
             || contexts
                 .iter()
                 .filter_map(Weak::upgrade)
@@ -205,11 +207,7 @@ impl Helper {
             }
         }
         core.tcp_attend();
-        let due = core.tcp.dirty() > 0
-            || core
-                .tcp
-                .next_timer(core.age())
-                .is_some_and(|left| left.is_zero());
+        let due = core.tcp.dirty() > 0 || core.tcp.is_late(core.age());
         core.tcp_before_sleep();
         frames > 0 || due
     }

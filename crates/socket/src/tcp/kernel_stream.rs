@@ -6,7 +6,7 @@ use std::net::TcpStream as KernelTcp;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use tidewall_protocol::tcp::Keepalive;
+use tidewall_protocol::tcp::{Keepalive, SendFlags};
 
 use crate::raw::options;
 use crate::readiness::watch::Watch;
@@ -40,6 +40,12 @@ impl KernelStream {
 
     pub(crate) fn get(&self, level: i32, name: i32) -> io::Result<i32> {
         options::get(self.stream.as_fd(), level, name)
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
+        let flag = |set: bool, flag| if set { flag } else { 0 };
+        let flags = flag(flags.more, libc::MSG_MORE) | flag(flags.record, libc::MSG_EOR);
+        options::send(self.stream.as_fd(), bytes, flags)
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {

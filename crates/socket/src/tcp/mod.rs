@@ -7,11 +7,13 @@
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `frames` (from channels to segments), `connection`,
-//! `listener`, `time_wait`, `stream` (the application's side), `kernel_stream`
-//! (connections that the kernel has), `selector`, `timers`, `ports`,
+//! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
+//! application's side), `kernel_stream` (connections that the kernel has),
+//! `selector`, `timers`, `ports`,
 //! `helper`.
 
 pub(crate) mod connection;
+mod fast_open;
 pub(crate) mod frames;
 pub(crate) mod helper;
 mod kernel_stream;
@@ -38,6 +40,7 @@ use tidewall_receive::poller::Channel;
 use crate::raw::poll;
 use crate::stack::{Core, QueueHandle, lock};
 use connection::ConnectionInner;
+use fast_open::FastOpen;
 use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
 use listener::ListenerInner;
@@ -46,8 +49,11 @@ use timers::{Timed, Timers};
 
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
-pub use stream::TcpStream;
-pub use tidewall_protocol::tcp::{Info, Keepalive, State};
+pub use stream::{Notification, TcpStream};
+pub use tidewall_protocol::tcp::{
+    FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags, SendingTimes, State,
+    Timestamping,
+};
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).
 pub(crate) const HOP_LIMIT: u8 = 64;
@@ -96,6 +102,7 @@ pub(crate) struct Tcp {
     pub(crate) time_wait: Mutex<TimeWaitTable>,
     time_wait_timer: u32,
     pub(crate) secrets: Secrets,
+    pub(crate) fast_open: FastOpen,
     pub(crate) helper: Arc<Helper>,
     pub(crate) counters: Counters,
     v4: Config,
@@ -166,10 +173,9 @@ impl Tcp {
     /// Opens the channel that connections share. `helped`: a thread may see to
     /// them.
     pub(crate) fn new(queues: &[QueueHandle], helped: bool) -> io::Result<Self> {
-        let mut keys = [0; 32];
-        File::open("/dev/urandom")?.read_exact(&mut keys)?;
-        let (sequence, cookie) = keys.split_at(16);
-        let key = |half: &[u8]| half.first_chunk().copied().unwrap_or_default();
+        let mut keys = [[0; 16]; 3];
+        File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
+        let [sequence, cookie, fast_open] = keys;
         let commons_id = ChannelId::new(COMMONS_CHANNEL, 1);
         let mut commons = Vec::with_capacity(queues.len());
         let mut mtu = usize::from(u16::MAX);
@@ -203,12 +209,10 @@ impl Tcp {
             spares: Mutex::default(),
             channels: AtomicUsize::new(0),
             asked: AtomicU64::new(0),
-            time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, key(sequence))),
+            time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
             time_wait_timer,
-            secrets: Secrets {
-                sequence: key(sequence),
-                cookie: key(cookie),
-            },
+            secrets: Secrets { sequence, cookie },
+            fast_open: FastOpen::new(fast_open),
             helper: Arc::new(Helper::new(helped)?),
             counters: Counters::default(),
             v4: config(40),
@@ -319,9 +323,21 @@ impl Tcp {
         self.counters.orphans.load(Ordering::Relaxed) as u64
     }
 
+    /// Arms a timer, or moves it. Whoever sleeps in the stack does not know of it.
+    pub(crate) fn arm(&self, timer: u32, due: Duration) {
+        if self.timers.arm(timer, due) {
+            self.helper.needed();
+        }
+    }
+
     /// Time until a timer expires.
     pub(crate) fn next_timer(&self, now: Duration) -> Option<Duration> {
         self.timers.next(now)
+    }
+
+    /// True when a timer has expired.
+    pub(crate) fn is_late(&self, now: Duration) -> bool {
+        self.next_timer(now).is_some_and(|left| left.is_zero())
     }
 }
 

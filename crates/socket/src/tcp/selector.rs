@@ -55,7 +55,8 @@ pub struct Event {
     pub writable: bool,
     /// Both halves are closed.
     pub hangup: bool,
-    /// An error is pending ([`TcpStream::take_error`]).
+    /// An error is pending ([`TcpStream::take_error`]), or there is something to be
+    /// told ([`TcpStream::take_notifications`]).
     pub error: bool,
 }
 

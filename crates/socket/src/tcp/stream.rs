@@ -1,32 +1,38 @@
 //! Streams: the application's side of a connection.
 
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr, TcpStream as KernelTcp};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Config, Connection, Flow, Info, State as Phase, isn};
+use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
-use super::HOP_LIMIT;
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::frames::After;
-use super::helper::Helper;
 use super::kernel_stream::KernelStream;
-use super::listener::{as_bound, left};
-use crate::raw::options as raw_options;
+use super::listener::as_bound;
 use crate::readiness::Events;
 use crate::readiness::watch::{Parts, Source, Watched};
-use crate::routes::Neighbour;
-use crate::stack::{Core, Stack, lock};
-use crate::udp::{canonical, stays_with_kernel};
+use crate::stack::Stack;
 
+mod connecting;
 mod io_traits;
+mod notifications;
 mod options;
 
-/// Ephemeral ports that are tried before a connection to one peer is given up.
-const PORTS_TRIED: usize = 16;
+pub use notifications::Notification;
+
+/// How something is sent.
+#[derive(Clone, Copy, Default)]
+struct Sending {
+    flags: SendFlags,
+    /// The caller is told when the memory is free again.
+    zero_copy: bool,
+    /// Does not wait, whatever the stream is set to.
+    at_once: bool,
+}
+
 /// [`TcpStream::linger`] when it is not set.
 const NO_LINGER: u64 = u64::MAX;
 
@@ -41,8 +47,10 @@ const NO_LINGER: u64 = u64::MAX;
 /// interface, is the kernel's; it behaves the same.
 pub struct TcpStream {
     inner: Inner,
+    #[cfg(feature = "mio")]
+    pub(crate) event_loop: crate::readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    stack: Stack,
+    pub(crate) stack: Stack,
     nonblocking: AtomicBool,
     /// Nanoseconds; 0 waits for ever.
     read_timeout: AtomicU64,
@@ -55,18 +63,14 @@ pub struct TcpStream {
 }
 
 enum Inner {
-    Own {
-        connection: Arc<ConnectionInner>,
-        flow: Flow,
-    },
+    Own { connection: Arc<ConnectionInner> },
     Kernel(KernelStream),
 }
 
 impl TcpStream {
     /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
     pub(crate) fn own(connection: Arc<ConnectionInner>, stack: Stack, mapped: bool) -> Self {
-        let flow = *connection.lock().connection.flow();
-        Self::new(Inner::Own { connection, flow }, stack, mapped)
+        Self::new(Inner::Own { connection }, stack, mapped)
     }
 
     /// A connection of the kernel's.
@@ -77,6 +81,8 @@ impl TcpStream {
     fn new(inner: Inner, stack: Stack, mapped: bool) -> Self {
         TcpStream {
             inner,
+            #[cfg(feature = "mio")]
+            event_loop: Default::default(),
             stack,
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
@@ -84,156 +90,6 @@ impl TcpStream {
             linger: AtomicU64::new(NO_LINGER),
             mapped,
         }
-    }
-
-    // ---- Connecting ---------------------------------------------------------
-
-    /// Connects, and waits until the peer has answered.
-    ///
-    /// # Errors
-    /// ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH; EADDRNOTAVAIL when
-    /// no port is free; EADDRINUSE; EINTR when a signal arrives.
-    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        Self::connect_until(stack, address, None)
-    }
-
-    /// As [`TcpStream::connect`], for so long at most.
-    ///
-    /// # Errors
-    /// As [`TcpStream::connect`]; ETIMEDOUT at the timeout; EINVAL for a zero
-    /// one.
-    pub fn connect_timeout(
-        stack: &Stack,
-        address: &SocketAddr,
-        timeout: Duration,
-    ) -> io::Result<Self> {
-        if timeout.is_zero() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Self::connect_until(stack, *address, Instant::now().checked_add(timeout))
-    }
-
-    /// Begins to connect and returns a nonblocking stream at once. It becomes
-    /// writable when the connection is there or has failed;
-    /// [`TcpStream::take_error`] says which.
-    ///
-    /// # Errors
-    /// As [`TcpStream::connect`], of what is known at once.
-    pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, None)?;
-        stream.set_nonblocking(true)?;
-        Ok(stream)
-    }
-
-    fn connect_until(
-        stack: &Stack,
-        address: SocketAddr,
-        deadline: Option<Instant>,
-    ) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, Some(deadline))?;
-        let Inner::Own { connection, .. } = &stream.inner else {
-            return Ok(stream);
-        };
-        let core = stream.stack.core();
-        loop {
-            connection.process(core);
-            let (phase, failed) = {
-                let mut state = connection.lock();
-                (state.connection.state(), state.connection.take_error())
-            };
-            if let Some(errno) = failed {
-                return Err(error(errno));
-            }
-            match phase {
-                Phase::SynSent | Phase::SynReceived => {}
-                Phase::Closed => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
-                _ => return Ok(stream),
-            }
-            let waiting = Waiting {
-                connection,
-                want: Events::OUT,
-            };
-            if !core.sleep(&[&waiting], deadline)? {
-                connection.lock().connection.abort();
-                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
-            }
-        }
-    }
-
-    /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
-    /// the deadline in it.
-    fn begin(
-        stack: &Stack,
-        address: SocketAddr,
-        wait: Option<Option<Instant>>,
-    ) -> io::Result<Self> {
-        let core = stack.core();
-        let remote = canonical(address);
-        if remote.port() == 0 {
-            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
-        }
-        let way = if stays_with_kernel(remote.ip()) {
-            Neighbour::Kernel
-        } else {
-            lock(&core.routes).neighbour(remote.ip(), None, Instant::now())
-        };
-        let (source, neighbour) = match way {
-            Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
-                (source, Some(neighbour))
-            }
-            Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
-                (source, None)
-            }
-            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait),
-            _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
-        };
-        Helper::start(core)?;
-        for _ in 0..PORTS_TRIED {
-            let (port, held) = core.tcp_take_port(source)?;
-            let flow = Flow {
-                local: SocketAddr::new(source, port),
-                remote,
-            };
-            // On any address: the table of ports by address is not for
-            // thousands, and what belongs to no flow goes to the kernel.
-            core.tcp.ports.enter(&core.tables, None, port, held)?;
-            let config = core.tcp.config(remote.is_ipv4());
-            let connection = core.tcp_connection(flow, &config);
-            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
-            // The connection is a user of the port now, or nobody is.
-            core.tcp.ports.leave(&core.tables, port);
-            if let Some(connection) = opened {
-                let stream = Self::own(connection, stack.clone(), false);
-                stream.send_now();
-                return Ok(stream);
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
-    }
-
-    fn begin_in_kernel(
-        stack: &Stack,
-        remote: SocketAddr,
-        wait: Option<Option<Instant>>,
-    ) -> io::Result<Self> {
-        let stream = match wait {
-            Some(None) => KernelTcp::connect(remote)?,
-            Some(Some(deadline)) => {
-                let left =
-                    left(deadline).ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
-                KernelTcp::connect_timeout(&remote, left)?
-            }
-            None => {
-                let socket = raw_options::tcp_socket(remote.is_ipv6(), true)?;
-                match raw_options::connect(socket.as_fd(), remote) {
-                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
-                        return Err(error);
-                    }
-                    _ => KernelTcp::from(socket),
-                }
-            }
-        };
-        Ok(Self::kernel(KernelStream::new(stream), stack.clone()))
     }
 
     // ---- Reading ------------------------------------------------------------
@@ -315,10 +171,13 @@ impl TcpStream {
         let mut polled = false;
         loop {
             let mut after = After::default();
+            let mut opened = false;
             let result = {
                 let mut state = connection.lock();
+                // Nothing comes before the SYN has left.
+                let begun = state.begin();
                 let came = connection.take_frames(core, &mut state, &mut after) > 0;
-                if came {
+                if came || begun {
                     connection.settle(core, &mut state, &mut after);
                 }
                 let result = take(&mut state);
@@ -328,10 +187,15 @@ impl TcpStream {
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
+                    opened = true;
                 }
                 result
             };
             core.tcp_after(after);
+            if opened && core.has_event_loops() {
+                // The loop's next turn is none of the stack's.
+                core.tcp_flush(false);
+            }
             match result {
                 Ok(length) => return Ok(length),
                 Err(tcp::Errno::AGAIN) => {}
@@ -366,13 +230,35 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    /// `at_once`: does not wait, whatever the stream is set to.
+    /// Sends as `send(2)` with MSG_MORE or MSG_EOR does; without flags it is
+    /// [`std::io::Write::write`].
+    ///
+    /// # Errors
+    /// As [`std::io::Write::write`] of this type.
+    pub fn send_with(&self, buffer: &[u8], flags: SendFlags) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.send(buffer, flags),
+            Inner::Own { connection, .. } => {
+                let sending = Sending {
+                    flags,
+                    ..Sending::default()
+                };
+                self.send(connection, &[IoSlice::new(buffer)], sending)
+            }
+        }
+    }
+
     fn send(
         &self,
         connection: &Arc<ConnectionInner>,
         pieces: &[IoSlice<'_>],
-        at_once: bool,
+        sending: Sending,
     ) -> io::Result<usize> {
+        let Sending {
+            flags,
+            zero_copy,
+            at_once,
+        } = sending;
         let core = self.stack.core();
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -384,13 +270,16 @@ impl TcpStream {
         loop {
             let mut after = After::default();
             let mut failed = None;
+            let blocked;
             {
                 let mut state = connection.lock();
+                let notified = state.connection.notified();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
                     connection.announce(&mut state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
+                let mut ahead = wanted - written;
                 for piece in pieces {
                     let Some(rest) = piece.get(skip..) else {
                         skip -= piece.len();
@@ -400,7 +289,13 @@ impl TcpStream {
                     if rest.is_empty() && wanted > 0 {
                         continue;
                     }
-                    match state.connection.write(rest) {
+                    // A record ends with the last piece.
+                    ahead = ahead.saturating_sub(rest.len());
+                    let flags = SendFlags {
+                        record: flags.record && ahead == 0,
+                        ..flags
+                    };
+                    match state.connection.write_with(rest, flags) {
                         Ok(length) => {
                             written += length;
                             if length < rest.len() {
@@ -417,11 +312,18 @@ impl TcpStream {
                         }
                     }
                 }
+                blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+                if written >= wanted || nonblocking || !blocked {
+                    // Nothing more comes of this call.
+                    state.connection.end_write(written, zero_copy);
+                    connection.announce_notifications(&mut state, notified);
+                }
+                // What was written goes with the SYN.
+                state.begin();
                 connection.settle(core, &mut state, &mut after);
             }
             core.tcp_after(after);
             self.send_unless_later(connection);
-            let blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
             if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
                 return Err(error(errno));
             }
@@ -443,7 +345,13 @@ impl TcpStream {
             };
             match core.sleep(&[&waiting], deadline) {
                 Ok(true) => {}
-                _ if written > 0 => return Ok(written),
+                _ if written > 0 => {
+                    let mut state = connection.lock();
+                    let notified = state.connection.notified();
+                    state.connection.end_write(written, zero_copy);
+                    connection.announce_notifications(&mut state, notified);
+                    return Ok(written);
+                }
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(error) => return Err(error),
             }
@@ -471,18 +379,32 @@ impl TcpStream {
     /// The peer's address.
     ///
     /// # Errors
-    /// ENOTCONN, for a connection of the kernel's.
+    /// ENOTCONN before the connection is there, and after it has ended: how
+    /// whoever connects without waiting tells that it must wait on.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { flow, .. } => Ok(as_bound(flow.remote, self.mapped)),
+            Inner::Own { connection } => {
+                let state = connection.lock();
+                if matches!(state.connection.state(), Phase::SynSent | Phase::Closed) {
+                    return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+                }
+                Ok(as_bound(state.connection.flow().remote, self.mapped))
+            }
             Inner::Kernel(kernel) => kernel.stream.peer_addr(),
         }
     }
 
-    /// As [`TcpStream::peer_addr`], of a connection that has one.
+    /// The peer's address, whatever has become of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
-        self.peer_addr()
-            .unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
+        match &self.inner {
+            Inner::Own { connection } => {
+                as_bound(connection.lock().connection.flow().remote, self.mapped)
+            }
+            Inner::Kernel(kernel) => {
+                let peer = kernel.stream.peer_addr();
+                peer.unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
+            }
+        }
     }
 
     /// The local address.
@@ -491,7 +413,10 @@ impl TcpStream {
     /// What the kernel reports, for a connection of its own.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { flow, .. } => Ok(as_bound(flow.local, self.mapped)),
+            Inner::Own { connection } => Ok(as_bound(
+                connection.lock().connection.flow().local,
+                self.mapped,
+            )),
             Inner::Kernel(kernel) => kernel.stream.local_addr(),
         }
     }
@@ -521,11 +446,7 @@ impl TcpStream {
                     connection.take_frames(core, &mut state, &mut after);
                     let result = state.connection.shutdown(how, core.age());
                     connection.settle(core, &mut state, &mut after);
-                    if result.is_ok() {
-                        connection.announce_state(&mut state);
-                    } else {
-                        connection.announce(&mut state);
-                    }
+                    connection.announce_state(&mut state);
                     result
                 };
                 core.tcp_after(after);
@@ -554,6 +475,20 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(_) => None,
             Inner::Own { connection, .. } => Some(connection.lock().connection.info()),
+        }
+    }
+
+    /// How long there was something to send, and for what part of that the peer's
+    /// window or the send buffer held it up (tcpi_busy_time and its parts): whether
+    /// the network, the peer or this application makes a connection slow. `None`
+    /// for a connection of the kernel's.
+    pub fn sending_times(&self) -> Option<SendingTimes> {
+        match &self.inner {
+            Inner::Kernel(_) => None,
+            Inner::Own { connection, .. } => {
+                let now = self.stack.core().age();
+                Some(connection.lock().connection.sending_times(now))
+            }
         }
     }
 
@@ -620,33 +555,5 @@ fn duration(place: &AtomicU64) -> Option<Duration> {
     match place.load(Ordering::Relaxed) {
         0 => None,
         nanoseconds => Some(Duration::from_nanos(nanoseconds)),
-    }
-}
-
-impl Core {
-    /// A port for a connection from `source`, and the kernel socket that keeps
-    /// others from it.
-    fn tcp_take_port(&self, source: std::net::IpAddr) -> io::Result<(u16, Option<OwnedFd>)> {
-        if !self.has_kernel {
-            return Ok((self.tcp_free_port()?, None));
-        }
-        let socket = raw_options::tcp_socket(source.is_ipv6(), true)?;
-        raw_options::bind(socket.as_fd(), SocketAddr::new(source, 0))?;
-        // The standard library can ask for its address.
-        let socket = std::net::TcpListener::from(socket);
-        let port = socket.local_addr()?.port();
-        Ok((port, Some(OwnedFd::from(socket))))
-    }
-
-    fn tcp_connection(&self, flow: Flow, config: &Config) -> Connection {
-        let now = self.age();
-        let key = &self.tcp.secrets.sequence;
-        Connection::connect(
-            flow,
-            isn::initial(key, &flow, now),
-            isn::timestamp_offset(&self.tcp.secrets.cookie, &flow),
-            config,
-            now,
-        )
     }
 }

@@ -17,7 +17,7 @@ impl Core {
         };
         self.tcp_forget(forgotten.as_slice());
         if let Some(next) = next {
-            self.tcp.timers.arm(self.tcp.time_wait_timer, next);
+            self.tcp.arm(self.tcp.time_wait_timer, next);
         }
     }
 
@@ -50,7 +50,7 @@ impl Core {
         };
         self.tcp_forget(&forgotten);
         if let Some(next) = next {
-            self.tcp.timers.arm(self.tcp.time_wait_timer, next);
+            self.tcp.arm(self.tcp.time_wait_timer, next);
         }
     }
 

@@ -74,11 +74,14 @@ impl Timers {
         drop(forgotten);
     }
 
-    /// Arms a timer, or moves it.
-    pub(crate) fn arm(&self, timer: u32, deadline: Duration) {
+    /// Arms a timer, or moves it. True when somebody must look earlier now than
+    /// before.
+    pub(crate) fn arm(&self, timer: u32, deadline: Duration) -> bool {
         let mut state = lock(&self.state);
         state.wheel.arm(timer, deadline);
+        let before = self.next.load(Ordering::Relaxed);
         self.publish(&state);
+        self.next.load(Ordering::Relaxed) < before
     }
 
     fn publish(&self, state: &State) {

@@ -72,6 +72,8 @@ pub struct BindOptions {
 /// Several threads may use one socket at once.
 pub struct UdpSocket {
     pub(crate) inner: Arc<SocketInner>,
+    #[cfg(feature = "mio")]
+    pub(crate) event_loop: crate::readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
@@ -123,6 +125,8 @@ impl UdpSocket {
         core.register(inner.clone());
         let socket = UdpSocket {
             inner,
+            #[cfg(feature = "mio")]
+            event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
@@ -573,6 +577,9 @@ impl UdpSocket {
                     Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                         drop(transmitter);
                         if self.nonblocking.load(Ordering::Relaxed) {
+                            // Nobody says when a frame comes back, which is soon:
+                            // whoever waits for an edge may try again.
+                            self.inner.note_sent();
                             return Err(io::ErrorKind::WouldBlock.into());
                         }
                         if Instant::now() >= give_up {

@@ -2,13 +2,17 @@
 //! nobody sleeps. Frames that a stack would never send are injected.
 
 mod connections;
+mod descriptors;
 mod errors;
+mod event_loop;
 mod exchange;
+mod fast_open;
 mod fragments;
 mod hostile;
 mod lifetime;
 mod limits;
 mod model;
+mod notifications;
 mod pressure;
 mod support;
 mod tcp;

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown};
 use std::time::{Duration, Instant};
 
-use tidewall_device::memory::{LinkConfig, pair_on_clock};
+use tidewall_device::memory::{Impairments, LinkConfig, pair_on_clock};
 use tidewall_socket::tcp::{Event, Interest, State};
 use tidewall_socket::{MemoryConfig, Selector, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
@@ -13,7 +13,7 @@ use super::support::{FAR4, FAR6, NEAR4, NEAR6, at};
 
 const PORT: u16 = 80;
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     let start = Instant::now();
@@ -32,12 +32,12 @@ fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     )
 }
 
-fn stacks() -> (Stack, Stack) {
+pub fn stacks() -> (Stack, Stack) {
     stacks_with(LinkConfig::default())
 }
 
 /// Two connected streams: the near one connected, the far one was accepted.
-fn streams(near: &Stack, far: &Stack) -> (TcpStream, TcpStream) {
+pub fn streams(near: &Stack, far: &Stack) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(far, at(FAR4, PORT)).unwrap();
     let accepting = std::thread::spawn(move || listener.accept().unwrap().0);
     let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), PATIENCE).unwrap();
@@ -108,6 +108,32 @@ fn megabytes_arrive_intact_each_way() {
                 assert!(got == *sent, "{} bytes", got.len());
             });
         }
+    });
+}
+
+#[test]
+fn a_low_water_mark_bounds_what_waits() {
+    const MARK: u32 = 16_384;
+    let (near, far) = stacks();
+    let (mut client, mut server) = streams(&near, &far);
+    assert_eq!(client.not_sent_low_water().unwrap(), None);
+    client.set_not_sent_low_water(Some(MARK)).unwrap();
+    assert_eq!(client.not_sent_low_water().unwrap(), Some(MARK));
+    let sent = pattern(1 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Waits again and again, and writes everything.
+            assert_eq!(client.write(&sent).unwrap(), sent.len());
+            let info = client.info().unwrap();
+            assert!(info.not_sent < 2 * MARK, "{} wait", info.not_sent);
+            let times = client.sending_times().unwrap();
+            assert!(times.busy >= times.window_limited + times.buffer_limited);
+            assert!(times.busy < PATIENCE, "{times:?}");
+            client.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        server.read_to_end(&mut got).unwrap();
+        assert!(got == sent, "{} bytes", got.len());
     });
 }
 
@@ -370,4 +396,40 @@ fn streams_outlive_their_selector() {
     let mut events = Vec::new();
     selector.wait(&mut events, Some(PATIENCE)).unwrap();
     assert_eq!(events[0].token, 2);
+}
+
+/// A thread that sleeps on the device does not know of the timers that others arm
+/// meanwhile.
+#[test]
+fn what_is_lost_is_sent_again_while_another_thread_leads() {
+    let (near, far) = stacks_with(LinkConfig {
+        seed: 3,
+        a_to_b: Impairments {
+            loss: 0.25,
+            ..Impairments::default()
+        },
+        ..LinkConfig::default()
+    });
+    let (client, mut server) = streams(&near, &far);
+    client.set_nodelay(true).unwrap();
+    let leading = UdpSocket::bind(&near, at(NEAR4, PORT)).unwrap();
+    let leader = std::thread::spawn(move || leading.recv(&mut [0; 8]).unwrap());
+    let echo = std::thread::spawn(move || {
+        let mut buffer = [0; 8];
+        while server.read(&mut buffer).unwrap() > 0 {
+            server.write_all(&buffer[..1]).unwrap();
+        }
+    });
+    for turn in 0..15 {
+        (&client).write_all(&[turn]).unwrap();
+        let mut back = [0];
+        (&client).read_exact(&mut back).unwrap();
+        assert_eq!(back, [turn]);
+    }
+    assert!(client.info().unwrap().retransmissions > 0);
+    drop(client);
+    echo.join().unwrap();
+    let socket = UdpSocket::bind(&far, at(FAR4, PORT)).unwrap();
+    socket.send_to(b"end", at(NEAR4, PORT)).unwrap();
+    assert_eq!(leader.join().unwrap(), 3);
 }

@@ -9,7 +9,9 @@
 mod architectures;
 mod capture;
 mod classes;
+mod event_loop;
 mod exchange;
+mod fast_open;
 mod kernel;
 mod life;
 mod policies;
@@ -47,6 +49,7 @@ macro_rules! system_tests {
 
 // Each on veths of so many queues.
 system_tests! {
+    event_loop::an_event_loop_serves_kernel_clients on 1,
     exchange::echo_to_kernel_peers_in_every_size on 1,
     exchange::connected_sockets_hear_that_nobody_listens on 1,
     exchange::two_queues_both_serve on 2,
@@ -83,6 +86,9 @@ system_tests! {
     tcp::idle_connections_wake_nobody on 1,
     tcp::a_killed_server_leaves_nothing_behind on 1,
     tcp::all_architectures_carry_streams on 1,
+    fast_open::kernel_clients_open_connections_by_their_syns on 1,
+    fast_open::streams_open_connections_of_the_kernel_by_their_syns on 1,
+    fast_open::the_kernel_that_does_not_take_data_gets_it_again on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,

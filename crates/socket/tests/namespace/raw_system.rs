@@ -1,8 +1,9 @@
-//! The unsafe edge of these tests: visiting a namespace, packet sockets, and
-//! the processor time used so far.
+//! The unsafe edge of these tests: visiting a namespace, packet sockets, Fast Open
+//! of the kernel's sockets, and the processor time used so far.
 
 use std::fs::File;
 use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -15,6 +16,60 @@ pub fn enter(namespace: &File) -> io::Result<()> {
     } else {
         Ok(())
     }
+}
+
+fn set_tcp(fd: &impl AsRawFd, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: four valid bytes for the call's duration.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            name,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Lets a listener of the kernel's take data in SYNs (TCP_FASTOPEN).
+pub fn take_fast_open(listener: &TcpListener, queue: i32) -> io::Result<()> {
+    set_tcp(listener, libc::TCP_FASTOPEN, queue)
+}
+
+/// Connects a socket of the kernel's to an IPv4 address; where it has a cookie,
+/// what is written first goes with the SYN (TCP_FASTOPEN_CONNECT).
+pub fn connect_fast_open(address: SocketAddr) -> io::Result<TcpStream> {
+    let SocketAddr::V4(to) = address else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    // SAFETY: no pointers; the descriptor returned is nobody else's.
+    let fd = unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    set_tcp(&fd, libc::TCP_FASTOPEN_CONNECT, 1)?;
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: to.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(*to.ip()).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address is valid for its length during the call.
+    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(TcpStream::from(fd))
 }
 
 /// Processor time of this process, in user and in kernel mode.

@@ -13,6 +13,9 @@ pub type Answer<T> = Result<T, i32>;
 /// Events and data.
 pub type Told = (u32, u64);
 
+/// To be read, to be written, and exceptions.
+pub type Selected = [Vec<i32>; 3];
+
 /// Numbers that a test may use: below this.
 pub const NUMBERS: i32 = 24;
 
@@ -65,6 +68,13 @@ pub trait Column {
     fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()>;
     /// `epoll_wait` without waiting.
     fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>>;
+
+    /// `select` without waiting, on the numbers below `count` of three sets: those
+    /// of each that are ready, rising, and what the call returns.
+    fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)>;
+    /// `poll` without waiting, on numbers and POLL* bits: the bits returned, and
+    /// what the call returns.
+    fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)>;
 
     /// Until everything that was sent has arrived and been answered.
     fn settle(&mut self);

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::column::{Answer, Column, NUMBERS};
+use super::column::{Answer, Column, NUMBERS, Selected};
 use super::raw_linux as raw;
+use super::raw_select;
 
 pub use super::column::Told;
 
@@ -296,6 +297,21 @@ impl Column for Linux {
 
     fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>> {
         raw::epoll_wait(at(set), most)
+    }
+
+    fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)> {
+        let numbers = sets.each_ref().map(|set| set.iter().map(|&fd| at(fd)));
+        let (ready, sets) = raw_select::select(BASE + count, numbers)?;
+        // The last word's numbers from `count` on are cleared or not as they lie.
+        let below = |set: Vec<i32>| {
+            let numbers = set.into_iter().map(|fd| fd - BASE);
+            numbers.filter(|&fd| fd < count).collect()
+        };
+        Ok((ready, sets.map(below)))
+    }
+
+    fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {
+        raw_select::poll(list.iter().map(|&(fd, events)| (at(fd), events)))
     }
 
     fn settle(&mut self) {

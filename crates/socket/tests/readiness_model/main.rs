@@ -2,13 +2,16 @@
 //! loopback in one column and on Tidewall's in the other must give the same answers.
 //!
 //! `column` says what a column does; `linux` and `tidewall` are the two; `random`
-//! runs random sequences over both, `scripts` those that are worth naming.
+//! runs random sequences over both, `scripts` and `select_scripts` those that are
+//! worth naming.
 //! `threads` is about what happens at the same time, where only we answer.
 
 mod column;
 mod linux;
 mod random;
 mod raw_linux;
+mod raw_select;
 mod scripts;
+mod select_scripts;
 mod threads;
 mod tidewall;

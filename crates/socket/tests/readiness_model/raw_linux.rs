@@ -168,3 +168,42 @@ pub fn epoll_wait(set: i32, most: usize) -> Answer<Vec<Told>> {
     events.truncate(count as usize);
     Ok(events.iter().map(|it| (it.events, it.u64)).collect())
 }
+
+/// A thread, to send it signals.
+#[derive(Clone, Copy)]
+pub struct Thread(libc::pthread_t);
+
+pub fn this_thread() -> Thread {
+    // SAFETY: no arguments.
+    Thread(unsafe { libc::pthread_self() })
+}
+
+/// Sends a thread, which lives, a signal.
+pub fn signal(thread: Thread, signal: i32) {
+    // SAFETY: the tests join their threads after they have signalled them.
+    assert_eq!(unsafe { libc::pthread_kill(thread.0, signal) }, 0);
+}
+
+/// From now on the signal ends system calls, and does nothing else.
+pub fn handle(signal: i32) {
+    extern "C" fn nothing(_: i32) {}
+    // SAFETY: all-zero is a valid sigaction, without SA_RESTART; the handler does
+    // nothing, which is safe anywhere.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// Blocks a signal in the calling thread.
+pub fn block(signal: i32) {
+    // SAFETY: all-zero is a valid sigset_t, which sigemptyset initialises.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        let result = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        assert_eq!(result, 0);
+    }
+}

@@ -1,1 +1,396 @@
-//! What happens at the same time.
+//! What happens at the same time: stacks in real time, with threads that wait.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidewall_device::memory::{LinkConfig, pair_on_clock};
+use tidewall_socket::descriptor::{Descriptors, Flags};
+use tidewall_socket::readiness::{EpollEvent, Events, Operation, SignalSet};
+use tidewall_socket::{ListenOptions, MemoryConfig, Stack, TcpListener, TcpStream, UdpSocket};
+use tidewall_wire::ethernet::MacAddress;
+
+use super::raw_linux;
+
+const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// Nothing here takes so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What does not happen in this time is taken not to happen.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// Two stacks; the near one's descriptors are watched.
+struct Bed {
+    near: Descriptors,
+    far: Stack,
+    service: TcpListener,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let start = Instant::now();
+        let (_, a, b) = pair_on_clock(LinkConfig::default(), move || start.elapsed()).unwrap();
+        let config = |address: Ipv4Addr, mac, peer| MemoryConfig {
+            addresses: vec![address.into()],
+            mac: MacAddress([2, 0, 0, 0, 0, mac]),
+            peer: MacAddress([2, 0, 0, 0, 0, peer]),
+        };
+        let near = Stack::in_memory(a, config(NEAR, 1, 2)).unwrap();
+        let far = Stack::in_memory(b, config(FAR, 2, 1)).unwrap();
+        Bed {
+            near: Descriptors::new(&near, 4096),
+            service: TcpListener::bind(&far, SocketAddr::from((FAR, 80))).unwrap(),
+            far,
+        }
+    }
+
+    /// A connected pair: a nonblocking descriptor, and its peer.
+    fn pair(&self) -> (i32, TcpStream) {
+        thread::scope(|scope| {
+            let accepting = scope.spawn(|| self.service.accept().unwrap().0);
+            let address = SocketAddr::from((FAR, 80));
+            let fd = self.near.connect(address, Flags::NONE).unwrap();
+            self.near.file(fd).unwrap().set_nonblocking(true).unwrap();
+            let peer = accepting.join().unwrap();
+            peer.set_nodelay(true).unwrap();
+            (fd, peer)
+        })
+    }
+
+    fn set(&self) -> i32 {
+        self.near.epoll_create1(Flags::NONE).unwrap()
+    }
+
+    fn add(&self, set: i32, fd: i32, events: Events) {
+        let event = EpollEvent {
+            events,
+            data: fd as u64,
+        };
+        self.near
+            .epoll_ctl(set, Operation::Add, fd, Some(event))
+            .unwrap();
+    }
+
+    /// The data of one event, or none within a time.
+    fn wait(&self, set: i32, timeout: Duration) -> Option<u64> {
+        let mut events = [EpollEvent::default(); 1];
+        let count = self
+            .near
+            .epoll_wait(set, &mut events, Some(timeout))
+            .unwrap();
+        (count > 0).then(|| events[0].data)
+    }
+}
+
+#[test]
+fn one_event_wakes_one_of_those_who_wait_on_a_set() {
+    let bed = Bed::new();
+    let (fd, mut peer) = bed.pair();
+    let set = bed.set();
+    bed.add(set, fd, Events::IN | Events::EDGE);
+    let woken = AtomicUsize::new(0);
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (tell, bed, woken) = (tell.clone(), &bed, &woken);
+            scope.spawn(move || {
+                let event = bed.wait(set, PATIENCE);
+                woken.fetch_add(1, Ordering::SeqCst);
+                tell.send(event).unwrap();
+            });
+        }
+        thread::sleep(QUIET);
+        for round in 1..=4 {
+            peer.write_all(b"x").unwrap();
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(Some(fd as u64)));
+            assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+            assert_eq!(woken.load(Ordering::SeqCst), round);
+        }
+    });
+}
+
+#[test]
+fn of_exclusive_sets_one_is_woken() {
+    let bed = Bed::new();
+    let address = SocketAddr::from((NEAR, 90));
+    let listener = bed
+        .near
+        .listen(address, ListenOptions::default(), Flags::NONBLOCK)
+        .unwrap();
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        for n in 0..3 {
+            let set = bed.set();
+            bed.add(set, listener, Events::IN | Events::EXCLUSIVE);
+            let (tell, bed) = (tell.clone(), &bed);
+            scope.spawn(move || {
+                assert_eq!(bed.wait(set, PATIENCE), Some(listener as u64));
+                bed.near.accept4(listener, Flags::NONE).unwrap();
+                tell.send(n).unwrap();
+            });
+        }
+        thread::sleep(QUIET);
+        let mut woken = Vec::new();
+        for _ in 0..3 {
+            let _connection = TcpStream::connect(&bed.far, address).unwrap();
+            woken.push(told.recv_timeout(PATIENCE).unwrap());
+            assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+        }
+        woken.sort_unstable();
+        assert_eq!(woken, [0, 1, 2]);
+    });
+}
+
+/// Many threads on one set, each event one thread's: all that was sent is read,
+/// each byte once, and nobody waits for ever.
+fn storm(events: Events) {
+    const CONNECTIONS: usize = 8;
+    const ROUNDS: usize = 300;
+    let bed = Bed::new();
+    let set = bed.set();
+    let mut peers = Vec::new();
+    let mut busy = HashMap::new();
+    for _ in 0..CONNECTIONS {
+        let (fd, peer) = bed.pair();
+        bed.add(set, fd, events);
+        busy.insert(fd, AtomicBool::new(false));
+        peers.push(peer);
+    }
+    let (received, shared) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let expected = CONNECTIONS * ROUNDS * 3;
+    let end = Instant::now() + PATIENCE;
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (bed, busy, received, shared) = (&bed, &busy, &received, &shared);
+            scope.spawn(move || {
+                while received.load(Ordering::SeqCst) < expected && Instant::now() < end {
+                    let Some(fd) = bed.wait(set, Duration::from_millis(50)) else {
+                        continue;
+                    };
+                    let fd = fd as i32;
+                    if busy[&fd].swap(true, Ordering::SeqCst) {
+                        shared.fetch_add(1, Ordering::SeqCst);
+                    }
+                    let mut buffer = [0; 7];
+                    loop {
+                        match bed.near.read(fd, &mut buffer) {
+                            Ok(0) => break,
+                            Ok(length) => received.fetch_add(length, Ordering::SeqCst),
+                            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                            Err(error) => panic!("{error}"),
+                        };
+                    }
+                    busy[&fd].store(false, Ordering::SeqCst);
+                    if events.contains(Events::ONESHOT) {
+                        let event = EpollEvent {
+                            events,
+                            data: fd as u64,
+                        };
+                        bed.near
+                            .epoll_ctl(set, Operation::Modify, fd, Some(event))
+                            .unwrap();
+                    }
+                }
+            });
+        }
+        for peer in &mut peers {
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    peer.write_all(b"abc").unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(received.load(Ordering::SeqCst), expected);
+    if events.contains(Events::ONESHOT) {
+        assert_eq!(shared.load(Ordering::SeqCst), 0, "one shot, one thread");
+    }
+}
+
+#[test]
+fn a_storm_of_edges() {
+    storm(Events::IN | Events::EDGE);
+}
+
+#[test]
+fn a_storm_of_single_shots() {
+    storm(Events::IN | Events::ONESHOT);
+    storm(Events::IN | Events::ONESHOT | Events::EDGE);
+}
+
+#[test]
+fn a_storm_of_levels() {
+    storm(Events::IN);
+}
+
+/// A byte there and a byte back, each waited for without end: a wake-up that was
+/// lost would stop it.
+#[test]
+fn no_wake_up_is_lost() {
+    const ROUNDS: usize = 3000;
+    let bed = Bed::new();
+    let (fd, mut peer) = bed.pair();
+    let set = bed.set();
+    bed.add(set, fd, Events::IN | Events::EDGE);
+    let (done, is_done) = channel();
+    thread::scope(|scope| {
+        let bed = &bed;
+        scope.spawn(move || {
+            for _ in 0..ROUNDS {
+                let mut events = [EpollEvent::default(); 4];
+                while bed.near.read(fd, &mut [0; 4]).is_err() {
+                    assert_eq!(bed.near.epoll_wait(set, &mut events, None).unwrap(), 1);
+                }
+                assert_eq!(bed.near.write(fd, b"x").unwrap(), 1);
+                // Sent at once, not with the next turn.
+                bed.near
+                    .epoll_wait(set, &mut events, Some(Duration::ZERO))
+                    .unwrap();
+            }
+            done.send(()).unwrap();
+        });
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        for round in 0..ROUNDS {
+            peer.write_all(b"y").unwrap();
+            let mut answer = [0];
+            peer.read_exact(&mut answer)
+                .unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+        is_done.recv_timeout(PATIENCE).unwrap();
+    });
+}
+
+#[test]
+fn what_is_closed_while_somebody_waits_is_forgotten() {
+    let bed = Bed::new();
+    let set = bed.set();
+    let (stays, mut peer) = bed.pair();
+    bed.add(set, stays, Events::IN);
+    thread::scope(|scope| {
+        for _ in 0..20 {
+            let (fd, mut other) = bed.pair();
+            bed.add(set, fd, Events::IN | Events::OUT | Events::EDGE);
+            assert_eq!(bed.wait(set, PATIENCE), Some(fd as u64));
+            let waiting = scope.spawn(|| bed.wait(set, PATIENCE));
+            thread::sleep(Duration::from_millis(2));
+            bed.near.close(fd).unwrap();
+            let _ = other.write_all(b"nobody reads this");
+            peer.write_all(b"x").unwrap();
+            assert_eq!(waiting.join().unwrap(), Some(stays as u64));
+            assert_eq!(bed.near.read(stays, &mut [0; 4]).unwrap(), 1);
+        }
+        // The set itself: who waits goes on.
+        let waiting = scope.spawn(|| bed.wait(set, PATIENCE));
+        thread::sleep(QUIET);
+        bed.near.close(set).unwrap();
+        peer.write_all(b"x").unwrap();
+        assert_eq!(waiting.join().unwrap(), Some(stays as u64));
+        let mut none = [EpollEvent::default()];
+        let error = bed.near.epoll_wait(set, &mut none, None).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    });
+}
+
+#[test]
+fn connections_that_come_together_wake_as_many() {
+    const THREADS: usize = 6;
+    let bed = Bed::new();
+    let address = SocketAddr::from((NEAR, 91));
+    let listener = bed
+        .near
+        .listen(address, ListenOptions::default(), Flags::NONE)
+        .unwrap();
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let (tell, near) = (tell.clone(), &bed.near);
+            scope.spawn(move || {
+                near.accept4(listener, Flags::NONE).unwrap();
+                tell.send(()).unwrap();
+            });
+        }
+        thread::sleep(QUIET);
+        let _first = TcpStream::connect(&bed.far, address).unwrap();
+        told.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+        let all: Vec<_> = (1..THREADS)
+            .map(|_| TcpStream::connect_nonblocking(&bed.far, address).unwrap())
+            .collect();
+        for _ in 1..THREADS {
+            told.recv_timeout(PATIENCE).unwrap();
+        }
+        drop(all);
+    });
+}
+
+#[test]
+fn datagrams_that_come_together_wake_as_many() {
+    const THREADS: usize = 6;
+    let bed = Bed::new();
+    let address = SocketAddr::from((NEAR, 92));
+    let socket = UdpSocket::bind(bed.near.stack(), address).unwrap();
+    let peer = UdpSocket::bind(&bed.far, SocketAddr::from((FAR, 92))).unwrap();
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let (tell, socket) = (tell.clone(), &socket);
+            scope.spawn(move || {
+                socket.recv(&mut [0; 8]).unwrap();
+                tell.send(()).unwrap();
+            });
+        }
+        thread::sleep(QUIET);
+        peer.send_to(b"one", address).unwrap();
+        told.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+        let rest = (1..THREADS).map(|_| (&b"more"[..], address));
+        assert_eq!(peer.send_batch(rest).unwrap(), THREADS - 1);
+        for _ in 1..THREADS {
+            told.recv_timeout(PATIENCE).unwrap();
+        }
+    });
+}
+
+#[test]
+fn signals_end_a_wait_and_masks_hold_them_off() {
+    raw_linux::handle(libc::SIGUSR1);
+    raw_linux::handle(libc::SIGUSR2);
+    let bed = Bed::new();
+    let set = bed.set();
+    let interrupted = |result: std::io::Result<usize>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINTR));
+    };
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        let near = &bed.near;
+        let waiting = scope.spawn(move || {
+            let mut events = [EpollEvent::default()];
+            raw_linux::block(libc::SIGUSR2);
+            tell.send(raw_linux::this_thread()).unwrap();
+            interrupted(near.epoll_wait(set, &mut events, None));
+            tell.send(raw_linux::this_thread()).unwrap();
+            // One that came before is blocked until the wait.
+            let mut signals = SignalSet::empty();
+            signals.insert(libc::SIGUSR1).unwrap();
+            assert!(signals.contains(libc::SIGUSR1) && !signals.contains(libc::SIGUSR2));
+            thread::sleep(QUIET);
+            interrupted(near.epoll_pwait2(set, &mut events, Some(PATIENCE), Some(&signals)));
+            // And one that is blocked for the wait alone does not end it.
+            raw_linux::signal(raw_linux::this_thread(), libc::SIGUSR2);
+            let all = SignalSet::empty();
+            interrupted(near.epoll_pwait2(set, &mut events, None, Some(&all)));
+            let none = near.epoll_pwait2(set, &mut events, Some(QUIET), Some(&signals));
+            assert_eq!(none.unwrap(), 0);
+        });
+        let thread = told.recv().unwrap();
+        thread::sleep(QUIET);
+        raw_linux::signal(thread, libc::SIGUSR1);
+        let thread = told.recv().unwrap();
+        raw_linux::signal(thread, libc::SIGUSR2);
+        waiting.join().unwrap();
+    });
+}

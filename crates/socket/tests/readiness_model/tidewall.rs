@@ -11,19 +11,17 @@ use std::time::Duration;
 
 use tidewall_device::memory::{Link, LinkConfig, pair};
 use tidewall_socket::descriptor::{Descriptors, Flags};
-use tidewall_socket::readiness::{EpollEvent, Events, Operation};
+use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
 use tidewall_socket::{ListenOptions, MemoryConfig, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::column::{Answer, Column, NUMBERS, Told};
+use super::column::{Answer, Column, NUMBERS, Selected, Told};
 use super::raw_linux;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Where the tests' numbers begin, so that those on the way there are others.
 const BASE: i32 = 64;
-/// Port of the peer that accepts.
-const SERVICE: u16 = 80;
 
 enum Peer {
     Stream(TcpStream),
@@ -36,16 +34,18 @@ pub struct Tidewall {
     far: Stack,
     clock: Arc<AtomicU64>,
     pub descriptors: Descriptors,
-    service: TcpListener,
+    /// `select` is the classical one.
+    pub classical: bool,
     peers: HashMap<usize, Peer>,
     /// Where listeners listen.
     listeners: HashMap<i32, SocketAddr>,
     port: u16,
-    /// Subjects' protocol runs when their set is waited on, not before.
+    /// Subjects' protocol runs when their set is waited on, or after a while.
     lazy: bool,
-    /// A set that every subject is in beside those of the test: turning it runs
-    /// their protocol.
-    eager: i32,
+    settled: usize,
+    /// Sets beside those of the test: turning one runs the protocol of what is in
+    /// it, which a helper thread does in real time. Listeners, and subjects.
+    drivers: [i32; 2],
 }
 
 fn at(fd: i32) -> i32 {
@@ -82,21 +82,20 @@ impl Tidewall {
         };
         let near = Stack::in_memory_on_clock(a, config(NEAR, 1, 2), now()).unwrap();
         let far = Stack::in_memory_on_clock(b, config(FAR, 2, 1), now()).unwrap();
-        let service = TcpListener::bind(&far, SocketAddr::from((FAR, SERVICE))).unwrap();
-        service.set_nonblocking(true).unwrap();
         let descriptors = Descriptors::new(&near, 4096);
         Tidewall {
-            eager: descriptors.epoll_create1(Flags::NONE).unwrap(),
+            drivers: [(); 2].map(|()| descriptors.epoll_create1(Flags::NONE).unwrap()),
             descriptors,
+            classical: false,
             link,
             near,
             far,
             clock,
-            service,
             peers: HashMap::new(),
             listeners: HashMap::new(),
             port: 1000,
             lazy,
+            settled: 0,
         }
     }
 
@@ -106,15 +105,13 @@ impl Tidewall {
         self.descriptors.close(opened).unwrap();
     }
 
-    /// The protocol of what is `fd` now may be run at any time.
-    fn drive(&mut self, fd: i32) {
-        if !self.lazy {
-            let event = Some(EpollEvent::default());
-            let added = self
-                .descriptors
-                .epoll_ctl(self.eager, Operation::Add, at(fd), event);
-            answer(added).unwrap();
-        }
+    /// The protocol of what is `fd` now is run by a driver.
+    fn drive(&mut self, driver: usize, fd: i32) {
+        let event = Some(EpollEvent::default());
+        let added = self
+            .descriptors
+            .epoll_ctl(self.drivers[driver], Operation::Add, at(fd), event);
+        answer(added).unwrap();
     }
 
     fn advance(&self, milliseconds: u64) {
@@ -132,19 +129,29 @@ impl Tidewall {
                 let _ = peer.peek(&mut [0]);
             }
         }
+        self.turn(0);
         if !self.lazy {
-            let mut events = [EpollEvent::default(); 64];
-            let now = Some(Duration::ZERO);
-            self.descriptors
-                .epoll_wait(self.eager, &mut events, now)
-                .unwrap();
+            self.turn(1);
         }
     }
 
-    fn accept_peer(&mut self, connection: usize) {
+    /// Runs the protocol of what is in a driver.
+    fn turn(&mut self, driver: usize) {
+        let mut events = [EpollEvent::default(); 64];
+        let now = Some(Duration::ZERO);
+        self.descriptors
+            .epoll_wait(self.drivers[driver], &mut events, now)
+            .unwrap();
+    }
+
+    /// The other end of what `fd` is.
+    fn accept_peer(&mut self, fd: i32, service: &TcpListener, connection: usize) {
         for _ in 0..100 {
+            // The handshake's last segment: a read sees the answer to the first.
+            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
+            assert_eq!(answer(read), Err(libc::EAGAIN));
             self.pump();
-            if let Ok((peer, _)) = self.service.accept() {
+            if let Ok((peer, _)) = service.accept() {
                 peer.set_nonblocking(true).unwrap();
                 peer.set_nodelay(true).unwrap();
                 self.peers.insert(connection, Peer::Stream(peer));
@@ -168,16 +175,7 @@ impl Tidewall {
 impl Column for Tidewall {
     fn pair(&mut self, fd: i32, connection: usize) {
         self.connect(fd, connection);
-        for _ in 0..100 {
-            // The handshake's last segment: a read sees the answer.
-            let read = self.descriptors.recv(at(fd), &mut [0], libc::MSG_PEEK);
-            assert_eq!(answer(read), Err(libc::EAGAIN));
-            self.pump();
-            if answer(self.descriptors.write(at(fd), &[])) == Ok(0) {
-                return;
-            }
-        }
-        panic!("not connected");
+        assert_eq!(answer(self.descriptors.write(at(fd), &[])), Ok(0));
     }
 
     fn listener(&mut self, fd: i32) {
@@ -189,6 +187,7 @@ impl Column for Tidewall {
             .unwrap();
         self.place(opened, fd);
         self.listeners.insert(fd, address);
+        self.drive(0, fd);
     }
 
     fn datagram(&mut self, fd: i32, connection: usize) {
@@ -221,16 +220,20 @@ impl Column for Tidewall {
     fn accept(&mut self, fd: i32, to: i32) -> Answer<()> {
         let (opened, _) = answer(self.descriptors.accept4(at(fd), Flags::NONBLOCK))?;
         self.place(opened, to);
-        self.drive(to);
+        self.drive(1, to);
         Ok(())
     }
 
     fn connect(&mut self, fd: i32, connection: usize) {
-        let address = SocketAddr::from((FAR, SERVICE));
+        // A port of its own: on a clock that hardly moves, an old connection between
+        // the same ports would be in the way.
+        let address = SocketAddr::from((FAR, self.next_port()));
+        let service = TcpListener::bind(&self.far, address).unwrap();
+        service.set_nonblocking(true).unwrap();
         let opened = self.descriptors.connect(address, Flags::NONBLOCK).unwrap();
         self.place(opened, fd);
-        self.accept_peer(connection);
-        self.drive(fd);
+        self.accept_peer(fd, &service, connection);
+        self.drive(1, fd);
     }
 
     fn peer_write(&mut self, connection: usize, length: usize) {
@@ -335,7 +338,43 @@ impl Column for Tidewall {
             .collect())
     }
 
+    fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)> {
+        let mut sets = sets
+            .each_ref()
+            .map(|set| set.iter().map(|&fd| at(fd)).collect::<DescriptorSet>());
+        let [read, write, except] = sets.each_mut().map(Some);
+        let now = Some(Duration::ZERO);
+        let descriptors = &self.descriptors;
+        let ready = if self.classical {
+            descriptors.classical_select(BASE + count, read, write, except, now)
+        } else {
+            descriptors.select(BASE + count, read, write, except, now)
+        };
+        let ready = answer(ready)?;
+        let below = |set: DescriptorSet| {
+            let numbers = set.iter().map(|fd| fd - BASE);
+            numbers.filter(|&fd| fd < count).collect()
+        };
+        Ok((ready, sets.map(below)))
+    }
+
+    fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {
+        let entry = |&(fd, events): &(i32, i16)| PollFd {
+            fd: at(fd),
+            events,
+            revents: -1,
+        };
+        let mut list: Vec<PollFd> = list.iter().map(entry).collect();
+        let ready = answer(self.descriptors.poll(&mut list, Some(Duration::ZERO)))?;
+        Ok((ready, list.iter().map(|entry| entry.revents).collect()))
+    }
+
     fn settle(&mut self) {
+        self.settled += 1;
+        if self.settled.is_multiple_of(3) {
+            // Before the peers' retransmission timers expire.
+            self.turn(1);
+        }
         for _ in 0..4 {
             self.pump();
         }

@@ -70,6 +70,57 @@ fn what_is_lost_waits_until_it_is_sent_again() {
 }
 
 #[test]
+fn less_than_a_segment_counts_once_it_is_one() {
+    let sacked = |blocks: &[(u32, u32)]| {
+        let mut board = Scoreboard::new(FIRST);
+        // Four full segments and a smaller one; one alone; the last bytes and a FIN.
+        board.sent(at(45), 1, false);
+        board.sent(at(48), 1, true);
+        board.sent(at(61), 1, true);
+        for &(start, end) in blocks {
+            board.sack((at(start), at(end)), 10, |_| {});
+        }
+        board.sacked()
+    };
+    // The last byte of a segment, its first, some between, and of a smaller one.
+    for hair in [
+        (39, 40),
+        (30, 31),
+        (33, 36),
+        (41, 45),
+        (40, 43),
+        (45, 47 - 1),
+    ] {
+        assert_eq!(sacked(&[hair]), 0, "{hair:?}");
+    }
+    // Whole ones, two small ones together, and a FIN that is not counted.
+    for whole in [(30, 40), (40, 45), (45, 48), (40, 48), (58, 61), (58, 60)] {
+        assert_eq!(sacked(&[whole]), whole.1 - whole.0, "{whole:?}");
+    }
+    // What was not known once it has grown, and what an island grows by.
+    assert_eq!(sacked(&[(33, 36), (30, 40)]), 10);
+    assert_eq!(sacked(&[(30, 40), (40, 43)]), 13);
+    assert_eq!(sacked(&[(33, 43)]), 10, "as long as a segment");
+}
+
+#[test]
+fn a_fin_that_is_held_is_not_in_flight_again_with_the_last_bytes() {
+    let mut board = Scoreboard::new(FIRST);
+    board.sent(at(20), 1, false);
+    board.sent(at(21), 2, true);
+    board.sack((at(20), at(21)), 10, |_| {});
+    board.judge(|piece| match before(piece.start, at(20)) {
+        true => Verdict::Lost,
+        false => Verdict::Stop,
+    });
+    board.resent(at(0), at(21), 9);
+    assert_eq!(
+        pieces(&board),
+        [(0, 20, LOST | AGAIN | EVER), (20, 21, SACKED)]
+    );
+}
+
+#[test]
 fn the_last_segment_is_what_a_probe_sends() {
     let mut board = Scoreboard::new(FIRST);
     assert_eq!(board.last_segment(10, false), None);

@@ -181,10 +181,7 @@ impl World {
             (ready, sets)
         };
         let (ready, results) = write(&self.found);
-        assert_eq!((ready, &results), {
-            let (ready, results) = &write(&wanted);
-            (*ready, results)
-        });
+        assert_eq!((ready, results.clone()), write(&wanted));
         let beyond = count.next_multiple_of(BITS) as i32;
         let ones = results
             .iter()

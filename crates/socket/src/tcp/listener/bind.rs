@@ -19,6 +19,10 @@ pub struct ListenOptions {
     /// Connections that may wait to be accepted, 1 to 65,535; as `listen(2)`.
     /// When so many wait, further SYNs are dropped by the driver.
     pub backlog: u32,
+    /// TCP_FASTOPEN: connections at most that a SYN with data has opened and whose
+    /// handshake is not complete. 0, the default: none; data in a SYN may reach
+    /// the application twice (RFC 7413 §2.1), which it must be prepared for.
+    pub fast_open: u32,
     /// SO_REUSEADDR. True by default, as in the standard library.
     pub reuse_address: bool,
     /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
@@ -37,6 +41,7 @@ impl Default for ListenOptions {
     fn default() -> Self {
         ListenOptions {
             backlog: 4096,
+            fast_open: 0,
             reuse_address: true,
             only_v6: false,
             nodelay: false,
@@ -86,6 +91,10 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
         options::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
     }
     options::bind(fd, address)?;
+    if options.fast_open > 0 {
+        let queue = i32::try_from(options.fast_open).unwrap_or(i32::MAX);
+        options::set(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)?;
+    }
     options::listen(fd, options.backlog as i32)?;
     Ok(KernelListener::from(socket))
 }

@@ -3,7 +3,9 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::AsFd;
 
-use super::{Inner, TcpStream};
+use tidewall_protocol::tcp::SendFlags;
+
+use super::{Inner, Sending, TcpStream};
 use crate::raw::descriptor;
 
 /// # Errors
@@ -67,13 +69,22 @@ impl TcpStream {
         })
     }
 
-    /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT; others are
-    /// the kernel's business.
+    /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT, MSG_MORE,
+    /// MSG_EOR and MSG_ZEROCOPY; others are the kernel's business.
     pub(crate) fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => descriptor::send(kernel.stream.as_fd(), buffers, None, flags),
             Inner::Own { connection, .. } => {
-                self.send(connection, buffers, flags & libc::MSG_DONTWAIT != 0)
+                let has = |flag| flags & flag != 0;
+                let sending = Sending {
+                    flags: SendFlags {
+                        more: has(libc::MSG_MORE),
+                        record: has(libc::MSG_EOR),
+                    },
+                    zero_copy: has(libc::MSG_ZEROCOPY),
+                    at_once: has(libc::MSG_DONTWAIT),
+                };
+                self.send(connection, buffers, sending)
             }
         }
     }
@@ -86,14 +97,16 @@ impl Write for &TcpStream {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write(buffer),
-            Inner::Own { connection, .. } => self.send(connection, &[IoSlice::new(buffer)], false),
+            Inner::Own { connection, .. } => {
+                self.send(connection, &[IoSlice::new(buffer)], Sending::default())
+            }
         }
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).write_vectored(buffers),
-            Inner::Own { connection, .. } => self.send(connection, buffers, false),
+            Inner::Own { connection, .. } => self.send(connection, buffers, Sending::default()),
         }
     }
 

@@ -10,6 +10,9 @@ use super::{Inner, NO_LINGER, TcpStream, duration};
 use crate::tcp::connection::State;
 use crate::tcp::frames::After;
 
+/// `linux/tcp.h`
+const TCP_NOTSENT_LOWAT: i32 = 25;
+
 impl TcpStream {
     /// Makes reading and writing return EAGAIN instead of waiting.
     ///
@@ -98,6 +101,42 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_CORK, on.into()),
             Inner::Own { .. } => self.change(|state, _| state.connection.set_cork(on)),
+        }
+    }
+
+    /// Takes more to be sent only while less than so many bytes wait that were not
+    /// sent (TCP_NOTSENT_LOWAT; at least 1, no limit with `None`): what waits does
+    /// not grow stale, and the choice of what is next stays the application's. A
+    /// write is taken up to the mark in whole bursts, and the stream is writable
+    /// again when less than half of the mark waits, as on Linux.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_not_sent_low_water(&self, bytes: Option<u32>) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let value = bytes.unwrap_or(u32::MAX).max(1);
+                kernel.set(libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT, value.cast_signed())
+            }
+            Inner::Own { .. } => {
+                self.change(|state, _| state.connection.set_not_sent_low_water(bytes))
+            }
+        }
+    }
+
+    /// See [`TcpStream::set_not_sent_low_water`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn not_sent_low_water(&self) -> io::Result<Option<u32>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let value = kernel.get(libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT)?;
+                // Zero is the kernel parameter's.
+                let own = value.cast_unsigned();
+                Ok((!matches!(own, 0 | u32::MAX)).then_some(own))
+            }
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.not_sent_low_water()),
         }
     }
 
@@ -232,7 +271,7 @@ impl TcpStream {
     }
 
     /// Changes something of a connection of ours, and sends what that frees.
-    fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
+    pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
         if let Inner::Own { connection, .. } = &self.inner {
             let core = self.stack.core();
             let mut after = After::default();

@@ -1,0 +1,555 @@
+//! What the experiments on waiting for connections have in common (Banga and
+//! Mogul, USENIX 1998, §5): the servers, their documents, the clients, and how a
+//! load becomes numbers.
+//!
+//! As in the paper each request has a connection of its own, rates come from
+//! S-clients, and connections that never ask for anything stand beside them. A
+//! curve's last point is the saturation throughput: there a closed loop keeps
+//! the server busy, which needs no search for the rate at which it is.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse, SClientSpec, Wait};
+use tidewall_service::http::proxy::{Revalidate, Spec};
+use tidewall_service::http::{self, Limits};
+
+use super::tcp::{self, HTTP_PORT, Site};
+use crate::bench::{Bench, Measured, load, open_files, server};
+use crate::environment::Environment;
+use crate::progress::Progress;
+use crate::result::{Point, Series, find};
+use crate::sweep::{Better, Curve, Plan, Sample, Swept, sweep};
+use crate::system::System;
+use crate::testbed::{CLIENT, Config, more_clients};
+use crate::worker::{Child, Program, TcpKind, TcpSpec, Waiting};
+
+/// A document: path, bytes, and the bytes in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Document {
+    pub(super) path: &'static str,
+    bytes: usize,
+}
+
+/// The paper's smaller document.
+pub(super) const SMALL: Document = Document {
+    path: "/1259",
+    bytes: 1_259,
+};
+/// Its larger one.
+pub(super) const LARGE: Document = Document {
+    path: "/8192",
+    bytes: 8_192,
+};
+/// Connections that ask for nothing, of the paper's realistic load.
+pub(super) const COLD: u32 = 750;
+/// Requests under way at saturation: as many as keep the server busy and few
+/// enough that it does not wait for a crowd to be ready at once.
+pub(super) const CONNECTIONS: u32 = 8;
+/// Port of the proxy's origin.
+const ORIGIN_PORT: u16 = 8080;
+/// Load before measuring begins.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// Time measured.
+const WINDOW: Duration = Duration::from_millis(800);
+/// Nothing is taken for a stalled client in an experiment.
+const FOR_LONG: Duration = Duration::from_secs(900);
+/// Files that a client has open besides its connections.
+const OTHER_FILES: u64 = 1_000;
+/// Addresses of the client that the busy connections come from. Those that do
+/// nothing have others: Linux finds a free port the faster the fewer are taken.
+const HOT: usize = 2;
+
+/// A server under comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contestant {
+    /// Ours, on Tidewall.
+    Tidewall(Waiting),
+    /// The same on Linux.
+    Linux(Waiting),
+    /// Debian's, on Linux: Squid where the server is a proxy, otherwise nginx.
+    Program,
+}
+
+/// The paper's unmodified kernel.
+pub(super) const CLASSICAL: Contestant = Contestant::Tidewall(Waiting::ClassicalLinear);
+/// Its kernel with the new select.
+pub(super) const LINEAR: Contestant = Contestant::Tidewall(Waiting::SelectLinear);
+/// Its kernel with the new select and the new allocator.
+pub(super) const SELECT: Contestant = Contestant::Tidewall(Waiting::Select);
+/// Numbered descriptors with epoll.
+pub(super) const EPOLL: Contestant = Contestant::Tidewall(Waiting::Epoll);
+/// What the servers use unless told otherwise.
+pub(super) const SELECTOR: Contestant = Contestant::Tidewall(Waiting::Named);
+pub(super) const LINUX_SELECT: Contestant = Contestant::Linux(Waiting::Select);
+pub(super) const LINUX_EPOLL: Contestant = Contestant::Linux(Waiting::Named);
+
+impl Contestant {
+    /// How its host receives: Linux by packet steering, which of its modes serves
+    /// one connection a request best.
+    fn system(self) -> System {
+        match self {
+            Contestant::Tidewall(_) => System::NiLrp,
+            Contestant::Linux(_) | Contestant::Program => System::LinuxRps,
+        }
+    }
+
+    fn is_linux(self) -> bool {
+        self.system().is_linux()
+    }
+}
+
+/// Names of the series that claims are about.
+pub(super) const CLASSICAL_NAME: &str = "classical-select+linear-allocator";
+pub(super) const SELECT_NAME: &str = "select";
+pub(super) const SELECTOR_NAME: &str = "selector";
+
+/// The kind of server that is measured, and what it needs.
+pub(super) struct Servers {
+    site: Site,
+    /// Multiplications a request.
+    work: u32,
+    proxy: bool,
+}
+
+impl Servers {
+    /// Servers of files that make `work` multiplications for each request.
+    pub(super) fn of_files(work: u32) -> anyhow::Result<Self> {
+        let documents = [SMALL, LARGE].map(|document| (document.path, document.bytes));
+        Ok(Servers {
+            site: Site::with(&documents)?,
+            work,
+            proxy: false,
+        })
+    }
+
+    /// Caching proxies that do.
+    pub(super) fn proxies(work: u32) -> anyhow::Result<Self> {
+        Ok(Servers {
+            proxy: true,
+            ..Self::of_files(work)?
+        })
+    }
+
+    /// The origin of the proxies, if they are proxies: to be kept.
+    pub(super) fn origin(&self, bench: &Bench) -> anyhow::Result<Option<Child>> {
+        if !self.proxy {
+            return Ok(None);
+        }
+        // It closes its connections first and would remember them for a minute.
+        // What it remembers of a stack that is gone would have the next one, which
+        // numbers anew, try again after a second.
+        bench.testbed.in_client(&[
+            "sh",
+            "-ec",
+            "echo 0 > /proc/sys/net/ipv4/tcp_max_tw_buckets",
+        ])?;
+        let tcp = TcpSpec::new(self.files(0), ORIGIN_PORT);
+        bench.serve_beside(tcp).map(Some)
+    }
+
+    fn files(&self, work: u32) -> TcpKind {
+        TcpKind::Http {
+            root: self.site.root().to_owned(),
+            work,
+            limits: patient(Limits::default()),
+        }
+    }
+
+    fn kind(&self, contestant: Contestant) -> TcpKind {
+        let origin = SocketAddr::new(IpAddr::V4(CLIENT.0), ORIGIN_PORT);
+        match (contestant, self.proxy) {
+            (Contestant::Program, true) => TcpKind::Program(Program::Squid { origin }),
+            (Contestant::Program, false) => TcpKind::Program(Program::Nginx {
+                root: self.site.root().to_owned(),
+            }),
+            (_, false) => self.files(self.work),
+            (_, true) => {
+                let spec = Spec::new(HTTP_PORT, Some(origin));
+                TcpKind::Proxy(Spec {
+                    fresh_upstream: true,
+                    revalidate: Revalidate::Always,
+                    work: self.work,
+                    limits: patient(spec.limits),
+                    ..spec
+                })
+            }
+        }
+    }
+
+    /// Whether it can be measured here.
+    pub(super) fn has(&self, contestant: Contestant) -> bool {
+        match self.kind(contestant) {
+            TcpKind::Program(program) => program.is_there(),
+            _ => true,
+        }
+    }
+
+    /// `loads` against one of them.
+    pub(super) fn curve(
+        &self,
+        contestant: Contestant,
+        setting: &'static str,
+        loads: Vec<LoadSpec>,
+    ) -> Curve {
+        let waiting = match contestant {
+            Contestant::Tidewall(waiting) | Contestant::Linux(waiting) => waiting,
+            Contestant::Program => Waiting::Usual,
+        };
+        let tcp = TcpSpec {
+            waiting,
+            ..TcpSpec::new(self.kind(contestant), HTTP_PORT)
+        };
+        Curve {
+            setting: Some(setting),
+            better: Better::Lower,
+            ..Curve::over_tcp(contestant.system(), tcp, loads)
+        }
+    }
+
+    /// How a busy client waits. Beside an origin on its processor it sleeps.
+    fn wait(&self) -> Wait {
+        if self.proxy { Wait::Block } else { Wait::Spin }
+    }
+
+    /// A closed loop beside `cold` connections: the server is saturated.
+    pub(super) fn saturating(&self, config: Config, document: Document, cold: u32) -> LoadSpec {
+        let http = HttpSpec {
+            connections: CONNECTIONS,
+            reuse: Reuse::OneRequest,
+            sources: hot_sources(),
+            wait: self.wait(),
+            ..HttpSpec::new(server(HTTP_PORT), document.path)
+        };
+        LoadSpec {
+            http: Some(http),
+            ..beside(config, cold)
+        }
+    }
+}
+
+/// `rate` connections/s from S-clients beside `cold` connections.
+pub(super) fn at_rate(config: Config, document: Document, rate: u64, cold: u32) -> LoadSpec {
+    LoadSpec {
+        s_clients: Some(s_clients(document, rate)),
+        ..beside(config, cold)
+    }
+}
+
+pub(super) fn s_clients(document: Document, rate: u64) -> SClientSpec {
+    let files = open_files().saturating_sub(OTHER_FILES).clamp(64, 100_000);
+    SClientSpec {
+        sources: hot_sources(),
+        timeout: Duration::from_secs(2),
+        open_max: Some(u32::try_from(files).unwrap_or(u32::MAX)),
+        ..SClientSpec::new(server(HTTP_PORT), document.path, rate.max(1))
+    }
+}
+
+fn beside(config: Config, cold: u32) -> LoadSpec {
+    LoadSpec {
+        idle: (cold > 0).then(|| IdleSpec {
+            sources: more_clients().split_off(HOT),
+            ..IdleSpec::new(server(HTTP_PORT), cold)
+        }),
+        warm_up: WARM_UP,
+        duration: WINDOW,
+        ..load(config)
+    }
+}
+
+fn hot_sources() -> Vec<IpAddr> {
+    let mut sources = more_clients();
+    sources.truncate(HOT);
+    sources
+}
+
+fn patient(limits: Limits) -> http::Limits {
+    Limits {
+        request: FOR_LONG,
+        idle: FOR_LONG,
+        stall: FOR_LONG,
+        ..limits
+    }
+}
+
+/// Connections that one process on Linux may have beside others.
+pub(super) fn cold_on_linux(cold: u32) -> u32 {
+    let files = open_files().saturating_sub(2 * OTHER_FILES);
+    cold.min(u32::try_from(files).unwrap_or(u32::MAX))
+}
+
+/// Names of a point's values.
+pub(super) const IDLE: &str = "idle";
+pub(super) const RATE: &str = "requests/s";
+pub(super) const LOOP: &str = "clients in a closed loop";
+pub(super) const STANDING: &str = "cold connections";
+/// What the vertical axes are.
+pub(super) const TIME_AXIS: &str = "mean response time, µs";
+pub(super) const IDLE_AXIS: &str = "% of the server's processor idle";
+
+/// Response time against the rate of connections begun; of a closed loop,
+/// against the rate of responses.
+pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let report = &measured.outcome.report;
+    let mut sample = match (&report.http, &report.s_clients) {
+        (Some(http), _) if http.measured.responses > 0 => Sample {
+            x: http.rate,
+            y: http.latency?.mean / 1e3,
+            drops: measured.drops.clone(),
+            values: tcp::values(report),
+        },
+        (None, Some(s_clients)) if s_clients.measured.responses > 0 => {
+            let time = s_clients.response.corrected.as_ref()?.summary;
+            let counts = s_clients.measured;
+            let mut sample = Sample {
+                x: s_clients.offered_rate,
+                y: time.mean / 1e3,
+                drops: measured.drops.clone(),
+                ..Sample::default()
+            };
+            for (name, value) in [
+                ("p50 µs", time.p50 as f64 / 1e3),
+                ("p99 µs", time.p99 as f64 / 1e3),
+                (RATE, s_clients.rate),
+            ] {
+                sample.values.insert(name.to_owned(), value);
+            }
+            for (name, count) in [
+                ("not connected in time", counts.gave_up),
+                ("not begun", counts.skipped + counts.no_room),
+                ("refused", counts.refused),
+                ("no port", counts.local_errors),
+                ("failed", counts.failed + counts.malformed),
+                ("timed out", counts.timeouts),
+                ("other status", counts.other_status),
+            ] {
+                if count > 0 {
+                    sample.values.insert(name.to_owned(), count as f64);
+                }
+            }
+            sample
+        }
+        _ => return None,
+    };
+    let values = &mut sample.values;
+    if let Some(http) = &report.http {
+        values.insert(RATE.to_owned(), http.rate);
+        values.insert(LOOP.to_owned(), CONNECTIONS.into());
+    }
+    if let Some(usage) = &measured.outcome.usage {
+        values.insert(IDLE.to_owned(), 100.0 * usage.left());
+    }
+    if let Some(held) = measured.held {
+        // They would not be cold connections if they had gone.
+        values.insert(STANDING.to_owned(), held.open as f64);
+        if held.open * 100 < u64::from(held.connections) * 99 {
+            return None;
+        }
+    }
+    Some(sample)
+}
+
+/// Requests/s against connections that ask for nothing.
+pub(super) fn reduce_by_cold(
+    curve: &Curve,
+    load: &LoadSpec,
+    measured: &Measured,
+) -> Option<Sample> {
+    let mut sample = reduce(curve, load, measured)?;
+    sample.values.insert("mean µs".to_owned(), sample.y);
+    sample.y = sample.values.remove(RATE)?;
+    sample.x = sample.values.remove(STANDING).unwrap_or(0.0);
+    Some(sample)
+}
+
+/// The same points with another of their values above them.
+pub(super) fn redrawn(series: &Series, value: &str, setting: &str, axis: &str) -> Series {
+    let points = series.points.iter().filter_map(|point| {
+        let y = *point.values.get(value)?;
+        Some(Point {
+            x: point.x,
+            y,
+            low: y,
+            high: y,
+            runs: point.runs,
+            variant: point.variant.clone(),
+            values: point
+                .values
+                .get_key_value(LOOP)
+                .map(|(name, clients)| (name.clone(), *clients))
+                .into_iter()
+                .collect(),
+            ..Point::default()
+        })
+    });
+    Series {
+        system: series.system.clone(),
+        setting: Some(setting.to_owned()),
+        y: Some(axis.to_owned()),
+        points: points.collect(),
+        ..Series::default()
+    }
+}
+
+/// The saturation throughput of a curve against the rate: that of its last
+/// point, if that is the closed loop's.
+pub(super) fn saturation(series: &[Series], system: &str, setting: &str) -> Option<f64> {
+    let values = &find(series, system, Some(setting))?.last()?.values;
+    values.get(LOOP)?;
+    values.get(RATE).copied()
+}
+
+/// A value of a curve's first point, that of the lowest rate, if it is one of
+/// S-clients.
+pub(super) fn at_lowest(
+    series: &[Series],
+    system: &str,
+    setting: &str,
+    value: &str,
+) -> Option<f64> {
+    let values = &find(series, system, Some(setting))?.points.first()?.values;
+    match values.contains_key(LOOP) {
+        true => None,
+        false => values.get(value).copied(),
+    }
+}
+
+/// Measures several groups of curves, each as its plan says, into one result.
+pub(super) fn sweeps(
+    bench: &mut Bench,
+    name: &str,
+    groups: &[(Vec<Curve>, Plan)],
+    progress: &mut dyn Progress,
+    reduce: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
+) -> anyhow::Result<Swept> {
+    let mut all = Swept::default();
+    for (curves, plan) in groups {
+        let swept = sweep(bench, name, curves, *plan, progress, &reduce)?;
+        all.series.extend(swept.series);
+        all.notes.extend(swept.notes);
+    }
+    Ok(all)
+}
+
+/// What the selector serves of the smaller document, undisturbed: the rates of
+/// an experiment are parts of it.
+pub(super) fn capacity(
+    bench: &mut Bench,
+    name: &str,
+    servers: &Servers,
+    document: Document,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<f64> {
+    let load = servers.saturating(bench.testbed.config(), document, 0);
+    let curve = servers.curve(SELECTOR, "capacity", vec![load]);
+    let plan = Plan {
+        rounds: 1,
+        budget: None,
+    };
+    let swept = sweep(bench, name, &[curve], plan, progress, reduce)?;
+    saturation(&swept.series, SELECTOR_NAME, "capacity").ok_or_else(|| {
+        let notes = swept.notes.join("; ");
+        anyhow::anyhow!("what the server can do could not be measured: {notes}")
+    })
+}
+
+/// Describes the contestants by their names in results.
+pub(super) fn describe(environment: &mut Environment, servers: &Servers, all: &[Contestant]) {
+    environment.systems.clear();
+    for &contestant in all {
+        let linux = contestant.is_linux();
+        let curve = servers.curve(contestant, "", Vec::new());
+        let how = match contestant {
+            Contestant::Tidewall(waiting) | Contestant::Linux(waiting) => waiting.describe(linux),
+            Contestant::Program => "Debian's, one process, no logs",
+        };
+        let mode = match contestant.system() {
+            System::LinuxRps => "; receive packet steering to the server's processor",
+            _ => "; the server polls the driver",
+        };
+        environment
+            .systems
+            .insert(curve.name().to_owned(), format!("{how}{mode}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_and_cold_connections_have_sources_of_their_own() {
+        let servers = Servers::of_files(0).unwrap();
+        let load = servers.saturating(Config::default(), LARGE, 100_000);
+        load.check().unwrap();
+        let (idle, http) = (load.idle.unwrap(), load.http.unwrap());
+        assert!(idle.path.is_empty(), "they ask for nothing");
+        assert!(http.sources.iter().all(|hot| !idle.sources.contains(hot)));
+        assert_eq!((http.connections, http.reuse), (8, Reuse::OneRequest));
+        assert!(beside(Config::default(), 0).idle.is_none());
+        at_rate(Config::default(), SMALL, 50_000, COLD)
+            .check()
+            .unwrap();
+    }
+
+    #[test]
+    fn each_request_to_a_proxy_asks_the_origin_on_a_connection_of_its_own() {
+        let servers = Servers::proxies(7).unwrap();
+        let curve = servers.curve(LINUX_SELECT, "x", Vec::new());
+        assert_eq!(curve.name(), "linux-select");
+        let TcpKind::Proxy(spec) = &curve.tcp.as_ref().unwrap().kind else {
+            panic!("a proxy");
+        };
+        assert!(spec.fresh_upstream && spec.revalidate == Revalidate::Always);
+        assert_eq!(spec.work, 7);
+        assert_eq!(spec.origin.unwrap().to_string(), "10.77.0.1:8080");
+        assert!(spec.limits.request >= FOR_LONG);
+        let squid = servers.curve(Contestant::Program, "x", Vec::new());
+        assert_eq!(squid.name(), "squid");
+        let nginx = Servers::of_files(0).unwrap();
+        assert_eq!(
+            nginx.curve(Contestant::Program, "x", Vec::new()).name(),
+            "nginx"
+        );
+    }
+
+    #[test]
+    fn every_contestant_is_described() {
+        let servers = Servers::of_files(0).unwrap();
+        let mut environment = Environment::default();
+        let all = [
+            CLASSICAL,
+            LINEAR,
+            SELECT,
+            EPOLL,
+            SELECTOR,
+            LINUX_SELECT,
+            LINUX_EPOLL,
+        ];
+        describe(&mut environment, &servers, &all);
+        assert_eq!(environment.systems.len(), all.len());
+        for name in [CLASSICAL_NAME, SELECT_NAME, SELECTOR_NAME, "linux-epoll"] {
+            assert!(environment.systems.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_value_can_be_drawn_by_itself() {
+        let mut series =
+            crate::result::tests::curve("select", Some("a"), &[(1e3, 90.0), (2e3, 95.0)]);
+        series.points[0].values.insert(IDLE.into(), 88.0);
+        let idle = redrawn(&series, IDLE, "b", IDLE_AXIS);
+        assert_eq!((idle.points.len(), idle.points[0].y), (1, 88.0));
+        assert_eq!(idle.setting.as_deref(), Some("b"));
+        series.points[1].values.insert(RATE.into(), 1_990.0);
+        let mut all = [series];
+        assert_eq!(at_lowest(&all, "select", "a", IDLE), Some(88.0));
+        assert_eq!(saturation(&all, "select", "a"), None, "not a closed loop");
+        for point in &mut all[0].points {
+            point.values.insert(LOOP.into(), 8.0);
+        }
+        assert_eq!(saturation(&all, "select", "a"), Some(1_990.0));
+        assert_eq!(at_lowest(&all, "select", "a", IDLE), None);
+    }
+}

@@ -1,0 +1,315 @@
+//! Banga and Mogul, §5.2: saturation throughput against the number of
+//! connections that ask for nothing; 0 to 2,000 there, up to 100,000 here.
+
+use super::select::{
+    CLASSICAL, CLASSICAL_NAME, CONNECTIONS, Contestant, Document, EPOLL, LARGE, LINEAR,
+    LINUX_EPOLL, LINUX_SELECT, SELECT, SELECT_NAME, SELECTOR, SELECTOR_NAME, SMALL, Servers,
+    cold_on_linux, describe, reduce_by_cold, sweeps,
+};
+use super::{Options, environment, ratio};
+use crate::bench::Bench;
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::sweep::{Better, Curve, Plan};
+use crate::system::System;
+use crate::testbed::Config;
+
+/// Its name.
+pub const NAME: &str = "select-cold";
+/// What it reproduces.
+pub const PAPER: &str = "select, §5.2";
+
+/// Multiplications a request: with them the server is slower than its client.
+pub(super) const WORK: u32 = 20_000;
+const SMALL_DOCUMENT: &str = "1,259 bytes";
+const LARGE_DOCUMENT: &str = "8,192 bytes";
+/// Connections beside which the claims are judged.
+const FEW: u32 = 750;
+const PAPERS: u32 = 2_000;
+const MANY: u32 = 100_000;
+
+/// Groups of curves and how often each is measured when quick: first what the
+/// claims are about.
+fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u32)> {
+    let curve = |contestant, document: Document, cold: &[u32]| {
+        let setting = if document == SMALL {
+            SMALL_DOCUMENT
+        } else {
+            LARGE_DOCUMENT
+        };
+        let most = |&cold: &u32| match contestant {
+            Contestant::Tidewall(_) => cold,
+            Contestant::Linux(_) | Contestant::Program => cold_on_linux(cold),
+        };
+        let mut cold: Vec<u32> = cold.iter().map(most).collect();
+        cold.dedup();
+        let loads = cold
+            .iter()
+            .map(|&cold| servers.saturating(config, document, cold));
+        Curve {
+            better: Better::Higher,
+            ..servers.curve(contestant, setting, loads.collect())
+        }
+    };
+    let program = servers
+        .has(Contestant::Program)
+        .then_some(Contestant::Program);
+    if quick {
+        let judged = vec![
+            curve(SELECTOR, SMALL, &[0, FEW, PAPERS]),
+            curve(SELECT, SMALL, &[0, FEW, PAPERS]),
+            curve(CLASSICAL, SMALL, &[0, PAPERS]),
+            curve(SELECT, LARGE, &[PAPERS]),
+            curve(CLASSICAL, LARGE, &[PAPERS]),
+        ];
+        let others = [LINEAR, LINUX_EPOLL, LINUX_SELECT]
+            .into_iter()
+            .chain(program);
+        let others = others.map(|contestant| curve(contestant, SMALL, &[0, PAPERS]));
+        let many = curve(SELECTOR, SMALL, &[MANY]);
+        return vec![(judged, 2), (vec![many], 1), (others.collect(), 1)];
+    }
+    let upto = [0, 250, FEW, 1_250, PAPERS];
+    let beyond = [10_000, 30_000, MANY];
+    let all = [upto.as_slice(), &beyond].concat();
+    let mut curves = Vec::new();
+    for document in [SMALL, LARGE] {
+        for contestant in [SELECTOR, EPOLL, SELECT, LINUX_EPOLL]
+            .into_iter()
+            .chain(program)
+        {
+            curves.push(curve(contestant, document, &all));
+        }
+        // What examines or walks over all of them takes minutes to get there.
+        let linear = [upto.as_slice(), &[10_000]].concat();
+        for contestant in [LINEAR, CLASSICAL, LINUX_SELECT] {
+            curves.push(curve(contestant, document, &linear));
+        }
+    }
+    vec![(curves, 5)]
+}
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let servers = Servers::of_files(WORK)?;
+    let groups: Vec<(Vec<Curve>, Plan)> = groups(bench.testbed.config(), &servers, options.quick)
+        .into_iter()
+        .map(|(curves, rounds)| (curves, options.rounds_of(rounds)))
+        .collect();
+    let swept = sweeps(bench, NAME, &groups, progress, reduce_by_cold)?;
+    let series = merged(swept.series);
+    let mut notes = swept.notes;
+    notes.push(format!(
+        "A closed loop of {CONNECTIONS} clients, one connection a request, {WORK} multiplications a \
+         request (nginx makes none) so that the server is the bottleneck (see its idle share with each point). Cold \
+         connections send nothing. On Linux a process has at most {} of them here (limit of open \
+         files).",
+        cold_on_linux(u32::MAX)
+    ));
+    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
+    describe(
+        &mut environment,
+        &servers,
+        &[
+            CLASSICAL,
+            LINEAR,
+            SELECT,
+            EPOLL,
+            SELECTOR,
+            LINUX_SELECT,
+            LINUX_EPOLL,
+        ],
+    );
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment,
+        axes: Axes {
+            x: "cold connections".into(),
+            y: "requests/s at saturation".into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+const SENDERS: [&str; 2] = [
+    "HTTP client on kernel sockets, epoll",
+    "load-adding clients on kernel sockets",
+];
+
+/// Curves of one name that were measured in parts, each as one.
+fn merged(series: Vec<Series>) -> Vec<Series> {
+    let mut all: Vec<Series> = Vec::new();
+    for part in series {
+        let same =
+            |known: &&mut Series| (&known.system, &known.setting) == (&part.system, &part.setting);
+        match all.iter_mut().find(same) {
+            Some(known) => {
+                known.points.extend(part.points);
+                known.points.sort_by(|a, b| a.x.total_cmp(&b.x));
+            }
+            None => all.push(part),
+        }
+    }
+    all
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    let at = |system: &str, setting: &str, cold: u32| {
+        let series = find(series, system, Some(setting))?;
+        series.at(cold.into()).map(|point| point.y)
+    };
+    let kept = |system: &str, cold: u32| {
+        ratio(
+            at(system, SMALL_DOCUMENT, cold),
+            at(system, SMALL_DOCUMENT, 0),
+        )
+    };
+    let gain = |setting: &str| {
+        ratio(
+            at(SELECT_NAME, setting, PAPERS),
+            at(CLASSICAL_NAME, setting, PAPERS),
+        )
+    };
+    vec![
+        Claim::judge(
+            "kept-750",
+            "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes",
+            None,
+            kept(SELECTOR_NAME, FEW),
+            Bound::at_least(0.98),
+        ),
+        Claim::judge(
+            "kept-750-select",
+            "the same of the new select with the new allocator",
+            None,
+            kept(SELECT_NAME, FEW),
+            Bound::at_least(0.98),
+        ),
+        Claim::judge(
+            "kept-2000-select",
+            "the same of them with 2,000 (the paper's full kernel: 0.86)",
+            Some(0.86),
+            kept(SELECT_NAME, PAPERS),
+            Bound::at_least(0.86),
+        ),
+        Claim::judge(
+            "kept-100000",
+            "selector: with 100,000 over with none",
+            None,
+            kept(SELECTOR_NAME, MANY),
+            Bound::at_least(0.95),
+        ),
+        Claim::judge(
+            "gain-1259",
+            "2,000 cold connections, 1,259 bytes: the new select and allocator over the classical select \
+             and linear allocator",
+            Some(1.58),
+            gain(SMALL_DOCUMENT),
+            Bound::at_least(1.58),
+        ),
+        Claim::judge(
+            "gain-8192",
+            "the same, 8,192 bytes",
+            Some(1.37),
+            gain(LARGE_DOCUMENT),
+            Bound::at_least(1.37),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    fn series() -> Vec<Series> {
+        let small = Some(SMALL_DOCUMENT);
+        let large = Some(LARGE_DOCUMENT);
+        vec![
+            curve(
+                SELECTOR_NAME,
+                small,
+                &[(0.0, 3e4), (750.0, 2.97e4), (1e5, 2.88e4)],
+            ),
+            curve(
+                SELECT_NAME,
+                small,
+                &[(0.0, 3e4), (750.0, 2.97e4), (2e3, 2.7e4)],
+            ),
+            curve(CLASSICAL_NAME, small, &[(0.0, 3e4), (2e3, 1.5e4)]),
+            curve(SELECT_NAME, large, &[(2e3, 2.1e4)]),
+            curve(CLASSICAL_NAME, large, &[(2e3, 1.5e4)]),
+        ]
+    }
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let claims = claims(&series());
+        let expected = [
+            ("kept-750", 0.99),
+            ("kept-750-select", 0.99),
+            ("kept-2000-select", 0.9),
+            ("kept-100000", 0.96),
+            ("gain-1259", 1.8),
+            ("gain-8192", 1.4),
+        ];
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            let got = claim.measured.unwrap();
+            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_curve_become_one() {
+        let parts = vec![
+            curve("selector", Some("a"), &[(0.0, 1.0), (750.0, 2.0)]),
+            curve("selector", Some("b"), &[(0.0, 4.0)]),
+            curve("selector", Some("a"), &[(100.0, 3.0)]),
+        ];
+        let merged = merged(parts);
+        assert_eq!(merged.len(), 2);
+        let at: Vec<f64> = merged[0].points.iter().map(|point| point.x).collect();
+        assert_eq!(at, [0.0, 100.0, 750.0]);
+    }
+
+    #[test]
+    fn every_load_is_valid() {
+        let servers = Servers::of_files(WORK).unwrap();
+        for quick in [false, true] {
+            let groups = groups(Config::default(), &servers, quick);
+            let curves: Vec<&Curve> = groups.iter().flat_map(|(curves, _)| curves).collect();
+            for curve in &curves {
+                for load in &curve.loads {
+                    load.check().unwrap();
+                }
+            }
+            // What the claims are about is there.
+            for name in [SELECTOR_NAME, SELECT_NAME, CLASSICAL_NAME] {
+                assert!(curves.iter().any(|curve| curve.name() == name));
+            }
+            let many = |load: &tidewall_load::LoadSpec| {
+                load.idle
+                    .as_ref()
+                    .is_some_and(|idle| idle.connections == MANY)
+            };
+            assert!(
+                curves
+                    .iter()
+                    .any(|curve| curve.name() == SELECTOR_NAME && curve.loads.iter().any(many))
+            );
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Banga and Mogul, Figures 3 to 5: a caching proxy that asks the origin about
+//! every hit: response time and idle processor against the rate of requests,
+//! without other connections (naive) and beside 750 that ask for nothing
+//! (realistic).
+//!
+//! The origin runs in the client's namespace and on its processor, so that the
+//! server's has nothing to do but the proxy.
+
+use super::select::{
+    CLASSICAL, CLASSICAL_NAME, CONNECTIONS, EPOLL, LINEAR, LINUX_EPOLL, LINUX_SELECT, SELECT,
+    SELECT_NAME, SELECTOR, SELECTOR_NAME, SMALL, Servers, TIME_AXIS, capacity, describe, reduce,
+    saturation, sweeps,
+};
+use super::select_static::{
+    NAIVE_SMALL, REALISTIC_LARGE, REALISTIC_SMALL, SENDERS, gain, groups, idle_kept, with_idle,
+};
+use super::{Options, environment, ratio};
+use crate::bench::Bench;
+use crate::bound::Bound;
+use crate::progress::Progress;
+use crate::result::{Axes, Claim, ResultFile, Series};
+use crate::sweep::{Curve, Plan};
+use crate::system::System;
+
+/// Its name.
+pub const NAME: &str = "select-proxy";
+/// What it reproduces.
+pub const PAPER: &str = "select, Figures 3–5";
+
+/// Multiplications a request: with them the proxy is slower than client and
+/// origin together, which share the other processor.
+const WORK: u32 = 40_000;
+
+pub(super) fn run(
+    bench: &mut Bench,
+    options: Options,
+    progress: &mut dyn Progress,
+) -> anyhow::Result<ResultFile> {
+    let config = bench.testbed.config();
+    let servers = Servers::proxies(WORK)?;
+    let _origin = servers.origin(bench)?;
+    let capacity = capacity(bench, NAME, &servers, SMALL, progress)?;
+    let groups: Vec<(Vec<Curve>, Plan)> = groups(config, &servers, options.quick, capacity)
+        .into_iter()
+        .map(|(curves, rounds)| (curves, options.rounds_of(rounds)))
+        .collect();
+    let swept = sweeps(bench, NAME, &groups, progress, reduce)?;
+    let series = with_idle(swept.series);
+    let mut notes = swept.notes;
+    notes.push(format!(
+        "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
+         T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. Each request \
+         has a connection of its own and makes one If-Modified-Since to the origin, on another; {WORK} \
+         multiplications a request (Squid makes none). Client and origin share a processor."
+    ));
+    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
+    let all = [
+        CLASSICAL,
+        LINEAR,
+        SELECT,
+        EPOLL,
+        SELECTOR,
+        LINUX_EPOLL,
+        LINUX_SELECT,
+    ];
+    describe(&mut environment, &servers, &all);
+    Ok(ResultFile {
+        experiment: NAME.to_owned(),
+        paper: PAPER.to_owned(),
+        quick: options.quick,
+        environment,
+        axes: Axes {
+            x: "requests/s offered".into(),
+            y: TIME_AXIS.into(),
+        },
+        claims: claims(&series),
+        series,
+        reference: Vec::new(),
+        notes,
+    })
+}
+
+/// Computes the claims.
+pub fn claims(series: &[Series]) -> Vec<Claim> {
+    vec![
+        Claim::judge(
+            "kept-750",
+            "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes",
+            None,
+            ratio(
+                saturation(series, SELECTOR_NAME, REALISTIC_SMALL.0),
+                saturation(series, SELECTOR_NAME, NAIVE_SMALL.0),
+            ),
+            Bound::at_least(0.98),
+        ),
+        Claim::judge(
+            "idle-kept",
+            "selector: idle processor at 25 % of saturation with 750 cold connections over that with none",
+            None,
+            idle_kept(series, SELECTOR_NAME),
+            Bound::at_least(0.97),
+        ),
+        Claim::judge(
+            "gain-1259",
+            "750 cold connections: saturation throughput of the new select and allocator over the classical \
+             and linear ones, 1,259 bytes",
+            None,
+            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL),
+            Bound::above(1.0),
+        ),
+        Claim::judge(
+            "gain-8192",
+            "the same, 8,192 bytes",
+            None,
+            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE),
+            Bound::above(1.0),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::select_static::tests::risen;
+    use super::*;
+    use crate::testbed::Config;
+
+    #[test]
+    fn claims_follow_from_the_curves() {
+        let series = [
+            risen(SELECTOR_NAME, NAIVE_SMALL, &[(3e3, 70.0), (1.2e4, 0.0)]),
+            risen(
+                SELECTOR_NAME,
+                REALISTIC_SMALL,
+                &[(3e3, 69.3), (1.188e4, 0.0)],
+            ),
+            risen(SELECT_NAME, REALISTIC_SMALL, &[(3e3, 60.0), (1.1e4, 0.0)]),
+            risen(
+                CLASSICAL_NAME,
+                REALISTIC_SMALL,
+                &[(3e3, 20.0), (5.5e3, 0.0)],
+            ),
+            risen(SELECT_NAME, REALISTIC_LARGE, &[(9e3, 0.0)]),
+            risen(CLASSICAL_NAME, REALISTIC_LARGE, &[(6e3, 0.0)]),
+        ];
+        let claims = claims(&series);
+        let expected = [
+            ("kept-750", 0.99),
+            ("idle-kept", 0.99),
+            ("gain-1259", 2.0),
+            ("gain-8192", 1.5),
+        ];
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, id);
+            let got = claim.measured.unwrap();
+            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
+            assert!(claim.holds, "{id}");
+        }
+    }
+
+    #[test]
+    fn every_load_is_valid() {
+        let servers = Servers::proxies(WORK).unwrap();
+        for quick in [false, true] {
+            for (curves, _) in groups(Config::default(), &servers, quick, 10_000.0) {
+                for load in curves.iter().flat_map(|curve| &curve.loads) {
+                    load.check().unwrap();
+                }
+            }
+        }
+    }
+}

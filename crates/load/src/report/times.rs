@@ -1,0 +1,155 @@
+//! Histograms as plain values.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::Latency;
+
+/// Steps of the percentiles in each halving of the distance to 100 %.
+const TICKS: u32 = 5;
+
+/// A point of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Percentile {
+    /// Percentage of the samples, 0…100.
+    pub percentile: f64,
+    /// So many of them were at most this, ns.
+    pub at_most: u64,
+    /// Number of these samples.
+    pub samples: u64,
+}
+
+/// A histogram of times: its summary, and as many percentiles as it takes to
+/// draw it, the closer together the closer to 100 %.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// The summary.
+    #[serde(flatten)]
+    pub summary: Latency,
+    /// The percentiles, lowest first; the last is 100.
+    pub percentiles: Vec<Percentile>,
+}
+
+impl Distribution {
+    /// Of a histogram of nanoseconds; `None` when it is empty.
+    pub(crate) fn of(histogram: &Histogram<u64>) -> Option<Self> {
+        let summary = Latency::of(histogram)?;
+        let mut samples = 0;
+        let percentiles = histogram
+            .iter_quantiles(TICKS)
+            .map(|point| {
+                samples += point.count_since_last_iteration();
+                Percentile {
+                    percentile: 100.0 * point.quantile_iterated_to(),
+                    at_most: point.value_iterated_to().min(summary.max),
+                    samples,
+                }
+            })
+            .collect();
+        Some(Distribution {
+            summary,
+            percentiles,
+        })
+    }
+}
+
+/// Times of responses in two ways.
+///
+/// A generator that waits for a slow server sends less while it waits, and what
+/// it does not send it does not measure: coordinated omission. `corrected` puts
+/// that right; a large difference says that the server stopped or that the
+/// generator was late.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// What a user would have seen who came when he meant to: in an open loop
+    /// counted from when the request was due; in a closed loop with the
+    /// requests added that a connection would have sent while it waited
+    /// (HdrHistogram's correction, the expected interval being the mean time
+    /// between two requests of one connection). `None` when nothing was
+    /// answered.
+    pub corrected: Option<Distribution>,
+    /// As measured: from when the request was sent, or its connection begun
+    /// where each has its own. `None` when nothing was answered.
+    pub raw: Option<Distribution>,
+}
+
+impl Times {
+    /// Of an open loop, in which both are measured.
+    pub(crate) fn open(corrected: &Histogram<u64>, raw: &Histogram<u64>) -> Self {
+        Times {
+            corrected: Distribution::of(corrected),
+            raw: Distribution::of(raw),
+        }
+    }
+
+    /// Of a closed loop of `places` that each sent a request when it had the
+    /// response to the one before, for `time` ns.
+    pub(crate) fn closed(raw: &Histogram<u64>, places: u64, time: u64) -> Self {
+        let interval = u128::from(time) * u128::from(places) / u128::from(raw.len().max(1));
+        let interval = u64::try_from(interval).unwrap_or(u64::MAX);
+        Times {
+            corrected: Distribution::of(&raw.clone_correct(interval)),
+            raw: Distribution::of(raw),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn histogram(times: impl IntoIterator<Item = u64>) -> Histogram<u64> {
+        let mut histogram = Histogram::new_with_max(60_000_000_000, 3).unwrap();
+        for time in times {
+            histogram.record(time).unwrap();
+        }
+        histogram
+    }
+
+    #[test]
+    fn percentiles_end_with_all() {
+        let distribution = Distribution::of(&histogram((1..=1000).map(|n| n * 1000))).unwrap();
+        assert_eq!(distribution.summary.samples, 1000);
+        let points = &distribution.percentiles;
+        let last = points.last().unwrap();
+        assert_eq!((last.percentile, last.samples), (100.0, 1000));
+        assert_eq!(last.at_most, distribution.summary.max);
+        assert!(points.len() > 20, "{points:?}");
+        for pair in points.windows(2) {
+            assert!(pair[0].percentile <= pair[1].percentile, "{pair:?}");
+            assert!(pair[0].at_most <= pair[1].at_most, "{pair:?}");
+            assert!(pair[0].samples <= pair[1].samples, "{pair:?}");
+        }
+        let median = points
+            .iter()
+            .find(|point| point.percentile >= 50.0)
+            .unwrap();
+        assert!((499_000..=501_000).contains(&median.at_most), "{median:?}");
+        let json = serde_json::to_string(&distribution).unwrap();
+        assert!(json.contains(r#""p99":"#) && json.contains(r#""percentiles":["#));
+        assert_eq!(
+            serde_json::from_str::<Distribution>(&json).unwrap().summary,
+            distribution.summary
+        );
+        assert!(Distribution::of(&histogram([])).is_none());
+    }
+
+    #[test]
+    fn a_server_that_stopped_shows_in_the_corrected_times() {
+        // One connection, 100 responses of 1 ms and one of 100 ms, in 200 ms:
+        // while that lasted, some fifty more would have been asked for.
+        let raw = histogram((0..100).map(|_| 1_000_000).chain([100_000_000]));
+        let times = Times::closed(&raw, 1, 200_000_000);
+        let (corrected, raw) = (times.corrected.unwrap(), times.raw.unwrap());
+        assert_eq!((raw.summary.samples, raw.summary.p90), (101, 1_000_447));
+        assert!(
+            (145..=155).contains(&corrected.summary.samples),
+            "{corrected:?}"
+        );
+        assert!(corrected.summary.p90 > 60_000_000, "{corrected:?}");
+        // Nothing to correct where nothing was slower than usual.
+        let times = Times::closed(&histogram([1_000_000; 100]), 4, 25_000_000);
+        assert_eq!(times.corrected, times.raw);
+        assert_eq!(Times::closed(&histogram([]), 1, 1), Times::default());
+    }
+}

@@ -1,0 +1,367 @@
+//! S-clients without their sockets: when a connection is to be begun, when one
+//! is given up, and what each came to. Times go in as nanoseconds since the run
+//! began; no clock inside.
+//!
+//! Every connection begun ends in exactly one cause, or is unfinished:
+//! `begun` = `gave_up` + `refused` + `local_errors` + `responses` +
+//! `other_status` + `failed` + `malformed` + `timeouts` + unfinished.
+
+use std::collections::VecDeque;
+
+use crate::pacer::{Pacer, Step as Paced};
+use crate::report::SClientCounts;
+
+/// Connections that are begun together: those of so many ns, so that the
+/// generator sleeps in between and whoever shares its processor can run.
+const TOGETHER: u64 = 200_000;
+/// Most connections begun together.
+const TOGETHER_MAX: u64 = 64;
+/// How long a connection may wait for its server to close after the response,
+/// ns.
+const CLOSING_MAX: u64 = 1_000_000_000;
+
+/// What the accounts are kept for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Connections/s.
+    pub(crate) rate: u64,
+    /// T, ns.
+    pub(crate) patience: u64,
+    /// For a response, ns.
+    pub(crate) timeout: u64,
+    /// When the run ends, ns.
+    pub(crate) end: u64,
+    /// Most connections open at once.
+    pub(crate) open_max: usize,
+}
+
+/// A connection. The place it takes is used again: the generation tells what
+/// is late for it from what is meant for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    index: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// The place.
+    pub(crate) fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// Both as one number.
+    pub(crate) fn token(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Back from [`Key::token`].
+    pub(crate) fn of_token(token: u64) -> Self {
+        Key {
+            index: token as u32,
+            generation: (token >> 32) as u32,
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Begin this connection; it counts as begun.
+    Begin(Key),
+    /// Close this one: it did not stand within T. Nothing is sent.
+    GiveUp(Key),
+    /// Reset this one: it had its time.
+    Reset(Key),
+    /// Nothing to do before this time, ns, unless something happens.
+    Wait(u64),
+}
+
+/// How a connection that was begun ended, other than with a response or by
+/// running out of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Not even begun by the kernel: no port, no descriptor, no way there.
+    Local,
+    /// Refused, or reset before its request was sent.
+    Refused,
+    /// Closed or reset before its response was whole.
+    Failed,
+    /// Answered by what is no HTTP/1.1 response.
+    Malformed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// No connection.
+    Free,
+    /// With the establisher.
+    Trying,
+    /// With the handler, its request sent.
+    Awaiting,
+    /// With the handler: the response came, the server is to close.
+    Closing,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    state: State,
+    generation: u32,
+    due: u64,
+    begun: u64,
+}
+
+/// Times of a response, ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Took {
+    /// Since the connection was due.
+    pub(crate) corrected: u64,
+    /// Since it was begun.
+    pub(crate) raw: u64,
+}
+
+/// Connections in the order in which their time runs out, all having as long.
+#[derive(Debug)]
+struct Queue {
+    time: u64,
+    entries: VecDeque<(Key, u64)>,
+}
+
+impl Queue {
+    fn new(time: u64) -> Self {
+        Queue {
+            time,
+            entries: VecDeque::new(),
+        }
+    }
+
+    fn push(&mut self, key: Key, now: u64) {
+        self.entries.push_back((key, now.saturating_add(self.time)));
+    }
+
+    /// The first that is still in the state `is` looks for, and its time.
+    fn first(&mut self, is: impl Fn(Key) -> bool) -> Option<(Key, u64)> {
+        while let Some(&(key, at)) = self.entries.front() {
+            if is(key) {
+                return Some((key, at));
+            }
+            self.entries.pop_front();
+        }
+        None
+    }
+}
+
+/// The accounts of S-clients.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    pacer: Pacer,
+    /// Numbers of the connections that the pacer has let begin and that have
+    /// not begun: from, until before.
+    ready: (u64, u64),
+    open_max: usize,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    trying: Queue,
+    awaiting: Queue,
+    closing: Queue,
+    counts: SClientCounts,
+}
+
+impl Accounts {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let together = u128::from(plan.rate) * u128::from(TOGETHER) / 1_000_000_000;
+        let together = together.clamp(1, TOGETHER_MAX.into()) as u32;
+        Accounts {
+            // A time slice that was stolen is caught up within T.
+            pacer: Pacer::new(Some(plan.rate), together, 0, plan.end, None)
+                .behind_at_most(plan.patience / 5),
+            ready: (0, 0),
+            open_max: plan.open_max,
+            places: Vec::new(),
+            free: Vec::new(),
+            trying: Queue::new(plan.patience),
+            awaiting: Queue::new(plan.timeout),
+            closing: Queue::new(CLOSING_MAX),
+            counts: SClientCounts::default(),
+        }
+    }
+
+    /// What has been counted so far.
+    pub(crate) fn counts(&self) -> SClientCounts {
+        SClientCounts {
+            offered: self.pacer.offered() - (self.ready.1 - self.ready.0),
+            skipped: self.pacer.skipped(),
+            ..self.counts
+        }
+    }
+
+    /// Connections that have not come to anything yet.
+    pub(crate) fn unfinished(&self) -> u64 {
+        self.counts.begun - self.counts.ended()
+    }
+
+    /// Where a connection stands; [`State::Free`] for one that is no more.
+    pub(crate) fn state(&self, key: Key) -> State {
+        match self.places.get(key.index()) {
+            Some(place) if place.generation == key.generation => place.state,
+            _ => State::Free,
+        }
+    }
+
+    /// What to do at time `now`. To be asked again until it is to wait.
+    pub(crate) fn step(&mut self, now: u64) -> Step {
+        let mut next = u64::MAX;
+        // What ran out of time makes room first.
+        for (state, count) in [
+            (State::Trying, Some(0)),
+            (State::Awaiting, Some(1)),
+            (State::Closing, None),
+        ] {
+            let places = &self.places;
+            let is = |key: Key| {
+                let place = places.get(key.index());
+                place
+                    .is_some_and(|place| place.generation == key.generation && place.state == state)
+            };
+            let queue = match state {
+                State::Trying => &mut self.trying,
+                State::Awaiting => &mut self.awaiting,
+                _ => &mut self.closing,
+            };
+            let Some((key, at)) = queue.first(is) else {
+                continue;
+            };
+            if at > now {
+                next = next.min(at);
+                continue;
+            }
+            queue.entries.pop_front();
+            self.release(key);
+            return match count {
+                Some(0) => {
+                    self.counts.gave_up += 1;
+                    Step::GiveUp(key)
+                }
+                Some(_) => {
+                    self.counts.timeouts += 1;
+                    Step::Reset(key)
+                }
+                None => Step::Reset(key),
+            };
+        }
+        loop {
+            if self.ready.0 < self.ready.1 {
+                let due = self.pacer.due(self.ready.0);
+                self.ready.0 += 1;
+                match self.take() {
+                    Some(index) => return Step::Begin(self.begin(index, due, now)),
+                    None => self.counts.no_room += 1,
+                }
+                continue;
+            }
+            match self.pacer.step(now) {
+                Paced::Send(count) => {
+                    let offered = self.pacer.offered();
+                    self.ready = (offered - u64::from(count), offered);
+                }
+                Paced::Wait(until) => return Step::Wait(next.min(until)),
+                Paced::Finished => return Step::Wait(next),
+            }
+        }
+    }
+
+    /// A connection stands and its request was sent. Its time since it was
+    /// begun, ns; `None` for one that is not waited for.
+    pub(crate) fn connected(&mut self, key: Key, now: u64) -> Option<u64> {
+        let place = self.place(key, State::Trying)?;
+        place.state = State::Awaiting;
+        let took = now.saturating_sub(place.begun);
+        self.awaiting.push(key, now);
+        self.counts.connected += 1;
+        Some(took)
+    }
+
+    /// A whole response came, of status 200 or another; the server is to close
+    /// the connection. `None` for one that is not waited for.
+    pub(crate) fn answered(&mut self, key: Key, status: u16, now: u64) -> Option<Took> {
+        let place = self.place(key, State::Awaiting)?;
+        place.state = State::Closing;
+        let took = Took {
+            corrected: now.saturating_sub(place.due.min(place.begun)),
+            raw: now.saturating_sub(place.begun),
+        };
+        self.closing.push(key, now);
+        match status {
+            200 => self.counts.responses += 1,
+            _ => self.counts.other_status += 1,
+        }
+        Some(took)
+    }
+
+    /// A connection ended; the socket is to be closed. One that was answered
+    /// has its cause already.
+    pub(crate) fn ended(&mut self, key: Key, end: End) {
+        match self.state(key) {
+            State::Free => return,
+            State::Closing => {}
+            State::Trying | State::Awaiting => {
+                let count = match end {
+                    End::Local => &mut self.counts.local_errors,
+                    End::Refused => &mut self.counts.refused,
+                    End::Failed => &mut self.counts.failed,
+                    End::Malformed => &mut self.counts.malformed,
+                };
+                *count += 1;
+            }
+        }
+        self.release(key);
+    }
+
+    fn place(&mut self, key: Key, state: State) -> Option<&mut Place> {
+        self.places
+            .get_mut(key.index())
+            .filter(|place| place.generation == key.generation && place.state == state)
+    }
+
+    /// A place for one more connection.
+    fn take(&mut self) -> Option<u32> {
+        if let Some(index) = self.free.pop() {
+            return Some(index);
+        }
+        let index = self.places.len();
+        if index >= self.open_max {
+            return None;
+        }
+        self.places.push(Place {
+            state: State::Free,
+            generation: 0,
+            due: 0,
+            begun: 0,
+        });
+        u32::try_from(index).ok()
+    }
+
+    fn begin(&mut self, index: u32, due: u64, now: u64) -> Key {
+        let mut key = Key {
+            index,
+            generation: 0,
+        };
+        if let Some(place) = self.places.get_mut(key.index()) {
+            (place.state, place.due, place.begun) = (State::Trying, due, now);
+            key.generation = place.generation;
+        }
+        self.trying.push(key, now);
+        self.counts.begun += 1;
+        key
+    }
+
+    fn release(&mut self, key: Key) {
+        if let Some(place) = self.places.get_mut(key.index()) {
+            place.state = State::Free;
+            place.generation = place.generation.wrapping_add(1);
+            self.free.push(key.index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! S-clients over kernel sockets: the establisher and the handler on one
+//! thread. What is begun and given up when, and what counts as what, is the
+//! accounts' affair; here are the sockets.
+
+mod accounts;
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use accounts::{Accounts, End, Key, Plan, State, Step};
+use hdrhistogram::Histogram;
+
+use crate::http::{Outcome, Response, request};
+use crate::raw_tcp::{Epoll, Event, abort_on_close, allow_descriptors, connect, raise_descriptors};
+use crate::report::{Distribution, Latency, SClientCounts, SClientReport, Times};
+use crate::spec::{Reuse, SClientSpec};
+
+/// Events taken at once.
+const EVENTS: usize = 256;
+/// Steps of the accounts taken between two looks at events.
+const STEPS: usize = 64;
+/// Descriptors beside the connections.
+const OTHERS: u64 = 512;
+/// Longest time that the histograms tell apart, ns: T and a timeout at their
+/// longest.
+const LATENCY_MAX: u64 = 120_000_000_000;
+/// Bytes read at once.
+const BUFFER: usize = 64 * 1024;
+
+/// A connection's socket.
+#[derive(Debug)]
+struct Socket {
+    stream: TcpStream,
+    response: Response,
+}
+
+/// Running S-clients.
+#[derive(Debug)]
+pub(crate) struct SClients {
+    destination: SocketAddr,
+    request: Vec<u8>,
+    sources: Vec<IpAddr>,
+    /// Whose turn it is to be connected from.
+    turn: usize,
+    accounts: Accounts,
+    /// By place.
+    sockets: Vec<Option<Socket>>,
+    epoll: Epoll,
+    events: Vec<Event>,
+    buffer: Vec<u8>,
+    deadline: u64,
+    local_error: Option<String>,
+    mark: SClientCounts,
+    told: SClientCounts,
+    connect: Histogram<u64>,
+    corrected: Histogram<u64>,
+    raw: Histogram<u64>,
+    recent: Histogram<u64>,
+}
+
+impl SClients {
+    /// S-clients that have not begun; the run ends at `end`, ns.
+    pub(crate) fn open(spec: &SClientSpec, end: u64) -> io::Result<Self> {
+        let mut open_max = u64::from(spec.open_limit());
+        if spec.open_max.is_some() {
+            raise_descriptors(open_max + OTHERS)?;
+        } else {
+            // Fewer will do where no more are allowed, but not fewer than the
+            // establisher needs.
+            let least = (spec.establishing().saturating_mul(5) / 4).min(open_max);
+            open_max = allow_descriptors(open_max + OTHERS)?.saturating_sub(OTHERS);
+            if open_max < least {
+                raise_descriptors(least + OTHERS)?;
+                open_max = least;
+            }
+        }
+        let histogram = || {
+            Histogram::new_with_max(LATENCY_MAX, 3)
+                .map_err(|error| io::Error::other(error.to_string()))
+        };
+        let host = spec.host.as_deref();
+        Ok(SClients {
+            destination: spec.destination,
+            request: request(
+                spec.destination,
+                host,
+                spec.proxy,
+                &spec.path,
+                Reuse::OneRequest,
+            ),
+            sources: spec.sources.clone(),
+            turn: 0,
+            accounts: Accounts::new(Plan {
+                rate: spec.rate,
+                patience: nanoseconds(spec.patience),
+                timeout: nanoseconds(spec.timeout),
+                end,
+                open_max: usize::try_from(open_max).unwrap_or(usize::MAX),
+            }),
+            sockets: Vec::new(),
+            epoll: Epoll::taking(EVENTS)?,
+            events: Vec::new(),
+            buffer: vec![0; BUFFER],
+            deadline: 0,
+            local_error: None,
+            mark: SClientCounts::default(),
+            told: SClientCounts::default(),
+            connect: histogram()?,
+            corrected: histogram()?,
+            raw: histogram()?,
+            recent: histogram()?,
+        })
+    }
+
+    /// Takes what has happened and does what is due. True when there may be
+    /// more to do at once.
+    pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
+        let mut events = std::mem::take(&mut self.events);
+        let taken = self.epoll.wait(0, &mut events);
+        let mut busy = !events.is_empty();
+        for event in &events {
+            self.event(*event, &now);
+        }
+        self.events = events;
+        taken?;
+        for _ in 0..STEPS {
+            match self.accounts.step(now()) {
+                Step::Begin(key) => self.begin(key),
+                Step::GiveUp(key) => self.close(key, false),
+                Step::Reset(key) => self.close(key, true),
+                Step::Wait(until) => {
+                    self.deadline = until;
+                    return Ok(busy);
+                }
+            }
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// What is readable when there is something to do.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// When there is something to do again unless the server does something
+    /// first.
+    pub(crate) fn deadline(&self) -> u64 {
+        self.deadline
+    }
+
+    pub(crate) fn begin_measuring(&mut self) {
+        self.mark = self.accounts.counts();
+        for histogram in [&mut self.connect, &mut self.corrected, &mut self.raw] {
+            histogram.reset();
+        }
+    }
+
+    pub(crate) fn since_progress(&mut self) -> (SClientCounts, Option<Latency>) {
+        let latency = Latency::of(&self.recent);
+        self.recent.reset();
+        let counts = self.accounts.counts();
+        (counts - std::mem::replace(&mut self.told, counts), latency)
+    }
+
+    pub(crate) fn report(self, measured: bool, duration: Duration) -> SClientReport {
+        let whole = self.accounts.counts();
+        let seconds = duration.as_secs_f64();
+        let rate = |count: u64| match seconds > 0.0 {
+            true => count as f64 / seconds,
+            false => 0.0,
+        };
+        let (counts, connect, response) = match measured {
+            true => (
+                whole - self.mark,
+                Distribution::of(&self.connect),
+                Times::open(&self.corrected, &self.raw),
+            ),
+            false => (SClientCounts::default(), None, Times::default()),
+        };
+        SClientReport {
+            measured: counts,
+            whole,
+            unfinished: self.accounts.unfinished(),
+            duration,
+            offered_rate: rate(counts.begun),
+            rate: rate(counts.responses),
+            connect,
+            response,
+            local_error: self.local_error,
+        }
+    }
+
+    fn begin(&mut self, key: Key) {
+        let source = self
+            .sources
+            .get(self.turn % self.sources.len().max(1))
+            .copied();
+        self.turn = self.turn.wrapping_add(1);
+        let begun = connect(self.destination, source)
+            .and_then(|stream| self.epoll.add(&stream, key.token()).map(|()| stream));
+        match begun {
+            Ok(stream) => {
+                let socket = Socket {
+                    stream,
+                    response: Response::default(),
+                };
+                if self.sockets.len() <= key.index() {
+                    self.sockets.resize_with(key.index() + 1, || None);
+                }
+                if let Some(place) = self.sockets.get_mut(key.index()) {
+                    *place = Some(socket);
+                }
+            }
+            // Loopback can refuse at once.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                self.accounts.ended(key, End::Refused);
+            }
+            Err(error) => {
+                self.local_error.get_or_insert_with(|| error.to_string());
+                self.accounts.ended(key, End::Local);
+            }
+        }
+    }
+
+    /// Closes the socket of a connection that the accounts have done with.
+    fn close(&mut self, key: Key, abort: bool) {
+        if let Some(socket) = self.sockets.get_mut(key.index()).and_then(Option::take)
+            && abort
+        {
+            // Otherwise its port would be held in TIME-WAIT.
+            let _ = abort_on_close(socket.stream.as_fd());
+        }
+    }
+
+    fn end(&mut self, key: Key, end: End) {
+        self.accounts.ended(key, end);
+        // Where the server has not closed, this side does not want to wait.
+        self.close(key, end == End::Malformed);
+    }
+
+    fn event(&mut self, event: Event, now: &impl Fn() -> u64) {
+        let key = Key::of_token(event.token);
+        match self.accounts.state(key) {
+            State::Trying if event.writable => self.send(key, event, now),
+            State::Awaiting | State::Closing if event.readable => self.receive(key, now),
+            _ => {}
+        }
+    }
+
+    /// The connection stands: sends the request and hands it over.
+    fn send(&mut self, key: Key, event: Event, now: &impl Fn() -> u64) {
+        let Some(Some(socket)) = self.sockets.get_mut(key.index()) else {
+            return;
+        };
+        // A request is smaller than any buffer: one that does not fit has a
+        // broken connection.
+        let sent = !event.failed
+            && matches!(socket.stream.write(&self.request), Ok(count) if count == self.request.len());
+        if !sent {
+            self.end(key, End::Refused);
+            return;
+        }
+        if let Some(took) = self.accounts.connected(key, now()) {
+            self.connect.saturating_record(took);
+        }
+        if event.readable {
+            self.receive(key, now);
+        }
+    }
+
+    fn receive(&mut self, key: Key, now: &impl Fn() -> u64) {
+        loop {
+            let Some(Some(socket)) = self.sockets.get_mut(key.index()) else {
+                return;
+            };
+            let read = match socket.stream.read(&mut self.buffer) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return self.end(key, End::Failed),
+            };
+            if self.accounts.state(key) == State::Closing {
+                // The end, or bytes that nobody asked for.
+                self.accounts.ended(key, End::Failed);
+                return self.close(key, read > 0);
+            }
+            let outcome = match read {
+                0 => socket.response.end(),
+                _ => {
+                    let bytes = self.buffer.get(..read).unwrap_or_default();
+                    socket.response.take(bytes)
+                }
+            };
+            match outcome {
+                Outcome::Incomplete => {}
+                Outcome::Malformed if read == 0 => return self.end(key, End::Failed),
+                Outcome::Malformed => return self.end(key, End::Malformed),
+                // Once more: the end has often come with the response.
+                Outcome::Complete { status, .. } => {
+                    if let Some(took) = self.accounts.answered(key, status, now()) {
+                        self.corrected.saturating_record(took.corrected);
+                        self.recent.saturating_record(took.corrected);
+                        self.raw.saturating_record(took.raw);
+                    }
+                    if read == 0 {
+                        return self.end(key, End::Failed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

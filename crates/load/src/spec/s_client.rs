@@ -1,0 +1,207 @@
+//! S-clients: requests at a rate that the server cannot slow down.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::http::{PER_SOURCE, check_ends, check_host, check_timeout};
+use super::{invalid, seconds};
+
+/// Most connections/s that an [`SClientSpec`] can begin: above what one thread
+/// reaches.
+pub const S_CLIENT_RATE_MAX: u64 = 1_000_000;
+
+/// Most connections that an [`SClientSpec`] can have open at once.
+pub const S_CLIENT_OPEN_MAX: u32 = 1_000_000;
+
+/// S-clients (Banga and Druschel, "Measuring the Capacity of a Web Server",
+/// USITS 1997, §4): one connection for each request, begun on schedule whatever
+/// became of those before. The *establisher* has D = `rate` × `patience`
+/// connections on their way, spaced over `patience` (the paper's T): one that
+/// stands sends its request and is handed to the *handler*, which takes the
+/// response; one that does not stand within `patience` is closed, which sends
+/// nothing, and a new one takes its turn. So the rate offered is D / T, and what
+/// the server can do has no part in it.
+///
+/// In the paper the two are processes joined by a socket, so that `select` need
+/// not look at the handler's connections each time. Here one thread plays both:
+/// with epoll a connection that nothing happens to costs nothing. In the paper
+/// a connection that stands is replaced at once, so that D / T is the least the
+/// server is offered; here its turn comes after T as every other's, so that
+/// D / T is exactly what it is offered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SClientSpec {
+    /// The server, or the proxy.
+    pub destination: SocketAddr,
+    /// Path of the document, as in [`super::HttpSpec::path`].
+    pub path: String,
+    /// Value of the `Host` field; at most 255 visible ASCII characters, no
+    /// slash. `None`: the destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
+    /// RFC 9112 §3.2.2).
+    #[serde(default)]
+    pub proxy: bool,
+    /// Connections/s, 1…[`S_CLIENT_RATE_MAX`].
+    pub rate: u64,
+    /// The paper's T: a connection that does not stand by then is closed and
+    /// another one begun; 1 ms to 60 s, and more than the longest round-trip
+    /// time. Linux answers no SYN while the listener's queue is full, and the
+    /// client would repeat it after a second: with T under that, no connection
+    /// does.
+    #[serde(with = "seconds")]
+    pub patience: Duration,
+    /// A response that takes longer after its request is given up by a reset;
+    /// 1 ms to 60 s.
+    #[serde(with = "seconds")]
+    pub timeout: Duration,
+    /// Most connections open at once, 1…[`S_CLIENT_OPEN_MAX`]; a descriptor
+    /// each. What becomes due beyond that is counted and not begun. `None`: as
+    /// many as `rate` × (`patience` + `timeout`) come to, at most 100,000
+    /// and no more than this process may open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_max: Option<u32>,
+    /// Addresses to connect from, as in [`super::HttpSpec::sources`]. The
+    /// connections on their way must fit their ports (25,000 an address), and
+    /// Linux finds a free port the faster the fewer are taken.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<IpAddr>,
+}
+
+impl SClientSpec {
+    /// `rate` connections/s, T = 500 ms as in the paper, 10 s of patience with
+    /// responses.
+    pub fn new(destination: SocketAddr, path: &str, rate: u64) -> Self {
+        SClientSpec {
+            destination,
+            path: path.to_owned(),
+            host: None,
+            proxy: false,
+            rate,
+            patience: Duration::from_millis(500),
+            timeout: Duration::from_secs(10),
+            open_max: None,
+            sources: Vec::new(),
+        }
+    }
+
+    /// The paper's D: connections on their way when none of them succeeds.
+    pub fn establishing(&self) -> u64 {
+        product(self.rate, self.patience)
+    }
+
+    /// Most connections open at once.
+    pub fn open_limit(&self) -> u32 {
+        /// Unless asked for.
+        const USUAL_MAX: u64 = 100_000;
+        self.open_max.unwrap_or_else(|| {
+            let all = self.establishing() + product(self.rate, self.timeout);
+            // The establisher alone may need more than usual, with what
+            // catching up adds.
+            let most = USUAL_MAX.max(self.establishing().saturating_mul(5) / 4 + 64);
+            u32::try_from(all.clamp(64, most).min(S_CLIENT_OPEN_MAX.into())).unwrap_or(u32::MAX)
+        })
+    }
+
+    /// Checks every range that this type documents.
+    ///
+    /// # Errors
+    /// `InvalidInput`, naming the field and its range.
+    pub fn check(&self) -> io::Result<()> {
+        check_ends(self.destination, &self.path, &self.sources)?;
+        check_host(self.host.as_deref())?;
+        if !(1..=S_CLIENT_RATE_MAX).contains(&self.rate) {
+            return Err(invalid(format!(
+                "the rate must be 1 to {S_CLIENT_RATE_MAX} connections/s"
+            )));
+        }
+        check_timeout(self.patience)?;
+        check_timeout(self.timeout)?;
+        if self
+            .open_max
+            .is_some_and(|open| !(1..=S_CLIENT_OPEN_MAX).contains(&open))
+        {
+            return Err(invalid(format!(
+                "the connections open at once must be 1 to {S_CLIENT_OPEN_MAX}"
+            )));
+        }
+        let sources = self.sources.len().max(1) as u64;
+        if self.establishing() > sources * u64::from(PER_SOURCE) {
+            return Err(invalid(format!(
+                "{} connections on their way at once need {} source addresses: ports of one \
+                 address carry {PER_SOURCE}",
+                self.establishing(),
+                self.establishing().div_ceil(PER_SOURCE.into())
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn product(rate: u64, time: Duration) -> u64 {
+    let product = u128::from(rate) * time.as_nanos();
+    u64::try_from(product.div_ceil(1_000_000_000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(rate: u64) -> SClientSpec {
+        SClientSpec::new("10.0.0.2:80".parse().unwrap(), "/", rate)
+    }
+
+    #[test]
+    fn d_is_the_rate_times_t() {
+        spec(50_000).check().unwrap();
+        assert_eq!(spec(50_000).establishing(), 25_000);
+        assert_eq!(spec(50_000).open_limit(), 100_000);
+        assert_eq!(spec(10).establishing(), 5);
+        assert_eq!(spec(10).open_limit(), 105);
+        let mut most = spec(S_CLIENT_RATE_MAX);
+        most.patience = Duration::from_secs(60);
+        assert_eq!(most.open_limit(), S_CLIENT_OPEN_MAX);
+        assert_eq!(most.establishing(), 60_000_000);
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let bad: &[fn(&mut SClientSpec)] = &[
+            |s| s.destination.set_port(0),
+            |s| s.path = String::new(),
+            |s| s.rate = 0,
+            |s| s.rate = S_CLIENT_RATE_MAX + 1,
+            |s| s.rate = 50_002,
+            |s| s.patience = Duration::ZERO,
+            |s| s.timeout = Duration::from_secs(61),
+            |s| s.open_max = Some(0),
+            |s| s.open_max = Some(S_CLIENT_OPEN_MAX + 1),
+            |s| s.host = Some(String::new()),
+            |s| s.host = Some("a b".into()),
+            |s| s.host = Some("a\r\nX: y".into()),
+            |s| s.host = Some("a/b".into()),
+            |s| s.host = Some("a".repeat(256)),
+            |s| s.sources = vec!["::1".parse().unwrap()],
+        ];
+        for (number, change) in bad.iter().enumerate() {
+            let mut spec = spec(1000);
+            change(&mut spec);
+            let error = spec.check().expect_err(&format!("case {number}"));
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+        let error = spec(1_000_000).check().unwrap_err().to_string();
+        assert!(error.contains("need 20 source addresses"), "{error}");
+    }
+
+    #[test]
+    fn a_spec_survives_json() {
+        let mut spec = spec(7);
+        (spec.host, spec.proxy) = (Some("origin:80".into()), true);
+        let json = serde_json::to_string(&spec).unwrap();
+        assert!(json.contains(r#""patience":0.5"#), "{json}");
+        assert_eq!(serde_json::from_str::<SClientSpec>(&json).unwrap(), spec);
+    }
+}

@@ -1,0 +1,458 @@
+//! A connection that is opened by a SYN with data, at either end.
+
+use tidewall_wire::tcp::{FastOpen, Flags, Header, before};
+
+use super::{FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenNews, FastOpenPeer};
+use crate::tcp::connection::{Connection, MSS_MIN, Pending};
+use crate::tcp::timers::Timer;
+use crate::tcp::{Config, Errno, Flow, Segment, State, Time, microseconds, timestamp};
+
+/// Room that is left in a SYN with data for options that middleboxes add: all
+/// that a header has (as Linux).
+const OPTIONS_MAX: u16 = 40;
+
+/// The timeout in a row that makes a client suspect a black hole, counted from
+/// zero (as Linux).
+const BLACK_HOLE_RETRIES: u8 = 2;
+
+/// What a connection that uses Fast Open remembers of it; others have none.
+#[derive(Clone, Copy)]
+pub(in crate::tcp) struct FastOpenState {
+    pub(in crate::tcp) flags: u16,
+    /// What the first SYN may carry of data.
+    pub(in crate::tcp) room: u16,
+    /// The option of the first SYN or SYN-ACK; then the cookie that has come.
+    pub(in crate::tcp) option: Option<FastOpen>,
+    /// Of a connection that a SYN has opened: the sequence number of that.
+    pub(in crate::tcp) remote_isn: u32,
+    /// When it was opened.
+    pub(in crate::tcp) since: Time,
+}
+
+impl FastOpenState {
+    /// The SYN has asked for a cookie or carried data.
+    const ASKED: u16 = 1;
+    /// The SYN has carried data.
+    const DATA: u16 = 2;
+    /// Data in the SYN was taken by whoever got it.
+    const TAKEN: u16 = 4;
+    /// Opened by a SYN with a cookie, and our SYN-ACK is not acknowledged.
+    const ANSWERING: u16 = 8;
+    /// That SYN was not given yet.
+    const FRESH: u16 = 16;
+    /// The option was of the experimental form.
+    const EXPERIMENTAL: u16 = 32;
+    /// No cookie was known.
+    const NO_COOKIE: u16 = 64;
+    /// The SYN-ACK has left data out.
+    const NOT_TAKEN: u16 = 128;
+    /// And the SYN was sent again.
+    const AGAIN: u16 = 256;
+    /// The owner has something to learn.
+    const NEWS: u16 = 512;
+    /// See [`FastOpenNews::syn_lost`].
+    const SYN_LOST: u16 = 1024;
+    /// A cookie was asked for and none was given.
+    const REFUSED: u16 = 2048;
+    /// The network may drop what has to do with Fast Open.
+    const BLACK_HOLE: u16 = 4096;
+    /// The SYN with data was too large for the path: another goes without.
+    const TOO_LARGE: u16 = 8192;
+    /// A writer waits with the rest of what the SYN has begun.
+    const WRITER_WAITS: u16 = 16384;
+    /// The owner knows that the handshake is over.
+    const TOLD: u16 = 32768;
+
+    pub(in crate::tcp) const fn new(now: Time) -> Self {
+        Self {
+            flags: 0,
+            room: 0,
+            option: None,
+            remote_isn: 0,
+            since: now,
+        }
+    }
+    const fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+    const fn set(&mut self, flag: u16) {
+        self.flags |= flag;
+    }
+    const fn take(&mut self, flag: u16) -> bool {
+        let had = self.has(flag);
+        self.flags &= !flag;
+        had
+    }
+}
+
+impl Connection {
+    /// Opens a connection actively as [`Connection::connect`], with Fast Open.
+    /// With a cookie, or `without_cookie` (where the network lets nobody forge
+    /// addresses: `tcp_fastopen` with 4), data that is written before the first
+    /// [`Connection::output`] goes with the SYN: [`Connection::write`] takes as
+    /// much as fits there. Otherwise the SYN asks for a cookie.
+    ///
+    /// A SYN with data may reach the server's application twice (RFC 7413 §2.1):
+    /// the data must be such that this does no harm.
+    #[must_use]
+    pub fn connect_fast(
+        flow: Flow,
+        isn: u32,
+        timestamp_offset: u32,
+        config: &Config,
+        peer: &FastOpenPeer,
+        without_cookie: bool,
+        now: Time,
+    ) -> Self {
+        let mut connection = Self::connect(flow, isn, timestamp_offset, config, now);
+        let mut state = FastOpenState::new(now);
+        state.set(FastOpenState::ASKED);
+        if without_cookie || peer.cookie.is_some() {
+            let mss = peer.mss.map_or(u16::MAX, |mss| mss.max(MSS_MIN));
+            state.room = connection.config.mss.min(mss) - OPTIONS_MAX;
+        } else {
+            state.set(FastOpenState::NO_COOKIE);
+        }
+        if !without_cookie {
+            let option = peer.option();
+            if option.is_experimental() {
+                state.set(FastOpenState::EXPERIMENTAL);
+            }
+            state.option = Some(option);
+        }
+        connection.fast_open = Some(Box::new(state));
+        connection
+    }
+
+    /// A writer waits with more than the SYN takes, and will write it as soon as the
+    /// connection is established: the SYN-ACK is acknowledged with that data
+    /// (Linux looks at `sk_write_pending`). For [`Connection::connect_fast`].
+    pub fn set_writer_waiting(&mut self) {
+        if let Some(state) = &mut self.fast_open {
+            state.set(FastOpenState::WRITER_WAITS);
+        }
+    }
+
+    /// The acknowledgment of the SYN-ACK waits for data, if any will come.
+    pub(in crate::tcp) fn await_writer(&mut self, now: Time) {
+        if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.first == self.send.next {
+            self.pending.clear(Pending::ACKNOWLEDGE);
+            self.receive.interactive = true;
+            let delay = self.config.delayed_ack.get();
+            self.timers.set(Timer::Acknowledge, now, delay);
+        }
+    }
+
+    fn fast_open_has(&self, flag: u16) -> bool {
+        self.fast_open.as_ref().is_some_and(|state| state.has(flag))
+    }
+
+    fn fast_open_take(&mut self, flag: u16) -> bool {
+        self.fast_open
+            .as_mut()
+            .is_some_and(|state| state.take(flag))
+    }
+
+    /// What the owner is to remember of the server, once, when it is known; see
+    /// [`FastOpenPeer::learn`].
+    pub fn take_fast_open_news(&mut self) -> Option<FastOpenNews> {
+        let mss = self.send.peer_mss;
+        let state = self.fast_open.as_mut()?;
+        if !state.take(FastOpenState::NEWS) {
+            return None;
+        }
+        let form = if !state.has(FastOpenState::REFUSED) {
+            FastOpenForm::Standard
+        } else if !state.has(FastOpenState::EXPERIMENTAL) {
+            FastOpenForm::Experimental
+        } else {
+            FastOpenForm::Neither
+        };
+        Some(FastOpenNews {
+            cookie: state.option.take(),
+            mss,
+            syn_lost: state.has(FastOpenState::SYN_LOST),
+            form,
+        })
+    }
+
+    /// True, once, when the network between here and the peer may be dropping
+    /// what has to do with Fast Open (RFC 7413 §7.3): the owner does without it
+    /// for a time (Linux: an hour, doubled each time).
+    pub fn take_fast_open_black_hole(&mut self) -> bool {
+        self.fast_open_take(FastOpenState::BLACK_HOLE)
+    }
+
+    /// True while a connection that a SYN has opened waits for the acknowledgment
+    /// of its SYN-ACK. When it no longer is, the owner tells the listener
+    /// ([`Listener::fast_open_over`](crate::tcp::Listener::fast_open_over)).
+    #[must_use]
+    pub fn is_fast_opening(&self) -> bool {
+        self.state == State::SynReceived && self.is_opened_by_syn()
+    }
+
+    /// Once, of a connection that a SYN has opened, when it is no longer fast
+    /// opening: whether it was reset, as
+    /// [`Listener::fast_open_over`](crate::tcp::Listener::fast_open_over) wants it.
+    pub fn take_fast_open_end(&mut self) -> Option<bool> {
+        if self.is_fast_opening() {
+            return None;
+        }
+        // Still there if the handshake was not completed.
+        let reset = self.is_opened_by_syn() && self.error == Some(Errno::CONNRESET);
+        let state = self.fast_open.as_mut()?;
+        if state.has(FastOpenState::ASKED | FastOpenState::TOLD) {
+            return None;
+        }
+        state.set(FastOpenState::TOLD);
+        Some(reset)
+    }
+
+    /// True of one that [`Connection::connect_fast`] has made: what it finds out is
+    /// to be learned.
+    #[must_use]
+    pub fn is_fast(&self) -> bool {
+        self.fast_open_has(FastOpenState::ASKED)
+    }
+
+    /// True while data that is written goes with the SYN, and none has been.
+    #[must_use]
+    pub fn awaits_syn_data(&self) -> bool {
+        self.send.buffer.len() == 0 && self.syn_room() > 0
+    }
+
+    /// Whether data has travelled with the SYN and was taken
+    /// (`TCPI_OPT_SYN_DATA`).
+    pub(in crate::tcp) fn took_syn_data(&self) -> bool {
+        self.fast_open_has(FastOpenState::TAKEN)
+    }
+
+    pub(in crate::tcp) fn fast_open_failure(&self) -> FastOpenFailure {
+        if self.fast_open_has(FastOpenState::AGAIN) {
+            FastOpenFailure::SynRetransmitted
+        } else if self.fast_open_has(FastOpenState::NOT_TAKEN) {
+            FastOpenFailure::DataNotAcknowledged
+        } else if self.fast_open_has(FastOpenState::NO_COOKIE) {
+            FastOpenFailure::CookieUnavailable
+        } else {
+            FastOpenFailure::None
+        }
+    }
+
+    /// Opened by a SYN with a cookie, and our SYN-ACK is not acknowledged: may be
+    /// used although in SYN-RECEIVED.
+    pub(in crate::tcp) fn is_opened_by_syn(&self) -> bool {
+        self.fast_open_has(FastOpenState::ANSWERING)
+    }
+
+    /// Bytes that a write may add to the SYN.
+    pub(in crate::tcp) fn syn_room(&self) -> u32 {
+        let unsent = self.state == State::SynSent && self.send.next == self.send.first;
+        match &self.fast_open {
+            Some(state) if unsent => u32::from(state.room).saturating_sub(self.send.buffer.len()),
+            _ => 0,
+        }
+    }
+
+    /// The option of the SYN or SYN-ACK that is about to leave, and the bytes that
+    /// go with it: both with the first one only, for what comes again must get
+    /// through.
+    pub(in crate::tcp) fn syn_extras(&self) -> (Option<FastOpen>, u32) {
+        let first = self.send.retries == 0 && !self.fast_open_has(FastOpenState::TOO_LARGE);
+        let Some(state) = self.fast_open.as_ref().filter(|_| first) else {
+            return (None, 0);
+        };
+        if self.state == State::SynSent {
+            (state.option, self.send.buffer.len())
+        } else {
+            let answers = state.has(FastOpenState::ANSWERING);
+            (state.option.filter(|_| answers), 0)
+        }
+    }
+
+    /// The path does not carry the SYN with its data: without, it is small enough.
+    pub(in crate::tcp) fn send_plain_syn(&mut self) {
+        if let Some(state) = &mut self.fast_open
+            && state.has(FastOpenState::DATA)
+            && !state.has(FastOpenState::TOO_LARGE)
+        {
+            state.set(FastOpenState::TOO_LARGE);
+            self.pending.add(Pending::SYNCHRONIZE);
+        }
+    }
+
+    /// A SYN or SYN-ACK has left, with so many bytes.
+    pub(in crate::tcp) fn syn_left(&mut self, bytes: u32) {
+        if let Some(state) = &mut self.fast_open {
+            if bytes > 0 {
+                state.set(FastOpenState::DATA);
+            }
+            if state.has(FastOpenState::ANSWERING) {
+                state.option = None;
+            }
+        }
+    }
+
+    /// Makes an established connection one that a SYN has opened: its SYN-ACK has
+    /// to be sent.
+    pub(in crate::tcp) fn open_by_syn(
+        &mut self,
+        remote_isn: u32,
+        answer: &FastOpenAnswer,
+        now: Time,
+    ) {
+        let mut state = FastOpenState::new(now);
+        state.set(FastOpenState::ANSWERING | FastOpenState::FRESH);
+        state.option = answer.cookie;
+        state.remote_isn = remote_isn;
+        self.fast_open = Some(Box::new(state));
+        self.state = State::SynReceived;
+        self.pending.add(Pending::SYNCHRONIZE);
+    }
+
+    /// The SYN that has opened this connection: the first is to be taken, another
+    /// is a copy. False for any other segment.
+    #[cold]
+    pub(in crate::tcp) fn input_opening_syn(&mut self, segment: &Segment<'_>, now: Time) -> bool {
+        let header = &segment.header;
+        let Some(state) = &mut self.fast_open else {
+            return false;
+        };
+        if !state.has(FastOpenState::ANSWERING)
+            || !header.flags.contains(Flags::SYN)
+            || header.flags.intersects(Flags::ACK | Flags::RST)
+            || header.sequence != state.remote_isn
+        {
+            return false;
+        }
+        if !state.take(FastOpenState::FRESH) {
+            if self.may_challenge(now) {
+                self.pending.add(Pending::SYNCHRONIZE);
+            }
+        } else if !segment.payload.is_empty() {
+            state.set(FastOpenState::TAKEN);
+            self.take_text(header.sequence.wrapping_add(1), segment, now);
+        }
+        true
+    }
+
+    /// The SYN-ACK of a connection that a SYN has opened is acknowledged.
+    pub(in crate::tcp) fn complete_fast_open(&mut self, now: Time) {
+        let Some(state) = &mut self.fast_open else {
+            return;
+        };
+        state.take(FastOpenState::ANSWERING | FastOpenState::FRESH);
+        let round_trip = now.saturating_sub(state.since);
+        self.pending.clear(Pending::SYNCHRONIZE);
+        self.state = if self.send.closed {
+            State::FinWait1
+        } else {
+            State::Established
+        };
+        if self.send.retries == 0 {
+            self.measured_handshake(round_trip, now);
+        }
+        self.send.retries = 0;
+        self.send.stalled = None;
+        self.round_trip.backoff = 0;
+        if self.send.first == self.send.next {
+            self.timers.stop(Timer::Retransmit);
+        } else {
+            self.restart_timer(now);
+        }
+    }
+
+    /// Whether the timestamp that a SYN-ACK echoes is of no SYN of ours: it is then
+    /// an old duplicate, whatever it acknowledges (as Linux).
+    pub(in crate::tcp) fn is_echo_of_none(&self, header: &Header, now: Time) -> bool {
+        let Some(theirs) = header.options.timestamps.filter(|_| self.timestamps) else {
+            return false;
+        };
+        let first = self.send.stalled.unwrap_or(self.send.last);
+        let [first, last] = [first, now].map(|time| timestamp(time, self.timestamp_offset));
+        theirs.echo != 0 && (before(theirs.echo, first) || before(last, theirs.echo))
+    }
+
+    /// Takes from the SYN-ACK what is to be known of Fast Open.
+    pub(in crate::tcp) fn learn_fast_open(&mut self, header: &Header) {
+        let all = header.acknowledgment == self.send.next;
+        let again = self.send.retries > 0 || self.fast_open_has(FastOpenState::TOO_LARGE);
+        let Some(state) = &mut self.fast_open else {
+            return;
+        };
+        // Without the option in our SYN, nobody was asked: a cookie that comes all
+        // the same is none (as Linux).
+        let asked = state.option.is_some();
+        let given = header
+            .options
+            .fast_open()
+            .filter(|option| asked && !option.is_request());
+        let sent = state.has(FastOpenState::DATA);
+        state.option = given;
+        state.set(FastOpenState::NEWS);
+        if !asked {
+            // Nothing to be learned of cookies.
+        } else if again {
+            if given.is_none() && sent && !all {
+                state.set(FastOpenState::SYN_LOST);
+            }
+        } else if given.is_none() && !sent {
+            state.set(FastOpenState::REFUSED);
+        }
+        match (sent, all) {
+            (true, true) => state.set(FastOpenState::TAKEN),
+            (true, false) if again => state.set(FastOpenState::AGAIN),
+            (true, false) => state.set(FastOpenState::NOT_TAKEN),
+            _ => {}
+        }
+    }
+
+    /// Takes out of the buffer what an answer to our SYN acknowledges.
+    pub(in crate::tcp) fn acknowledge_syn(&mut self, acknowledgment: u32) {
+        let bytes = acknowledgment.wrapping_sub(self.send.first.wrapping_add(1));
+        let bytes = self.send.buffer.acknowledge(bytes);
+        let total = &mut self.counters.bytes_acknowledged;
+        *total = total.wrapping_add(bytes.into());
+        self.send.first = acknowledgment;
+        self.send.marks.acknowledge(acknowledgment);
+    }
+
+    /// The connection is established, and data of the SYN perhaps not taken: it is
+    /// sent again at once, for its loss is no sign of congestion (as Linux).
+    pub(in crate::tcp) fn settle_syn_data(&mut self, now: Time) {
+        let (first, next) = (self.send.first, self.send.next);
+        if self.notices.is_some() {
+            self.tell_acknowledged(now);
+        }
+        if first != next {
+            let micros = microseconds(now);
+            self.recovery.rack.begin(first, micros);
+            self.recovery.board.sent(next, micros, true);
+            self.lose_all(now);
+        }
+    }
+
+    /// A timeout: Fast Open may be the reason for it.
+    pub(in crate::tcp) fn suspect_fast_open(&mut self, given_up: bool) {
+        let retries = self.send.retries;
+        if let Some(state) = &mut self.fast_open
+            && state.has(FastOpenState::ASKED)
+            && (retries == BLACK_HOLE_RETRIES || retries < BLACK_HOLE_RETRIES && given_up)
+        {
+            state.set(FastOpenState::BLACK_HOLE);
+        }
+    }
+
+    /// Whether an acknowledgment is of our SYN, and of nothing beyond what was
+    /// sent; nothing can be that before the SYN has left.
+    pub(in crate::tcp) fn acknowledges_syn(&self, header: &Header) -> bool {
+        let acknowledgment = header.acknowledgment;
+        let first = self.send.first;
+        let below = if self.is_opened_by_syn() {
+            first.wrapping_sub(1)
+        } else {
+            first
+        };
+        before(below, acknowledgment) && !before(self.send.next, acknowledgment)
+    }
+}

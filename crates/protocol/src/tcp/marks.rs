@@ -1,0 +1,291 @@
+//! Places in the stream that segments heed: where the application has pushed
+//! (RFC 9293 §3.9.1.2), and where a record ends (`MSG_EOR`).
+//!
+//! A push asks that what was written up to it be delivered; the segment that it
+//! lies in carries PSH, when it is sent again, too. Successive pushes collapse
+//! (RFC 9293 SHLD-27): one that has not left when more is pushed counts no more, so
+//! that of all that waits only the last one is kept. A record's end is a push that
+//! never collapses, and no segment carries bytes from both sides of it.
+
+use std::collections::VecDeque;
+
+use tidewall_wire::tcp::before;
+
+/// Pushes in flight that are remembered besides the last one; beyond, what is sent
+/// again may lack its PSH.
+const PUSHES_MAX: usize = 1024;
+
+/// One place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    /// The sequence number after the last byte before it.
+    pub(super) at: u32,
+    /// A record ends here.
+    pub(super) record: bool,
+}
+
+/// All places between SND.UNA and the end of what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// The last one. It counts from SND.UNA on; one that is older is over.
+    last: u32,
+    /// What leaves beyond carries PSH: half of the largest window from the last that
+    /// did.
+    pub(super) due: u32,
+    /// Records, and pushes before the last one that were sent, in order. Only while
+    /// there are any.
+    earlier: Option<Box<Earlier>>,
+}
+
+/// Places before the last one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Earlier {
+    marks: VecDeque<Mark>,
+    /// How many of them are records.
+    records: u32,
+}
+
+impl Marks {
+    /// None; all below `sequence` is acknowledged.
+    pub(super) const fn new(sequence: u32) -> Self {
+        Self {
+            last: sequence,
+            due: sequence,
+            earlier: None,
+        }
+    }
+
+    /// What was written up to `at` is pushed; `first` and `next` are SND.UNA and
+    /// SND.NXT.
+    #[inline]
+    pub(super) fn push(&mut self, at: u32, first: u32, next: u32) {
+        let last = core::mem::replace(&mut self.last, at);
+        if lies_within(last, first, next.wrapping_sub(first)) {
+            self.keep_push(last);
+        }
+    }
+
+    #[cold]
+    fn keep_push(&mut self, at: u32) {
+        let marks = &mut self.earlier.get_or_insert_default().marks;
+        if marks.len() < PUSHES_MAX && marks.back().is_none_or(|back| back.at != at) {
+            marks.push_back(Mark { at, record: false });
+        }
+    }
+
+    /// A record ends at `at`, which is pushed already.
+    #[cold]
+    pub(super) fn end_record(&mut self, at: u32) {
+        let Earlier { marks, records } = &mut **self.earlier.get_or_insert_default();
+        match marks.back_mut() {
+            Some(back) if back.at == at && back.record => return,
+            Some(back) if back.at == at => back.record = true,
+            _ => marks.push_back(Mark { at, record: true }),
+        }
+        *records += 1;
+    }
+
+    /// All below `first` is acknowledged.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, first: u32) {
+        if self.earlier.is_some() {
+            self.forget(first);
+        }
+    }
+
+    #[cold]
+    fn forget(&mut self, first: u32) {
+        let Some(earlier) = &mut self.earlier else {
+            return;
+        };
+        let Earlier { marks, records } = &mut **earlier;
+        while let Some(mark) = marks.pop_front_if(|mark| !before(first, mark.at)) {
+            *records -= u32::from(mark.record);
+        }
+        if marks.is_empty() {
+            self.earlier = None;
+        }
+    }
+
+    /// Whether `length` bytes from `start` on, sent as one segment, carry PSH.
+    #[inline]
+    pub(super) fn pushes(&self, start: u32, length: u32) -> bool {
+        let end = start.wrapping_add(length);
+        lies_within(self.last, start, length)
+            || before(self.due, end)
+            || self.earlier.is_some() && self.pushes_earlier(start, end)
+    }
+
+    #[cold]
+    fn pushes_earlier(&self, start: u32, end: u32) -> bool {
+        self.beyond(start).any(|mark| !before(end, mark.at))
+    }
+
+    /// The end of a segment that begins at `start` and would end at `end`, or with
+    /// the record if that ends before.
+    #[inline]
+    pub(super) fn cut(&self, start: u32, end: u32) -> u32 {
+        if self.earlier.is_none() {
+            return end;
+        }
+        self.cut_records(start, end)
+    }
+
+    #[cold]
+    fn cut_records(&self, start: u32, end: u32) -> u32 {
+        if !self.has_records() {
+            return end;
+        }
+        let record = self.beyond(start).find(|mark| mark.record);
+        record
+            .map(|mark| mark.at)
+            .filter(|at| before(*at, end))
+            .unwrap_or(end)
+    }
+
+    /// The beginning of a segment that ends at `end` and would begin at `start`, or
+    /// behind the last record that ends between.
+    pub(super) fn cut_from(&self, mut start: u32, end: u32) -> u32 {
+        loop {
+            let cut = self.cut(start, end);
+            if cut == end {
+                return start;
+            }
+            start = cut;
+        }
+    }
+
+    /// The earlier ones beyond `start`.
+    fn beyond(&self, start: u32) -> impl Iterator<Item = &Mark> {
+        let marks = self.earlier.as_deref().map(|earlier| &earlier.marks);
+        let from = marks.map_or(0, |marks| {
+            marks.partition_point(|mark| !before(start, mark.at))
+        });
+        marks.into_iter().flat_map(move |marks| marks.range(from..))
+    }
+
+    /// A record ends somewhere.
+    pub(super) fn has_records(&self) -> bool {
+        self.earlier
+            .as_ref()
+            .is_some_and(|earlier| earlier.records > 0)
+    }
+
+    /// What remembering records takes of the send buffer's space, in bytes.
+    #[inline]
+    pub(super) fn space(&self) -> u32 {
+        match &self.earlier {
+            None => 0,
+            Some(earlier) => earlier.records.saturating_mul(size_of::<Mark>() as u32),
+        }
+    }
+
+    /// The last one, whether it is over or not.
+    pub(super) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// All but the last one, in order; to be frozen.
+    pub(super) fn earlier(&self) -> impl Iterator<Item = Mark> {
+        let earlier = self.earlier.iter();
+        earlier.flat_map(|earlier| earlier.marks.iter().copied())
+    }
+
+    /// As [`Marks::last`], `due` and [`Marks::earlier`] told.
+    pub(super) fn restore(last: u32, due: u32, marks: VecDeque<Mark>) -> Self {
+        let records = marks.iter().filter(|mark| mark.record).count() as u32;
+        Self {
+            last,
+            due,
+            earlier: (!marks.is_empty()).then(|| Box::new(Earlier { marks, records })),
+        }
+    }
+
+    /// Whether all of them lie where they can, between SND.UNA and the end of what
+    /// was written.
+    pub(super) fn is_sound(&self, first: u32, written: u32) -> bool {
+        let space = written.wrapping_sub(first);
+        let mut below = 0;
+        self.earlier().all(|mark| {
+            let ahead = mark.at.wrapping_sub(first);
+            let sound = below < ahead && ahead <= space;
+            below = ahead;
+            sound
+        })
+    }
+}
+
+/// Whether a mark lies in `length` bytes from `start` on, or at their end.
+#[inline]
+fn lies_within(mark: u32, start: u32, length: u32) -> bool {
+    mark.wrapping_sub(start).wrapping_sub(1) < length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shortly before sequence numbers wrap.
+    const BASE: u32 = u32::MAX - 100;
+
+    fn at(offset: u32) -> u32 {
+        BASE.wrapping_add(offset)
+    }
+
+    #[test]
+    fn pushes_that_wait_collapse_and_those_in_flight_stay() {
+        let mut marks = Marks::new(BASE);
+        marks.due = at(10_000);
+        marks.push(at(100), BASE, BASE);
+        marks.push(at(200), BASE, BASE);
+        assert!(!marks.pushes(BASE, 100));
+        assert!(marks.pushes(at(100), 100));
+        // All was sent.
+        marks.push(at(300), BASE, at(200));
+        assert!(marks.pushes(at(150), 50));
+        assert!(!marks.pushes(at(200), 99));
+        assert!(marks.pushes(at(200), 100));
+        marks.acknowledge(at(200));
+        assert_eq!(marks.earlier, None);
+        assert!(marks.pushes(at(200), 100));
+    }
+
+    #[test]
+    fn a_record_is_never_crossed_and_never_collapses() {
+        let mut marks = Marks::new(BASE);
+        marks.due = at(10_000);
+        for end in [100, 250] {
+            marks.push(at(end), BASE, BASE);
+            marks.end_record(at(end));
+        }
+        marks.push(at(400), BASE, BASE);
+        assert_eq!(marks.cut(BASE, at(400)), at(100));
+        assert_eq!(marks.cut(at(100), at(400)), at(250));
+        assert_eq!(marks.cut(at(100), at(200)), at(200));
+        assert_eq!(marks.cut(at(250), at(400)), at(400));
+        assert_eq!(marks.cut_from(at(50), at(400)), at(250));
+        assert_eq!(marks.cut_from(at(120), at(250)), at(120));
+        assert!(marks.pushes(BASE, 100));
+        assert!(marks.pushes(at(90), 30));
+        assert!(marks.space() > 0);
+        assert!(marks.is_sound(BASE, at(400)));
+        assert!(!marks.is_sound(at(100), at(400)));
+        marks.acknowledge(at(100));
+        assert!(marks.is_sound(at(100), at(400)));
+        marks.acknowledge(at(260));
+        assert_eq!(marks.space(), 0);
+    }
+
+    #[test]
+    fn pushes_in_flight_are_bounded() {
+        let mut marks = Marks::new(BASE);
+        marks.due = at(10_000);
+        for end in 1..5000 {
+            marks.push(at(end), BASE, at(end - 1));
+        }
+        assert_eq!(marks.earlier().count(), PUSHES_MAX);
+        assert!(marks.pushes(at(4998), 1));
+        marks.acknowledge(at(4999));
+        assert_eq!(marks.earlier, None);
+    }
+}

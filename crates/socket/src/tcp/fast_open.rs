@@ -1,0 +1,261 @@
+//! Fast Open (RFC 7413) of one stack: what clients know of servers, and the keys
+//! of servers' cookies.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, Flow};
+
+use crate::stack::{Core, Stack, lock};
+
+/// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
+const SERVERS_MAX: usize = 4096;
+/// SYNs in a row that were lost with their data before Fast Open is left alone
+/// with a server, and for how long then; doubled with each further one.
+const LOSSES: u8 = 2;
+const AFTER_LOSSES: Duration = Duration::from_secs(60);
+/// The longest of such pauses is so many doublings.
+const DOUBLINGS: u32 = 6;
+/// How long no client uses Fast Open after the network seems to have swallowed it
+/// (`tcp_fastopen_blackhole_timeout_sec` was as much when Linux introduced it).
+const BLACK_HOLE: Duration = Duration::from_secs(3600);
+
+/// What is kept of Fast Open.
+pub(crate) struct FastOpen {
+    clients: Mutex<Clients>,
+    keys: Mutex<FastOpenKeys>,
+}
+
+/// What connections have found out.
+#[derive(Default)]
+struct Clients {
+    /// By our address and the server's: a cookie is for both.
+    servers: HashMap<(IpAddr, IpAddr), Server>,
+    /// In the order in which they were met: the first goes first.
+    order: VecDeque<(IpAddr, IpAddr)>,
+    black_hole: Pause,
+}
+
+#[derive(Default)]
+struct Server {
+    known: FastOpenPeer,
+    /// When Fast Open may be tried with it again.
+    not_before: Duration,
+}
+
+/// No Fast Open for a time, longer each time until one connection succeeds.
+#[derive(Default)]
+struct Pause {
+    times: u32,
+    until: Duration,
+}
+
+impl FastOpen {
+    pub(crate) fn new(key: [u8; 16]) -> Self {
+        FastOpen {
+            clients: Mutex::default(),
+            keys: Mutex::new(FastOpenKeys {
+                primary: key,
+                backup: None,
+            }),
+        }
+    }
+
+    /// What is known of a server, nothing perhaps; `None` when Fast Open is not to
+    /// be tried with it.
+    pub(super) fn server(&self, flow: &Flow, now: Duration) -> Option<FastOpenPeer> {
+        let clients = lock(&self.clients);
+        if now < clients.black_hole.until {
+            return None;
+        }
+        match clients.servers.get(&ends(flow)) {
+            Some(server) => (now >= server.not_before).then_some(server.known),
+            None => Some(FastOpenPeer::default()),
+        }
+    }
+
+    /// Learns what a connection has found out.
+    pub(super) fn learn(&self, flow: &Flow, news: &FastOpenNews, now: Duration) {
+        let mut guard = lock(&self.clients);
+        let Clients {
+            servers,
+            order,
+            black_hole,
+        } = &mut *guard;
+        let ends = ends(flow);
+        let server = servers.entry(ends).or_insert_with(|| {
+            order.push_back(ends);
+            Server::default()
+        });
+        server.known.learn(news);
+        if let Some(more) = server.known.losses.checked_sub(LOSSES) {
+            let pause = AFTER_LOSSES * (1 << u32::from(more).min(DOUBLINGS));
+            server.not_before = now + pause;
+        }
+        if news.cookie.is_some() || !news.syn_lost {
+            // The network carries it.
+            black_hole.times = 0;
+        }
+        if servers.len() > SERVERS_MAX
+            && let Some(oldest) = order.pop_front()
+        {
+            servers.remove(&oldest);
+        }
+    }
+
+    /// The network may swallow SYNs with data, or what follows them (RFC 7413
+    /// §7.3, Linux `tcp_fastopen_active_disable`).
+    pub(super) fn suspect(&self, now: Duration) {
+        let pause = &mut lock(&self.clients).black_hole;
+        pause.until = now + BLACK_HOLE * (1 << pause.times.min(DOUBLINGS));
+        pause.times = pause.times.saturating_add(1);
+    }
+
+    /// What a listener with such a queue is told.
+    pub(super) fn serving(&self, queue: u32) -> Option<FastOpenServer> {
+        (queue > 0).then(|| FastOpenServer {
+            queue,
+            keys: *lock(&self.keys),
+            without_cookie: false,
+        })
+    }
+}
+
+fn ends(flow: &Flow) -> (IpAddr, IpAddr) {
+    (flow.local.ip(), flow.remote.ip())
+}
+
+impl Core {
+    fn tcp_set_fast_open_keys(&self, keys: FastOpenKeys) {
+        *lock(&self.tcp.fast_open.keys) = keys;
+        for listener in self.tcp.all_listeners() {
+            listener.renew_fast_open(self);
+        }
+    }
+}
+
+impl Stack {
+    /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
+    /// machines that serve one address. At the start the key is random.
+    pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
+        self.core().tcp_set_fast_open_keys(keys);
+    }
+
+    /// Draws a new key for Fast Open cookies. Those that the last one has made are
+    /// still taken, and replaced; older ones no more (RFC 7413 §4.1.2 wants this
+    /// done now and then).
+    ///
+    /// # Errors
+    /// What `/dev/urandom` reports.
+    pub fn rotate_fast_open_key(&self) -> io::Result<()> {
+        let mut key = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        let core = self.core();
+        let last = lock(&core.tcp.fast_open.keys).primary;
+        core.tcp_set_fast_open_keys(FastOpenKeys {
+            primary: key,
+            backup: Some(last),
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidewall_protocol::tcp::{FastOpen as Cookie, FastOpenForm};
+
+    const START: Duration = Duration::from_secs(5);
+
+    fn flow(server: u32) -> Flow {
+        Flow {
+            local: "10.0.0.1:4000".parse().unwrap(),
+            remote: (std::net::Ipv4Addr::from(0x0b00_0000 + server), 80).into(),
+        }
+    }
+
+    fn news(cookie: Option<Cookie>, syn_lost: bool) -> FastOpenNews {
+        FastOpenNews {
+            cookie,
+            mss: 1460,
+            syn_lost,
+            form: FastOpenForm::Standard,
+        }
+    }
+
+    fn cookie() -> Option<Cookie> {
+        Cookie::cookie_of(b"a cookie")
+    }
+
+    #[test]
+    fn as_many_servers_as_there_is_room_for_are_remembered() {
+        let memory = FastOpen::new([1; 16]);
+        assert_eq!(
+            memory.server(&flow(0), START),
+            Some(FastOpenPeer::default())
+        );
+        for server in 0..=SERVERS_MAX as u32 {
+            memory.learn(&flow(server), &news(cookie(), false), START);
+        }
+        let known = |server| memory.server(&flow(server), START).unwrap().cookie;
+        assert_eq!((known(0), known(1)), (None, cookie()));
+        assert_eq!(known(SERVERS_MAX as u32), cookie());
+        let clients = lock(&memory.clients);
+        assert_eq!(clients.servers.len(), SERVERS_MAX);
+        assert_eq!(clients.order.len(), SERVERS_MAX);
+    }
+
+    #[test]
+    fn a_server_whose_syns_are_lost_is_left_alone_for_longer_each_time() {
+        let memory = FastOpen::new([1; 16]);
+        let mut now = START;
+        memory.learn(&flow(1), &news(cookie(), false), now);
+        memory.learn(&flow(1), &news(None, true), now);
+        assert!(memory.server(&flow(1), now).is_some(), "one is bad luck");
+        for minutes in [1, 2, 4] {
+            memory.learn(&flow(1), &news(None, true), now);
+            now += Duration::from_secs(60 * minutes);
+            assert!(
+                memory
+                    .server(&flow(1), now - Duration::from_secs(1))
+                    .is_none()
+            );
+            assert_eq!(memory.server(&flow(1), now).unwrap().cookie, cookie());
+            assert!(memory.server(&flow(2), now).is_some(), "another server");
+        }
+        memory.learn(&flow(1), &news(None, false), now);
+        memory.learn(&flow(1), &news(None, true), now);
+        assert!(memory.server(&flow(1), now).is_some());
+    }
+
+    #[test]
+    fn after_a_black_hole_nobody_tries_until_one_connection_succeeds() {
+        let memory = FastOpen::new([1; 16]);
+        let mut now = START;
+        for hours in [1, 2, 4] {
+            memory.suspect(now);
+            now += Duration::from_secs(3600 * hours);
+            assert!(
+                memory
+                    .server(&flow(1), now - Duration::from_secs(1))
+                    .is_none()
+            );
+            assert!(memory.server(&flow(1), now).is_some());
+        }
+        memory.learn(&flow(1), &news(None, false), now);
+        memory.suspect(now);
+        assert!(memory.server(&flow(1), now + BLACK_HOLE).is_some());
+    }
+
+    #[test]
+    fn keys_are_given_to_those_who_listen() {
+        let memory = FastOpen::new([1; 16]);
+        assert_eq!(memory.serving(0), None);
+        let serving = memory.serving(7).unwrap();
+        assert_eq!((serving.queue, serving.keys.primary), (7, [1; 16]));
+    }
+}

@@ -1,0 +1,305 @@
+//! The protocol of a listener: from frames to connections.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ChannelId, CookieMode};
+use tidewall_protocol::tcp::{self, Connection, Flow, Handshake, Listener, Reaction, Segment};
+use tidewall_receive::poller::Done;
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::tcp::Flags;
+
+use super::{ListenerInner, State};
+use crate::readiness::Events;
+use crate::stack::{Core, lock};
+use crate::tcp::HOP_LIMIT;
+use crate::tcp::connection::flow_of;
+use crate::tcp::frames::{After, ChannelSet, Content, sender};
+
+impl ListenerInner {
+    /// Runs the protocol on the frames that wait, as long as connections may be
+    /// added. Returns how many frames that were.
+    pub(crate) fn process(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 0)
+    }
+
+    /// As [`ListenerInner::process`], by a thread that takes one of the connections
+    /// at once: nobody is woken for it.
+    pub(super) fn process_and_take(self: &Arc<Self>, core: &Core) -> usize {
+        self.process_as(core, 1)
+    }
+
+    fn process_as(self: &Arc<Self>, core: &Core, takes: usize) -> usize {
+        let mut after = After::default();
+        let taken = {
+            let mut state = lock(&self.state);
+            let before = state.established;
+            let taken = self.take_frames(core, &mut state, &mut after);
+            if taken > 0 {
+                self.settle(core, &mut state, before, takes);
+            }
+            taken
+        };
+        core.tcp_after(after);
+        taken
+    }
+
+    fn take_frames(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) -> usize {
+        // Out of the state, which segments need too.
+        let Some(mut set) = state.channel.take() else {
+            return 0;
+        };
+        let mut total = 0;
+        for (queue, channel) in set.channels.iter_mut().enumerate() {
+            if channel.looks_empty() {
+                continue;
+            }
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            while !self.is_full()
+                && let Some(frame) = channel.remove()
+            {
+                total += 1;
+                match core.tcp_content(&shared, &frame, set.id, after) {
+                    Content::Segment(segment) => {
+                        state.neighbour = sender(shared.memory().packet(&frame));
+                        state.queue = queue;
+                        self.segment(core, state, set.id, &segment, None, after);
+                    }
+                    Content::Error(error) => {
+                        if core.tcp.find(&flow_of(&error)).is_some() {
+                            after.keep(&shared, &frame);
+                        } else if let Reaction::Forgotten(flow) = state.protocol.icmp_error(&error)
+                        {
+                            core.tables
+                                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+                        }
+                    }
+                    Content::Nothing => {}
+                }
+                done.add(&shared, frame);
+            }
+            shared.give_back(set.id, done);
+        }
+        state.channel = Some(set);
+        total
+    }
+
+    /// A segment that came another way than by its channel.
+    pub(crate) fn take_segment(
+        self: &Arc<Self>,
+        core: &Core,
+        segment: &Segment<'_>,
+        reused: Option<u32>,
+        neighbour: MacAddress,
+        queue: usize,
+    ) {
+        if self.is_full() {
+            return;
+        }
+        let mut after = After::default();
+        {
+            let mut state = lock(&self.state);
+            let Some(id) = state.channel.as_ref().map(|set| set.id) else {
+                return;
+            };
+            let before = state.established;
+            state.neighbour = neighbour;
+            state.queue = queue;
+            self.segment(core, &mut state, id, segment, reused, &mut after);
+            self.settle(core, &mut state, before, 0);
+        }
+        core.tcp_after(after);
+    }
+
+    fn segment(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        id: ChannelId,
+        segment: &Segment<'_>,
+        reused: Option<u32>,
+        after: &mut After,
+    ) {
+        // Data right behind the handshake's last segment came before the
+        // driver knew where it belongs; so did a copy of a SYN that has opened a
+        // connection.
+        let begins =
+            segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
+        if (!begins || self.options.fast_open > 0)
+            && let Some(connection) = core.tcp.find(&segment.flow)
+            && (!begins || connection.lock().connection.is_fast_opening())
+        {
+            connection.input_with(core, segment, state.queue, after);
+            return;
+        }
+        let now = core.age();
+        self.tell_fast_open(&mut state.protocol, now);
+        let State {
+            protocol,
+            neighbour,
+            queue,
+            ..
+        } = state;
+        protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
+        let mut send = |flow: &Flow, outgoing: &tcp::Outgoing<'_>| {
+            core.tcp_send_one(flow, outgoing, *neighbour, *queue);
+        };
+        let reaction = match reused {
+            Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
+            None => protocol.input(segment, now, &mut send),
+        };
+        match reaction {
+            Reaction::Nothing => {}
+            Reaction::HalfOpen(flow) => {
+                // Without an entry, the handshake's last segment finds us by
+                // its port.
+                let _ = core
+                    .tables
+                    .connect(Protocol::Tcp, flow.local, flow.remote, id);
+            }
+            Reaction::Established(handshake) => {
+                self.establish(core, state, &handshake, segment, after);
+            }
+            Reaction::Forgotten(flow) => {
+                core.tables
+                    .disconnect(Protocol::Tcp, flow.local, flow.remote);
+            }
+            Reaction::Dropped(cause) => core.causes.protocol(cause),
+        }
+    }
+
+    fn establish(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        handshake: &Handshake,
+        segment: &Segment<'_>,
+        after: &mut After,
+    ) {
+        let v4 = handshake.flow.remote.is_ipv4();
+        let config = self.options.apply(core.tcp.config(v4));
+        let connection = Connection::accept(handshake, &config, core.age());
+        let opened = core.tcp_open(connection, Some(state.neighbour), state.queue, HOP_LIMIT);
+        let Some(connection) = opened else {
+            core.tcp.counters.refused();
+            if handshake.fast_open.is_some() {
+                self.fast_open_over(false);
+            }
+            if let Some(reset) = tcp::reset_for(segment) {
+                core.tcp_send_one(&segment.flow, &reset, state.neighbour, state.queue);
+            }
+            return;
+        };
+        if handshake.fast_open.is_some() {
+            connection.lock().opened_at(self);
+        }
+        connection.input_with(core, segment, state.queue, after);
+        let mut accepted = lock(&self.accepted);
+        accepted.push_back(connection);
+        self.waiting.store(accepted.len(), Ordering::SeqCst);
+        state.established = state.established.wrapping_add(1);
+    }
+
+    /// A connection that a SYN has opened is no longer in its handshake.
+    pub(crate) fn fast_open_over(&self, reset: bool) {
+        let count = if reset { &self.reset } else { &self.opened };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whose connections hold no lock that this needs.
+    fn tell_fast_open(&self, protocol: &mut Listener, now: Duration) {
+        if self.options.fast_open == 0 {
+            return;
+        }
+        for (count, reset) in [(&self.opened, false), (&self.reset, true)] {
+            for _ in 0..count.swap(0, Ordering::Relaxed) {
+                protocol.fast_open_over(reset, now);
+            }
+        }
+    }
+
+    /// The keys of the stack's cookies have changed.
+    pub(crate) fn renew_fast_open(&self, core: &Core) {
+        let serving = core.tcp.fast_open.serving(self.options.fast_open);
+        lock(&self.state).protocol.set_fast_open(serving);
+    }
+
+    /// What follows a change: whoever waits, the timer, the driver's cookies.
+    ///
+    /// `before`: connections established before it. `takes`: connections that the
+    /// caller takes.
+    fn settle(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
+        if state.established != before {
+            if self.waiting.load(Ordering::SeqCst) > takes {
+                self.waiters.wake_next();
+            }
+            self.watch.notify(Events::DATA_CAME);
+        }
+        let attacked = state.protocol.attacked();
+        let cookies = if attacked && self.is_attended(core) {
+            CookieMode::Answer
+        } else if attacked || state.protocol.takes_cookies() {
+            CookieMode::Take
+        } else {
+            CookieMode::Off
+        };
+        if cookies != state.cookies {
+            state.cookies = cookies;
+            // The port is one that listens, and there is a key.
+            let _ = core.tables.set_cookies(self.local.port(), cookies);
+        }
+        if let Some(due) = state.protocol.next_timeout()
+            && due < state.armed
+        {
+            state.armed = due;
+            core.tcp.arm(self.timer, due);
+        }
+    }
+
+    /// Its timer has expired.
+    pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = lock(&self.state);
+            if state.channel.is_none() {
+                return;
+            }
+            let before = state.established;
+            // What answers the SYN-ACKs may be here already.
+            self.take_frames(core, &mut state, &mut after);
+            let now = core.age();
+            state.armed = Duration::MAX;
+            let State {
+                protocol,
+                neighbour,
+                queue,
+                ..
+            } = &mut *state;
+            if protocol.next_timeout().is_some_and(|due| due <= now) {
+                protocol.timeout(
+                    now,
+                    &mut |flow, outgoing| core.tcp_send_one(flow, outgoing, *neighbour, *queue),
+                    &mut |flow: &Flow| {
+                        core.tables
+                            .disconnect(Protocol::Tcp, flow.local, flow.remote);
+                    },
+                );
+            }
+            self.settle(core, &mut state, before, 0);
+        }
+        core.tcp_after(after);
+    }
+
+    /// Closes it: its channel, and the flows that were half open.
+    pub(super) fn close(&self) -> (Option<ChannelSet>, Vec<Flow>) {
+        let mut state = lock(&self.state);
+        let mut half_open = Vec::new();
+        state
+            .protocol
+            .close(&mut |flow: &Flow| half_open.push(*flow));
+        (state.channel.take(), half_open)
+    }
+}

@@ -1,0 +1,251 @@
+//! How connections of the application's begin.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as KernelTcp};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, isn};
+
+use super::{Inner, TcpStream};
+use crate::raw::options as raw_options;
+use crate::readiness::Events;
+use crate::routes::Neighbour;
+use crate::stack::{Core, Stack, lock};
+use crate::tcp::HOP_LIMIT;
+use crate::tcp::connection::{Waiting, error};
+use crate::tcp::helper::Helper;
+use crate::tcp::kernel_stream::KernelStream;
+use crate::tcp::listener::left;
+use crate::udp::{canonical, stays_with_kernel};
+
+/// Ephemeral ports that are tried before a connection to one peer is given up.
+const PORTS_TRIED: usize = 16;
+
+impl TcpStream {
+    /// Connects, and waits until the peer has answered.
+    ///
+    /// # Errors
+    /// ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH; EADDRNOTAVAIL when
+    /// no port is free; EADDRINUSE; EINTR when a signal arrives.
+    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::connect_until(stack, address, None)
+    }
+
+    /// As [`TcpStream::connect`], for so long at most.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; ETIMEDOUT at the timeout; EINVAL for a zero
+    /// one.
+    pub fn connect_timeout(
+        stack: &Stack,
+        address: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<Self> {
+        if timeout.is_zero() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Self::connect_until(stack, *address, Instant::now().checked_add(timeout))
+    }
+
+    /// Begins to connect and returns a nonblocking stream at once. It becomes
+    /// writable when the connection is there or has failed;
+    /// [`TcpStream::take_error`] says which.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`], of what is known at once.
+    pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, None, false)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// Connects with Fast Open (RFC 7413), as `connect` does with
+    /// TCP_FASTOPEN_CONNECT. Where a cookie of the server is known, this returns at
+    /// once, and what is written first goes with the SYN; the connection's failure
+    /// is told by reading or writing. Where none is known, it waits as
+    /// [`TcpStream::connect`] does, and asks for one. Cookies are remembered by
+    /// server, 4096 of them; after timeouts that suggest that the network swallows
+    /// such SYNs, ordinary ones are sent for an hour or more.
+    ///
+    /// The first bytes may reach the server's application twice (RFC 7413 §2.1):
+    /// they must be such that this does no harm. [`Info::syn_data`](crate::tcp::Info::syn_data) says whether
+    /// they were taken with the SYN.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`].
+    pub fn connect_fast_open(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::begin(stack, address, Some(None), true)?.connected(None)
+    }
+
+    /// As [`TcpStream::connect_fast_open`], for a nonblocking stream: it becomes
+    /// writable at once where a cookie is known, and otherwise as with
+    /// [`TcpStream::connect_nonblocking`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`], of what is known at once.
+    pub fn connect_fast_open_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, None, true)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    fn connect_until(
+        stack: &Stack,
+        address: SocketAddr,
+        deadline: Option<Instant>,
+    ) -> io::Result<Self> {
+        Self::begin(stack, address, Some(deadline), false)?.connected(deadline)
+    }
+
+    /// Waits until the peer has answered.
+    fn connected(self, deadline: Option<Instant>) -> io::Result<Self> {
+        let stream = self;
+        let Inner::Own { connection, .. } = &stream.inner else {
+            return Ok(stream);
+        };
+        let core = stream.stack.core();
+        if connection.lock().is_deferred() {
+            return Ok(stream);
+        }
+        loop {
+            connection.process(core);
+            let (phase, failed) = {
+                let mut state = connection.lock();
+                (state.connection.state(), state.connection.take_error())
+            };
+            if let Some(errno) = failed {
+                return Err(error(errno));
+            }
+            match phase {
+                Phase::SynSent | Phase::SynReceived => {}
+                Phase::Closed => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+                _ => return Ok(stream),
+            }
+            let waiting = Waiting {
+                connection,
+                want: Events::OUT,
+            };
+            if !core.sleep(&[&waiting], deadline)? {
+                connection.lock().connection.abort();
+                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+            }
+        }
+    }
+
+    /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
+    /// the deadline in it. `fast`: with Fast Open.
+    fn begin(
+        stack: &Stack,
+        address: SocketAddr,
+        wait: Option<Option<Instant>>,
+        fast: bool,
+    ) -> io::Result<Self> {
+        let core = stack.core();
+        let remote = canonical(address);
+        if remote.port() == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let way = if stays_with_kernel(remote.ip()) {
+            Neighbour::Kernel
+        } else {
+            lock(&core.routes).neighbour(remote.ip(), None, Instant::now())
+        };
+        let (source, neighbour) = match way {
+            Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
+                (source, Some(neighbour))
+            }
+            Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
+                (source, None)
+            }
+            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait, fast),
+            _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+        };
+        Helper::start(core)?;
+        for _ in 0..PORTS_TRIED {
+            let (port, held) = core.tcp_take_port(source)?;
+            let flow = Flow {
+                local: SocketAddr::new(source, port),
+                remote,
+            };
+            // On any address: the table of ports by address is not for
+            // thousands, and what belongs to no flow goes to the kernel.
+            core.tcp.ports.enter(&core.tables, None, port, held)?;
+            let config = core.tcp.config(remote.is_ipv4());
+            let connection = core.tcp_connection(flow, &config, fast);
+            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
+            // The connection is a user of the port now, or nobody is.
+            core.tcp.ports.leave(&core.tables, port);
+            if let Some(connection) = opened {
+                let stream = Self::own(connection, stack.clone(), false);
+                stream.send_now();
+                return Ok(stream);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
+    }
+
+    fn begin_in_kernel(
+        stack: &Stack,
+        remote: SocketAddr,
+        wait: Option<Option<Instant>>,
+        fast: bool,
+    ) -> io::Result<Self> {
+        let stream = match wait {
+            _ if fast => {
+                let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
+                let tcp = libc::IPPROTO_TCP;
+                raw_options::set(socket.as_fd(), tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
+                match raw_options::connect(socket.as_fd(), remote) {
+                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                        return Err(error);
+                    }
+                    _ => KernelTcp::from(socket),
+                }
+            }
+            Some(None) => KernelTcp::connect(remote)?,
+            Some(Some(deadline)) => {
+                let left =
+                    left(deadline).ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
+                KernelTcp::connect_timeout(&remote, left)?
+            }
+            None => {
+                let socket = raw_options::tcp_socket(remote.is_ipv6(), true)?;
+                match raw_options::connect(socket.as_fd(), remote) {
+                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                        return Err(error);
+                    }
+                    _ => KernelTcp::from(socket),
+                }
+            }
+        };
+        Ok(Self::kernel(KernelStream::new(stream), stack.clone()))
+    }
+}
+
+impl Core {
+    /// A port for a connection from `source`, and the kernel socket that keeps
+    /// others from it.
+    fn tcp_take_port(&self, source: std::net::IpAddr) -> io::Result<(u16, Option<OwnedFd>)> {
+        if !self.has_kernel {
+            return Ok((self.tcp_free_port()?, None));
+        }
+        let socket = raw_options::tcp_socket(source.is_ipv6(), true)?;
+        raw_options::bind(socket.as_fd(), SocketAddr::new(source, 0))?;
+        // The standard library can ask for its address.
+        let socket = std::net::TcpListener::from(socket);
+        let port = socket.local_addr()?.port();
+        Ok((port, Some(OwnedFd::from(socket))))
+    }
+
+    fn tcp_connection(&self, flow: Flow, config: &Config, fast: bool) -> Connection {
+        let now = self.age();
+        let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
+        let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);
+        let known = self.tcp.fast_open.server(&flow, now).filter(|_| fast);
+        match known {
+            Some(known) => Connection::connect_fast(flow, isn, offset, config, &known, false, now),
+            None => Connection::connect(flow, isn, offset, config, now),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! When bytes of a stream left, were acknowledged and came, and when the memory
+//! they were written from is free: Linux's `SO_TIMESTAMPING`, `MSG_ZEROCOPY` and
+//! error queue (`MSG_ERRQUEUE`).
+
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::{Moment, Notification as Told, Timestamping};
+
+use super::{Inner, Sending, TcpStream};
+use crate::stack::Core;
+
+/// What a stream tells beside its bytes (an entry of Linux's error queue).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Notification {
+    /// A time that [`Timestamping`] asks for.
+    Time {
+        /// What happened.
+        moment: Moment,
+        /// The last byte of the write that it happened to, as
+        /// [`Timestamping::keys`] counts.
+        key: u32,
+        /// When. Of what has left: when it was put into the device's queue.
+        at: Instant,
+    },
+    /// Calls of [`TcpStream::write_zero_copy`] are done; the first of a stream has
+    /// number 0, and numbers wrap.
+    Free {
+        /// The first of them.
+        first: u32,
+        /// The last of them.
+        last: u32,
+        /// Their bytes were copied all the same, as by any other write.
+        copied: bool,
+    },
+}
+
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+impl TcpStream {
+    /// Which times are told (SO_TIMESTAMPING): of writes by
+    /// [`TcpStream::take_notifications`], of what is read by
+    /// [`TcpStream::read_arrived`]. A write is one call: of `write_all` each turn
+    /// is one.
+    ///
+    /// # Errors
+    /// `Unsupported` for a connection of the kernel's.
+    pub fn set_timestamping(&self, timestamping: Timestamping) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { .. } => {
+                self.change(|state, _| state.connection.set_timestamping(timestamping))
+            }
+        }
+    }
+
+    /// See [`TcpStream::set_timestamping`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn timestamping(&self) -> io::Result<Timestamping> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.timestamping()),
+        }
+    }
+
+    /// Whether [`TcpStream::write_zero_copy`] is told of (SO_ZEROCOPY).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn set_zero_copy(&self, on: bool) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_zero_copy(on)),
+        }
+    }
+
+    /// Writes as MSG_ZEROCOPY does: with [`TcpStream::set_zero_copy`] a
+    /// [`Notification::Free`] follows. This stack copies into its send buffer all
+    /// the same and says so, at once: the call is here for programs that are
+    /// written to be told, and gains nothing over an ordinary write.
+    ///
+    /// # Errors
+    /// As [`std::io::Write::write`] of this type, and as
+    /// [`TcpStream::set_timestamping`]. What fails has no number.
+    pub fn write_zero_copy(&self, buffer: &[u8]) -> io::Result<usize> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { connection, .. } => {
+                let sending = Sending {
+                    zero_copy: true,
+                    ..Sending::default()
+                };
+                self.send(connection, &[IoSlice::new(buffer)], sending)
+            }
+        }
+    }
+
+    /// Moves what was told to the end of `into`, oldest first, and returns how
+    /// many that were. Never waits: a [`Selector`](crate::Selector) reports
+    /// [`Event::error`](crate::tcp::Event::error) while there are some.
+    ///
+    /// 1024 are kept; times beyond that are lost and counted
+    /// ([`TcpStream::notifications_lost`]), memory that is free is always told.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn take_notifications(&self, into: &mut Vec<Notification>) -> io::Result<usize> {
+        let Inner::Own { connection, .. } = &self.inner else {
+            return unsupported();
+        };
+        let core = self.stack.core();
+        core.tcp.helper.application_is_here();
+        connection.process(core);
+        let before = into.len();
+        let mut state = connection.lock();
+        while let Some(told) = state.connection.take_notification() {
+            into.push(match told {
+                Told::Time { moment, key, at } => Notification::Time {
+                    moment,
+                    key,
+                    at: core.instant(at),
+                },
+                Told::Free {
+                    first,
+                    last,
+                    copied,
+                } => Notification::Free {
+                    first,
+                    last,
+                    copied,
+                },
+                // The engine tells nothing else.
+                _ => continue,
+            });
+        }
+        Ok(into.len() - before)
+    }
+
+    /// Times that were asked for and not told: too many waited, or a write had
+    /// left before it was complete.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn notifications_lost(&self) -> io::Result<u32> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.notifications_lost()),
+        }
+    }
+
+    /// When the last byte that was read had come, in order, to this stack: with
+    /// [`Timestamping::received`], and if it came after that was asked for. The
+    /// time is when the protocol ran on it, which is lazy: in the thread that
+    /// reads or waits (docs/architecture.md).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn read_arrived(&self) -> io::Result<Option<Instant>> {
+        match &self.inner {
+            Inner::Kernel(_) => unsupported(),
+            Inner::Own { connection, .. } => {
+                let at = connection.lock().connection.read_arrived();
+                Ok(at.map(|at| self.stack.core().instant(at)))
+            }
+        }
+    }
+}
+
+impl Core {
+    /// A time of the stack's clock.
+    fn instant(&self, at: Duration) -> Instant {
+        self.origin.checked_add(at).unwrap_or(self.origin)
+    }
+}
