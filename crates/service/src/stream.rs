@@ -115,7 +115,8 @@ pub trait StreamHost {
     /// What the stack reports.
     fn watch_listener(&self, listener: &Self::Listener, token: u64) -> io::Result<()>;
 
-    /// Ends [`StreamHost::watch_listener`].
+    /// Ends [`StreamHost::watch_listener`]; to be called before a watched
+    /// listener is dropped.
     ///
     /// # Errors
     /// What the stack reports.

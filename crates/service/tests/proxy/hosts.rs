@@ -6,6 +6,7 @@ use tidewall_service::{PollHost, SelectHost};
 
 use super::forwarding::{answers_large_and_small, curl_through};
 use super::origin::{Origin, reply};
+use super::trouble::finishes;
 use super::*;
 
 fn select() -> SelectHost<LinuxSockets> {
@@ -75,4 +76,10 @@ fn an_absent_origin_is_noticed_with_each_host() {
     }
     story(select);
     story(poll);
+}
+
+#[test]
+fn answers_at_hand_are_finished_before_each_host_stops() {
+    finishes(select);
+    finishes(poll);
 }

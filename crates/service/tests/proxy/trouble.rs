@@ -273,6 +273,11 @@ fn idle_connections_are_let_go_in_time() {
 
 #[test]
 fn answers_at_hand_are_finished_before_it_stops() {
+    finishes(epoll);
+}
+
+/// On any host.
+pub fn finishes<H: StreamHost>(host: impl FnOnce() -> H + Send) {
     let (ask_now, asked) = mpsc::channel();
     let (go, may_go) = mpsc::channel::<()>();
     let may_go = std::sync::Mutex::new(may_go);
@@ -281,7 +286,7 @@ fn answers_at_hand_are_finished_before_it_stops() {
         may_go.lock().unwrap().recv().unwrap();
         stream.write_all(&reply("200 OK", "", b"late")).is_ok()
     });
-    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+    proxying_on(host, &Spec::new(0, Some(origin.address)), |proxy| {
         let mut stream = proxy.connect();
         let mut idle = proxy.connect();
         stream
@@ -290,6 +295,9 @@ fn answers_at_hand_are_finished_before_it_stops() {
         asked.recv_timeout(Duration::from_secs(5)).unwrap();
         proxy.stop.store(true, Ordering::Relaxed);
         assert_eq!(idle.read(&mut [0]).unwrap(), 0);
+        // It goes on waiting, without its listener, for a few turns.
+        let turns = proxy.counts.turns();
+        proxy.until("turns", |_, reader| reader.turns() > turns + 1);
         go.send(()).unwrap();
         let got = response(&mut stream, true).unwrap();
         assert_eq!(

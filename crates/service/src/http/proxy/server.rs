@@ -489,7 +489,11 @@ impl<H: StreamHost> Server<'_, H> {
             }
         }
         self.shared.stopping = true;
-        self.listener = None;
+        if let Some(listener) = self.listener.take() {
+            // With some hosts a descriptor must not be closed before; one that
+            // is paused is not watched, which is no matter now.
+            let _ = self.host.unwatch_listener(&listener);
+        }
         let idle: Vec<usize> = self
             .clients
             .iter()
