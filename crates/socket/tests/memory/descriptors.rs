@@ -370,7 +370,13 @@ fn a_replaced_file_ends_and_a_blocked_accept_goes_on() {
     let listener = descriptors.file(0).unwrap();
     let theirs = descriptors.clone();
     let accepting = thread::spawn(move || theirs.accept4(0, Flags::NONE));
+    // Once it has the listener and a number to give.
     until_used(&listener, 1);
+    let begin = Instant::now();
+    while descriptors.len() < 3 {
+        assert!(begin.elapsed() < PATIENCE, "nobody accepts");
+        thread::yield_now();
+    }
     // While it waits its number is taken, as on Linux.
     assert_eq!(fails(descriptors.dup2(1, 2)), libc::EBUSY);
     assert_eq!(fails(descriptors.close(2)), libc::EBADF);
