@@ -170,13 +170,16 @@ impl Connection {
             PATH_MSS_MIN_V6
         };
         let base = self.base();
-        let smaller = if base < now_sent { base } else { now_sent / 2 }.max(least);
-        let payload = if self.timestamps {
-            smaller - TIMESTAMPS_LEN
-        } else {
-            smaller
+        let payload = |size: u16| match self.timestamps {
+            true => u32::from(size - TIMESTAMPS_LEN),
+            false => u32::from(size),
         };
-        if smaller >= now_sent || outstanding <= payload.into() {
+        let mut smaller = if base < now_sent { base } else { now_sent / 2 }.max(least);
+        // A size that all of it fits into would change nothing.
+        while outstanding <= payload(smaller) && smaller > least {
+            smaller = (smaller / 2).max(least);
+        }
+        if smaller >= now_sent || outstanding <= payload(smaller) {
             return;
         }
         self.search(smaller, now);

@@ -51,6 +51,23 @@ fn a_black_hole_from_the_beginning_is_found_and_measured() {
     }
 }
 
+/// All of it fits into the size to fall back to, which the path does not carry.
+#[test]
+fn little_data_gets_out_of_a_black_hole() {
+    for (length, timestamps) in [(473, false), (1024, false), (700, true)] {
+        let config = Config {
+            timestamps,
+            ..Config::default()
+        };
+        let mut link = link(config, length);
+        link.weather[0].payload_max = 472;
+        link.run(5 * MINUTE);
+        link.assert_delivered();
+        assert_eq!(link.ends[0].error, None);
+        assert!(info(&mut link).timeouts <= 8);
+    }
+}
+
 #[test]
 fn a_black_hole_in_mid_stream_is_found() {
     for sack in [true, false] {
