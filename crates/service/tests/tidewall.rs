@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidewall_device::memory::{LinkConfig, pair};
+use tidewall_device::memory::{LinkConfig, pair_on_clock};
 use tidewall_service::counters::ProxyCounts;
 use tidewall_service::descriptor_host::{DescriptorEpoll, DescriptorQueue};
 use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
@@ -34,7 +34,10 @@ const COLD: usize = 80;
 const LARGE: usize = 1024 * 1024;
 
 fn stacks() -> (Stack, Stack) {
-    let (_, a, b) = pair(LinkConfig::default()).unwrap();
+    // On a clock that runs: on one that stands still the device's interrupt would
+    // stay masked after its first poll.
+    let start = Instant::now();
+    let (_, a, b) = pair_on_clock(LinkConfig::default(), move || start.elapsed()).unwrap();
     let mac = |last| MacAddress([2, 0, 0, 0, 0, last]);
     let near = MemoryConfig {
         addresses: vec![NEAR],
