@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tidewall_device::afxdp::EMBEDDED_APPLICATION;
@@ -17,7 +18,12 @@ use tidewall_device::demux::layout::Protocol;
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     used: Mutex<HashMap<u16, Use>>,
+    /// Ephemeral ports given by [`Ports::ephemeral`].
+    given: AtomicU32,
 }
+
+/// Linux's ephemeral ports (`ip_local_port_range`).
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 #[derive(Debug, Default)]
 struct Use {
@@ -84,9 +90,15 @@ impl Ports {
         }
     }
 
-    /// True when somebody uses a port.
-    pub(crate) fn is_used(&self, port: u16) -> bool {
+    /// An ephemeral port that nobody uses here, where no kernel chooses one: the
+    /// one after the last, so that a peer which remembers a connection in
+    /// TIME-WAIT does not at once see another of its ports (RFC 6056 §3.3.1).
+    pub(crate) fn ephemeral(&self) -> Option<u16> {
+        let count = EPHEMERAL.len() as u32;
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.contains_key(&port)
+        EPHEMERAL
+            .map(|_| self.given.fetch_add(1, Ordering::Relaxed) % count)
+            .map(|place| EPHEMERAL.start() + place as u16)
+            .find(|port| !used.contains_key(port))
     }
 }

@@ -155,8 +155,7 @@ impl Core {
 
     /// A port that nobody uses, on the in-memory device.
     pub(crate) fn tcp_free_port(&self) -> io::Result<u16> {
-        (32_768..=60_999)
-            .find(|&port| !self.tcp.ports.is_used(port))
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
+        let port = self.tcp.ports.ephemeral();
+        port.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 }
