@@ -39,6 +39,8 @@ const NEVER: Duration = Duration::MAX;
 
 /// One connection.
 pub(crate) struct ConnectionInner {
+    /// The connection's, to be read without its lock.
+    flow: Flow,
     timer: u32,
     state: Mutex<State>,
     waiters: WaitList,
@@ -121,6 +123,10 @@ pub(crate) fn error(errno: Errno) -> io::Error {
 }
 
 impl ConnectionInner {
+    pub(crate) fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -518,7 +524,7 @@ impl ConnectionInner {
     fn detach(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
         state.detached = true;
         let flow = *state.connection.flow();
-        core.tcp.forget_flow(&flow);
+        core.tcp.flows.forget(&flow);
         self.give_channel_back(core, state, lingers, after);
         if !lingers {
             core.tcp.ports.leave(&core.tables, flow.local.port());
@@ -744,6 +750,7 @@ impl Core {
             // Never empty: taken here only.
             let inner = contents.take().map(|connection| {
                 Arc::new(ConnectionInner {
+                    flow,
                     timer,
                     state: Mutex::new(State {
                         channel: None,
@@ -774,7 +781,7 @@ impl Core {
             made.clone().map_or(Timed::TimeWait, Timed::Connection)
         });
         let inner = made?;
-        if !self.tcp.enter_flow(flow, &inner) {
+        if !self.tcp.flows.enter(&inner) {
             self.tcp.timers.remove(timer);
             return None;
         }
@@ -790,7 +797,7 @@ impl Core {
             entered
         };
         if !entered {
-            self.tcp.forget_flow(&flow);
+            self.tcp.flows.forget(&flow);
             self.tcp.timers.remove(timer);
             return None;
         }

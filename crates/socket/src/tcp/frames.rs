@@ -190,7 +190,7 @@ impl Core {
     pub(crate) fn tcp_take_datagram(&self, bytes: &[u8], transport: usize) {
         match tcp::input(bytes, transport, &self.input_options) {
             Ok(segment) => {
-                if let Some(connection) = self.tcp.find(&segment.flow) {
+                if let Some(connection) = self.tcp.flows.find(&segment.flow) {
                     connection.input(self, &segment, 0);
                 }
             }
@@ -221,7 +221,7 @@ impl Core {
             // Only whoever knows its neighbour can make anything of it; it will
             // come again.
             Route::Kernel => {
-                if let Some(connection) = self.tcp.find(&segment.flow) {
+                if let Some(connection) = self.tcp.flows.find(&segment.flow) {
                     connection.input(self, &segment, 0);
                 }
             }
@@ -232,7 +232,7 @@ impl Core {
 
     /// Gives a segment to whom it belongs. No connection may be locked.
     pub(crate) fn tcp_dispatch(&self, segment: &Segment<'_>, neighbour: MacAddress, queue: usize) {
-        if let Some(connection) = self.tcp.find(&segment.flow) {
+        if let Some(connection) = self.tcp.flows.find(&segment.flow) {
             connection.input(self, segment, queue);
             return;
         }
@@ -251,7 +251,7 @@ impl Core {
     }
 
     pub(crate) fn tcp_icmp_error(&self, error: &FlowError) {
-        if let Some(connection) = self.tcp.find(&flow_of(error)) {
+        if let Some(connection) = self.tcp.flows.find(&flow_of(error)) {
             connection.icmp_error(self, error);
         }
     }

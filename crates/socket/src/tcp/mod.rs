@@ -14,6 +14,7 @@
 
 pub(crate) mod connection;
 mod fast_open;
+mod flows;
 pub(crate) mod frames;
 pub(crate) mod helper;
 mod kernel_stream;
@@ -34,13 +35,14 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::CHANNELS;
 use tidewall_device::demux::{ChannelId, CookieParameters};
-use tidewall_protocol::tcp::{Config, Flow, Secrets, TimeWaitTable};
+use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
 use tidewall_receive::poller::Channel;
 
 use crate::raw::poll;
 use crate::stack::{Core, QueueHandle, lock};
 use connection::ConnectionInner;
 use fast_open::FastOpen;
+use flows::Flows;
 use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
 use listener::ListenerInner;
@@ -76,8 +78,7 @@ const ASK_EVERY: u64 = 10;
 
 /// TCP of one stack.
 pub(crate) struct Tcp {
-    /// Keyed at random: addresses and ports are the peers' to choose.
-    flows: Mutex<HashMap<Flow, Arc<ConnectionInner>>>,
+    pub(crate) flows: Flows,
     pub(crate) timers: Timers,
     pub(crate) ports: Ports,
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
@@ -194,7 +195,7 @@ impl Tcp {
         let timers = Timers::default();
         let time_wait_timer = timers.add(|_| Timed::TimeWait);
         Ok(Tcp {
-            flows: Mutex::default(),
+            flows: Flows::new(),
             timers,
             ports: Ports::default(),
             listeners: Mutex::default(),
@@ -225,33 +226,7 @@ impl Tcp {
         if v4 { self.v4 } else { self.v6 }
     }
 
-    // ---- Flows --------------------------------------------------------------
-
-    pub(crate) fn find(&self, flow: &Flow) -> Option<Arc<ConnectionInner>> {
-        lock(&self.flows).get(flow).cloned()
-    }
-
-    /// False when the flow is taken.
-    fn enter_flow(&self, flow: Flow, connection: &Arc<ConnectionInner>) -> bool {
-        match lock(&self.flows).entry(flow) {
-            std::collections::hash_map::Entry::Occupied(_) => false,
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(connection.clone());
-                true
-            }
-        }
-    }
-
-    fn forget_flow(&self, flow: &Flow) {
-        let mut flows = lock(&self.flows);
-        let forgotten = flows.remove(flow);
-        // A hundred thousand connections leave a table that one does not need.
-        if flows.capacity() > 1024 && flows.len() < flows.capacity() / 8 {
-            flows.shrink_to_fit();
-        }
-        drop(flows);
-        drop(forgotten);
-    }
+    // ---- Listeners ----------------------------------------------------------
 
     /// The listener that a local address is for: one bound to it before one
     /// bound to any.

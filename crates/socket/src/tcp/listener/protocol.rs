@@ -69,7 +69,7 @@ impl ListenerInner {
                         self.segment(core, state, set.id, &segment, None, after);
                     }
                     Content::Error(error) => {
-                        if core.tcp.find(&flow_of(&error)).is_some() {
+                        if core.tcp.flows.find(&flow_of(&error)).is_some() {
                             after.keep(&shared, &frame);
                         } else if let Reaction::Forgotten(flow) = state.protocol.icmp_error(&error)
                         {
@@ -129,7 +129,7 @@ impl ListenerInner {
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
         if (!begins || self.options.fast_open > 0)
-            && let Some(connection) = core.tcp.find(&segment.flow)
+            && let Some(connection) = core.tcp.flows.find(&segment.flow)
             && (!begins || connection.lock().connection.is_fast_opening())
         {
             connection.input_with(core, segment, state.queue, after);

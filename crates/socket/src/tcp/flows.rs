@@ -1,0 +1,74 @@
+//! Connections by flow.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex};
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use tidewall_protocol::tcp::Flow;
+
+use super::connection::ConnectionInner;
+use crate::stack::lock;
+
+/// From this many places on, a table that is mostly empty is made smaller: a
+/// hundred thousand connections leave one that a single connection does not need.
+const SHRINK_FROM: usize = 1024;
+
+/// Connections by flow: a table of pointers. With the flows in it, which are
+/// nine times as large, that of a hundred thousand idle connections would not fit
+/// into a processor's second cache, and each segment of a busy one would wait for
+/// memory; the flow is in the connection, which its segment is about to read.
+pub(crate) struct Flows {
+    table: Mutex<HashTable<Arc<ConnectionInner>>>,
+    /// Keyed at random: addresses and ports are the peers' to choose.
+    hasher: RandomState,
+}
+
+impl Flows {
+    pub(crate) fn new() -> Self {
+        Flows {
+            table: Mutex::default(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    fn hash(&self, flow: &Flow) -> u64 {
+        self.hasher.hash_one(flow)
+    }
+
+    /// The flow's connection.
+    pub(crate) fn find(&self, flow: &Flow) -> Option<Arc<ConnectionInner>> {
+        let hash = self.hash(flow);
+        let table = lock(&self.table);
+        table.find(hash, |other| other.flow() == flow).cloned()
+    }
+
+    /// Enters a connection; false when its flow has one.
+    pub(crate) fn enter(&self, connection: &Arc<ConnectionInner>) -> bool {
+        let flow = connection.flow();
+        let hash = self.hash(flow);
+        let mut table = lock(&self.table);
+        let same = |other: &Arc<ConnectionInner>| other.flow() == flow;
+        match table.entry(hash, same, |other| self.hash(other.flow())) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(connection.clone());
+                true
+            }
+        }
+    }
+
+    /// Forgets a flow's connection.
+    pub(crate) fn forget(&self, flow: &Flow) {
+        let hash = self.hash(flow);
+        let mut table = lock(&self.table);
+        let found = table.find_entry(hash, |other| other.flow() == flow);
+        let forgotten = found.ok().map(|entry| entry.remove().0);
+        if table.capacity() > SHRINK_FROM && table.len() < table.capacity() / 8 {
+            table.shrink_to_fit(|other| self.hash(other.flow()));
+        }
+        drop(table);
+        // Outside the lock: it may be the last to know of it.
+        drop(forgotten);
+    }
+}
