@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::super::Limits;
-use super::super::connection::{Connection, End, Output, Responder};
+use super::super::connection::{Connection, Responder};
 use super::super::request::Head;
 use super::super::site::Clock;
 use super::super::status::Status;
@@ -51,6 +51,9 @@ pub struct Session {
     connection: Connection,
     exchange: Option<Box<Exchange>>,
     left: Option<Left>,
+    /// Where whoever makes connections to origins has the one in use; of no
+    /// meaning here.
+    pub(super) place: Option<usize>,
 }
 
 /// The proxy, answering one connection.
@@ -97,15 +100,22 @@ impl Session {
             connection: Connection::new(peer, now),
             exchange: None,
             left: None,
+            place: None,
         }
     }
 
-    // ---- The client's side --------------------------------------------------
-
-    /// Whether bytes are to be read from the client.
-    pub fn wants_input(&self) -> bool {
-        self.connection.wants_input()
+    /// The connection with the client: what is to be sent over it, whether it
+    /// wants input, how it ends.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
     }
+
+    /// The same, to be told what was sent.
+    pub fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    // ---- The client's side --------------------------------------------------
 
     /// Takes bytes from the client.
     pub fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
@@ -115,11 +125,6 @@ impl Session {
         };
         self.connection.receive(bytes, &mut turn);
         self.take_content(shared);
-    }
-
-    /// Whether [`Session::proceed`] has something to do.
-    pub fn has_work(&self) -> bool {
-        self.connection.has_work()
     }
 
     /// Goes on with requests that had to wait.
@@ -144,51 +149,6 @@ impl Session {
             // Of a request that will never be whole nobody waits for the answer.
             self.connection.abort();
         }
-    }
-
-    /// What is to be sent to the client next.
-    pub fn output(&self) -> Output<'_> {
-        self.connection.output()
-    }
-
-    /// So many bytes of it have left.
-    pub fn sent(&mut self, count: usize, now: Duration) {
-        self.connection.sent(count, now);
-    }
-
-    /// What is to be done with the client's connection.
-    pub fn end(&self) -> End {
-        self.connection.end()
-    }
-
-    /// Takes note that the sending side was closed.
-    pub fn linger(&mut self, now: Duration) {
-        self.connection.linger(now);
-    }
-
-    /// Whether nothing is at hand: it can be closed without loss.
-    pub fn is_idle(&self) -> bool {
-        self.connection.is_idle()
-    }
-
-    /// Whether bytes wait to be sent to the client.
-    pub fn is_sending(&self) -> bool {
-        self.connection.is_sending()
-    }
-
-    /// When a byte last came from or went to the client.
-    pub fn moved(&self) -> Duration {
-        self.connection.moved()
-    }
-
-    /// Gives it memory for its output, when it has none.
-    pub fn lend(&mut self, memory: &mut Vec<u8>) {
-        self.connection.lend(memory);
-    }
-
-    /// Takes back the memory of its output, when that is empty.
-    pub fn give_back(&mut self, memory: &mut Vec<u8>) {
-        self.connection.give_back(memory);
     }
 
     /// When [`Session::expire`] is due.
