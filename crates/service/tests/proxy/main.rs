@@ -5,6 +5,7 @@ mod cache;
 mod forwarding;
 mod hosts;
 mod origin;
+mod poison;
 mod trouble;
 
 use std::io::{self, Read, Write};

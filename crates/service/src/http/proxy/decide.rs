@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use super::super::condition::any_tag;
+use super::super::condition::{any_tag, opaque};
 use super::super::connection::{Connection, Piece};
 use super::super::entry::seconds;
 use super::super::range::{self, Ranges};
@@ -90,7 +90,7 @@ impl Shared {
                 Some(exchange)
             }
             Ok(Prepared::Stored(stored, answer)) => {
-                let (status, length) = self.stored(connection, &stored, &answer, recipient);
+                let (status, length) = self.stored(connection, &stored, &answer, recipient, &[]);
                 self.note(connection, head, status, length);
                 None
             }
@@ -235,13 +235,15 @@ impl Shared {
         Ok((target, Origin::Address(address)))
     }
 
-    /// Writes what is stored; returns the status and the length of the content.
+    /// Writes what is stored, with fields that are for this client alone;
+    /// returns the status and the length of the content.
     pub(super) fn stored(
         &mut self,
         connection: &mut Connection,
         stored: &Rc<Stored>,
         answer: &Answer,
         recipient: Recipient,
+        own: &[u8],
     ) -> (u16, u64) {
         self.counts.responses += 1;
         let age = stored.freshness.get().age(self.clock.now());
@@ -287,6 +289,7 @@ impl Shared {
                 (416, 0..0)
             }
         };
+        out.extend_from_slice(own);
         out.extend_from_slice(b"Date: ");
         out.extend_from_slice(&stored.date.borrow());
         let _ = write!(out, "\r\nAge: {age}\r\n");
@@ -299,7 +302,9 @@ impl Shared {
         }
         let length = range.len() as u64;
         match stored.body.get(range.clone()) {
-            Some(content) if content.len() <= COPY_MAX => connection.append(content),
+            Some(content) if content.len() <= COPY_MAX => {
+                connection.head().extend_from_slice(content)
+            }
             _ => connection
                 .pieces
                 .push_back(Piece::Shared(stored.body.clone(), range)),
@@ -338,7 +343,7 @@ impl Shared {
         if recipient.to_head {
             return 0;
         }
-        connection.append(line.as_bytes());
+        connection.head().extend_from_slice(line.as_bytes());
         line.len() as u64
     }
 
@@ -400,9 +405,8 @@ fn answer(head: &Head<'_, '_>, facts: &Facts, stored: &Stored) -> Answer {
     if stored.status == 200 && facts.conditional {
         let mut tags = head.fields("If-None-Match").peekable();
         let known = if tags.peek().is_some() {
-            let weak = |tag: &[u8]| -> Box<[u8]> { tag.strip_prefix(b"W/").unwrap_or(tag).into() };
-            let own = stored.etag.as_deref().map(weak);
-            tags.any(|field| any_tag(field, |tag| own.as_ref() == Some(&weak(tag))))
+            let own = stored.etag.as_deref().map(opaque);
+            tags.any(|field| any_tag(field, |tag| own == Some(opaque(tag))))
         } else {
             let since = head.field("If-Modified-Since").and_then(seconds);
             matches!((since, stored.modified), (Some(since), Some(modified)) if modified <= since)

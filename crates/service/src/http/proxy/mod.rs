@@ -22,6 +22,7 @@
 //! If-Modified-Since for each hit, as in Banga and Mogul's experiments (USENIX
 //! 1998) and their two connections a request with [`Spec::fresh_upstream`].
 
+mod answer;
 pub mod body;
 pub mod control;
 mod decide;

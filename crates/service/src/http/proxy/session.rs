@@ -4,7 +4,6 @@
 
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use super::super::Limits;
@@ -13,9 +12,9 @@ use super::super::request::Head;
 use super::super::site::Clock;
 use super::super::status::Status;
 use super::body::Body;
-use super::decide::{Recipient, finish};
-use super::exchange::{Exchange, Link, Onto, Phase, Storing, Validation, chunk};
-use super::message::{end_to_end, freshened, freshness, put, status_line, storable};
+use super::decide::Recipient;
+use super::exchange::{Exchange, Link, Phase};
+use super::message::{end_to_end, status_line};
 use super::response::{self, FIELDS_MAX, Parsed};
 use super::shared::Shared;
 
@@ -23,7 +22,7 @@ pub use super::exchange::Origin;
 
 /// With so many bytes of an answer on the way to the client no more are taken
 /// from the origin.
-const ANSWER_FULL: usize = 64 * 1024;
+pub(super) const ANSWER_FULL: usize = 64 * 1024;
 
 /// What went wrong with an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +47,9 @@ pub enum Left {
 /// A client's connection.
 #[derive(Debug)]
 pub struct Session {
-    connection: Connection,
-    exchange: Option<Box<Exchange>>,
-    left: Option<Left>,
+    pub(super) connection: Connection,
+    pub(super) exchange: Option<Box<Exchange>>,
+    pub(super) left: Option<Left>,
     /// Where whoever makes connections to origins has the one in use; of no
     /// meaning here.
     pub(super) place: Option<usize>,
@@ -357,246 +356,5 @@ impl Session {
             None if !rest.is_empty() && self.left.is_some() => self.left = Some(Left::Close),
             None => {}
         }
-    }
-
-    /// The head of an answer has come.
-    fn begin(&mut self, head: &response::Head<'_, '_>, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        let now = shared.clock.now();
-        exchange.keep_alive = head.keep_alive;
-        exchange.phase = Phase::Content(head.body);
-        let delay = now.saturating_sub(exchange.asked_at);
-        let freshness = freshness(head, now, delay, shared.clock.unix());
-        if let Some(Validation { stored, answer }) = exchange.validation.take() {
-            let old = stored.freshness.get();
-            if head.status == 304 {
-                shared.uses.revalidated += 1;
-                let date = shared.clock.date();
-                let stored = match freshened(&stored, head, freshness, date) {
-                    None => stored,
-                    Some(new) => {
-                        let new = Rc::new(new);
-                        if let Some(key) = &exchange.key {
-                            shared.cache.store(key, new.clone());
-                        }
-                        new
-                    }
-                };
-                let recipient = exchange.client.into();
-                (exchange.status, exchange.length) =
-                    shared.stored(&mut self.connection, &stored, &answer, recipient);
-                return self.complete_stored(shared);
-            }
-            if head.status >= 500 && old.serves_on_error(now) {
-                shared.uses.stale += 1;
-                exchange.keep_alive = false;
-                let recipient = exchange.client.into();
-                (exchange.status, exchange.length) =
-                    shared.stored(&mut self.connection, &stored, &answer, recipient);
-                return self.complete_stored(shared);
-            }
-            shared.uses.replaced += 1;
-        }
-        exchange.status = head.status;
-        let client = &mut exchange.client;
-        if let Some(key) = exchange.key.as_deref() {
-            if exchange.invalidates {
-                // RFC 9111 §4.4.
-                if head.status < 400 {
-                    shared.cache.invalidate(key);
-                }
-            } else if !client.to_head {
-                let fits = |length: u64| length <= shared.spec.object_bytes as u64;
-                let stored = storable(
-                    head,
-                    &exchange.request,
-                    client.authorized,
-                    &shared.pseudonym,
-                    freshness,
-                    shared.clock.date(),
-                );
-                match stored {
-                    Some(stored) if head.length.is_none_or(fits) => {
-                        // An origin's word alone is worth little memory.
-                        let room = head.length.unwrap_or(0).min(ANSWER_FULL as u64);
-                        exchange.storing = Some(Storing {
-                            stored,
-                            body: Vec::with_capacity(room as usize),
-                        });
-                    }
-                    // What was stored is history, unless the origin is just
-                    // unwell.
-                    _ if head.status < 500 && head.status != 304 && head.status != 206 => {
-                        shared.cache.invalidate(key);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        shared.counts.responses += 1;
-        let out = self.connection.head();
-        status_line(out, head.status, head.reason);
-        end_to_end(out, head, &shared.pseudonym);
-        put(
-            out,
-            "Date",
-            head.field("Date").unwrap_or(shared.clock.date().as_bytes()),
-        );
-        if let Some(age) = head.field("Age") {
-            put(out, "Age", age);
-        }
-        match (head.body, head.length) {
-            (Body::Length(_), Some(length)) if head.status != 204 => {
-                put(out, "Content-Length", length.to_string().as_bytes());
-            }
-            (Body::Length(_), _) => {}
-            (Body::Chunked(_) | Body::Close, _) if client.version >= 1 => {
-                out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
-                exchange.onto = Onto::Chunks;
-            }
-            // The end of the connection is the end of the content.
-            (Body::Chunked(_) | Body::Close, _) => client.last = true,
-        }
-        // An answer before all of the question: the rest of it is not wanted.
-        let linger = !exchange.content.is_over();
-        exchange.client.last |= linger || shared.stopping;
-        let recipient = Recipient {
-            linger: linger || shared.stopping,
-            ..exchange.client.into()
-        };
-        finish(&mut self.connection, recipient);
-    }
-
-    /// Content of an answer has come, perhaps none.
-    fn content(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let mut used = 0;
-        loop {
-            let Some(exchange) = &mut self.exchange else {
-                return;
-            };
-            let Phase::Content(body) = &mut exchange.phase else {
-                return;
-            };
-            if body.is_over() {
-                return self.complete(used < bytes.len(), shared);
-            }
-            let rest = bytes.get(used..).unwrap_or_default();
-            let Ok(piece) = body.take(rest) else {
-                return self.fail(Status::BAD_GATEWAY, shared);
-            };
-            if piece.used == 0 {
-                return;
-            }
-            used += piece.used;
-            let content = rest.get(piece.content).unwrap_or_default();
-            exchange.length += content.len() as u64;
-            if let Some(storing) = &mut exchange.storing {
-                if storing.body.len() + content.len() > shared.spec.object_bytes {
-                    exchange.storing = None;
-                    if let Some(key) = exchange.key.as_deref() {
-                        shared.cache.invalidate(key);
-                    }
-                } else {
-                    storing.body.extend_from_slice(content);
-                }
-            }
-            if exchange.onto == Onto::Chunks {
-                let mut framed = Vec::with_capacity(content.len() + 16);
-                chunk(&mut framed, content, true);
-                self.connection.append(&framed);
-            } else {
-                self.connection.append(content);
-            }
-        }
-    }
-
-    /// The answer is whole; `surplus` bytes came behind it.
-    fn complete(&mut self, surplus: bool, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        if exchange.onto == Onto::Chunks {
-            self.connection.append(b"0\r\n\r\n");
-        }
-        exchange.keep_alive &= !surplus;
-        if let (Some(storing), Some(key)) = (exchange.storing.take(), exchange.key.as_deref()) {
-            let mut stored = storing.stored;
-            stored.body = storing.body.into();
-            if shared.cache.store(key, Rc::new(stored)) {
-                shared.uses.stored += 1;
-            }
-        }
-        self.complete_stored(shared);
-    }
-
-    /// The client has its answer, or all that there will be of it.
-    fn complete_stored(&mut self, shared: &mut Shared) {
-        let Some(exchange) = self.exchange.take() else {
-            return;
-        };
-        if let (Some(log), Some(asked)) = (&mut shared.log, &exchange.asked) {
-            let request = Some((&*asked.method, &*asked.target, asked.version));
-            let status = Status(exchange.status);
-            log.add(
-                self.connection.peer,
-                &shared.clock,
-                request,
-                status,
-                exchange.length,
-            );
-        }
-        let over = match exchange.phase {
-            Phase::Content(body) => body.is_over(),
-            Phase::Head => false,
-        };
-        let keep = over
-            && exchange.keep_alive
-            && exchange.is_asked()
-            && !shared.spec.fresh_upstream
-            && !shared.stopping;
-        self.left = Some(if keep { Left::Keep } else { Left::Close });
-        self.connection.release(shared.clock.now());
-    }
-
-    /// There will be no answer from the origin, or no more of it.
-    fn fail(&mut self, status: Status, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        exchange.keep_alive = false;
-        exchange.storing = None;
-        let theirs = status.0 >= 500;
-        if theirs {
-            shared.uses.upstream_errors += 1;
-        } else {
-            shared.counts.refused += 1;
-        }
-        if exchange.phase != Phase::Head {
-            // What has begun cannot become an error any more; the client sees
-            // that it is not whole.
-            self.complete_stored(shared);
-            return self.connection.abort();
-        }
-        let linger = !exchange.content.is_over();
-        let recipient = Recipient {
-            last: exchange.client.last || linger,
-            linger,
-            ..exchange.client.into()
-        };
-        let now = shared.clock.now();
-        let validation = exchange.validation.take();
-        let stale =
-            validation.filter(|asked| theirs && asked.stored.freshness.get().serves_on_error(now));
-        if let Some(Validation { stored, answer }) = stale {
-            shared.uses.stale += 1;
-            (exchange.status, exchange.length) =
-                shared.stored(&mut self.connection, &stored, &answer, recipient);
-        } else {
-            exchange.status = status.0;
-            exchange.length = shared.error(&mut self.connection, status, recipient);
-        }
-        self.complete_stored(shared);
     }
 }
