@@ -510,7 +510,7 @@ impl Connection {
     /// Room behind what waits to be sent. There may always be some of that, to
     /// a peer that asks faster than it reads; what has been sent does not pile
     /// up.
-    pub(super) fn head(&mut self) -> &mut Vec<u8> {
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
         if self.written >= OUTPUT_FULL {
             self.output.drain(..self.written);
             self.written = 0;
@@ -554,7 +554,7 @@ mod tests {
         fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
             match head.target {
                 "/later" => connection.hold(),
-                _ => connection.head().extend(vec![b'x'; self.length]),
+                _ => connection.out().extend(vec![b'x'; self.length]),
             }
         }
 

@@ -27,6 +27,7 @@ pub mod log;
 pub mod path;
 pub mod proxy;
 pub mod range;
+mod reply;
 pub mod request;
 mod respond;
 mod server;

@@ -1,6 +1,6 @@
 //! What one client, or an origin through it, could do to what others get.
 
-use tidewall_service::http::proxy::{Spec, UpstreamLimits};
+use tidewall_service::http::proxy::UpstreamLimits;
 
 use super::origin::{Origin, reply};
 use super::*;
@@ -248,7 +248,11 @@ fn an_answer_that_is_whole_is_not_lost_with_the_next() {
         assert!(rest.ends_with("half"), "all that there was: {rest}");
     });
     // Nor with a request that its client gives up.
-    let origin = Origin::saying(reply("200 OK", "Cache-Control: max-age=60\r\n", b"good"));
+    let fields = "Cache-Control: max-age=60\r\n";
+    let origin = Origin::new(move |asked, stream| match asked.path() {
+        "/good" => stream.write_all(&reply("200 OK", fields, b"good")).is_ok(),
+        _ => stream.read(&mut [0; 16]).is_ok_and(|count| count > 9),
+    });
     proxying(&Spec::new(0, Some(origin.address)), |proxy| {
         let mut stream = proxy.connect();
         assert_eq!(get(&mut stream, "/good", "").body, b"good");
@@ -260,5 +264,31 @@ fn an_answer_that_is_whole_is_not_lost_with_the_next() {
             .unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(response(&mut stream, true).unwrap().body, b"good");
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        proxy.until("over", |uses, reader| {
+            uses.upstream_open == 0 && reader.read()[0].open == 0
+        });
+    });
+}
+
+#[test]
+fn what_lies_behind_an_answer_is_not_the_next_one() {
+    // The answer fills what is read at a time to the last byte.
+    const READ: usize = 16 * 1024;
+    let mut both = reply("200 OK", "", &text(READ - 100));
+    both = reply("200 OK", "", &text(READ - 100 + READ - both.len()));
+    assert_eq!(both.len(), READ);
+    both.extend(reply("200 OK", "", b"forged"));
+    let origin = Origin::new(move |asked, stream| match asked.path() {
+        "/both" => stream.write_all(&both).is_ok(),
+        _ => stream.write_all(&reply("200 OK", "", b"true")).is_ok(),
+    });
+    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+        let mut one = proxy.connect();
+        for _ in 0..20 {
+            assert_eq!(get(&mut one, "/both", "").status, 200);
+            let mut other = proxy.connect();
+            assert_eq!(get(&mut other, "/", "").body, b"true");
+        }
     });
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::super::status::Status;
 use super::body::Body;
-use super::decide::{Recipient, finish};
+use super::decide::Recipient;
 use super::exchange::{Answer, Onto, Phase, Storing, Validation, chunk};
 use super::message::{end_to_end, freshened, freshness, is_version, put, status_line, storable};
 use super::response::Head;
@@ -31,7 +31,7 @@ impl Session {
             if head.status >= 500 && asked.stored.freshness.get().serves_on_error(now) {
                 shared.uses.stale += 1;
                 exchange.keep_alive = false;
-                let recipient = exchange.client.into();
+                let recipient = Recipient::of(exchange.client, false);
                 return self.answer_stored(&asked.stored, &asked.answer, recipient, &[], shared);
             }
             shared.uses.replaced += 1;
@@ -72,7 +72,7 @@ impl Session {
         for cookie in head.fields("Set-Cookie") {
             put(&mut cookies, "Set-Cookie", cookie);
         }
-        let recipient = exchange.client.into();
+        let recipient = Recipient::of(exchange.client, false);
         self.answer_stored(&stored, &answer, recipient, &cookies, shared);
     }
 
@@ -142,7 +142,7 @@ impl Session {
         exchange.status = head.status;
         let client = &mut exchange.client;
         shared.counts.responses += 1;
-        let out = self.connection.head();
+        let out = self.connection.out();
         status_line(out, head.status, head.reason);
         end_to_end(out, head, &shared.pseudonym);
         put(
@@ -168,11 +168,8 @@ impl Session {
         // An answer before all of the question: the rest of it is not wanted.
         let linger = !exchange.content.is_over();
         exchange.client.last |= linger || shared.stopping;
-        let recipient = Recipient {
-            linger: linger || shared.stopping,
-            ..exchange.client.into()
-        };
-        finish(&mut self.connection, recipient);
+        let recipient = Recipient::of(exchange.client, linger || shared.stopping);
+        self.connection.finish(recipient.version, recipient.last);
     }
 
     /// Content of an answer has come, perhaps none.
@@ -209,7 +206,7 @@ impl Session {
                 }
             }
             let chunks = exchange.onto == Onto::Chunks;
-            chunk(self.connection.head(), content, chunks);
+            chunk(self.connection.out(), content, chunks);
         }
     }
 
@@ -219,7 +216,7 @@ impl Session {
             return;
         };
         if exchange.onto == Onto::Chunks {
-            self.connection.head().extend_from_slice(b"0\r\n\r\n");
+            self.connection.out().extend_from_slice(b"0\r\n\r\n");
         }
         exchange.keep_alive &= !surplus;
         if let (Some(storing), Some(key)) = (exchange.storing.take(), exchange.key.as_deref()) {
@@ -297,11 +294,8 @@ impl Session {
             return self.connection.abort();
         }
         let linger = !exchange.content.is_over();
-        let recipient = Recipient {
-            last: exchange.client.last || linger,
-            linger,
-            ..exchange.client.into()
-        };
+        exchange.client.last |= linger;
+        let recipient = Recipient::of(exchange.client, linger);
         let now = shared.clock.now();
         let validation = exchange.validation.take();
         let stale =

@@ -9,6 +9,7 @@ use super::super::condition::{any_tag, opaque};
 use super::super::connection::{Connection, Piece};
 use super::super::entry::seconds;
 use super::super::range::{self, Ranges};
+use super::super::reply::{COPY_MAX, Last};
 use super::super::request::{Content, Head, Method};
 use super::super::status::Status;
 use super::Revalidate;
@@ -19,9 +20,6 @@ use super::store::Stored;
 use super::target::{self, Target};
 use crate::work::multiply;
 
-/// Content of up to so many bytes is copied behind its head, to leave in one
-/// call; longer content is sent from where it is stored.
-const COPY_MAX: usize = 16 * 1024;
 /// The methods that a proxy would answer for itself.
 const ALLOW: &str = "Allow: GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS\r\n";
 
@@ -32,19 +30,17 @@ pub(super) struct Recipient {
     pub(super) version: u8,
     /// It wants no content.
     pub(super) to_head: bool,
-    /// The connection ends with the answer.
-    pub(super) last: bool,
-    /// It may still be sending.
-    pub(super) linger: bool,
+    /// Whether the connection ends with the answer.
+    pub(super) last: Last,
 }
 
-impl From<Client> for Recipient {
-    fn from(client: Client) -> Self {
+impl Recipient {
+    /// A client, which may still be sending if `linger`.
+    pub(super) fn of(client: Client, linger: bool) -> Self {
         Recipient {
             version: client.version,
             to_head: client.to_head,
-            last: client.last,
-            linger: false,
+            last: Last::of(client.last, linger),
         }
     }
 }
@@ -73,11 +69,8 @@ impl Shared {
             no_store: false,
         };
         // Content that is not read would be taken for the next request.
-        let recipient = Recipient {
-            last: client.last || !empty,
-            linger: !empty || self.stopping,
-            ..client.into()
-        };
+        let last = client.last || !empty;
+        let recipient = Recipient::of(Client { last, ..client }, !empty || self.stopping);
         match self.prepare(head, client, empty, connection.peer) {
             Ok(Prepared::Ask(mut exchange)) => {
                 if self.log.is_some() {
@@ -95,9 +88,9 @@ impl Shared {
                 None
             }
             Ok(Prepared::Options) => {
-                self.begin(connection, Status::NO_CONTENT);
-                connection.head().extend_from_slice(ALLOW.as_bytes());
-                finish(connection, recipient);
+                connection.begin(Status::NO_CONTENT, &self.clock);
+                connection.out().extend_from_slice(ALLOW.as_bytes());
+                connection.finish(recipient.version, recipient.last);
                 self.note(connection, head, Status::NO_CONTENT.0, 0);
                 None
             }
@@ -248,7 +241,7 @@ impl Shared {
         self.counts.responses += 1;
         let age = stored.freshness.get().age(self.clock.now());
         let size = stored.body.len();
-        let out = connection.head();
+        let out = connection.out();
         let (status, range) = match &answer.status {
             Kind::Whole => {
                 out.extend_from_slice(&stored.line);
@@ -296,14 +289,14 @@ impl Shared {
         if !matches!(status, 204 | 304) {
             let _ = write!(out, "Content-Length: {}\r\n", range.len());
         }
-        finish(connection, recipient);
+        connection.finish(recipient.version, recipient.last);
         if answer.to_head || range.is_empty() {
             return (status, 0);
         }
         let length = range.len() as u64;
         match stored.body.get(range.clone()) {
             Some(content) if content.len() <= COPY_MAX => {
-                connection.head().extend_from_slice(content)
+                connection.out().extend_from_slice(content)
             }
             _ => connection
                 .pieces
@@ -320,7 +313,13 @@ impl Shared {
         recipient: Recipient,
     ) -> u64 {
         self.counts.responses += 1;
-        self.begin(connection, status);
+        connection.begin(status, &self.clock);
+        let out = connection.out();
+        match status {
+            Status::METHOD_NOT_ALLOWED => out.extend_from_slice(ALLOW.as_bytes()),
+            Status::SERVICE_UNAVAILABLE => out.extend_from_slice(b"Retry-After: 1\r\n"),
+            _ => {}
+        }
         let line = match status {
             Status::NOT_IMPLEMENTED => {
                 "501 Not Implemented: this proxy has http alone, no CONNECT and no https\n"
@@ -328,34 +327,7 @@ impl Shared {
             }
             Status(code) => format!("{code} {}\n", status.reason()),
         };
-        let out = connection.head();
-        match status {
-            Status::METHOD_NOT_ALLOWED => out.extend_from_slice(ALLOW.as_bytes()),
-            Status::SERVICE_UNAVAILABLE => out.extend_from_slice(b"Retry-After: 1\r\n"),
-            _ => {}
-        }
-        let _ = write!(
-            out,
-            "Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n",
-            line.len()
-        );
-        finish(connection, recipient);
-        if recipient.to_head {
-            return 0;
-        }
-        connection.head().extend_from_slice(line.as_bytes());
-        line.len() as u64
-    }
-
-    /// The status line and the fields that every answer of its own has.
-    fn begin(&self, connection: &mut Connection, status: Status) {
-        let _ = write!(
-            connection.head(),
-            "HTTP/1.1 {} {}\r\nServer: tidewall\r\nDate: {}\r\n",
-            status.0,
-            status.reason(),
-            self.clock.date()
-        );
+        connection.line(&line, !recipient.to_head, recipient.version, recipient.last)
     }
 
     /// Writes a request that was answered at once into the log.
@@ -380,21 +352,6 @@ enum Prepared {
     Stored(Rc<Stored>, Answer),
     /// OPTIONS for this proxy.
     Options,
-}
-
-/// Ends a head, and says whether the connection goes on.
-pub(super) fn finish(connection: &mut Connection, recipient: Recipient) {
-    let out = connection.head();
-    match (recipient.last, recipient.version) {
-        (true, _) => out.extend_from_slice(b"Connection: close\r\n"),
-        // HTTP/1.0 takes nothing for granted.
-        (false, 0) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
-        (false, _) => {}
-    }
-    out.extend_from_slice(b"\r\n");
-    if recipient.last {
-        connection.close_after(recipient.linger);
-    }
 }
 
 /// How a request is to be answered with what is stored (RFC 9110 §13.2.2,

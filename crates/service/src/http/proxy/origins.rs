@@ -98,6 +98,17 @@ impl<S: Stream> Upstream<S> {
             }
         }
     }
+
+    /// Whether nothing has come of what nobody has asked for. Nothing is
+    /// expected of a connection that nobody uses but its end; anything else
+    /// would be taken for the answer to the next request.
+    fn is_silent(&mut self) -> bool {
+        if !self.link.may_read {
+            return true;
+        }
+        let read = self.link.read(&mut [0]);
+        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
 }
 
 /// The connections to origins, and the look-ups of their names.
@@ -141,12 +152,8 @@ impl<S: Stream> Origins<S> {
         if upstream.client.is_some() {
             return upstream.client;
         }
-        // Nothing is expected of one that nobody uses but its end.
-        if upstream.link.may_read {
-            match upstream.link.read(&mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                _ => self.close(front, place),
-            }
+        if !upstream.is_silent() {
+            self.close(front, place);
         }
         None
     }
@@ -311,6 +318,7 @@ impl<S: Stream> Origins<S> {
         let limits = &front.world.spec.upstream;
         if left == Left::Close
             || upstream.link.hangup
+            || !upstream.is_silent()
             || self.idle.len(address) >= limits.idle_connections
         {
             return self.close(front, place);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::super::Limits;
 use super::super::connection::{Connection, Responder};
+use super::super::reply::Last;
 use super::super::request::Head;
 use super::super::site::Clock;
 use super::super::status::Status;
@@ -82,8 +83,7 @@ impl Responder for Turn<'_> {
         let recipient = Recipient {
             version: 1,
             to_head: false,
-            last: true,
-            linger: true,
+            last: Last::Linger,
         };
         let length = self.shared.error(connection, status, recipient);
         if let Some(log) = &mut self.shared.log {
@@ -138,15 +138,13 @@ impl Session {
 
     /// Takes note that the client sends nothing more.
     pub fn end_of_input(&mut self) {
-        let whole = self
-            .exchange
-            .as_ref()
-            .is_none_or(|exchange| exchange.content.is_over());
-        if whole {
-            self.connection.end_of_input();
-        } else {
+        let partial = |exchange: &mut Box<Exchange>| !exchange.content.is_over();
+        if self.exchange.take_if(partial).is_some() {
             // Of a request that will never be whole nobody waits for the answer.
+            self.left = Some(Left::Close);
             self.connection.abort();
+        } else {
+            self.connection.end_of_input();
         }
     }
 
@@ -330,7 +328,7 @@ impl Session {
                     used += length;
                     // RFC 9110 §15.2: they go on, but not to HTTP/1.0.
                     if exchange.client.version >= 1 {
-                        let out = self.connection.head();
+                        let out = self.connection.out();
                         status_line(out, head.status, head.reason);
                         end_to_end(out, &head, &shared.pseudonym);
                         out.extend_from_slice(b"\r\n");
