@@ -317,7 +317,8 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
             }
             for (name, count) in [
                 ("not connected in time", counts.gave_up),
-                ("not begun", counts.skipped + counts.no_room),
+                ("late", counts.skipped),
+                ("no file", counts.no_room),
                 ("refused", counts.refused),
                 ("no port", counts.local_errors),
                 ("failed", counts.failed + counts.malformed),
@@ -432,8 +433,8 @@ pub(super) fn sweeps(
     Ok(all)
 }
 
-/// What the selector serves of the smaller document, undisturbed: the rates of
-/// an experiment are parts of it.
+/// What the selector serves of the smaller document, undisturbed, the median of
+/// three: the rates of an experiment are parts of it.
 pub(super) fn capacity(
     bench: &mut Bench,
     name: &str,
@@ -444,7 +445,7 @@ pub(super) fn capacity(
     let load = servers.saturating(bench.testbed.config(), document, 0);
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
     let plan = Plan {
-        rounds: 1,
+        rounds: 3,
         budget: None,
     };
     let swept = sweep(bench, name, &[curve], plan, progress, reduce)?;
