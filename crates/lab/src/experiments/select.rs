@@ -43,15 +43,16 @@ pub(super) const LARGE: Document = Document {
 };
 /// Connections that ask for nothing, of the paper's realistic load.
 pub(super) const COLD: u32 = 750;
-/// Requests under way at saturation: as many as keep the server busy and few
-/// enough that it does not wait for a crowd to be ready at once.
-pub(super) const CONNECTIONS: u32 = 8;
+/// Requests under way at saturation: as few as keep the server busy. With more
+/// it serves no more, and a call finds more of them ready at once, which hides
+/// what the call itself costs.
+pub(super) const CONNECTIONS: u32 = 4;
 /// Port of the proxy's origin.
 const ORIGIN_PORT: u16 = 8080;
 /// Load before measuring begins.
-const WARM_UP: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(400);
 /// Time measured.
-const WINDOW: Duration = Duration::from_millis(800);
+const WINDOW: Duration = Duration::from_millis(1_400);
 /// Nothing is taken for a stalled client in an experiment.
 const FOR_LONG: Duration = Duration::from_secs(900);
 /// Files that a client has open besides its connections.
@@ -214,8 +215,19 @@ impl Servers {
 
     /// A closed loop beside `cold` connections: the server is saturated.
     pub(super) fn saturating(&self, config: Config, document: Document, cold: u32) -> LoadSpec {
+        self.loop_of(CONNECTIONS, config, document, cold)
+    }
+
+    /// The same, with so many requests under way.
+    pub(super) fn loop_of(
+        &self,
+        connections: u32,
+        config: Config,
+        document: Document,
+        cold: u32,
+    ) -> LoadSpec {
         let http = HttpSpec {
-            connections: CONNECTIONS,
+            connections,
             reuse: Reuse::OneRequest,
             sources: hot_sources(),
             wait: self.wait(),
@@ -487,7 +499,10 @@ mod tests {
         let (idle, http) = (load.idle.unwrap(), load.http.unwrap());
         assert!(idle.path.is_empty(), "they ask for nothing");
         assert!(http.sources.iter().all(|hot| !idle.sources.contains(hot)));
-        assert_eq!((http.connections, http.reuse), (8, Reuse::OneRequest));
+        assert_eq!(
+            (http.connections, http.reuse),
+            (CONNECTIONS, Reuse::OneRequest)
+        );
         assert!(beside(Config::default(), 0).idle.is_none());
         at_rate(Config::default(), SMALL, 50_000, COLD)
             .check()
