@@ -5,18 +5,15 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidewall_socket::Stack;
 use tidewall_socket::descriptor::{Allocator, Flags};
 use tidewall_socket::readiness::{DescriptorEvent, EpollEvent, Events, Operation};
 
-use crate::descriptor_sockets::{
-    DescriptorListener, DescriptorSockets, DescriptorStream, Owned, Select,
-};
-use crate::sockets::Sockets;
-use crate::stream::{Event, Interest, Progress, StreamHost};
+use crate::descriptor_sockets::{DescriptorSockets, Owned, Select};
+use crate::sockets::Waiter;
+use crate::stream::{Event, Interest};
 
 /// Events taken with one call.
 const EVENTS: usize = 512;
@@ -80,69 +77,46 @@ impl DescriptorEpoll {
     }
 }
 
-impl StreamHost for DescriptorEpoll {
-    type Listener = DescriptorListener;
-    type Stream = DescriptorStream;
+impl Waiter for DescriptorEpoll {
+    type Sockets = DescriptorSockets;
 
-    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<DescriptorListener> {
-        self.sockets.listen(address, backlog)
+    fn sockets(&self) -> &DescriptorSockets {
+        &self.sockets
     }
 
-    fn local_address(&self, listener: &DescriptorListener) -> io::Result<SocketAddr> {
-        self.sockets.local_address(listener)
+    fn set(&self, number: i32, token: u64, _: Interest) -> io::Result<()> {
+        self.control(Operation::Add, number, ALL.with(Events::EDGE), token)
     }
 
-    fn watch_listener(&self, listener: &DescriptorListener, token: u64) -> io::Result<()> {
-        self.control(Operation::Add, listener.number(), Events::IN, token)
+    fn set_listener(&self, number: i32, token: u64) -> io::Result<()> {
+        self.control(Operation::Add, number, Events::IN, token)
     }
 
-    fn unwatch_listener(&self, listener: &DescriptorListener) -> io::Result<()> {
-        self.control(Operation::Delete, listener.number(), Events::NONE, 0)
+    fn clear_listener(&self, number: i32) -> io::Result<()> {
+        self.control(Operation::Delete, number, Events::NONE, 0)
     }
 
-    fn accept(
-        &self,
-        listener: &DescriptorListener,
-    ) -> io::Result<Option<(DescriptorStream, SocketAddr)>> {
-        self.sockets.accept(listener)
-    }
-
-    fn connect(&self, address: SocketAddr) -> io::Result<(DescriptorStream, Progress)> {
-        self.sockets.connect(address)
-    }
-
-    fn watch_early(&self) -> bool {
-        // What is written to watched streams leaves together at the next wait.
-        true
-    }
-
-    fn watch(&self, stream: &DescriptorStream, token: u64, _wanted: Interest) -> io::Result<()> {
-        let events = ALL.with(Events::EDGE);
-        self.control(Operation::Add, stream.number(), events, token)
-    }
-
-    fn rewatch(&self, _stream: &DescriptorStream, _token: u64, _: Interest) -> io::Result<()> {
+    fn change(&self, _number: i32, _token: u64, _: Interest) -> io::Result<()> {
         // Edges come once; there is nothing to switch off.
         Ok(())
     }
 
-    fn unwatch(&self, _stream: &DescriptorStream) {
+    fn clear(&self, _number: i32) {
         // Closing the descriptor, which has no duplicates, takes it out.
     }
 
-    fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
-        events.clear();
+    fn early(&self) -> bool {
+        // What is written to watched streams leaves together at the next wait.
+        true
+    }
+
+    fn find(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
         let mut found = self.events.borrow_mut();
         let descriptors = self.sockets.descriptors();
-        match descriptors.epoll_wait(self.set.number(), &mut found, Some(timeout)) {
-            Ok(count) => {
-                let found = found.iter().take(count);
-                events.extend(found.map(|found| event(found.data, found.events)));
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
-        }
+        let count = descriptors.epoll_wait(self.set.number(), &mut found, Some(timeout))?;
+        let found = found.iter().take(count);
+        events.extend(found.map(|found| event(found.data, found.events)));
+        Ok(())
     }
 }
 
@@ -204,66 +178,46 @@ impl DescriptorQueue {
     }
 }
 
-impl StreamHost for DescriptorQueue {
-    type Listener = DescriptorListener;
-    type Stream = DescriptorStream;
+impl Waiter for DescriptorQueue {
+    type Sockets = DescriptorSockets;
 
-    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<DescriptorListener> {
-        self.sockets.listen(address, backlog)
+    fn sockets(&self) -> &DescriptorSockets {
+        &self.sockets
     }
 
-    fn local_address(&self, listener: &DescriptorListener) -> io::Result<SocketAddr> {
-        self.sockets.local_address(listener)
+    fn set(&self, number: i32, token: u64, _: Interest) -> io::Result<()> {
+        self.state.borrow_mut().set(number, Some((token, false)));
+        self.declare(number, ALL)
     }
 
-    fn watch_listener(&self, listener: &DescriptorListener, token: u64) -> io::Result<()> {
-        let number = listener.number();
+    fn set_listener(&self, number: i32, token: u64) -> io::Result<()> {
         self.state.borrow_mut().set(number, Some((token, true)));
         self.declare(number, Events::IN)
     }
 
-    fn unwatch_listener(&self, listener: &DescriptorListener) -> io::Result<()> {
-        let number = listener.number();
+    fn clear_listener(&self, number: i32) -> io::Result<()> {
         let mut state = self.state.borrow_mut();
         state.set(number, None);
         state.told.retain(|&told| told != number);
         self.declare(number, Events::NONE)
     }
 
-    fn accept(
-        &self,
-        listener: &DescriptorListener,
-    ) -> io::Result<Option<(DescriptorStream, SocketAddr)>> {
-        self.sockets.accept(listener)
-    }
-
-    fn connect(&self, address: SocketAddr) -> io::Result<(DescriptorStream, Progress)> {
-        self.sockets.connect(address)
-    }
-
-    fn watch_early(&self) -> bool {
-        // What is written to watched streams leaves together at the next wait.
-        true
-    }
-
-    fn watch(&self, stream: &DescriptorStream, token: u64, _wanted: Interest) -> io::Result<()> {
-        let number = stream.number();
-        self.state.borrow_mut().set(number, Some((token, false)));
-        self.declare(number, ALL)
-    }
-
-    fn rewatch(&self, _stream: &DescriptorStream, _token: u64, _: Interest) -> io::Result<()> {
+    fn change(&self, _number: i32, _token: u64, _: Interest) -> io::Result<()> {
         // Events come once; there is nothing to switch off.
         Ok(())
     }
 
-    fn unwatch(&self, stream: &DescriptorStream) {
+    fn clear(&self, number: i32) {
         // Closing the descriptor ends the interest.
-        self.state.borrow_mut().set(stream.number(), None);
+        self.state.borrow_mut().set(number, None);
     }
 
-    fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
-        events.clear();
+    fn early(&self) -> bool {
+        // What is written to watched streams leaves together at the next wait.
+        true
+    }
+
+    fn find(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
         let mut state = self.state.borrow_mut();
         let Queue {
             found,
@@ -275,11 +229,7 @@ impl StreamHost for DescriptorQueue {
             let _ = self.declare(number, Events::IN);
         }
         let descriptors = self.sockets.descriptors();
-        let count = match descriptors.get_next_event(found, Some(timeout)) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let count = descriptors.get_next_event(found, Some(timeout))?;
         for found in found.iter().take(count) {
             let place = usize::try_from(found.fd).unwrap_or(usize::MAX);
             if let Some(&Some((token, listener))) = tokens.get(place) {

@@ -91,10 +91,15 @@ impl DescriptorSockets {
 }
 
 /// A descriptor that is closed on drop.
-#[derive(Debug)]
 pub(crate) struct Owned {
     descriptors: Descriptors,
     number: i32,
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.number)
+    }
 }
 
 impl Owned {
@@ -112,6 +117,7 @@ impl Drop for Owned {
 }
 
 /// A listening socket.
+#[derive(Debug)]
 pub struct DescriptorListener(Owned);
 
 impl DescriptorListener {
@@ -121,29 +127,14 @@ impl DescriptorListener {
     }
 }
 
-impl fmt::Debug for DescriptorListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DescriptorListener")
-            .field(&self.0.number)
-            .finish()
-    }
-}
-
 /// A connection.
+#[derive(Debug)]
 pub struct DescriptorStream(Owned);
 
 impl DescriptorStream {
     /// Its number.
     pub fn number(&self) -> i32 {
         self.0.number
-    }
-}
-
-impl fmt::Debug for DescriptorStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DescriptorStream")
-            .field(&self.0.number)
-            .finish()
     }
 }
 

@@ -56,7 +56,7 @@ pub use host::{Datagrams, Host};
 pub use poll_host::{Entry, PollCall, PollHost};
 pub use select_host::{Bitmap, SelectCall, SelectHost};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};
-pub use sockets::Sockets;
+pub use sockets::{Sockets, Waiter};
 pub use stream::{Event, Interest, Progress, Stream, StreamHost};
 pub use timed::Timed;
 pub use work::multiply;

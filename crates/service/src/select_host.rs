@@ -10,11 +10,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::sockets::Sockets;
-use crate::stream::{Event, Interest, Progress, StreamHost};
+use crate::sockets::{Sockets, Waiter};
+use crate::stream::{Event, Interest};
 
 /// Descriptors of a word.
 const BITS: usize = u64::BITS as usize;
@@ -212,77 +211,28 @@ impl<C: SelectCall> SelectHost<C> {
     }
 }
 
-const READABLE: Interest = Interest {
-    readable: true,
-    writable: false,
-};
-const NONE: Interest = Interest {
-    readable: false,
-    writable: false,
-};
+impl<C: SelectCall> Waiter for SelectHost<C> {
+    type Sockets = C;
 
-impl<C: SelectCall> StreamHost for SelectHost<C> {
-    type Listener = C::Listener;
-    type Stream = C::Stream;
-
-    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<C::Listener> {
-        self.calls.listen(address, backlog)
+    fn sockets(&self) -> &C {
+        &self.calls
     }
 
-    fn local_address(&self, listener: &C::Listener) -> io::Result<SocketAddr> {
-        self.calls.local_address(listener)
-    }
-
-    fn watch_listener(&self, listener: &C::Listener, token: u64) -> io::Result<()> {
-        let number = self.calls.listener_number(listener);
-        self.watched.borrow_mut().set(number, token, READABLE);
-        Ok(())
-    }
-
-    fn unwatch_listener(&self, listener: &C::Listener) -> io::Result<()> {
-        let number = self.calls.listener_number(listener);
-        self.watched.borrow_mut().set(number, 0, NONE);
-        Ok(())
-    }
-
-    fn accept(&self, listener: &C::Listener) -> io::Result<Option<(C::Stream, SocketAddr)>> {
-        self.calls.accept(listener)
-    }
-
-    fn connect(&self, address: SocketAddr) -> io::Result<(C::Stream, Progress)> {
-        self.calls.connect(address)
-    }
-
-    fn watch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
-        let number = self.calls.stream_number(stream);
+    fn set(&self, number: i32, token: u64, interest: Interest) -> io::Result<()> {
         self.watched.borrow_mut().set(number, token, interest);
         Ok(())
     }
 
-    fn rewatch(&self, stream: &C::Stream, token: u64, interest: Interest) -> io::Result<()> {
-        self.watch(stream, token, interest)
-    }
-
-    fn unwatch(&self, stream: &C::Stream) {
-        let number = self.calls.stream_number(stream);
-        self.watched.borrow_mut().set(number, 0, NONE);
-    }
-
-    fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
-        events.clear();
+    fn find(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
         let mut watched = self.watched.borrow_mut();
         watched.lend();
         let nfds = i32::try_from(watched.nfds).unwrap_or(i32::MAX);
         let [read, write] = &mut watched.lent;
-        match self.calls.select(nfds, read, write, timeout) {
-            Ok(0) => Ok(()),
-            Ok(count) => {
-                watched.find(count, events);
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
+        match self.calls.select(nfds, read, write, timeout)? {
+            0 => {}
+            count => watched.find(count, events),
         }
+        Ok(())
     }
 }
 

@@ -15,6 +15,19 @@ pub struct Interest {
     pub writable: bool,
 }
 
+impl Interest {
+    /// In nothing.
+    pub const NONE: Self = Interest {
+        readable: false,
+        writable: false,
+    };
+    /// In bytes to be read.
+    pub const READABLE: Self = Interest {
+        readable: true,
+        writable: false,
+    };
+}
+
 /// What [`StreamHost::wait`] has found.
 ///
 /// A host may report a state once, when it begins (as edge-triggered epoll

@@ -1,20 +1,21 @@
 //! The web server on Linux sockets over loopback, against plain clients.
 
+mod common;
+
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{LOCAL, Running, Start, ask, get, is_closed, path, response, running, text};
+use tidewall_service::Counters;
 use tidewall_service::http::{self, Limits, Log, Spec};
 use tidewall_service::linux_stream::{LinuxStreams, Options};
-use tidewall_service::{Counters, Reader};
 
-const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Longer than any buffer between server and client.
 const LARGE: usize = 24 * 1024 * 1024;
 
@@ -23,9 +24,7 @@ struct Place(PathBuf);
 
 impl Place {
     fn new() -> Self {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("tw-http-{}-{number}", std::process::id()));
+        let path = path("http");
         fs::create_dir_all(path.join("root/sub")).unwrap();
         let place = Place(path);
         fs::write(place.file("index.html"), "<p>front").unwrap();
@@ -53,40 +52,6 @@ impl Drop for Place {
     }
 }
 
-/// Bytes each of which tells its place.
-fn text(length: usize) -> Vec<u8> {
-    (0..length).map(|n| (n % 251) as u8).collect()
-}
-
-/// Sets it at the end, a panic's included.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-struct Running<'a> {
-    address: SocketAddr,
-    counts: &'a Reader,
-    stop: &'a AtomicBool,
-}
-
-impl Running<'_> {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
-        stream
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
-    }
-}
-
 /// Serves `place` while `during` runs.
 fn serving(
     place: &Place,
@@ -95,39 +60,19 @@ fn serving(
     log: Option<Log>,
     during: impl FnOnce(&Running<'_>),
 ) {
-    let page = place.0.join("counters");
-    let counters = Counters::create(&page, 1).unwrap();
-    let reader = Reader::open(&page).unwrap();
-    let stop = AtomicBool::new(false);
     let spec = Spec {
         root: place.0.join("root"),
         port: 0,
         work: 10,
         limits,
     };
-    let (ready, is_ready) = mpsc::channel();
-    thread::scope(|scope| {
-        let server = scope.spawn(|| {
-            let host = LinuxStreams::new(options).unwrap();
-            http::serve(&host, LOCAL, &spec, log, &counters, 0, &stop, |address| {
-                ready.send(address).unwrap();
-            })
-        });
-        let stopping = StopAtEnd(&stop);
-        let address = is_ready.recv_timeout(Duration::from_secs(5)).unwrap();
-        during(&Running {
-            address,
-            counts: &reader,
-            stop: &stop,
-        });
-        let asked = Instant::now();
-        drop(stopping);
-        server.join().unwrap().unwrap();
-        assert!(
-            asked.elapsed() < limits.grace + Duration::from_secs(2),
-            "it must stop promptly"
-        );
-    });
+    let serve = |start: &Start<'_>| {
+        let host = LinuxStreams::new(options).unwrap();
+        let (counters, stop) = (start.counters, start.stop);
+        http::serve(&host, LOCAL, &spec, log, counters, 0, stop, start.ready())
+    };
+    let within = limits.grace + Duration::from_secs(2);
+    running(1, within, serve, during);
 }
 
 fn plainly(during: impl FnOnce(&Place, &Running<'_>)) {
@@ -139,62 +84,6 @@ fn plainly(during: impl FnOnce(&Place, &Running<'_>)) {
         None,
         |running| during(&place, running),
     );
-}
-
-struct Response {
-    status: u16,
-    head: String,
-    body: Vec<u8>,
-}
-
-impl Response {
-    fn field(&self, name: &str) -> Option<&str> {
-        self.head.lines().skip(1).find_map(|line| {
-            let (found, value) = line.split_once(": ")?;
-            found.eq_ignore_ascii_case(name).then_some(value)
-        })
-    }
-}
-
-/// Reads one response; `content` is false for the answer to a HEAD.
-fn response(from: &mut impl Read, content: bool) -> io::Result<Response> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        from.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head).unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let mut response = Response {
-        status,
-        head,
-        body: Vec::new(),
-    };
-    let length: usize = response
-        .field("Content-Length")
-        .map_or(0, |length| length.parse().unwrap());
-    if content && status != 304 {
-        response.body = vec![0; length];
-        from.read_exact(&mut response.body)?;
-    }
-    Ok(response)
-}
-
-fn ask(stream: &mut TcpStream, request: &str) -> Response {
-    stream.write_all(request.as_bytes()).unwrap();
-    response(stream, !request.starts_with("HEAD")).unwrap()
-}
-
-fn get(stream: &mut TcpStream, target: &str, fields: &str) -> Response {
-    ask(
-        stream,
-        &format!("GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n"),
-    )
-}
-
-fn is_closed(stream: &mut TcpStream) -> bool {
-    matches!(stream.read(&mut [0]), Ok(0))
 }
 
 #[test]
@@ -247,7 +136,7 @@ fn one_connection_brings_many_files() {
             (post.status, post.field("Allow")),
             (405, Some("GET, HEAD, OPTIONS"))
         );
-        let counts = server.counts.read()[0];
+        let counts = server.service();
         assert_eq!((counts.received, counts.replies), (11, 11));
         assert_eq!((counts.connections, counts.open, counts.errors), (1, 1, 0));
         assert!(counts.sent > 62_000 && counts.bytes > 200);
@@ -467,7 +356,7 @@ fn idle_connections_make_room_when_there_are_too_many() {
             .collect();
         let mut ninth = server.connect();
         assert_eq!(get(&mut ninth, "/", "").status, 200);
-        assert!(server.counts.read()[0].open <= 8);
+        assert!(server.service().open <= 8);
         let closed = idle
             .iter_mut()
             .map(|stream| {
@@ -501,11 +390,12 @@ fn stopping_finishes_the_responses_at_hand() {
             busy.read_exact(&mut first).unwrap();
             let mut partial = server.connect();
             assert_eq!(get(&mut partial, "/", "").status, 200);
-            partial.write_all(b"GET / HTTP/1.1\r\n").unwrap();
-            let deadline = Instant::now() + Duration::from_secs(5);
-            while server.counts.read()[0].bytes < 120 && Instant::now() < deadline {
-                thread::yield_now();
-            }
+            let before = server.service().bytes;
+            let part = b"GET / HTTP/1.1\r\n";
+            partial.write_all(part).unwrap();
+            server.until("part of it has come", |_, reader| {
+                reader.read()[0].bytes == before + part.len() as u64
+            });
             server.stop.store(true, Ordering::Relaxed);
             assert!(is_closed(&mut idle));
             assert!(

@@ -1,20 +1,14 @@
 //! The services on Linux sockets over loopback, against plain clients.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+mod common;
 
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use common::{LOCAL, Running, Start, path, running};
 use tidewall_service::linux::{Linux, Options, Receive};
-use tidewall_service::{BATCH, Counters, Kind, Reader, ServiceSpec, serve};
-
-const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
-fn page(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("tw-service-{}-{name}", std::process::id()))
-}
+use tidewall_service::{BATCH, Counters, Kind, ServiceSpec, serve};
 
 /// Free ports of the moment.
 fn ports<const N: usize>() -> [u16; N] {
@@ -31,44 +25,20 @@ fn client(port: u16) -> UdpSocket {
     socket
 }
 
-/// Sets it at the end, a panic's included: a server that is not told to stop
-/// keeps the test from failing.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `services` while `during` does.
-fn serving(name: &str, receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Reader)) {
-    let path = page(name);
-    let counters = Counters::create(&path, services.len()).unwrap();
-    let reader = Reader::open(&path).unwrap();
-    let stop = AtomicBool::new(false);
-    let (ready, is_ready) = mpsc::channel();
-    thread::scope(|scope| {
-        let server = scope.spawn(|| {
-            let host = Linux::new(Options {
-                receive,
-                ..Options::default()
-            });
-            serve(&host, LOCAL, services, BATCH, &counters, &stop, |_| {
-                ready.send(()).unwrap()
-            })
+fn serving(receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Running<'_>)) {
+    let serve = |start: &Start<'_>| {
+        let host = Linux::new(Options {
+            receive,
+            ..Options::default()
         });
-        let stopping = StopAtEnd(&stop);
-        is_ready.recv_timeout(Duration::from_secs(5)).unwrap();
-        during(&reader);
-        let asked = Instant::now();
-        drop(stopping);
-        server.join().unwrap().unwrap();
-        assert!(
-            asked.elapsed() < Duration::from_secs(2),
-            "it must stop promptly"
-        );
-    });
+        let (counters, stop) = (start.counters, start.stop);
+        let ready = start.ready();
+        serve(&host, LOCAL, services, BATCH, counters, stop, |addresses| {
+            ready(addresses[0]);
+        })
+    };
+    running(services.len(), Duration::from_secs(2), serve, during);
 }
 
 #[test]
@@ -80,7 +50,7 @@ fn echo_alone_sends_back_every_datagram() {
             port,
             work: 10,
         }];
-        serving(&format!("echo-{receive}"), receive, &services, |reader| {
+        serving(receive, &services, |server| {
             let client = client(port);
             let mut buffer = [0; 2048];
             for length in [0, 1, 14, 1472, 2048] {
@@ -89,12 +59,8 @@ fn echo_alone_sends_back_every_datagram() {
                 let got = client.recv(&mut buffer).unwrap();
                 assert_eq!(&buffer[..got], payload, "{receive}, {length} bytes");
             }
-            // They are written once a turn, which a reply may overtake.
-            let deadline = Instant::now() + Duration::from_secs(5);
-            while reader.read()[0].replies < 5 && Instant::now() < deadline {
-                std::thread::yield_now();
-            }
-            let counts = reader.read()[0];
+            server.until("counted", |_, reader| reader.read()[0].replies >= 5);
+            let counts = server.service();
             assert_eq!((counts.received, counts.replies, counts.errors), (5, 5, 0));
             assert_eq!(counts.bytes, 1 + 14 + 1472 + 2048);
         });
@@ -106,58 +72,41 @@ fn several_services_share_a_loop() {
     for receive in [Receive::Recv, Receive::Recvmmsg] {
         let [echo, acknowledge, discard] = ports();
         let services = [
-            ServiceSpec {
-                kind: Kind::Echo,
-                port: echo,
-                work: 0,
-            },
-            ServiceSpec {
-                kind: Kind::Acknowledge,
-                port: acknowledge,
-                work: 0,
-            },
-            ServiceSpec {
-                kind: Kind::Discard,
-                port: discard,
-                work: 0,
-            },
+            (Kind::Echo, echo),
+            (Kind::Acknowledge, acknowledge),
+            (Kind::Discard, discard),
         ];
-        serving(
-            &format!("several-{receive}"),
-            receive,
-            &services,
-            |reader| {
-                let discarded = client(discard);
-                for number in 0..100u32 {
-                    discarded.send(&number.to_le_bytes()).unwrap();
-                }
-                let acknowledged = client(acknowledge);
-                acknowledged.send(b"12345678 and much more").unwrap();
-                let mut buffer = [0; 64];
-                let got = acknowledged.recv(&mut buffer).unwrap();
-                assert_eq!(&buffer[..got], b"12345678");
-                // Loopback delivers within the send call, so by the time of an
-                // answer to something sent later, the discards have been seen once;
-                // a few turns take them all.
-                let echoed = client(echo);
-                let deadline = Instant::now() + Duration::from_secs(5);
-                while reader.read()[2].received < 100 && Instant::now() < deadline {
-                    echoed.send(b"?").unwrap();
-                    assert_eq!(echoed.recv(&mut buffer).unwrap(), 1);
-                }
+        let services = services.map(|(kind, port)| ServiceSpec {
+            kind,
+            port,
+            work: 0,
+        });
+        serving(receive, &services, |server| {
+            let discarded = client(discard);
+            for number in 0..100u32 {
+                discarded.send(&number.to_le_bytes()).unwrap();
+            }
+            let acknowledged = client(acknowledge);
+            acknowledged.send(b"12345678 and much more").unwrap();
+            let mut buffer = [0; 64];
+            let got = acknowledged.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..got], b"12345678");
+            let echoed = client(echo);
+            echoed.send(b"?").unwrap();
+            assert_eq!(echoed.recv(&mut buffer).unwrap(), 1);
+            server.until("all have come", |_, reader| {
                 let counts = reader.read();
-                assert_eq!(
-                    (counts[2].received, counts[2].bytes, counts[2].replies),
-                    (100, 400, 0)
-                );
-                assert_eq!((counts[1].received, counts[1].replies), (1, 1));
-                discarded.set_nonblocking(true).unwrap();
-                assert!(
-                    discarded.recv(&mut buffer).is_err(),
-                    "discard answers nobody"
-                );
-            },
-        );
+                counts[0].replies == 1 && counts[1].replies == 1 && counts[2].received == 100
+            });
+            let counts = server.counts.read();
+            assert_eq!((counts[2].bytes, counts[2].replies), (400, 0));
+            assert_eq!(counts[1].received, 1);
+            discarded.set_nonblocking(true).unwrap();
+            assert!(
+                discarded.recv(&mut buffer).is_err(),
+                "discard answers nobody"
+            );
+        });
     }
 }
 
@@ -169,7 +118,7 @@ fn a_batch_larger_than_its_room_is_answered_whole() {
         port,
         work: 0,
     }];
-    serving("burst", Receive::Recvmmsg, &services, |_| {
+    serving(Receive::Recvmmsg, &services, |_| {
         let client = client(port);
         let mut buffer = [0; 16];
         for _ in 0..200u32 {
@@ -185,7 +134,7 @@ fn a_batch_larger_than_its_room_is_answered_whole() {
 fn a_port_in_use_is_named() {
     let taken = UdpSocket::bind((LOCAL, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let counters = Counters::create(page("taken"), 1).unwrap();
+    let counters = Counters::create(path("taken"), 1).unwrap();
     let error = serve(
         &Linux::default(),
         LOCAL,

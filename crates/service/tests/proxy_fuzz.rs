@@ -46,14 +46,14 @@ fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec
             session.upstream_sent(count, shared);
             continue;
         }
-        match session.output() {
-            Output::Nothing if session.has_work() => session.proceed(shared),
+        match session.connection().output() {
+            Output::Nothing if session.connection().has_work() => session.proceed(shared),
             Output::Nothing => return,
             Output::Bytes { bytes, .. } => {
                 assert!(!bytes.is_empty(), "nothing to send is Nothing");
                 let count = bytes.len().min(step);
                 out[0].extend_from_slice(&bytes[..count]);
-                session.sent(count, shared.clock.now());
+                session.connection_mut().sent(count, shared.clock.now());
             }
             Output::File { .. } => panic!("there are no files"),
         }
@@ -72,7 +72,7 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
     for _ in 0..10_000 {
         drain(&mut session, &mut shared, step, &mut out);
         session.take_left();
-        if session.end() != End::Open {
+        if session.connection().end() != End::Open {
             return out;
         }
         if session.wants_upstream().is_some() {
@@ -80,7 +80,7 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
             session.connected(false, Duration::ZERO);
             // The origin is the slower one, so that what it meets does not
             // depend on how the rest is cut.
-            while session.wants_input()
+            while session.connection().wants_input()
                 && let Some(piece) = asked.next()
             {
                 session.receive(piece, &mut shared);
@@ -109,12 +109,14 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
             continue;
         }
         match asked.next() {
-            Some(piece) if session.wants_input() => session.receive(piece, &mut shared),
+            Some(piece) if session.connection().wants_input() => {
+                session.receive(piece, &mut shared)
+            }
             Some(_) => panic!("it is stuck"),
             None => {
                 session.end_of_input();
                 drain(&mut session, &mut shared, step, &mut out);
-                if session.end() != End::Open {
+                if session.connection().end() != End::Open {
                     return out;
                 }
                 assert!(session.wants_upstream().is_some(), "it is stuck at the end");

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tidewall_lab::testbed::{Config, MIDDLE_CLIENT, MIDDLE_SERVER, Testbed, names, privilege};
 
-mod bed;
+mod common;
 
-use bed::{Bed, Running, signal};
+use common::bed::Bed;
+use common::{Running, signal};
 
 /// What the standard library has no name for.
 mod raw_namespace {

@@ -1,45 +1,30 @@
 //! A real service on Tidewall in network namespaces, looked at by `stat`,
 //! `trace` and `doctor` while a blast runs. Needs root; skipped without.
 
+mod common;
+
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{ChildStdout, Command, Output, Stdio};
 
+use common::bed::Bed;
+use common::{PROGRAM, Running, Service, program, signal, tidewall};
 use serde_json::Value;
 
-mod bed;
-
-use bed::{Bed, PROGRAM, Running, signal};
-
-fn serve(bed: &Bed, options: &[&str]) -> (Running, BufReader<ChildStdout>, String) {
-    let mut arguments = vec!["serve", "echo", "--interface", &bed.interface];
-    arguments.extend(options);
-    let mut child = Bed::command(&bed.server, &arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap());
-    let mut first = String::new();
-    lines.read_line(&mut first).unwrap();
-    (Running(child), lines, first)
+fn serve(bed: &Bed, options: &[&str]) -> Service {
+    let echo = ["serve", "echo", "--interface", &bed.interface];
+    Service::start(Bed::command(&bed.server, &[&echo, options].concat()))
 }
 
 /// A `tidewall stat` whose output is read while it runs.
 fn watch(arguments: &[&str]) -> (Running, BufReader<ChildStdout>) {
-    let mut child = Command::new(PROGRAM)
-        .arg("stat")
-        .args(arguments)
-        .stdin(Stdio::null())
+    let mut child = program(&[&["stat"], arguments].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
     (Running(child), output)
-}
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).args(arguments).output().unwrap()
 }
 
 fn json(output: &Output) -> Value {
@@ -51,20 +36,16 @@ fn json(output: &Output) -> Value {
 #[test]
 fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     // Namespaces need root, and so does everything after them.
-    let bed = match Bed::new("a") {
-        Ok(bed) => bed,
-        Err(error) => {
-            println!("SKIPPED a_live_service_is_seen_by_stat_trace_and_doctor: {error}");
-            return;
-        }
+    let Some(bed) = Bed::or_skip("a_live_service_is_seen_by_stat_trace_and_doctor", "a") else {
+        return;
     };
-    let (mut service, mut rest, first) = serve(&bed, &[]);
+    let service = serve(&bed, &[]);
+    let first = &service.first;
     assert!(
         first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (ni-lrp)"),
         "{first}"
     );
-    // `ip netns exec` becomes the program: the process is the service's own.
-    let process = service.0.id().to_string();
+    let process = service.id();
     let mut blast = Bed::command(
         &bed.client,
         &[
@@ -83,7 +64,7 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     );
     let blast = Running(blast.stdout(Stdio::null()).spawn().unwrap());
 
-    let stat = json(&run(&["stat", &process, "--json"]));
+    let stat = json(&tidewall(&["stat", &process, "--json"]));
     let stack = &stat["stacks"][0];
     assert_eq!(stack["now"]["interface"], bed.interface.as_str());
     let received = |which: &str| stack[which]["sockets"][0]["received"].as_u64().unwrap();
@@ -92,14 +73,14 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         (500..=4_000).contains(&gained),
         "{gained} received in a second at 2,000/s"
     );
-    let text = String::from_utf8(run(&["stat", &process]).stdout).unwrap();
+    let text = String::from_utf8(tidewall(&["stat", &process]).stdout).unwrap();
     assert!(
         text.contains("0.0.0.0:7") && text.contains("driver: channel"),
         "{text}"
     );
 
     let file = std::env::temp_dir().join(format!("tw-live-{process}.pcapng"));
-    let trace = run(&[
+    let trace = tidewall(&[
         "trace",
         &process,
         "-n",
@@ -126,7 +107,7 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         Ok(output) => assert_eq!(String::from_utf8_lossy(&output.stdout), "7\n".repeat(5)),
         Err(error) => println!("SKIPPED reading the capture by tshark: {error}"),
     }
-    std::fs::remove_file(&file).unwrap();
+    fs::remove_file(&file).unwrap();
 
     let doctor = Bed::command(
         &bed.server,
@@ -158,20 +139,12 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     assert_ne!(of("flow steering")["severity"], "problem");
     drop(blast);
 
-    let killed = Command::new("kill")
-        .args(["-TERM", &process])
-        .status()
-        .unwrap();
-    assert!(killed.success());
-    let status = service.0.wait().unwrap();
-    let mut totals = String::new();
-    rest.read_to_string(&mut totals).unwrap();
-    assert!(status.success(), "{status}");
+    let totals = service.end();
     assert!(
         totals.starts_with("received ") && totals.contains(", 0 errors in "),
         "{totals}"
     );
-    let gone = run(&["stat", &process]);
+    let gone = tidewall(&["stat", &process]);
     assert_eq!(
         gone.status.code(),
         Some(1),
@@ -181,17 +154,14 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
 
 #[test]
 fn receive_control_is_watched_until_the_stack_ends() {
-    let bed = match Bed::new("b") {
-        Ok(bed) => bed,
-        Err(error) => {
-            println!("SKIPPED receive_control_is_watched_until_the_stack_ends: {error}");
-            return;
-        }
+    let Some(bed) = Bed::or_skip("receive_control_is_watched_until_the_stack_ends", "b") else {
+        return;
     };
     let options = ["--policy", "napi", "--budget", "64"];
-    let (mut service, _rest, first) = serve(&bed, &options);
+    let service = serve(&bed, &options);
+    let first = &service.first;
     assert!(first.starts_with("echo on 0.0.0.0:7/udp"), "{first}");
-    let process = service.0.id().to_string();
+    let process = service.id();
 
     // Text, ended as by Ctrl-C.
     let (mut text, lines) = watch(&[&process, "--watch=0.1"]);
@@ -260,8 +230,7 @@ fn receive_control_is_watched_until_the_stack_ends() {
         let seconds = stack["processors"]["seconds"].as_f64().unwrap();
         assert!(seconds >= 0.1, "{line}");
     }
-    signal("-TERM", &service);
-    assert!(service.0.wait().unwrap().success());
+    service.end();
     lines.read_to_string(&mut String::new()).unwrap();
     assert_eq!(json.0.wait().unwrap().code(), Some(1));
     let mut said = String::new();

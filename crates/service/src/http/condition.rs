@@ -27,8 +27,7 @@ pub fn evaluate(head: &Head<'_, '_>, entry: &Entry) -> Verdict {
     }
     let mut matches = head.fields("If-None-Match").peekable();
     let known = if matches.peek().is_some() {
-        // Weak comparison (§8.8.3.2).
-        let weak = |tag: &[u8]| tag.strip_prefix(b"W/").unwrap_or(tag) == entry.etag.as_bytes();
+        let weak = |tag: &[u8]| opaque(tag) == entry.etag.as_bytes();
         matches.any(|field| any_tag(field, weak))
     } else {
         dated("If-Modified-Since").is_some_and(|since| entry.modified <= since)
@@ -53,6 +52,11 @@ pub fn range_applies(head: &Head<'_, '_>, entry: &Entry, now: u64) -> bool {
         return field == entry.etag.as_bytes();
     }
     seconds(field).is_some_and(|date| date == entry.modified && date < now)
+}
+
+/// What of an entity tag weak comparison compares (§8.8.3.2).
+pub(super) fn opaque(tag: &[u8]) -> &[u8] {
+    tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
 /// Whether a list of entity tags is `*` or has one that `suits`.

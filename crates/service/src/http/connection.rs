@@ -500,28 +500,22 @@ impl Connection {
         self.output.len() - self.written + pieces
     }
 
-    /// Ends it at once: what was begun cannot be finished.
+    /// Ends it once what there is has been sent: what was begun cannot be
+    /// finished, but what came before it may be whole.
     pub(super) fn abort(&mut self) {
         self.held = false;
-        self.state = State::Over;
-        self.output.clear();
-        self.written = 0;
-        self.pieces.clear();
+        self.state = State::Last { linger: true };
     }
 
-    /// Room for the head of a response.
-    pub(super) fn head(&mut self) -> &mut Vec<u8> {
-        &mut self.output
-    }
-
-    /// Puts bytes behind those that wait to be sent, of which there may always
-    /// be some: what has been sent does not pile up.
-    pub(super) fn append(&mut self, bytes: &[u8]) {
+    /// Room behind what waits to be sent. There may always be some of that, to
+    /// a peer that asks faster than it reads; what has been sent does not pile
+    /// up.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
         if self.written >= OUTPUT_FULL {
             self.output.drain(..self.written);
             self.written = 0;
         }
-        self.output.extend_from_slice(bytes);
+        &mut self.output
     }
 
     /// So many bytes of content follow the head at hand.
@@ -532,5 +526,90 @@ impl Connection {
     /// The response at hand is the last.
     pub(super) fn close_after(&mut self, linger: bool) {
         self.state = State::Last { linger };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// Answers each request with so many bytes.
+    struct Answering {
+        clock: Clock,
+        limits: Limits,
+        length: usize,
+    }
+
+    impl Responder for Answering {
+        fn clock(&self) -> &Clock {
+            &self.clock
+        }
+
+        fn limits(&self) -> &Limits {
+            &self.limits
+        }
+
+        fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
+            match head.target {
+                "/later" => connection.hold(),
+                _ => connection.out().extend(vec![b'x'; self.length]),
+            }
+        }
+
+        fn refuse(&mut self, _: &mut Connection, status: Status) {
+            panic!("{status:?}");
+        }
+    }
+
+    fn answering(length: usize) -> (Connection, Answering) {
+        let connection = Connection::new(Ipv4Addr::LOCALHOST.into(), Duration::ZERO);
+        let site = Answering {
+            clock: Clock::new(Duration::ZERO, 0),
+            limits: Limits::default(),
+            length,
+        };
+        (connection, site)
+    }
+
+    /// It always has requests waiting and never takes all of the answers.
+    #[test]
+    fn a_peer_that_asks_faster_than_it_reads_takes_no_more_memory() {
+        let (mut connection, mut site) = answering(1000);
+        let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
+        for _ in 0..10_000 {
+            if connection.has_work() {
+                connection.proceed(&mut site);
+            } else if connection.wants_input() {
+                connection.receive(&requests, &mut site);
+            }
+            connection.sent(1000, Duration::ZERO);
+            assert!(connection.is_sending());
+        }
+        let most = 4 * OUTPUT_FULL;
+        let capacity = connection.output.capacity();
+        assert!(capacity <= most, "{capacity} bytes for 10,000 answers");
+    }
+
+    #[test]
+    fn what_was_answered_before_the_end_is_sent_before_it() {
+        let (mut connection, mut site) = answering(5);
+        let both = "GET /{} HTTP/1.1\r\nHost: x\r\n\r\n";
+        for target in ["", "later"] {
+            connection.receive(both.replace("{}", target).as_bytes(), &mut site);
+        }
+        connection.abort();
+        assert_eq!(connection.end(), End::Open);
+        assert!(matches!(
+            connection.output(),
+            Output::Bytes {
+                bytes: b"xxxxx",
+                ..
+            }
+        ));
+        connection.sent(5, Duration::ZERO);
+        assert_eq!(connection.end(), End::Shutdown);
+        assert!(!connection.wants_input() && !connection.has_work());
     }
 }

@@ -4,7 +4,8 @@
 //! ranges and conditional requests; the files of a directory; one event loop,
 //! on one thread, over [`StreamHost`]. Does not live here: anything that knows
 //! which stack it runs on. What HTTP decides is sans-I/O ([`connection`]); what
-//! the file system decides is in [`files`]; [`serve`] joins the two to sockets.
+//! the file system decides is in [`files`]; [`serve`] joins the two to sockets,
+//! in the event loop (`engine`, `front`) that the proxy has, too.
 //!
 //! Read first: RFC 9112 §§2–9 (messages, connections), RFC 9110 §§13–15
 //! (conditions, ranges, status codes).
@@ -17,12 +18,16 @@
 
 pub mod condition;
 pub mod connection;
+mod engine;
 pub mod entry;
 pub mod files;
+mod front;
+mod link;
 pub mod log;
 pub mod path;
 pub mod proxy;
 pub mod range;
+mod reply;
 pub mod request;
 mod respond;
 mod server;

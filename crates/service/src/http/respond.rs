@@ -9,14 +9,12 @@ use super::connection::{Connection, Piece};
 use super::entry::{Bytes, Entry};
 use super::path::{self, PathError, location};
 use super::range::{self, Ranges};
+use super::reply::{COPY_MAX, Last};
 use super::request::{Content, Head, Method};
 use super::site::{Found, Site, Store};
 use super::status::Status;
 use crate::work::multiply;
 
-/// Content of up to so many bytes is copied behind its head, to leave in one
-/// call; longer content is sent from where it is.
-const COPY_MAX: u64 = 16 * 1024;
 /// What a directory's path stands for.
 const INDEX: &[u8] = b"index.html";
 /// Methods that files have.
@@ -43,17 +41,13 @@ impl Connection {
             Content::Length(length) if !head.expects_continue && !close => self.skip(length),
             Content::Length(_) | Content::Chunked => (close, linger) = (true, true),
         }
-        let last = match (close, linger) {
-            (false, _) => Last::No,
-            (true, false) => Last::Close,
-            (true, true) => Last::Linger,
-        };
+        let last = Last::of(close, linger);
         match head.method {
             Method::Get | Method::Head => self.file(head, last, site),
             Method::Options => {
-                self.begin(Status::NO_CONTENT, site);
-                self.head().extend_from_slice(ALLOW.as_bytes());
-                self.finish(Some(head), last);
+                self.begin(Status::NO_CONTENT, &site.clock);
+                self.out().extend_from_slice(ALLOW.as_bytes());
+                self.finish(head.version, last);
                 self.account(Some(head), Status::NO_CONTENT, 0, site);
             }
             Method::Other => self.error(Some(head), Status::METHOD_NOT_ALLOWED, last, site),
@@ -115,9 +109,9 @@ impl Connection {
             match evaluate(head, entry) {
                 Verdict::Proceed => {}
                 Verdict::NotModified => {
-                    self.begin(Status::NOT_MODIFIED, site);
-                    self.head().extend_from_slice(entry.fields.as_bytes());
-                    self.finish(Some(head), last);
+                    self.begin(Status::NOT_MODIFIED, &site.clock);
+                    self.out().extend_from_slice(entry.fields.as_bytes());
+                    self.finish(head.version, last);
                     return self.account(Some(head), Status::NOT_MODIFIED, 0, site);
                 }
                 Verdict::Failed => {
@@ -134,16 +128,16 @@ impl Connection {
                     Ranges::Parts(parts) => return self.parts(head, entry, &parts, last, site),
                     Ranges::Unsatisfiable => {
                         let status = Status::RANGE_NOT_SATISFIABLE;
-                        self.begin(status, site);
-                        let _ = write!(self.head(), "Content-Range: bytes */{}\r\n", entry.size);
+                        self.begin(status, &site.clock);
+                        let _ = write!(self.out(), "Content-Range: bytes */{}\r\n", entry.size);
                         return self.text(Some(head), status, last, site);
                     }
                 }
             }
         }
-        self.begin(Status::OK, site);
-        self.head().extend_from_slice(entry.whole.as_bytes());
-        self.finish(Some(head), last);
+        self.begin(Status::OK, &site.clock);
+        self.out().extend_from_slice(entry.whole.as_bytes());
+        self.finish(head.version, last);
         let sent = self.content(head, entry, 0..entry.size);
         self.account(Some(head), Status::OK, sent, site);
     }
@@ -157,7 +151,7 @@ impl Connection {
         last: Last,
         site: &mut Site<S>,
     ) {
-        self.begin(Status::PARTIAL_CONTENT, site);
+        self.begin(Status::PARTIAL_CONTENT, &site.clock);
         let size = entry.size;
         let content_range = |part: &Range<u64>| {
             let end = part.end.saturating_sub(1);
@@ -166,14 +160,14 @@ impl Connection {
         let length = |part: &Range<u64>| part.end - part.start;
         if let [part] = parts {
             let _ = write!(
-                self.head(),
+                self.out(),
                 "Content-Type: {}\r\n{}Content-Length: {}\r\n{}",
                 entry.content_type,
                 content_range(part),
                 length(part),
                 entry.fields
             );
-            self.finish(Some(head), last);
+            self.finish(head.version, last);
             let sent = self.content(head, entry, part.clone());
             return self.account(Some(head), Status::PARTIAL_CONTENT, sent, site);
         }
@@ -194,11 +188,11 @@ impl Connection {
             + parts.iter().map(length).sum::<u64>()
             + end.len() as u64;
         let _ = write!(
-            self.head(),
+            self.out(),
             "Content-Type: multipart/byteranges; boundary={boundary}\r\nContent-Length: {total}\r\n{}",
             entry.fields
         );
-        self.finish(Some(head), last);
+        self.finish(head.version, last);
         for (text, part) in heads.into_iter().zip(parts) {
             self.pieces.push_back(Piece::Text(text.into_bytes()));
             self.pieces
@@ -215,12 +209,12 @@ impl Connection {
         if head.method == Method::Head || length == 0 {
             return 0;
         }
-        if length <= COPY_MAX
+        if length <= COPY_MAX as u64
             && let Bytes::Memory(bytes) = &entry.bytes
             && let (Ok(start), Ok(end)) = (range.start.try_into(), range.end.try_into())
             && let Some(bytes) = bytes.get::<Range<usize>>(start..end)
         {
-            self.head().extend_from_slice(bytes);
+            self.out().extend_from_slice(bytes);
         } else {
             self.pieces.push_back(Piece::Content(entry.clone(), range));
         }
@@ -235,8 +229,8 @@ impl Connection {
         last: Last,
         site: &mut Site<S>,
     ) {
-        self.begin(Status::MOVED_PERMANENTLY, site);
-        let _ = write!(self.head(), "Location: {location}\r\n");
+        self.begin(Status::MOVED_PERMANENTLY, &site.clock);
+        let _ = write!(self.out(), "Location: {location}\r\n");
         self.text(Some(head), Status::MOVED_PERMANENTLY, last, site);
     }
 
@@ -248,11 +242,11 @@ impl Connection {
         last: Last,
         site: &mut Site<S>,
     ) {
-        self.begin(status, site);
+        self.begin(status, &site.clock);
         match status {
-            Status::METHOD_NOT_ALLOWED => self.head().extend_from_slice(ALLOW.as_bytes()),
+            Status::METHOD_NOT_ALLOWED => self.out().extend_from_slice(ALLOW.as_bytes()),
             Status::SERVICE_UNAVAILABLE => {
-                self.head().extend_from_slice(b"Retry-After: 1\r\n");
+                self.out().extend_from_slice(b"Retry-After: 1\r\n");
             }
             _ => {}
         }
@@ -269,51 +263,10 @@ impl Connection {
         site: &mut Site<S>,
     ) {
         let line = format!("{} {}\n", status.0, status.reason());
-        let _ = write!(
-            self.head(),
-            "Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n",
-            line.len()
-        );
-        self.finish(head, last);
-        let silent = head.is_some_and(|head| head.method == Method::Head);
-        if !silent {
-            self.head().extend_from_slice(line.as_bytes());
-        }
-        let length = if silent { 0 } else { line.len() as u64 };
+        let content = head.is_none_or(|head| head.method != Method::Head);
+        let version = head.map_or(1, |head| head.version);
+        let length = self.line(&line, content, version, last);
         self.account(head, status, length, site);
-    }
-
-    /// The status line and the fields that every response has.
-    fn begin<S>(&mut self, status: Status, site: &Site<S>) {
-        let out = self.head();
-        if status == Status::OK {
-            out.extend_from_slice(b"HTTP/1.1 200 OK\r\nServer: tidewall\r\nDate: ");
-        } else {
-            let (code, reason) = (status.0, status.reason());
-            let _ = write!(
-                out,
-                "HTTP/1.1 {code} {reason}\r\nServer: tidewall\r\nDate: "
-            );
-        }
-        out.extend_from_slice(site.clock.date().as_bytes());
-        out.extend_from_slice(b"\r\n");
-    }
-
-    /// Says whether the connection goes on, and ends the head.
-    fn finish(&mut self, head: Option<&Head<'_, '_>>, last: Last) {
-        let out = self.head();
-        match last {
-            // HTTP/1.0 takes nothing for granted.
-            Last::No if head.is_some_and(|head| head.version == 0) => {
-                out.extend_from_slice(b"Connection: keep-alive\r\n");
-            }
-            Last::No => {}
-            Last::Close | Last::Linger => out.extend_from_slice(b"Connection: close\r\n"),
-        }
-        out.extend_from_slice(b"\r\n");
-        if last != Last::No {
-            self.close_after(last == Last::Linger);
-        }
     }
 
     fn account<S>(
@@ -329,14 +282,4 @@ impl Connection {
             log.add(self.peer, &site.clock, request, status, length);
         }
     }
-}
-
-/// Whether a response is the connection's last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Last {
-    No,
-    /// It is, and the peer has nothing more to send.
-    Close,
-    /// It is, and the peer may still be sending.
-    Linger,
 }

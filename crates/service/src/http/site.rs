@@ -50,13 +50,15 @@ impl Clock {
     }
 
     /// Sets it: `now` since any fixed moment and never going back, `unix` in
-    /// seconds since 1970.
-    pub fn set(&mut self, now: Duration, unix: u64) {
+    /// seconds since 1970. Returns whether another second has begun.
+    pub fn set(&mut self, now: Duration, unix: u64) -> bool {
         self.now = now;
-        if self.unix != unix {
+        let other = self.unix != unix;
+        if other {
             self.unix = unix;
             self.date = date(unix);
         }
+        other
     }
 
     /// Time since any fixed moment.

@@ -1,10 +1,9 @@
 //! What is kept, confirmed, replaced and forgotten.
 
-use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use tidewall_service::http::proxy::{Revalidate, Spec};
+use tidewall_service::http::proxy::Revalidate;
 
 use super::origin::{Origin, reply};
 use super::*;

@@ -1,51 +1,42 @@
 //! Messages on their way through.
 
 use std::fs;
-use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::path::Path;
 
-use tidewall_service::http::proxy::Spec;
 use tidewall_service::http::{self, Limits};
 
+use super::common::{Start, chunked, path, running};
 use super::origin::{Origin, reply};
 use super::*;
 
 /// The web server of this crate, as an origin, while `during` runs.
-fn with_web_server(during: impl FnOnce(SocketAddr, &std::path::Path)) {
-    let root = page();
+fn with_web_server(during: impl FnOnce(SocketAddr, &Path)) {
+    let root = path("root");
     fs::create_dir_all(&root).unwrap();
     fs::write(root.join("a.txt"), text(1259)).unwrap();
     fs::write(root.join("b.txt"), text(100_000)).unwrap();
-    let path = page();
-    let counters = Counters::create(&path, 1).unwrap();
-    let stop = AtomicBool::new(false);
     let spec = http::Spec {
         root: root.clone(),
         port: 0,
         work: 0,
         limits: Limits::default(),
     };
-    let (ready, is_ready) = mpsc::channel();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            http::serve(
-                &epoll(),
-                LOCAL,
-                &spec,
-                None,
-                &counters,
-                0,
-                &stop,
-                |address| {
-                    ready.send(address).unwrap();
-                },
-            )
-            .unwrap();
-        });
-        let _stopping = StopAtEnd(&stop);
-        let address = is_ready.recv_timeout(Duration::from_secs(5)).unwrap();
-        during(address, &root);
-    });
+    let serve = |start: &Start<'_>| {
+        let (counters, stop) = (start.counters, start.stop);
+        http::serve(
+            &epoll(),
+            LOCAL,
+            &spec,
+            None,
+            counters,
+            0,
+            stop,
+            start.ready(),
+        )
+    };
+    let within = spec.limits.grace + Duration::from_secs(2);
+    running(1, within, serve, |web| during(web.address, &root));
     let _ = fs::remove_dir_all(root);
 }
 
@@ -239,17 +230,7 @@ fn content_of_clients_goes_through() {
             body.resize(length.parse().unwrap(), 0);
             stream.read_exact(&mut body).unwrap();
         } else if asked.field("Transfer-Encoding").is_some() {
-            loop {
-                let size = String::from_utf8(line(stream).unwrap()).unwrap();
-                let size = usize::from_str_radix(size.trim(), 16).unwrap();
-                let start = body.len();
-                body.resize(start + size, 0);
-                stream.read_exact(&mut body[start..]).unwrap();
-                assert_eq!(line(stream).unwrap(), b"\r\n");
-                if size == 0 {
-                    break;
-                }
-            }
+            body = chunked(stream).unwrap();
         }
         let good = body == text(body.len());
         let said = format!("{} {good}", body.len());

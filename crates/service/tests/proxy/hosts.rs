@@ -1,11 +1,12 @@
 //! The same stories on the other hosts of Linux.
 
-use tidewall_service::http::proxy::Spec;
+use std::net::{Shutdown, TcpListener};
+
 use tidewall_service::linux_sockets::LinuxSockets;
 use tidewall_service::{PollHost, SelectHost};
 
+use super::common::story::{self, Client, Stage};
 use super::forwarding::{answers_large_and_small, curl_through};
-use super::origin::{Origin, reply};
 use super::trouble::finishes;
 use super::*;
 
@@ -15,6 +16,19 @@ fn select() -> SelectHost<LinuxSockets> {
 
 fn poll() -> PollHost<LinuxSockets> {
     PollHost::new(LinuxSockets::new())
+}
+
+impl Client for TcpStream {
+    fn end(&mut self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).unwrap();
+    let patience = Some(Duration::from_secs(10));
+    stream.set_read_timeout(patience).unwrap();
+    stream
 }
 
 #[test]
@@ -36,46 +50,39 @@ fn answers_of_any_size_with_each_host() {
 
 /// More connections than an `fd_set` of the C library holds, all idle, and one
 /// that is not.
-fn cold<H: StreamHost>(host: impl FnOnce() -> H + Send) {
-    const COLD: usize = 1200;
-    let origin = Origin::saying(reply("200 OK", "ETag: \"e\"\r\n", b"warm"));
-    proxying_on(host, &Spec::new(0, Some(origin.address)), |proxy| {
-        let idle: Vec<TcpStream> = (0..COLD).map(|_| proxy.connect()).collect();
-        proxy.until("accepted", |_, reader| reader.read()[0].open == COLD as u64);
-        let mut stream = proxy.connect();
-        for _ in 0..50 {
-            assert_eq!(get(&mut stream, "/", "").body, b"warm");
-        }
-        drop(idle);
-        proxy.until("closed", |_, reader| reader.read()[0].open == 1);
-        assert_eq!(get(&mut stream, "/", "").body, b"warm");
-    });
+fn cold<H: StreamHost>(fresh: bool, host: impl FnOnce() -> H + Send) {
+    let stage = Stage {
+        web: LOCAL,
+        proxy: LOCAL,
+        cold: 1200,
+        fresh,
+    };
+    story::among_idle_clients(stage, epoll, host, connect);
+}
+
+#[test]
+fn more_than_1024_descriptors_with_epoll() {
+    cold(true, epoll);
 }
 
 #[test]
 fn more_than_1024_descriptors_with_select() {
-    cold(select);
+    cold(false, select);
+    cold(true, select);
 }
 
 #[test]
 fn more_than_1024_descriptors_with_poll() {
-    cold(poll);
+    cold(false, poll);
+    cold(true, poll);
 }
 
 #[test]
 fn an_absent_origin_is_noticed_with_each_host() {
-    fn story<H: StreamHost>(host: impl FnOnce() -> H + Send) {
-        let address = std::net::TcpListener::bind((LOCAL, 0))
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        proxying_on(host, &Spec::new(0, Some(address)), |proxy| {
-            let mut stream = proxy.connect();
-            assert_eq!(get(&mut stream, "/", "").status, 502);
-        });
-    }
-    story(select);
-    story(poll);
+    let nobody = TcpListener::bind((LOCAL, 0)).unwrap().local_addr().unwrap();
+    story::an_absent_origin(LOCAL, nobody, epoll, connect);
+    story::an_absent_origin(LOCAL, nobody, select, connect);
+    story::an_absent_origin(LOCAL, nobody, poll, connect);
 }
 
 #[test]

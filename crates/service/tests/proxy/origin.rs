@@ -1,13 +1,13 @@
 //! Origins that do as they are told, on threads and blocking sockets.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use super::LOCAL;
+use super::common::{self, LOCAL};
 
 /// What an origin does with a request: gets its head and the connection, and
 /// says whether the connection goes on.
@@ -22,10 +22,7 @@ pub struct Asked<'a> {
 
 impl Asked<'_> {
     pub fn field(&self, name: &str) -> Option<&str> {
-        self.head.lines().skip(1).find_map(|line| {
-            let (found, value) = line.split_once(": ")?;
-            found.eq_ignore_ascii_case(name).then_some(value)
-        })
+        common::field(self.head, name)
     }
 
     pub fn path(&self) -> &str {
@@ -105,14 +102,9 @@ fn converse(mut stream: TcpStream, handler: &Arc<Handler>, heads: &Mutex<Vec<Str
     let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
     let _ = stream.set_nodelay(true);
     loop {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            match stream.read(&mut byte) {
-                Ok(1) => head.push(byte[0]),
-                _ => return,
-            }
-        }
+        let Ok(head) = common::read_to(&mut stream, b"\r\n\r\n") else {
+            return;
+        };
         let head = String::from_utf8(head).unwrap();
         let number = {
             let mut heads = heads.lock().unwrap();

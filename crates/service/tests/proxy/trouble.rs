@@ -1,10 +1,9 @@
 //! Slow, broken and absent origins; clients that go away.
 
-use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use tidewall_service::http::Limits;
-use tidewall_service::http::proxy::{Spec, UpstreamLimits};
+use tidewall_service::http::proxy::UpstreamLimits;
 
 use super::origin::{Origin, reply};
 use super::*;

@@ -94,6 +94,8 @@ enum Place {
     Trailer(u16),
     /// Within one.
     TrailerLine(u16),
+    /// Behind its CR.
+    TrailerLineEnd(u16),
     /// Behind a CR at the beginning of a line.
     TrailerEnd,
     /// All has come.
@@ -158,13 +160,13 @@ fn step(place: Place, byte: u8) -> Result<Place, BadChunk> {
         (Place::ContentEnd(1), b'\n') => Place::Size(0, 0),
         (Place::Trailer(_), b'\r') => Place::TrailerEnd,
         (Place::TrailerEnd, b'\n') => Place::Over,
-        (Place::Trailer(length) | Place::TrailerLine(length), byte)
+        (Place::TrailerLine(length), b'\r') => Place::TrailerLineEnd(length),
+        (Place::TrailerLineEnd(length), b'\n') => Place::Trailer(length),
+        (Place::Trailer(_) | Place::TrailerLine(_), b'\n') => return Err(BadChunk),
+        (Place::Trailer(length) | Place::TrailerLine(length), _)
             if usize::from(length) < TRAILER_MAX =>
         {
-            match byte {
-                b'\n' => Place::Trailer(length + 1),
-                _ => Place::TrailerLine(length + 1),
-            }
+            Place::TrailerLine(length + 1)
         }
         _ => return Err(BadChunk),
     })
@@ -222,6 +224,10 @@ mod tests {
             "1000000000000000\r\n",
             "1;a\n",
             "0\r\n\r\r",
+            "0\r\n\n",
+            "0\r\nA: b\n\r\n",
+            "0\r\nA: b\r\n\n",
+            "0\r\nA: b\rC: d\r\n\r\n",
             "4\r\rWiki",
             &long,
             &trailer,

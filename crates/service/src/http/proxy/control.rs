@@ -12,9 +12,12 @@ pub struct Directives {
     pub private: bool,
     /// May be stored although it otherwise might not.
     pub public: bool,
-    /// Never to be used once stale without asking: must-revalidate,
-    /// proxy-revalidate and s-maxage.
+    /// Never to be used once stale without asking, and so may be stored
+    /// whoever has asked for it (§3.5): must-revalidate and s-maxage.
     pub must_revalidate: bool,
+    /// Never to be used once stale without asking, which opens it to nobody
+    /// (§5.2.2.8).
+    pub proxy_revalidate: bool,
     /// Only caches that know the status code may store it.
     pub must_understand: bool,
     /// Not to be forwarded: from the cache, or not at all.
@@ -43,6 +46,17 @@ impl Directives {
             }
         }
         found
+    }
+
+    /// Whether a shared cache may keep what comes with them: must-understand
+    /// overrides no-store for those who understand (§5.2.2.3).
+    pub fn may_be_kept(&self) -> bool {
+        !self.private && (!self.no_store || self.must_understand)
+    }
+
+    /// Whether it must not be used once stale without asking.
+    pub fn forbids_stale(&self) -> bool {
+        self.must_revalidate || self.proxy_revalidate
     }
 
     fn note(&mut self, name: &[u8], argument: Option<&[u8]>) {
@@ -75,7 +89,7 @@ impl Directives {
             }
             15 if is("must-revalidate") => self.must_revalidate = true,
             15 if is("must-understand") => self.must_understand = true,
-            16 if is("proxy-revalidate") => self.must_revalidate = true,
+            16 if is("proxy-revalidate") => self.proxy_revalidate = true,
             _ => {}
         }
     }

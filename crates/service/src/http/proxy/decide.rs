@@ -5,10 +5,11 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use super::super::condition::any_tag;
+use super::super::condition::{any_tag, opaque};
 use super::super::connection::{Connection, Piece};
 use super::super::entry::seconds;
 use super::super::range::{self, Ranges};
+use super::super::reply::{COPY_MAX, Last};
 use super::super::request::{Content, Head, Method};
 use super::super::status::Status;
 use super::Revalidate;
@@ -19,9 +20,6 @@ use super::store::Stored;
 use super::target::{self, Target};
 use crate::work::multiply;
 
-/// Content of up to so many bytes is copied behind its head, to leave in one
-/// call; longer content is sent from where it is stored.
-const COPY_MAX: usize = 16 * 1024;
 /// The methods that a proxy would answer for itself.
 const ALLOW: &str = "Allow: GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS\r\n";
 
@@ -32,19 +30,17 @@ pub(super) struct Recipient {
     pub(super) version: u8,
     /// It wants no content.
     pub(super) to_head: bool,
-    /// The connection ends with the answer.
-    pub(super) last: bool,
-    /// It may still be sending.
-    pub(super) linger: bool,
+    /// Whether the connection ends with the answer.
+    pub(super) last: Last,
 }
 
-impl From<Client> for Recipient {
-    fn from(client: Client) -> Self {
+impl Recipient {
+    /// A client, which may still be sending if `linger`.
+    pub(super) fn of(client: Client, linger: bool) -> Self {
         Recipient {
             version: client.version,
             to_head: client.to_head,
-            last: client.last,
-            linger: false,
+            last: Last::of(client.last, linger),
         }
     }
 }
@@ -73,11 +69,8 @@ impl Shared {
             no_store: false,
         };
         // Content that is not read would be taken for the next request.
-        let recipient = Recipient {
-            last: client.last || !empty,
-            linger: !empty || self.stopping,
-            ..client.into()
-        };
+        let last = client.last || !empty;
+        let recipient = Recipient::of(Client { last, ..client }, !empty || self.stopping);
         match self.prepare(head, client, empty, connection.peer) {
             Ok(Prepared::Ask(mut exchange)) => {
                 if self.log.is_some() {
@@ -90,14 +83,14 @@ impl Shared {
                 Some(exchange)
             }
             Ok(Prepared::Stored(stored, answer)) => {
-                let (status, length) = self.stored(connection, &stored, &answer, recipient);
+                let (status, length) = self.stored(connection, &stored, &answer, recipient, &[]);
                 self.note(connection, head, status, length);
                 None
             }
             Ok(Prepared::Options) => {
-                self.begin(connection, Status::NO_CONTENT);
-                connection.head().extend_from_slice(ALLOW.as_bytes());
-                finish(connection, recipient);
+                connection.begin(Status::NO_CONTENT, &self.clock);
+                connection.out().extend_from_slice(ALLOW.as_bytes());
+                connection.finish(recipient.version, recipient.last);
                 self.note(connection, head, Status::NO_CONTENT.0, 0);
                 None
             }
@@ -235,18 +228,20 @@ impl Shared {
         Ok((target, Origin::Address(address)))
     }
 
-    /// Writes what is stored; returns the status and the length of the content.
+    /// Writes what is stored, with fields that are for this client alone;
+    /// returns the status and the length of the content.
     pub(super) fn stored(
         &mut self,
         connection: &mut Connection,
         stored: &Rc<Stored>,
         answer: &Answer,
         recipient: Recipient,
+        own: &[u8],
     ) -> (u16, u64) {
         self.counts.responses += 1;
         let age = stored.freshness.get().age(self.clock.now());
         let size = stored.body.len();
-        let out = connection.head();
+        let out = connection.out();
         let (status, range) = match &answer.status {
             Kind::Whole => {
                 out.extend_from_slice(&stored.line);
@@ -287,19 +282,22 @@ impl Shared {
                 (416, 0..0)
             }
         };
+        out.extend_from_slice(own);
         out.extend_from_slice(b"Date: ");
         out.extend_from_slice(&stored.date.borrow());
         let _ = write!(out, "\r\nAge: {age}\r\n");
         if !matches!(status, 204 | 304) {
             let _ = write!(out, "Content-Length: {}\r\n", range.len());
         }
-        finish(connection, recipient);
+        connection.finish(recipient.version, recipient.last);
         if answer.to_head || range.is_empty() {
             return (status, 0);
         }
         let length = range.len() as u64;
         match stored.body.get(range.clone()) {
-            Some(content) if content.len() <= COPY_MAX => connection.append(content),
+            Some(content) if content.len() <= COPY_MAX => {
+                connection.out().extend_from_slice(content)
+            }
             _ => connection
                 .pieces
                 .push_back(Piece::Shared(stored.body.clone(), range)),
@@ -315,7 +313,13 @@ impl Shared {
         recipient: Recipient,
     ) -> u64 {
         self.counts.responses += 1;
-        self.begin(connection, status);
+        connection.begin(status, &self.clock);
+        let out = connection.out();
+        match status {
+            Status::METHOD_NOT_ALLOWED => out.extend_from_slice(ALLOW.as_bytes()),
+            Status::SERVICE_UNAVAILABLE => out.extend_from_slice(b"Retry-After: 1\r\n"),
+            _ => {}
+        }
         let line = match status {
             Status::NOT_IMPLEMENTED => {
                 "501 Not Implemented: this proxy has http alone, no CONNECT and no https\n"
@@ -323,34 +327,7 @@ impl Shared {
             }
             Status(code) => format!("{code} {}\n", status.reason()),
         };
-        let out = connection.head();
-        match status {
-            Status::METHOD_NOT_ALLOWED => out.extend_from_slice(ALLOW.as_bytes()),
-            Status::SERVICE_UNAVAILABLE => out.extend_from_slice(b"Retry-After: 1\r\n"),
-            _ => {}
-        }
-        let _ = write!(
-            out,
-            "Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n",
-            line.len()
-        );
-        finish(connection, recipient);
-        if recipient.to_head {
-            return 0;
-        }
-        connection.append(line.as_bytes());
-        line.len() as u64
-    }
-
-    /// The status line and the fields that every answer of its own has.
-    fn begin(&self, connection: &mut Connection, status: Status) {
-        let _ = write!(
-            connection.head(),
-            "HTTP/1.1 {} {}\r\nServer: tidewall\r\nDate: {}\r\n",
-            status.0,
-            status.reason(),
-            self.clock.date()
-        );
+        connection.line(&line, !recipient.to_head, recipient.version, recipient.last)
     }
 
     /// Writes a request that was answered at once into the log.
@@ -377,21 +354,6 @@ enum Prepared {
     Options,
 }
 
-/// Ends a head, and says whether the connection goes on.
-pub(super) fn finish(connection: &mut Connection, recipient: Recipient) {
-    let out = connection.head();
-    match (recipient.last, recipient.version) {
-        (true, _) => out.extend_from_slice(b"Connection: close\r\n"),
-        // HTTP/1.0 takes nothing for granted.
-        (false, 0) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
-        (false, _) => {}
-    }
-    out.extend_from_slice(b"\r\n");
-    if recipient.last {
-        connection.close_after(recipient.linger);
-    }
-}
-
 /// How a request is to be answered with what is stored (RFC 9110 §13.2.2,
 /// RFC 9111 §4.3.2).
 fn answer(head: &Head<'_, '_>, facts: &Facts, stored: &Stored) -> Answer {
@@ -400,9 +362,8 @@ fn answer(head: &Head<'_, '_>, facts: &Facts, stored: &Stored) -> Answer {
     if stored.status == 200 && facts.conditional {
         let mut tags = head.fields("If-None-Match").peekable();
         let known = if tags.peek().is_some() {
-            let weak = |tag: &[u8]| -> Box<[u8]> { tag.strip_prefix(b"W/").unwrap_or(tag).into() };
-            let own = stored.etag.as_deref().map(weak);
-            tags.any(|field| any_tag(field, |tag| own.as_ref() == Some(&weak(tag))))
+            let own = stored.etag.as_deref().map(opaque);
+            tags.any(|field| any_tag(field, |tag| own == Some(opaque(tag))))
         } else {
             let since = head.field("If-Modified-Since").and_then(seconds);
             matches!((since, stored.modified), (Some(since), Some(modified)) if modified <= since)

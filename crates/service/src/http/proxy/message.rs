@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use httparse::Header;
 
+use super::super::condition::opaque;
 use super::super::entry::seconds;
 use super::super::request::{self, tokens};
 use super::control::Directives;
@@ -316,7 +317,7 @@ pub(super) fn storable(
     date: &str,
 ) -> Option<Stored> {
     let control = &freshness.control;
-    if control.private || control.no_store && !control.must_understand {
+    if !control.may_be_kept() {
         return None;
     }
     if (control.must_understand || control.no_store) && !understood(head.status) {
@@ -326,9 +327,11 @@ pub(super) fn storable(
     if authorized && !control.public && !control.must_revalidate {
         return None;
     }
-    let explicit = freshness.lifetime.is_some() && understood(head.status);
-    let allowed = heuristic(head.status) || explicit || control.public;
-    if matches!(head.status, 206 | 304) || !allowed {
+    // Other codes, `public` or not, may tell of the request rather than of its
+    // target: 400, 416, 431. Kept, they would be everybody's.
+    let explicit = freshness.lifetime.is_some() || control.public;
+    let allowed = heuristic(head.status) || explicit && understood(head.status);
+    if !allowed {
         return None;
     }
     // Cookies are for one user, whatever the origin forgot to say (§7.3).
@@ -376,6 +379,15 @@ pub(super) fn status_line(out: &mut Vec<u8>, status: u16, reason: &str) {
     }
 }
 
+/// Whether a 304 is of the stored version: not of another one, to judge by the
+/// entity tags where both have one (RFC 9111 §4.3.4).
+pub(super) fn is_version(stored: &Stored, head: &response::Head<'_, '_>) -> bool {
+    match (&stored.etag, head.field("ETag")) {
+        (Some(old), Some(new)) => opaque(old) == opaque(new),
+        _ => true,
+    }
+}
+
 /// What a 304 changes in what is stored (RFC 9111 §3.2): `None` when nothing
 /// but Date and Age, the usual case, which have been noted.
 pub(super) fn freshened(
@@ -391,6 +403,8 @@ pub(super) fn freshened(
         let apart = match name.len() {
             3 => is("Age") || is("Via"),
             4 => is("Date") || is("Vary"),
+            // For whom it came (§7.3).
+            10 => is("Set-Cookie"),
             // A server's name is no news of the content, and differs where
             // several answer for one.
             6 => is("Server"),

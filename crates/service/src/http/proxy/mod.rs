@@ -22,13 +22,14 @@
 //! If-Modified-Since for each hit, as in Banga and Mogul's experiments (USENIX
 //! 1998) and their two connections a request with [`Spec::fresh_upstream`].
 
+mod answer;
 pub mod body;
 pub mod control;
 mod decide;
 mod exchange;
-mod link;
 mod message;
 mod origins;
+mod pool;
 mod resolve;
 pub mod response;
 mod server;

@@ -4,18 +4,18 @@
 
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use super::super::Limits;
-use super::super::connection::{Connection, End, Output, Responder};
+use super::super::connection::{Connection, Responder};
+use super::super::reply::Last;
 use super::super::request::Head;
 use super::super::site::Clock;
 use super::super::status::Status;
 use super::body::Body;
-use super::decide::{Recipient, finish};
-use super::exchange::{Exchange, Link, Onto, Phase, Storing, Validation, chunk};
-use super::message::{end_to_end, freshened, freshness, put, status_line, storable};
+use super::decide::Recipient;
+use super::exchange::{Exchange, Link, Phase};
+use super::message::{end_to_end, status_line};
 use super::response::{self, FIELDS_MAX, Parsed};
 use super::shared::Shared;
 
@@ -23,7 +23,7 @@ pub use super::exchange::Origin;
 
 /// With so many bytes of an answer on the way to the client no more are taken
 /// from the origin.
-const ANSWER_FULL: usize = 64 * 1024;
+pub(super) const ANSWER_FULL: usize = 64 * 1024;
 
 /// What went wrong with an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,12 @@ pub enum Left {
 /// A client's connection.
 #[derive(Debug)]
 pub struct Session {
-    connection: Connection,
-    exchange: Option<Box<Exchange>>,
-    left: Option<Left>,
+    pub(super) connection: Connection,
+    pub(super) exchange: Option<Box<Exchange>>,
+    pub(super) left: Option<Left>,
+    /// Where whoever makes connections to origins has the one in use; of no
+    /// meaning here.
+    pub(super) place: Option<usize>,
 }
 
 /// The proxy, answering one connection.
@@ -80,8 +83,7 @@ impl Responder for Turn<'_> {
         let recipient = Recipient {
             version: 1,
             to_head: false,
-            last: true,
-            linger: true,
+            last: Last::Linger,
         };
         let length = self.shared.error(connection, status, recipient);
         if let Some(log) = &mut self.shared.log {
@@ -97,15 +99,22 @@ impl Session {
             connection: Connection::new(peer, now),
             exchange: None,
             left: None,
+            place: None,
         }
     }
 
-    // ---- The client's side --------------------------------------------------
-
-    /// Whether bytes are to be read from the client.
-    pub fn wants_input(&self) -> bool {
-        self.connection.wants_input()
+    /// The connection with the client: what is to be sent over it, whether it
+    /// wants input, how it ends.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
     }
+
+    /// The same, to be told what was sent.
+    pub fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    // ---- The client's side --------------------------------------------------
 
     /// Takes bytes from the client.
     pub fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
@@ -115,11 +124,6 @@ impl Session {
         };
         self.connection.receive(bytes, &mut turn);
         self.take_content(shared);
-    }
-
-    /// Whether [`Session::proceed`] has something to do.
-    pub fn has_work(&self) -> bool {
-        self.connection.has_work()
     }
 
     /// Goes on with requests that had to wait.
@@ -134,61 +138,14 @@ impl Session {
 
     /// Takes note that the client sends nothing more.
     pub fn end_of_input(&mut self) {
-        let whole = self
-            .exchange
-            .as_ref()
-            .is_none_or(|exchange| exchange.content.is_over());
-        if whole {
-            self.connection.end_of_input();
-        } else {
+        let partial = |exchange: &mut Box<Exchange>| !exchange.content.is_over();
+        if self.exchange.take_if(partial).is_some() {
             // Of a request that will never be whole nobody waits for the answer.
+            self.left = Some(Left::Close);
             self.connection.abort();
+        } else {
+            self.connection.end_of_input();
         }
-    }
-
-    /// What is to be sent to the client next.
-    pub fn output(&self) -> Output<'_> {
-        self.connection.output()
-    }
-
-    /// So many bytes of it have left.
-    pub fn sent(&mut self, count: usize, now: Duration) {
-        self.connection.sent(count, now);
-    }
-
-    /// What is to be done with the client's connection.
-    pub fn end(&self) -> End {
-        self.connection.end()
-    }
-
-    /// Takes note that the sending side was closed.
-    pub fn linger(&mut self, now: Duration) {
-        self.connection.linger(now);
-    }
-
-    /// Whether nothing is at hand: it can be closed without loss.
-    pub fn is_idle(&self) -> bool {
-        self.connection.is_idle()
-    }
-
-    /// Whether bytes wait to be sent to the client.
-    pub fn is_sending(&self) -> bool {
-        self.connection.is_sending()
-    }
-
-    /// When a byte last came from or went to the client.
-    pub fn moved(&self) -> Duration {
-        self.connection.moved()
-    }
-
-    /// Gives it memory for its output, when it has none.
-    pub fn lend(&mut self, memory: &mut Vec<u8>) {
-        self.connection.lend(memory);
-    }
-
-    /// Takes back the memory of its output, when that is empty.
-    pub fn give_back(&mut self, memory: &mut Vec<u8>) {
-        self.connection.give_back(memory);
     }
 
     /// When [`Session::expire`] is due.
@@ -371,7 +328,7 @@ impl Session {
                     used += length;
                     // RFC 9110 §15.2: they go on, but not to HTTP/1.0.
                     if exchange.client.version >= 1 {
-                        let out = self.connection.head();
+                        let out = self.connection.out();
                         status_line(out, head.status, head.reason);
                         end_to_end(out, &head, &shared.pseudonym);
                         out.extend_from_slice(b"\r\n");
@@ -397,246 +354,5 @@ impl Session {
             None if !rest.is_empty() && self.left.is_some() => self.left = Some(Left::Close),
             None => {}
         }
-    }
-
-    /// The head of an answer has come.
-    fn begin(&mut self, head: &response::Head<'_, '_>, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        let now = shared.clock.now();
-        exchange.keep_alive = head.keep_alive;
-        exchange.phase = Phase::Content(head.body);
-        let delay = now.saturating_sub(exchange.asked_at);
-        let freshness = freshness(head, now, delay, shared.clock.unix());
-        if let Some(Validation { stored, answer }) = exchange.validation.take() {
-            let old = stored.freshness.get();
-            if head.status == 304 {
-                shared.uses.revalidated += 1;
-                let date = shared.clock.date();
-                let stored = match freshened(&stored, head, freshness, date) {
-                    None => stored,
-                    Some(new) => {
-                        let new = Rc::new(new);
-                        if let Some(key) = &exchange.key {
-                            shared.cache.store(key, new.clone());
-                        }
-                        new
-                    }
-                };
-                let recipient = exchange.client.into();
-                (exchange.status, exchange.length) =
-                    shared.stored(&mut self.connection, &stored, &answer, recipient);
-                return self.complete_stored(shared);
-            }
-            if head.status >= 500 && old.serves_on_error(now) {
-                shared.uses.stale += 1;
-                exchange.keep_alive = false;
-                let recipient = exchange.client.into();
-                (exchange.status, exchange.length) =
-                    shared.stored(&mut self.connection, &stored, &answer, recipient);
-                return self.complete_stored(shared);
-            }
-            shared.uses.replaced += 1;
-        }
-        exchange.status = head.status;
-        let client = &mut exchange.client;
-        if let Some(key) = exchange.key.as_deref() {
-            if exchange.invalidates {
-                // RFC 9111 §4.4.
-                if head.status < 400 {
-                    shared.cache.invalidate(key);
-                }
-            } else if !client.to_head {
-                let fits = |length: u64| length <= shared.spec.object_bytes as u64;
-                let stored = storable(
-                    head,
-                    &exchange.request,
-                    client.authorized,
-                    &shared.pseudonym,
-                    freshness,
-                    shared.clock.date(),
-                );
-                match stored {
-                    Some(stored) if head.length.is_none_or(fits) => {
-                        // An origin's word alone is worth little memory.
-                        let room = head.length.unwrap_or(0).min(ANSWER_FULL as u64);
-                        exchange.storing = Some(Storing {
-                            stored,
-                            body: Vec::with_capacity(room as usize),
-                        });
-                    }
-                    // What was stored is history, unless the origin is just
-                    // unwell.
-                    _ if head.status < 500 && head.status != 304 && head.status != 206 => {
-                        shared.cache.invalidate(key);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        shared.counts.responses += 1;
-        let out = self.connection.head();
-        status_line(out, head.status, head.reason);
-        end_to_end(out, head, &shared.pseudonym);
-        put(
-            out,
-            "Date",
-            head.field("Date").unwrap_or(shared.clock.date().as_bytes()),
-        );
-        if let Some(age) = head.field("Age") {
-            put(out, "Age", age);
-        }
-        match (head.body, head.length) {
-            (Body::Length(_), Some(length)) if head.status != 204 => {
-                put(out, "Content-Length", length.to_string().as_bytes());
-            }
-            (Body::Length(_), _) => {}
-            (Body::Chunked(_) | Body::Close, _) if client.version >= 1 => {
-                out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
-                exchange.onto = Onto::Chunks;
-            }
-            // The end of the connection is the end of the content.
-            (Body::Chunked(_) | Body::Close, _) => client.last = true,
-        }
-        // An answer before all of the question: the rest of it is not wanted.
-        let linger = !exchange.content.is_over();
-        exchange.client.last |= linger || shared.stopping;
-        let recipient = Recipient {
-            linger: linger || shared.stopping,
-            ..exchange.client.into()
-        };
-        finish(&mut self.connection, recipient);
-    }
-
-    /// Content of an answer has come, perhaps none.
-    fn content(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let mut used = 0;
-        loop {
-            let Some(exchange) = &mut self.exchange else {
-                return;
-            };
-            let Phase::Content(body) = &mut exchange.phase else {
-                return;
-            };
-            if body.is_over() {
-                return self.complete(used < bytes.len(), shared);
-            }
-            let rest = bytes.get(used..).unwrap_or_default();
-            let Ok(piece) = body.take(rest) else {
-                return self.fail(Status::BAD_GATEWAY, shared);
-            };
-            if piece.used == 0 {
-                return;
-            }
-            used += piece.used;
-            let content = rest.get(piece.content).unwrap_or_default();
-            exchange.length += content.len() as u64;
-            if let Some(storing) = &mut exchange.storing {
-                if storing.body.len() + content.len() > shared.spec.object_bytes {
-                    exchange.storing = None;
-                    if let Some(key) = exchange.key.as_deref() {
-                        shared.cache.invalidate(key);
-                    }
-                } else {
-                    storing.body.extend_from_slice(content);
-                }
-            }
-            if exchange.onto == Onto::Chunks {
-                let mut framed = Vec::with_capacity(content.len() + 16);
-                chunk(&mut framed, content, true);
-                self.connection.append(&framed);
-            } else {
-                self.connection.append(content);
-            }
-        }
-    }
-
-    /// The answer is whole; `surplus` bytes came behind it.
-    fn complete(&mut self, surplus: bool, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        if exchange.onto == Onto::Chunks {
-            self.connection.append(b"0\r\n\r\n");
-        }
-        exchange.keep_alive &= !surplus;
-        if let (Some(storing), Some(key)) = (exchange.storing.take(), exchange.key.as_deref()) {
-            let mut stored = storing.stored;
-            stored.body = storing.body.into();
-            if shared.cache.store(key, Rc::new(stored)) {
-                shared.uses.stored += 1;
-            }
-        }
-        self.complete_stored(shared);
-    }
-
-    /// The client has its answer, or all that there will be of it.
-    fn complete_stored(&mut self, shared: &mut Shared) {
-        let Some(exchange) = self.exchange.take() else {
-            return;
-        };
-        if let (Some(log), Some(asked)) = (&mut shared.log, &exchange.asked) {
-            let request = Some((&*asked.method, &*asked.target, asked.version));
-            let status = Status(exchange.status);
-            log.add(
-                self.connection.peer,
-                &shared.clock,
-                request,
-                status,
-                exchange.length,
-            );
-        }
-        let over = match exchange.phase {
-            Phase::Content(body) => body.is_over(),
-            Phase::Head => false,
-        };
-        let keep = over
-            && exchange.keep_alive
-            && exchange.is_asked()
-            && !shared.spec.fresh_upstream
-            && !shared.stopping;
-        self.left = Some(if keep { Left::Keep } else { Left::Close });
-        self.connection.release(shared.clock.now());
-    }
-
-    /// There will be no answer from the origin, or no more of it.
-    fn fail(&mut self, status: Status, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        exchange.keep_alive = false;
-        exchange.storing = None;
-        let theirs = status.0 >= 500;
-        if theirs {
-            shared.uses.upstream_errors += 1;
-        } else {
-            shared.counts.refused += 1;
-        }
-        if exchange.phase != Phase::Head {
-            // What has begun cannot become an error any more; the client sees
-            // that it is not whole.
-            self.complete_stored(shared);
-            return self.connection.abort();
-        }
-        let linger = !exchange.content.is_over();
-        let recipient = Recipient {
-            last: exchange.client.last || linger,
-            linger,
-            ..exchange.client.into()
-        };
-        let now = shared.clock.now();
-        let validation = exchange.validation.take();
-        let stale =
-            validation.filter(|asked| theirs && asked.stored.freshness.get().serves_on_error(now));
-        if let Some(Validation { stored, answer }) = stale {
-            shared.uses.stale += 1;
-            (exchange.status, exchange.length) =
-                shared.stored(&mut self.connection, &stored, &answer, recipient);
-        } else {
-            exchange.status = status.0;
-            exchange.length = shared.error(&mut self.connection, status, recipient);
-        }
-        self.complete_stored(shared);
     }
 }

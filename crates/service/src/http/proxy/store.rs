@@ -56,7 +56,7 @@ impl Freshness {
         // §5.2.1.2: stale, which the client may have allowed.
         let stale = age - lifetime;
         self.lifetime.is_some()
-            && !self.control.must_revalidate
+            && !self.control.forbids_stale()
             && wish.min_fresh.is_none()
             && wish.max_stale.is_some_and(|most| stale <= most)
     }
@@ -65,7 +65,7 @@ impl Freshness {
     pub fn serves_on_error(&self, now: Duration) -> bool {
         let lifetime = self.lifetime.unwrap_or(0);
         let stale = self.age(now).saturating_sub(lifetime);
-        !self.control.must_revalidate
+        !self.control.forbids_stale()
             && !self.control.no_cache
             && self
                 .control
@@ -113,7 +113,10 @@ impl Stored {
             .iter()
             .map(|(name, value)| name.len() + value.as_ref().map_or(0, |value| value.len()) + 40)
             .sum();
-        OVERHEAD + self.fields.len() + self.body.len() + vary
+        let tag = self.etag.as_ref().map_or(0, |tag| tag.len());
+        let modified = self.last_modified.as_ref().map_or(0, |date| date.len());
+        let heads = self.line.len() + self.fields.len() + self.date.borrow().len();
+        OVERHEAD + heads + tag + modified + self.body.len() + vary
     }
 
     /// Whether the origin can be asked if it is still current.
@@ -166,14 +169,15 @@ impl Cache {
     }
 
     /// The response stored under `key` that suits a request whose fields are
-    /// what `field` says (§4.1): all values of that name, joined.
+    /// what `field` says (§4.1): all values of that name, joined. Of several the
+    /// one that was stored last.
     pub fn find(
         &mut self,
         key: &[u8],
         field: impl Fn(&str) -> Option<Box<[u8]>>,
     ) -> Option<Rc<Stored>> {
         let places = self.places.get(key)?;
-        let place = places.iter().copied().find(|&place| {
+        let place = places.iter().copied().rev().find(|&place| {
             self.slots.get(place).is_some_and(|slot| {
                 let mut vary = slot.stored.vary.iter();
                 vary.all(|(name, value)| field(name) == *value)
@@ -220,6 +224,19 @@ impl Cache {
         self.bytes += size;
         self.link(place);
         true
+    }
+
+    /// Takes out one response of `key`; returns whether it was there.
+    pub fn forget(&mut self, key: &[u8], stored: &Rc<Stored>) -> bool {
+        let places = self.places.get(key).map(Vec::as_slice).unwrap_or_default();
+        let place = places.iter().copied().find(|&place| {
+            let slot = self.slots.get(place);
+            slot.is_some_and(|slot| Rc::ptr_eq(&slot.stored, stored))
+        });
+        place.is_some_and(|place| {
+            self.remove(place);
+            true
+        })
     }
 
     /// Takes out all responses of `key`: it has changed (§4.4).
@@ -347,6 +364,7 @@ mod tests {
             (Some(60), "", "max-stale=10", 65, true),
             (Some(60), "", "max-stale=10", 66, false),
             (Some(60), "must-revalidate", "max-stale", 60, false),
+            (Some(60), "proxy-revalidate", "max-stale", 60, false),
         ] {
             let found = fresh(lifetime, control).serves(&wish(request), at(now));
             assert_eq!(found, serves, "{lifetime:?} {control} {request} {now}");
@@ -387,6 +405,23 @@ mod tests {
         assert!(cache.is_empty());
         assert_eq!((cache.bytes(), cache.places.len()), (0, 0));
         assert!(cache.store(b"z", stored(1000, &[])), "the order is whole");
+    }
+
+    #[test]
+    fn all_that_an_origin_can_make_long_is_counted() {
+        let long = || -> Box<[u8]> { vec![b'x'; 10_000].into() };
+        let small = stored(0, &[]).size();
+        let response = Stored {
+            line: long(),
+            fields: long(),
+            date: RefCell::new(long()),
+            body: Rc::from(long()),
+            etag: Some(long()),
+            last_modified: Some(long()),
+            vary: [("accept".into(), Some(long()))].into(),
+            ..Rc::into_inner(stored(0, &[])).unwrap()
+        };
+        assert!(response.size() >= small + 7 * 9_900, "{}", response.size());
     }
 
     #[test]

@@ -1,10 +1,8 @@
 //! Two namespaces joined by a veth pair, with the program in either.
-#![allow(dead_code, reason = "each test file uses a part")]
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-/// The program.
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tidewall");
+use super::PROGRAM;
 
 fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip")
@@ -59,6 +57,13 @@ impl Bed {
         Ok(bed)
     }
 
+    /// A bed set up by whoever may; says that `test` is skipped and returns
+    /// `None` otherwise.
+    pub fn or_skip(test: &str, name: &str) -> Option<Self> {
+        let bed = Bed::new(name).map_err(|error| println!("SKIPPED {test}: {error}"));
+        bed.ok()
+    }
+
     /// The program in a namespace of the bed.
     pub fn command(namespace: &str, arguments: &[&str]) -> Command {
         Self::other(namespace, PROGRAM, arguments)
@@ -73,6 +78,28 @@ impl Bed {
         command.stdin(Stdio::null());
         command
     }
+
+    /// What a program that ends by itself prints; `None`, and said so, where it
+    /// is not installed.
+    pub fn output(namespace: &str, program: &str, arguments: &[&str]) -> Option<Vec<u8>> {
+        // Whatever is wrong, a test ends.
+        let limited = [&["20", program], arguments].concat();
+        let output = Self::other(namespace, "timeout", &limited)
+            .output()
+            .unwrap();
+        // What timeout says of a program that is not there.
+        if output.status.code() == Some(127) {
+            println!("SKIPPED {program}: not installed (scripts/setup.sh)");
+            return None;
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{namespace}: {program} {arguments:?}: {said}\n{errors}"
+        );
+        Some(output.stdout)
+    }
 }
 
 impl Drop for Bed {
@@ -81,23 +108,4 @@ impl Drop for Bed {
             let _ = ip(&format!("netns del {namespace}"));
         }
     }
-}
-
-/// A child that does not outlive the test.
-pub struct Running(pub Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Sends a signal.
-pub fn signal(name: &str, child: &Running) {
-    let killed = Command::new("kill")
-        .args([name, &child.0.id().to_string()])
-        .status()
-        .unwrap();
-    assert!(killed.success());
 }

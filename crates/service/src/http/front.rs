@@ -1,0 +1,468 @@
+//! The front of a server: its listener and its clients.
+//!
+//! What one connection may take is for [`Connection`] to say; here is what they
+//! may take together. Each has its turn ([`Client::go`]), bounded. When there
+//! are too many, or no descriptors are left for them, those that have been idle
+//! for a while make room; when nobody can, nothing is accepted for a while, and
+//! who comes waits in the backlog.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use slab::Slab;
+
+use super::Limits;
+use super::connection::{Connection, End, Output};
+use super::link::{BEHIND, Link, READ_BYTES, parts};
+use super::site::{Clock, Counts};
+use super::wheel::Wheel;
+use crate::counters::Counters;
+use crate::stream::{Interest, Stream, StreamHost};
+
+/// The listener's token; clients have their key and generation.
+pub(super) const LISTENER: u64 = u64::MAX;
+/// For how long nothing is accepted after a lack of descriptors or memory.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes sent for one connection before the others' turn.
+const TURN_BYTES: usize = 256 * 1024;
+/// With all places taken, connections idle for so long make room.
+const EVICT_AFTER: Duration = Duration::from_secs(1);
+/// Connections looked at for one that can make room.
+const EVICT_LOOKS: usize = 64;
+
+/// A client's connection as HTTP sees it: bytes and a time go in, bytes come
+/// out.
+pub(super) trait Session {
+    /// What all of a server share.
+    type World: World;
+
+    /// One that was accepted `now`.
+    fn new(peer: IpAddr, now: Duration) -> Self;
+
+    /// The connection that it has with the client.
+    fn connection(&self) -> &Connection;
+
+    /// The same, to be changed.
+    fn connection_mut(&mut self) -> &mut Connection;
+
+    /// Takes bytes that have come.
+    fn receive(&mut self, bytes: &[u8], world: &mut Self::World);
+
+    /// Goes on with requests that had to wait.
+    fn proceed(&mut self, world: &mut Self::World);
+
+    /// Takes note that the client sends nothing more.
+    fn end_of_input(&mut self);
+
+    /// When [`Session::expire`] is due.
+    fn deadline(&self, world: &Self::World) -> Duration;
+
+    /// Ends what is overdue.
+    fn expire(&mut self, world: &mut Self::World);
+}
+
+/// What all sessions of a server share.
+pub(super) trait World {
+    /// The time.
+    fn clock(&self) -> &Clock;
+
+    /// Sets the time, and does what is to be done once a second.
+    fn tick(&mut self, now: Duration, unix: u64);
+
+    /// What a client may take.
+    fn limits(&self) -> &Limits;
+
+    /// Whether no further requests are wanted.
+    fn stopping(&self) -> bool;
+
+    /// No further requests are wanted.
+    fn stop(&mut self);
+
+    /// Writes down what sessions have done, who have `received` so many bytes,
+    /// before whoever gets the answers can look.
+    fn count(&mut self, tally: &Tally<'_>, received: u64);
+}
+
+/// Where it is counted.
+pub(super) struct Tally<'a> {
+    pub(super) counters: &'a Counters,
+    /// The number of the service.
+    pub(super) number: usize,
+}
+
+impl Tally<'_> {
+    pub(super) fn count(&self, counts: Counts, received: u64) {
+        let Counts {
+            requests,
+            responses,
+            refused,
+        } = counts;
+        self.counters
+            .batch(self.number, requests, received, responses);
+        for _ in 0..refused {
+            self.error();
+        }
+    }
+
+    pub(super) fn error(&self) {
+        self.counters.error(self.number);
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn unix() -> u64 {
+    // A clock before 1970 is as good as none.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
+}
+
+/// What becomes of a client after its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It waits for its peer.
+    Waiting,
+    /// There is more to do, after the others' turn.
+    Runnable,
+    /// It is over.
+    Closed,
+    /// It broke.
+    Failed,
+}
+
+/// A client.
+pub(super) struct Client<S, P> {
+    pub(super) link: Link<S>,
+    pub(super) session: P,
+    /// It waits in [`Front::runnable`].
+    pub(super) queued: bool,
+    /// The tick at which the wheel has it.
+    due: u64,
+}
+
+impl<S: Stream, P: Session> Client<S, P> {
+    /// Sends, answers and reads while it can, within bounds: one read, one
+    /// burst of requests that had waited, [`TURN_BYTES`].
+    fn go(&mut self, world: &mut P::World, scratch: &mut [u8], tally: &Tally<'_>) -> Outcome {
+        let now = world.clock().now();
+        let mut left = TURN_BYTES;
+        let (mut answered, mut read) = (false, false);
+        loop {
+            let sent = match self.session.connection().output() {
+                _ if !self.link.may_write => None,
+                Output::Nothing => None,
+                Output::Bytes { bytes, more } => Some(self.link.write(bytes, more)),
+                Output::File {
+                    file,
+                    offset,
+                    length,
+                } => {
+                    let length = length.min(left as u64);
+                    Some(self.link.send_file(file, offset, length, scratch))
+                }
+            };
+            match sent {
+                None => {}
+                Some(Ok(count)) => {
+                    tally.counters.sent(tally.number, count as u64);
+                    self.session.connection_mut().sent(count, now);
+                    left = left.saturating_sub(count);
+                    if left == 0 {
+                        return Outcome::Runnable;
+                    }
+                    continue;
+                }
+                Some(Err(error)) => match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => {}
+                    _ => return Outcome::Failed,
+                },
+            }
+            match self.session.connection().end() {
+                End::Open => {}
+                End::Shutdown => {
+                    if self.link.stream.shutdown_write().is_err() {
+                        return Outcome::Closed;
+                    }
+                    self.session.connection_mut().linger(now);
+                    self.link.may_read = true;
+                }
+                End::Close => return Outcome::Closed,
+            }
+            if self.session.connection().has_work() {
+                if answered {
+                    return Outcome::Runnable;
+                }
+                answered = true;
+                self.session.proceed(world);
+                world.count(tally, 0);
+                continue;
+            }
+            if !self.link.may_read || !self.session.connection().wants_input() {
+                return Outcome::Waiting;
+            }
+            if read {
+                return Outcome::Runnable;
+            }
+            let room = scratch.get_mut(..READ_BYTES).unwrap_or_default();
+            match self.link.read(room) {
+                Ok(0) => self.session.end_of_input(),
+                Ok(count) => {
+                    read = true;
+                    let bytes = scratch.get(..count).unwrap_or_default();
+                    self.session.receive(bytes, world);
+                    world.count(tally, count as u64);
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
+                    _ => return Outcome::Failed,
+                },
+            }
+        }
+    }
+}
+
+/// The listener and the clients of a server.
+pub(super) struct Front<'a, H: StreamHost, P: Session> {
+    pub(super) host: &'a H,
+    pub(super) world: P::World,
+    pub(super) tally: Tally<'a>,
+    /// What has a deadline, of clients and of what stands behind them.
+    pub(super) wheel: Wheel,
+    /// Memory for what is read, and for pieces of files.
+    pub(super) scratch: Box<[u8]>,
+    pub(super) clients: Slab<Client<H::Stream, P>>,
+    /// Clients that had to leave something for another turn.
+    pub(super) runnable: Vec<usize>,
+    /// Memory for output, lent to the client whose turn it is.
+    pub(super) spare: Vec<u8>,
+    /// `None` once it is to stop.
+    pub(super) listener: Option<H::Listener>,
+    /// Nothing is accepted until then.
+    pub(super) paused_until: Option<Duration>,
+    generation: u32,
+    /// Where the search for an idle client goes on.
+    hand: usize,
+}
+
+impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
+    /// Listens at `local`; `ready` is called with the address.
+    ///
+    /// # Errors
+    /// What listening reports.
+    pub(super) fn open(
+        host: &'a H,
+        local: SocketAddr,
+        world: P::World,
+        tally: Tally<'a>,
+        ready: impl FnOnce(SocketAddr),
+    ) -> io::Result<Self> {
+        let listener = host.listen(local, world.limits().backlog);
+        let listener = listener.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot listen at {local}: {error}"))
+        })?;
+        ready(host.local_address(&listener)?);
+        host.watch_listener(&listener, LISTENER)?;
+        Ok(Front {
+            wheel: Wheel::new(world.clock().now()),
+            host,
+            world,
+            tally,
+            scratch: vec![0; READ_BYTES.max(64 * 1024)].into(),
+            clients: Slab::new(),
+            listener: Some(listener),
+            paused_until: None,
+            runnable: Vec::new(),
+            generation: 0,
+            hand: 0,
+            spare: Vec::new(),
+        })
+    }
+
+    /// The time.
+    pub(super) fn now(&self) -> Duration {
+        self.world.clock().now()
+    }
+
+    /// A generation that nobody has had for a long time.
+    pub(super) fn generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    // ---- Accepting ----------------------------------------------------------
+
+    /// Whether there is no place for another client.
+    pub(super) fn is_full(&self) -> bool {
+        self.clients.len() >= self.world.limits().connections.min(BEHIND - 1)
+    }
+
+    /// Stops accepting for a while: what is not accepted waits in the backlog,
+    /// and then with the peers.
+    pub(super) fn pause(&mut self) -> io::Result<()> {
+        if self.paused_until.is_none()
+            && let Some(listener) = &self.listener
+        {
+            self.host.unwatch_listener(listener)?;
+        }
+        self.paused_until = Some(self.now() + PAUSE);
+        Ok(())
+    }
+
+    /// Accepts again, if it was paused.
+    pub(super) fn resume(&mut self) -> io::Result<()> {
+        if self.paused_until.take().is_some()
+            && let Some(listener) = &self.listener
+        {
+            self.host.watch_listener(listener, LISTENER)?;
+        }
+        Ok(())
+    }
+
+    /// Lets nobody in any more.
+    pub(super) fn shut(&mut self) {
+        self.world.stop();
+        if let Some(listener) = self.listener.take() {
+            // With some hosts a descriptor must not be closed before; one that
+            // is paused is not watched, which is no matter now.
+            let _ = self.host.unwatch_listener(&listener);
+        }
+    }
+
+    /// Makes a client of a connection; returns its key.
+    pub(super) fn welcome(&mut self, stream: H::Stream, peer: SocketAddr) -> usize {
+        let now = self.now();
+        // The request often comes along with the end of the handshake.
+        let link = Link::new(stream, self.generation(), true, true);
+        let key = self.clients.insert(Client {
+            link,
+            session: P::new(peer.ip(), now),
+            queued: false,
+            due: u64::MAX,
+        });
+        let open = self.clients.len() as u64;
+        self.tally.counters.accepted(self.tally.number, open);
+        if self.host.watch_early()
+            && let Some(client) = self.clients.get_mut(key)
+        {
+            // It is tried again once there is something to wait for.
+            let _ = client.link.watch(self.host, key, Interest::READABLE);
+        }
+        key
+    }
+
+    // ---- Clients ------------------------------------------------------------
+
+    /// The client of a token, unless it has gone.
+    pub(super) fn client(&mut self, token: u64) -> Option<(usize, &mut Client<H::Stream, P>)> {
+        let (key, generation) = parts(token);
+        let client = self.clients.get_mut(key)?;
+        client.link.is(generation).then_some((key, client))
+    }
+
+    /// Looks for a client that has been idle for a while, which can make room;
+    /// each search goes on where the last one ended.
+    pub(super) fn find_idle(&mut self) -> Option<usize> {
+        let now = self.now();
+        let places = self.clients.capacity().max(1);
+        for _ in 0..EVICT_LOOKS.min(places) {
+            self.hand = (self.hand + 1) % places;
+            let idle = self.clients.get(self.hand).is_some_and(|client| {
+                let connection = client.session.connection();
+                connection.is_idle() && now.saturating_sub(connection.moved()) >= EVICT_AFTER
+            });
+            if idle {
+                return Some(self.hand);
+            }
+        }
+        None
+    }
+
+    /// Closes a client's connection that has been idle for a while, if there is
+    /// one. Nothing behind it is at work for it.
+    pub(super) fn evict(&mut self) -> bool {
+        let idle = self.find_idle();
+        idle.is_some_and(|key| self.close(key).is_some())
+    }
+
+    /// Does what can be done now of what concerns the client alone.
+    pub(super) fn go(&mut self, key: usize) -> Outcome {
+        match self.clients.get_mut(key) {
+            Some(client) => client.go(&mut self.world, &mut self.scratch, &self.tally),
+            None => Outcome::Waiting,
+        }
+    }
+
+    /// Watches a client for what it waits for.
+    pub(super) fn watch(&mut self, key: usize) -> io::Result<()> {
+        let Some(client) = self.clients.get_mut(key) else {
+            return Ok(());
+        };
+        let connection = client.session.connection();
+        let interest = Interest {
+            readable: connection.wants_input(),
+            writable: connection.is_sending(),
+        };
+        client.link.watch(self.host, key, interest)
+    }
+
+    /// Gives a client another turn, after the others'.
+    pub(super) fn queue(&mut self, key: usize) {
+        if let Some(client) = self.clients.get_mut(key)
+            && !client.queued
+        {
+            client.queued = true;
+            self.runnable.push(key);
+        }
+    }
+
+    /// Enters a client's deadline into the wheel, when it is earlier than what
+    /// the wheel has.
+    pub(super) fn enter_deadline(&mut self, key: usize) {
+        let Some(client) = self.clients.get_mut(key) else {
+            return;
+        };
+        let deadline = client.session.deadline(&self.world);
+        if Wheel::due(deadline) < client.due {
+            client.due = self.wheel.enter(client.link.token(key), deadline);
+        }
+    }
+
+    /// What the wheel has come to: ends what is overdue; returns the client
+    /// that needs a turn for it.
+    pub(super) fn expire(&mut self, token: u64, tick: u64) -> Option<usize> {
+        let now = self.now();
+        let (key, generation) = parts(token);
+        let client = self.clients.get_mut(key)?;
+        // It has been entered again since.
+        if !client.link.is(generation) || client.due != tick {
+            return None;
+        }
+        client.due = u64::MAX;
+        let deadline = client.session.deadline(&self.world);
+        if now < deadline {
+            client.due = self.wheel.enter(token, deadline);
+            return None;
+        }
+        client.session.expire(&mut self.world);
+        Some(key)
+    }
+
+    /// Closes a client's connection.
+    pub(super) fn close(&mut self, key: usize) -> Option<P> {
+        let client = self.clients.try_remove(key)?;
+        client.link.close(self.host);
+        let open = self.clients.len() as u64;
+        self.tally.counters.open(self.tally.number, open);
+        Some(client.session)
+    }
+}
+
+/// Whether it is for want of descriptors or memory.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}

@@ -1,0 +1,185 @@
+//! What a request costs in allocations: a busy server makes none for what it
+//! has at hand, and a few for what it asks an origin. Without sockets.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidewall_service::http::Limits;
+use tidewall_service::http::connection::{Connection, Output};
+use tidewall_service::http::entry::{Bytes, Entry};
+use tidewall_service::http::proxy::Spec;
+use tidewall_service::http::proxy::session::Session;
+use tidewall_service::http::proxy::shared::Shared;
+use tidewall_service::http::site::{Clock, Found, Site, Store};
+
+/// An allocator that counts.
+mod raw_counting {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::cell::Cell;
+
+    thread_local! {
+        static COUNT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    struct Counting;
+
+    // SAFETY: everything is done by the system's allocator.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            COUNT.set(COUNT.get() + 1);
+            // SAFETY: as our caller has promised.
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+            // SAFETY: as our caller has promised.
+            unsafe { System.dealloc(place, layout) }
+        }
+
+        unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+            COUNT.set(COUNT.get() + 1);
+            // SAFETY: as our caller has promised.
+            unsafe { System.realloc(place, layout, size) }
+        }
+    }
+
+    #[global_allocator]
+    static COUNTING: Counting = Counting;
+
+    /// How many allocations this thread makes in `during`.
+    pub fn allocations(during: impl FnOnce()) -> usize {
+        let before = COUNT.get();
+        during();
+        COUNT.get() - before
+    }
+}
+
+use raw_counting::allocations;
+
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const REQUEST: &[u8] = b"GET /a.txt HTTP/1.1\r\nHost: x\r\nUser-Agent: y\r\nAccept: */*\r\n\r\n";
+
+/// One file.
+struct One(Rc<Entry>);
+
+impl Store for One {
+    fn find(&mut self, _path: &[u8], _clock: &Clock) -> Found {
+        Found::Entry(self.0.clone())
+    }
+}
+
+fn clock() -> Clock {
+    Clock::new(Duration::ZERO, 784_111_777)
+}
+
+/// Takes all that is to be sent, as the event loop does; returns how much it
+/// was.
+fn send(connection: &mut Connection) -> usize {
+    let mut total = 0;
+    while let Output::Bytes { bytes, .. } = connection.output() {
+        let count = bytes.len();
+        connection.sent(count, Duration::ZERO);
+        total += count;
+    }
+    total
+}
+
+#[test]
+fn a_file_in_memory_costs_none() {
+    let bytes = Bytes::Memory(vec![0; 1259].into());
+    let entry = Entry::new(
+        bytes,
+        1259,
+        7,
+        Duration::ZERO,
+        784_111_777,
+        "text/plain".into(),
+    );
+    let mut site = Site::new(One(Rc::new(entry)), clock(), Limits::default());
+    let mut connection = Connection::new(PEER, Duration::ZERO);
+    let mut spare = Vec::with_capacity(64 * 1024);
+    let mut request = |site: &mut Site<One>| {
+        connection.lend(&mut spare);
+        connection.receive(REQUEST, site);
+        assert!(send(&mut connection) > 1259);
+        connection.give_back(&mut spare);
+    };
+    // The first one makes room for the path.
+    request(&mut site);
+    assert_eq!(allocations(|| request(&mut site)), 0);
+}
+
+/// A proxy whose origin has answered once with `fields`.
+struct Proxy {
+    shared: Shared,
+    session: Session,
+    spare: Vec<u8>,
+}
+
+impl Proxy {
+    fn new(fields: &str) -> Self {
+        let origin = SocketAddr::new(PEER, 80);
+        let mut proxy = Proxy {
+            shared: Shared::new(Spec::new(0, Some(origin)), clock(), 7),
+            session: Session::new(PEER, Duration::ZERO),
+            spare: Vec::with_capacity(64 * 1024),
+        };
+        let body = "x".repeat(1259);
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\n{fields}Content-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
+        );
+        proxy.request(Some(answer.as_bytes()));
+        assert_eq!(proxy.shared.cache.len(), 1);
+        proxy
+    }
+
+    /// A request, which is passed on if there is an `answer` to it.
+    fn request(&mut self, answer: Option<&[u8]>) {
+        let Proxy {
+            shared,
+            session,
+            spare,
+        } = self;
+        session.connection_mut().lend(spare);
+        session.receive(REQUEST, shared);
+        assert_eq!(session.wants_upstream().is_some(), answer.is_some());
+        if let Some(answer) = answer {
+            session.connected(true, Duration::ZERO);
+            let count = session.upstream_output().0.len();
+            session.upstream_sent(count, shared);
+            session.upstream_receive(answer, shared);
+            assert!(session.take_left().is_some());
+        }
+        assert!(send(session.connection_mut()) > 1259);
+        session.connection_mut().give_back(spare);
+    }
+}
+
+#[test]
+fn what_is_stored_and_fresh_costs_none() {
+    let mut proxy = Proxy::new("Cache-Control: max-age=60\r\n");
+    assert_eq!(allocations(|| proxy.request(None)), 0);
+}
+
+/// The request as it goes on, the exchange, its key.
+#[test]
+fn what_is_confirmed_costs_three() {
+    let mut proxy = Proxy::new("ETag: \"e\"\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
+    let confirmed =
+        b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
+    assert_eq!(allocations(|| proxy.request(Some(confirmed))), 3);
+}
+
+/// Besides, what is stored: its line, fields, date, tag and content, the slot's
+/// key; and no buffer on the way.
+#[test]
+fn what_is_replaced_costs_what_is_stored() {
+    let mut proxy = Proxy::new("ETag: \"e\"\r\n");
+    let body = "y".repeat(1259);
+    let new = format!(
+        "HTTP/1.1 200 OK\r\nETag: \"f\"\r\nContent-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
+    );
+    let count = allocations(|| proxy.request(Some(new.as_bytes())));
+    assert!(count <= 20, "{count}");
+}

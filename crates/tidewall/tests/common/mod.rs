@@ -1,0 +1,157 @@
+//! What the tests of the program have in common: it is run, and it runs while
+//! something is asked of it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod bed;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+/// The program.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tidewall");
+
+/// The program, to be run here.
+pub fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(arguments).env("RUST_BACKTRACE", "1");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub fn tidewall(arguments: &[&str]) -> Output {
+    program(arguments).output().expect("the program can be run")
+}
+
+/// What it has printed.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// Runs it, wants exit code `code`, and returns standard error.
+pub fn fails(arguments: &[&str], code: i32) -> String {
+    let output = tidewall(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert!(
+        !error.contains("backtrace") && !error.contains("panicked"),
+        "{error}"
+    );
+    error
+}
+
+/// A child that does not outlive the test.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends a signal.
+pub fn signal(name: &str, child: &Running) {
+    let killed = Command::new("kill")
+        .args([name, &child.0.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+}
+
+/// A `tidewall serve` that runs.
+pub struct Service {
+    pub process: Running,
+    lines: BufReader<ChildStdout>,
+    /// The line that says that it is ready.
+    pub first: String,
+}
+
+impl Service {
+    /// Starts it, and waits until it is ready.
+    pub fn start(mut command: Command) -> Self {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = child.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let process = Running(child);
+        let mut first = String::new();
+        lines.read_line(&mut first).unwrap();
+        Service {
+            process,
+            lines,
+            first,
+        }
+    }
+
+    /// Its process; `ip netns exec` becomes the program.
+    pub fn id(&self) -> String {
+        self.process.0.id().to_string()
+    }
+
+    /// Ends it as an administrator does; what it says at the end.
+    pub fn end(mut self) -> String {
+        signal("-TERM", &self.process);
+        let mut totals = String::new();
+        self.lines.read_to_string(&mut totals).unwrap();
+        let status = self.process.0.wait().unwrap();
+        assert!(status.success(), "{status}: {totals}");
+        totals
+    }
+}
+
+/// A UDP port that is free: the kernel chooses it, and nobody else asks for it
+/// by number.
+pub fn udp_port() -> u16 {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// The same of TCP.
+pub fn tcp_port() -> u16 {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// Bytes each of which tells its place.
+pub fn content(length: usize) -> Vec<u8> {
+    (0..length).map(|n| (n % 251) as u8).collect()
+}
+
+/// A directory, removed again.
+pub struct Place(PathBuf);
+
+impl Place {
+    /// `name` tells it from those of other tests.
+    pub fn new(name: &str) -> Self {
+        let process = std::process::id();
+        let path = std::env::temp_dir().join(format!("tw-cli-{process}-{name}"));
+        fs::create_dir_all(&path).unwrap();
+        Place(path)
+    }
+
+    /// Puts a file there.
+    pub fn with(self, file: &str, content: impl AsRef<[u8]>) -> Self {
+        let path = self.0.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+        self
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The name of a file in it.
+    pub fn name(&self, file: &str) -> String {
+        self.0.join(file).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,108 @@
+//! Services on Linux sockets over loopback, from their first line to their
+//! totals.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use common::{Place, Service, program, tcp_port, udp_port};
+
+/// A service on Linux sockets at a port of the loopback address.
+fn serve(port: u16, arguments: &[&str]) -> Service {
+    let port = port.to_string();
+    let here = ["--on", "linux", "--address", "127.0.0.1", "--port", &port];
+    Service::start(program(&[&["serve"], arguments, &here].concat()))
+}
+
+/// Asks for `/` over a connection of its own; `meanwhile` it is answered.
+fn fetch(port: u16, meanwhile: impl FnOnce()) -> String {
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let patience = Some(Duration::from_secs(10));
+    client.set_read_timeout(patience).unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    meanwhile();
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    response
+}
+
+#[test]
+fn datagrams_are_served_to_a_clean_end() {
+    let port = udp_port();
+    let service = serve(port, &["echo"]);
+    let expected = format!("echo on 127.0.0.1:{port}/udp, Linux sockets");
+    assert!(service.first.starts_with(&expected), "{}", service.first);
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let patience = Some(Duration::from_secs(5));
+    client.set_read_timeout(patience).unwrap();
+    client.send_to(b"hello", ("127.0.0.1", port)).unwrap();
+    let mut reply = [0; 16];
+    let (length, _) = client.recv_from(&mut reply).unwrap();
+    assert_eq!(&reply[..length], b"hello");
+    let totals = service.end();
+    assert!(
+        totals.starts_with("received 1 datagrams (5 bytes), replied 1, 0 errors in "),
+        "{totals}"
+    );
+}
+
+#[test]
+fn a_web_server_serves_to_a_clean_end() {
+    let place = Place::new("http").with("index.html", "<p>hello");
+    let (root, log) = (place.name(""), place.name("log"));
+    let port = tcp_port();
+    let service = serve(port, &["http", &root, "--log", &log]);
+    let expected =
+        format!("http on 127.0.0.1:{port}/tcp, files of {root}, Linux sockets; process ");
+    assert!(service.first.starts_with(&expected), "{}", service.first);
+    let response = fetch(port, || {});
+    assert!(response.ends_with("\r\n\r\n<p>hello"), "{response}");
+    let totals = service.end();
+    let expected = format!(
+        "answered 1 requests ({} bytes) over 1 connections, 0 errors in ",
+        response.len()
+    );
+    assert!(totals.starts_with(&expected), "{totals}");
+    let line = fs::read_to_string(&log).unwrap();
+    assert!(line.ends_with("\"GET / HTTP/1.1\" 200 8\n"), "{line}");
+}
+
+#[test]
+fn a_proxy_passes_on_to_a_clean_end() {
+    let origin = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = origin.local_addr().unwrap().to_string();
+    let port = tcp_port();
+    let select = ["--fresh-upstream", "--events", "select", "--profile"];
+    let service = serve(port, &[&["proxy", "--origin", &at], &select[..]].concat());
+    let expected =
+        format!("proxy on 127.0.0.1:{port}/tcp, for {at}, Linux sockets with select; process ");
+    assert!(service.first.starts_with(&expected), "{}", service.first);
+    let response = fetch(port, || {
+        let (mut asked, _) = origin.accept().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            asked.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        asked
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+            .unwrap();
+    });
+    assert!(response.ends_with("\r\n\r\nhello"), "{response}");
+    let totals = service.end();
+    assert!(
+        totals.starts_with("answered 1 requests ("),
+        "the totals come last: {totals}"
+    );
+    assert!(
+        totals.contains("1 missed, 0 passed on; 1 upstream connections"),
+        "{totals}"
+    );
+}
