@@ -216,7 +216,8 @@ impl KernelPart {
         let Some(epoll) = self.epoll.get() else {
             return Ok(());
         };
-        let mut fired = FIRED.take();
+        // A thread that is ending has lost it.
+        let mut fired = FIRED.try_with(RefCell::take).unwrap_or_default();
         let asked = epoll.ready(most.min(count).min(AT_ONCE), &mut fired);
         // Level-triggered: what was ready may still be so next time.
         self.ready.store(!fired.is_empty(), Ordering::Relaxed);
@@ -232,7 +233,7 @@ impl KernelPart {
                 registration.kernel_has_input();
             }
         }
-        FIRED.set(fired);
+        let _ = FIRED.try_with(|place| place.replace(fired));
         asked
     }
 

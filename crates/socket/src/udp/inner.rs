@@ -142,7 +142,7 @@ pub(crate) struct Ends {
 
 thread_local! {
     /// Frames between removal and processing; kept so that a batch allocates
-    /// nothing.
+    /// nothing. A thread that is ending has lost it, and allocates.
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
     /// Where a kernel datagram is read.
     static KERNEL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -443,7 +443,7 @@ impl SocketInner {
         each: &mut dyn FnMut(Received<'_>),
     ) -> (usize, usize) {
         // `each` may call us again, so the scratch space is taken, not borrowed.
-        let mut frames = FRAMES.take();
+        let mut frames = FRAMES.try_with(RefCell::take).unwrap_or_default();
         {
             let mut waiting = lock(&self.waiting);
             if let Some(channel) = waiting.channels.get_mut(queue) {
@@ -477,7 +477,7 @@ impl SocketInner {
             handle.shared.give_back(self.id, done);
             core.hand_out(others);
         }
-        FRAMES.set(frames);
+        let _ = FRAMES.try_with(|place| place.replace(frames));
         (taken, delivered)
     }
 
@@ -559,7 +559,7 @@ impl SocketInner {
         let Some(holder) = &self.holder else {
             return Ok(0);
         };
-        let mut buffer = KERNEL.take();
+        let mut buffer = KERNEL.try_with(RefCell::take).unwrap_or_default();
         buffer.resize(usize::from(u16::MAX), 0);
         let mut given = 0;
         let mut failed = None;
@@ -587,7 +587,7 @@ impl SocketInner {
                 }
             }
         }
-        KERNEL.set(buffer);
+        let _ = KERNEL.try_with(|place| place.replace(buffer));
         self.received.fetch_add(given as u64, Ordering::Relaxed);
         self.through_kernel
             .fetch_add(given as u64, Ordering::Relaxed);

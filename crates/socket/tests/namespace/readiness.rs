@@ -11,6 +11,8 @@ use super::raw_system;
 use super::support::*;
 
 const NOW: Option<Duration> = Some(Duration::ZERO);
+/// No number.
+const NOBODY: [i32; 0] = [];
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(5));
 
 fn readable(table: &Descriptors, fds: [i32; 2], timeout: Option<Duration>) -> Vec<i32> {
@@ -50,7 +52,7 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
         control(Operation::Add, fd, Events::IN | Events::ONESHOT);
     }
     for _ in 0..5 {
-        assert_eq!(readable(&table, both, NOW), []);
+        assert_eq!(readable(&table, both, NOW), NOBODY);
         let _stream = KernelStream::connect(at(Ipv4Addr::LOCALHOST, SERVICE)).unwrap();
         client
             .send_to(b"x", at(Ipv4Addr::LOCALHOST, SERVICE))
@@ -61,7 +63,7 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
         assert_eq!(wait(PATIENCE), both);
         // What is there and was told of keeps nobody awake.
         let before = raw_system::processor_time();
-        assert_eq!(wait(Some(Duration::from_millis(200))), []);
+        assert_eq!(wait(Some(Duration::from_millis(200))), NOBODY);
         let used = raw_system::processor_time() - before;
         assert!(used < Duration::from_millis(60), "{used:?} of 200 ms");
         for fd in both {
@@ -71,11 +73,11 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
         // One of each was there, and nothing is afterwards: neither would wait.
         let (accepted, _) = table.accept4(listener, Flags::NONE).unwrap();
         assert_eq!(table.read(socket, &mut [0; 8]).unwrap(), 1);
-        assert_eq!(readable(&table, both, NOW), []);
+        assert_eq!(readable(&table, both, NOW), NOBODY);
         for fd in both {
             control(Operation::Modify, fd, Events::IN | Events::ONESHOT);
         }
-        assert_eq!(wait(NOW), []);
+        assert_eq!(wait(NOW), NOBODY);
         table.close(accepted).unwrap();
     }
     // Shut, it is neither's.
