@@ -445,10 +445,16 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let (first, second) = (bed.set(), bed.set());
     bed.add(first, fd, Events::IN);
     bed.add(second, fd, Events::IN);
+    // Somebody else sleeps on the device.
+    let (other, mut other_peer) = bed.pair();
+    let third = bed.set();
+    bed.add(third, other, Events::IN);
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     let (tell, told) = channel();
     let mut times = Vec::new();
     thread::scope(|scope| {
+        let leader = scope.spawn(|| bed.wait(third, PATIENCE));
+        thread::sleep(QUIET);
         for _ in 0..20 {
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
@@ -466,6 +472,8 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
             times.push(told.recv_timeout(PATIENCE).unwrap() - begin);
             assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
         }
+        other_peer.write_all(b"x").unwrap();
+        assert_eq!(leader.join().unwrap(), Some(other as u64));
     });
     times.sort_unstable();
     // The helper thread would come after eight milliseconds.
