@@ -36,7 +36,7 @@ loom:
 ## instructions: what the hot paths cost, counted by valgrind, beside what is kept
 instructions:
 	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
-	$(CARGO) bench --locked -p tidewall-socket --bench descriptors -- --instructions
+	$(CARGO) bench --locked --no-fail-fast -p tidewall-socket --bench descriptors --bench select --bench readiness -- --instructions
 
 clean:
 	$(CARGO) clean

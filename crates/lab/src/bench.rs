@@ -1,5 +1,7 @@
 //! One measurement: a service on a system, a load, and what came of it.
 
+mod processes;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,6 +13,9 @@ use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, Prefix, SenderKind};
 use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
 use tidewall_service::{Reader, ServiceSpec};
+
+pub(crate) use processes::open_files;
+use processes::{Companions, idle_parts, s_client_parts};
 
 use crate::environment::Environment;
 use crate::governor::{self, Governor};
@@ -292,6 +297,11 @@ impl Session<'_> {
             Some(idle) => Some(self.hold(&idle)?),
             None => None,
         };
+        let mut parts = Vec::new();
+        if let Some(s_clients) = spec.s_clients.take() {
+            parts = s_client_parts(&s_clients, open_files());
+            spec.s_clients = parts.pop();
+        }
         let testbed = &self.bench.testbed;
         let config = testbed.config();
         let before = self.child.account()?;
@@ -322,9 +332,10 @@ impl Session<'_> {
             begun = Some((at, child.account()?, steps));
             Ok(())
         };
+        let companions = Companions::start(place, &spec, parts)?;
         // The safeguards of ordinary tasks may be off for short loads only.
         let short = spec.warm_up + spec.duration <= RealTime::LOAD_MAX;
-        let outcome = if self.system.needs_real_time() && short {
+        let mut outcome = if self.system.needs_real_time() && short {
             let room = RealTime::take(
                 testbed.guardian(),
                 config.server_cpu,
@@ -335,6 +346,7 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        companions.join(&mut outcome.report)?;
         let times = looped.and_then(|(at, first)| {
             let last = reader.times();
             let spent = LoopTimes {
@@ -398,7 +410,7 @@ impl Session<'_> {
             cpu: testbed.config().client_cpu,
         };
         let mut workers = Vec::new();
-        for part in shares(idle, open_files().saturating_sub(OTHER_FILES)) {
+        for part in idle_parts(idle, open_files()) {
             let patience = part.opening_max() + HOLD_START;
             let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
             let line = worker.line(patience)?;
@@ -472,31 +484,8 @@ impl Session<'_> {
     }
 }
 
-/// Files that a process with connections has open besides.
-const OTHER_FILES: u64 = 1_000;
 /// Time for a worker with connections to start and to say so.
 const HOLD_START: Duration = Duration::from_secs(5);
-
-/// The connections by process and source address.
-fn shares(idle: &IdleSpec, files: u64) -> Vec<IdleSpec> {
-    let most = u32::try_from(files)
-        .unwrap_or(u32::MAX)
-        .clamp(1, PER_PROCESS);
-    let mut parts = Vec::new();
-    let mut left = idle.connections;
-    while left > 0 {
-        let connections = left.min(most);
-        left -= connections;
-        // A source of its own for each: they know nothing of the other's ports.
-        let source = idle.sources.get(parts.len() % idle.sources.len().max(1));
-        parts.push(IdleSpec {
-            connections,
-            sources: source.copied().into_iter().collect(),
-            ..idle.clone()
-        });
-    }
-    parts
-}
 
 /// Idle connections that stand.
 fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
@@ -505,19 +494,6 @@ fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
         open += worker.open()?;
     }
     Ok(open)
-}
-
-/// Connections that ports of one source address suffice for.
-const PER_PROCESS: u32 = 25_000;
-
-/// How many files a process started here may have open.
-pub(crate) fn open_files() -> u64 {
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))
-        .and_then(|fields| fields.split_whitespace().nth(1)?.parse().ok())
-        .unwrap_or(1024)
 }
 
 /// Bytes of a process in memory.
@@ -630,28 +606,10 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_are_shared_out_among_processes() {
-        let mut idle = IdleSpec::new(server(80), 100_000);
-        idle.sources = (1..=6)
-            .map(|host| IpAddr::from([10, 77, 0, 10 + host]))
-            .collect();
-        for (files, processes) in [(19_000, 6), (1_000_000, 4), (25_000, 4)] {
-            let parts = shares(&idle, files);
-            assert_eq!(parts.len(), processes);
-            assert!(parts.iter().all(|part| part.check().is_ok()), "{files}");
-            let sum: u32 = parts.iter().map(|part| part.connections).sum();
-            assert_eq!(sum, 100_000);
-            let sources: std::collections::HashSet<_> =
-                parts.iter().map(|part| part.sources[0]).collect();
-            assert_eq!(sources.len(), processes, "one each");
-        }
-    }
-
-    #[test]
     fn sizes_are_read_as_the_kernel_writes_them() {
         assert_eq!(kilobytes("Name: x\nVmRSS:\t    1234 kB\n", "VmRSS:"), 1234);
         assert_eq!(kilobytes("", "VmRSS:"), 0);
-        assert!(resident(std::process::id()) > 0 && open_files() > 0);
+        assert!(resident(std::process::id()) > 0);
     }
 
     #[test]

@@ -90,7 +90,16 @@ impl Recorder {
     pub(crate) fn start(cpu: usize, time: Duration) -> anyhow::Result<Self> {
         let file = scratch("perf");
         let child = Command::new(absolute("perf").context("install linux-perf")?)
-            .args(["record", "-q", "-e", "cpu-clock", "-F", &RATE.to_string()])
+            .args([
+                "record",
+                "-q",
+                "-B",
+                "-N",
+                "-e",
+                "cpu-clock",
+                "-F",
+                &RATE.to_string(),
+            ])
             .args(["-C", &cpu.to_string(), "-o"])
             .arg(&file)
             .args(["--", "sleep", &format!("{:.3}", time.as_secs_f64())])

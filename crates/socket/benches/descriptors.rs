@@ -2,10 +2,8 @@
 //! threads at it.
 //!
 //! `cargo bench -p tidewall-socket --bench descriptors` prints times, medians of
-//! interleaved rounds. `-- --instructions` counts instructions instead, judged
-//! against `benches/descriptors.txt`.
-
-mod instructions;
+//! interleaved rounds. `-- --instructions` counts instructions instead and judges
+//! them against `benches/descriptors_instructions.txt`; with `--keep` it writes that.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -13,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidewall_bench_instructions::{Counter, Scenario};
 use tidewall_socket::descriptor::{Allocator, Table};
 
 type Entries = Table<Arc<u64>>;
@@ -29,27 +28,49 @@ const ROUNDS_TOGETHER: usize = 9;
 /// How long one measurement of two threads takes.
 const TOGETHER: Duration = Duration::from_millis(20);
 
-const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/descriptors.txt");
-const SCENARIOS: [instructions::Scenario; 6] = [
-    ("open and close, 100 open", |rounds| {
-        open_and_close(&filled(Allocator::Bitmap, FEW), rounds);
+/// Calls of a round whose instructions are counted.
+const CALLS: u32 = 8;
+
+const KEPT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/benches/descriptors_instructions.txt"
+);
+const SCENARIOS: [Scenario; 6] = [
+    ("open and close, 100 open", |counter| {
+        count_open_and_close(Allocator::Bitmap, FEW, counter);
     }),
-    ("open and close, 1,000,000 open", |rounds| {
-        open_and_close(&filled(Allocator::Bitmap, MANY), rounds);
+    ("open and close, 1,000,000 open", |counter| {
+        count_open_and_close(Allocator::Bitmap, MANY, counter);
     }),
-    ("close and open any, 100 open", |rounds| {
-        close_and_open(&filled(Allocator::Bitmap, FEW), FEW, rounds);
+    ("close and open any, 100 open", |counter| {
+        count_any(FEW, close_and_open, counter);
     }),
-    ("close and open any, 1,000,000 open", |rounds| {
-        close_and_open(&filled(Allocator::Bitmap, MANY), MANY, rounds);
+    ("close and open any, 1,000,000 open", |counter| {
+        count_any(MANY, close_and_open, counter);
     }),
-    ("get, 1,000,000 open", |rounds| {
-        get(&filled(Allocator::Bitmap, MANY), MANY, rounds);
+    ("get, 1,000,000 open", |counter| {
+        count_any(MANY, get, counter)
     }),
-    ("linear: open and close, 2,000 open", |rounds| {
-        open_and_close(&filled(Allocator::Linear, 2000), rounds);
+    ("linear: open and close, 2,000 open", |counter| {
+        count_open_and_close(Allocator::Linear, 2000, counter);
     }),
 ];
+
+fn count_open_and_close(allocator: Allocator, open: u32, counter: &mut Counter) {
+    let table = filled(allocator, open);
+    while counter.next_round() {
+        counter.count(CALLS as usize, || open_and_close(&table, CALLS));
+    }
+}
+
+/// Numbers from anywhere below `open`.
+fn count_any(open: u32, call: fn(&Entries, u32, &mut u64, u32), counter: &mut Counter) {
+    let table = filled(Allocator::Bitmap, open);
+    let mut random = SEED;
+    while counter.next_round() {
+        counter.count(CALLS as usize, || call(&table, open, &mut random, CALLS));
+    }
+}
 
 /// A table with the lowest numbers open.
 fn filled(allocator: Allocator, open: u32) -> Entries {
@@ -77,21 +98,22 @@ fn open_and_close_as(table: &Entries, like: i32, rounds: u32) {
 }
 
 /// A server whose connections come and go: numbers from anywhere.
-fn close_and_open(table: &Entries, open: u32, rounds: u32) {
-    let mut random = 1u64;
+fn close_and_open(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
     for _ in 0..rounds {
-        let fd = any(&mut random, open);
+        let fd = any(random, open);
         let entry = table.close(fd).expect("open");
         assert_eq!(table.open(entry, false).expect("a number"), fd);
     }
 }
 
-fn get(table: &Entries, open: u32, rounds: u32) {
-    let mut random = 1u64;
+fn get(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
     for _ in 0..rounds {
-        let _ = black_box(table.get(any(&mut random, open)));
+        let _ = black_box(table.get(any(random, open)));
     }
 }
+
+/// Where the sequence of numbers begins.
+const SEED: u64 = 1;
 
 /// The next of a sequence of numbers.
 fn any(random: &mut u64, open: u32) -> i32 {
@@ -165,7 +187,7 @@ fn together(threads: usize, turn: impl Fn(usize) + Sync) -> f64 {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = instructions::main(KEPT, &SCENARIOS) {
+    if let Some(code) = tidewall_bench_instructions::main(KEPT, &SCENARIOS) {
         return code;
     }
     println!("times: with {FEW} open, with {MANY} open; medians of {ROUNDS} rounds in turn");
@@ -185,13 +207,21 @@ fn main() -> ExitCode {
     // All the 16 MB of slots are looked at, by turns: what is above is memory's.
     beside(
         "bitmap: close and open numbers from anywhere",
-        || time(TURNS, |rounds| close_and_open(&few, FEW, rounds)),
-        || time(TURNS, |rounds| close_and_open(&many, MANY, rounds)),
+        || {
+            time(TURNS, |rounds| {
+                close_and_open(&few, FEW, &mut SEED.clone(), rounds)
+            })
+        },
+        || {
+            time(TURNS, |rounds| {
+                close_and_open(&many, MANY, &mut SEED.clone(), rounds)
+            })
+        },
     );
     beside(
         "bitmap: look a number from anywhere up",
-        || time(TURNS, |rounds| get(&few, FEW, rounds)),
-        || time(TURNS, |rounds| get(&many, MANY, rounds)),
+        || time(TURNS, |rounds| get(&few, FEW, &mut SEED.clone(), rounds)),
+        || time(TURNS, |rounds| get(&many, MANY, &mut SEED.clone(), rounds)),
     );
     drop(many);
     let linear = filled(Allocator::Linear, FEW);

@@ -7,15 +7,22 @@
 //! protocol has seen, on both sides: Linux's has in softirq, while the peer sent.
 //! Tidewall's runs when the application waits, so it is timed with it too: that is
 //! the second figure of Tidewall's, which Linux has no like of.
+//!
+//! `-- --instructions` counts Tidewall's instructions instead, under valgrind, and
+//! judges them against `benches/readiness_instructions.txt`; with `--keep` it writes
+//! that.
 
 #[path = "readiness/bed.rs"]
 mod bed;
+#[path = "readiness/counted.rs"]
+mod counted;
 #[path = "readiness/raw_linux.rs"]
 mod raw_linux;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, NUMBERS_EACH};
@@ -115,7 +122,24 @@ fn timed(mut prepare: impl FnMut(), mut serve: impl FnMut()) -> Duration {
     time
 }
 
-fn main() -> std::io::Result<()> {
+fn main() -> ExitCode {
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/benches/readiness_instructions.txt"
+    );
+    if let Some(code) = tidewall_bench_instructions::main(file, &counted::SCENARIOS) {
+        return code;
+    }
+    match times() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn times() -> std::io::Result<()> {
     let limit = raw_linux::raise_descriptor_limit(300_000) as usize;
     for idle in [0, 100_000] {
         // Fewer, where Linux allows no more: that is no disadvantage to it.

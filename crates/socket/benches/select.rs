@@ -15,12 +15,12 @@
 //! Linux's calls are measured as far as the limit of descriptors allows (NaN).
 //!
 //! `-- --instructions` counts instructions instead, under valgrind, and judges them
-//! against `select_instructions.txt`; with `--keep` it writes that.
+//! against `benches/select_instructions.txt`; with `--keep` it writes that. What
+//! builds the bitmaps anew is not counted there.
 
 #[path = "readiness/bed.rs"]
 #[allow(dead_code)]
 mod bed;
-mod instructions;
 #[path = "select/raw_linux.rs"]
 mod raw_linux;
 
@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use bed::{Bed, NUMBERS_EACH};
+use tidewall_bench_instructions::{Counter, Scenario};
 use tidewall_socket::descriptor::{Descriptors, OpenFile};
 use tidewall_socket::readiness::{DescriptorEvent, DescriptorSet, Events, PollFd};
 
@@ -246,70 +247,77 @@ fn measure(watched: usize) -> std::io::Result<Costs> {
 }
 
 /// Calls of `select`, the sets built anew before each.
-fn count_select(rounds: u32, watched: usize, classical: bool) {
+fn count_select(counter: &mut Counter, watched: usize, classical: bool) {
     let (bed, all) = watch(watched);
     let mut sets = Sets::new(&all, &bed.fds);
-    for _ in 0..rounds {
+    while counter.next_round() {
         sets.rebuild();
-        select(&bed.near, &mut sets, classical);
+        counter.count(1, || select(&bed.near, &mut sets, classical));
     }
 }
 
 /// Calls of `select` that find nothing.
-fn count_idle(rounds: u32) {
+fn count_idle(counter: &mut Counter) {
     let (bed, all) = watch(4000);
     let idle: Vec<i32> = all.into_iter().filter(|fd| !bed.fds.contains(fd)).collect();
     let mut sets = Sets::new(&idle, &[]);
-    for _ in 0..rounds {
+    while counter.next_round() {
         sets.rebuild();
         let [read, write, except] = sets.now.each_mut().map(Some);
         let now = Some(Duration::ZERO);
-        let count = bed.near.select(sets.nfds, read, write, except, now);
+        let count = counter.count(1, || bed.near.select(sets.nfds, read, write, except, now));
         assert_eq!(count.ok(), Some(0));
     }
 }
 
-fn count_poll(rounds: u32) {
+fn count_poll(counter: &mut Counter) {
     let (bed, all) = watch(100);
     let mut list = poll_list(&all);
-    for _ in 0..rounds {
-        assert_eq!(bed.near.poll(&mut list, None).ok(), Some(READY));
+    while counter.next_round() {
+        let count = counter.count(1, || bed.near.poll(&mut list, None));
+        assert_eq!(count.ok(), Some(READY));
     }
 }
 
-/// Ten events a call, each of which is read; what makes them is counted too.
-fn count_events(rounds: u32) {
+/// Ten events a call, each of which is read. `process`: the protocol has seen what
+/// makes them before.
+fn count_events(counter: &mut Counter, process: bool) {
     let mut bed = Bed::new(READY, 4000);
     for &fd in &bed.fds {
         let declared = bed.near.declare_interest(fd, Events::IN, None);
         assert!(declared.is_ok());
     }
     let mut events = [DescriptorEvent::default(); 64];
-    for _ in 0..rounds {
-        bed.send_all(true);
-        let count = bed.near.get_next_event(&mut events, None);
-        assert_eq!(count.ok(), Some(READY));
-        for event in events.iter().take(READY) {
-            assert_eq!(bed.near.read(event.fd, &mut [0; 256]).ok(), Some(64));
-        }
+    while counter.next_round() {
+        bed.send_all(process);
+        counter.count(1, || {
+            let count = bed.near.get_next_event(&mut events, None);
+            assert_eq!(count.ok(), Some(READY));
+            for event in events.iter().take(READY) {
+                assert_eq!(bed.near.read(event.fd, &mut [0; 256]).ok(), Some(64));
+            }
+        });
     }
 }
 
-const SCENARIOS: [instructions::Scenario; 6] = [
-    ("select, 100 watched, 10 ready", |rounds| {
-        count_select(rounds, 100, false);
+const SCENARIOS: [Scenario; 7] = [
+    ("select, 100 watched, 10 ready", |counter| {
+        count_select(counter, 100, false);
     }),
-    ("select, 4000 watched, 10 ready", |rounds| {
-        count_select(rounds, 4000, false);
+    ("select, 4000 watched, 10 ready", |counter| {
+        count_select(counter, 4000, false);
     }),
-    ("classical select, 100 watched, 10 ready", |rounds| {
-        count_select(rounds, 100, true);
+    ("classical select, 100 watched, 10 ready", |counter| {
+        count_select(counter, 100, true);
     }),
     ("select, 4000 watched, nothing ready", count_idle),
     ("poll, 100 watched, 10 ready", count_poll),
+    ("get_next_event and 10 reads, 4000 idle", |counter| {
+        count_events(counter, true);
+    }),
     (
-        "get_next_event and read, 10 events with their protocol",
-        count_events,
+        "get_next_event and 10 reads, 4000 idle, with the protocol",
+        |counter| count_events(counter, false),
     ),
 ];
 
@@ -318,7 +326,7 @@ fn main() -> ExitCode {
         env!("CARGO_MANIFEST_DIR"),
         "/benches/select_instructions.txt"
     );
-    if let Some(code) = instructions::main(file, &SCENARIOS) {
+    if let Some(code) = tidewall_bench_instructions::main(file, &SCENARIOS) {
         return code;
     }
     match costs() {

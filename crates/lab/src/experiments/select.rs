@@ -43,15 +43,16 @@ pub(super) const LARGE: Document = Document {
 };
 /// Connections that ask for nothing, of the paper's realistic load.
 pub(super) const COLD: u32 = 750;
-/// Requests under way at saturation: as many as keep the server busy and few
-/// enough that it does not wait for a crowd to be ready at once.
-pub(super) const CONNECTIONS: u32 = 8;
+/// Requests under way at saturation: as few as keep the server busy. With more
+/// it serves no more, and a call finds more of them ready at once, which hides
+/// what the call itself costs.
+pub(super) const CONNECTIONS: u32 = 4;
 /// Port of the proxy's origin.
 const ORIGIN_PORT: u16 = 8080;
 /// Load before measuring begins.
-const WARM_UP: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(400);
 /// Time measured.
-const WINDOW: Duration = Duration::from_millis(800);
+const WINDOW: Duration = Duration::from_millis(1_400);
 /// Nothing is taken for a stalled client in an experiment.
 const FOR_LONG: Duration = Duration::from_secs(900);
 /// Files that a client has open besides its connections.
@@ -214,8 +215,19 @@ impl Servers {
 
     /// A closed loop beside `cold` connections: the server is saturated.
     pub(super) fn saturating(&self, config: Config, document: Document, cold: u32) -> LoadSpec {
+        self.loop_of(CONNECTIONS, config, document, cold)
+    }
+
+    /// The same, with so many requests under way.
+    pub(super) fn loop_of(
+        &self,
+        connections: u32,
+        config: Config,
+        document: Document,
+        cold: u32,
+    ) -> LoadSpec {
         let http = HttpSpec {
-            connections: CONNECTIONS,
+            connections,
             reuse: Reuse::OneRequest,
             sources: hot_sources(),
             wait: self.wait(),
@@ -317,7 +329,8 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
             }
             for (name, count) in [
                 ("not connected in time", counts.gave_up),
-                ("not begun", counts.skipped + counts.no_room),
+                ("late", counts.skipped),
+                ("no file", counts.no_room),
                 ("refused", counts.refused),
                 ("no port", counts.local_errors),
                 ("failed", counts.failed + counts.malformed),
@@ -432,8 +445,8 @@ pub(super) fn sweeps(
     Ok(all)
 }
 
-/// What the selector serves of the smaller document, undisturbed: the rates of
-/// an experiment are parts of it.
+/// What the selector serves of the smaller document, undisturbed, the median of
+/// three: the rates of an experiment are parts of it.
 pub(super) fn capacity(
     bench: &mut Bench,
     name: &str,
@@ -444,7 +457,7 @@ pub(super) fn capacity(
     let load = servers.saturating(bench.testbed.config(), document, 0);
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
     let plan = Plan {
-        rounds: 1,
+        rounds: 3,
         budget: None,
     };
     let swept = sweep(bench, name, &[curve], plan, progress, reduce)?;
@@ -486,7 +499,10 @@ mod tests {
         let (idle, http) = (load.idle.unwrap(), load.http.unwrap());
         assert!(idle.path.is_empty(), "they ask for nothing");
         assert!(http.sources.iter().all(|hot| !idle.sources.contains(hot)));
-        assert_eq!((http.connections, http.reuse), (8, Reuse::OneRequest));
+        assert_eq!(
+            (http.connections, http.reuse),
+            (CONNECTIONS, Reuse::OneRequest)
+        );
         assert!(beside(Config::default(), 0).idle.is_none());
         at_rate(Config::default(), SMALL, 50_000, COLD)
             .check()

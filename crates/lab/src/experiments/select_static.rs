@@ -10,8 +10,8 @@ use tidewall_load::{LoadSpec, SClientSpec};
 use super::select::{
     CLASSICAL, CLASSICAL_NAME, COLD, CONNECTIONS, Contestant, Document, EPOLL, IDLE, IDLE_AXIS,
     LARGE, LINEAR, LINUX_EPOLL, LINUX_SELECT, RATE, SELECT, SELECT_NAME, SELECTOR, SELECTOR_NAME,
-    SMALL, Servers, TIME_AXIS, at_lowest, at_rate, capacity, describe, redrawn, reduce, saturation,
-    sweeps,
+    SMALL, Servers, TIME_AXIS, at_lowest, at_rate, capacity, describe, redrawn, reduce, s_clients,
+    saturation, sweeps,
 };
 use super::select_cold::WORK;
 use super::{Options, environment, ratio};
@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::result::{Axes, Claim, ResultFile, Series, find};
 use crate::sweep::{Curve, Plan};
 use crate::system::System;
-use crate::testbed::Config;
+use crate::testbed::{Config, more_clients};
 
 /// Its name.
 pub const NAME: &str = "select-static";
@@ -124,17 +124,15 @@ pub(super) fn groups(
 /// A server that can do a tenth of what it is offered.
 fn throttled(config: Config) -> anyhow::Result<(Servers, LoadSpec)> {
     let servers = Servers::of_files(THROTTLE)?;
-    let load = at_rate(config, SMALL, OFFERED, 0);
-    // Files for those on their way and for those that stand: fewer of the first
-    // where there are not many.
+    let s_clients = SClientSpec {
+        sources: more_clients(),
+        ..s_clients(SMALL, OFFERED)
+    };
     let load = LoadSpec {
-        s_clients: load.s_clients.map(|spec| SClientSpec {
-            patience: Duration::from_millis(250),
-            ..spec
-        }),
+        s_clients: Some(s_clients),
         warm_up: Duration::from_millis(600),
         duration: Duration::from_millis(1_600),
-        ..load
+        ..at_rate(config, SMALL, OFFERED, 0)
     };
     Ok((servers, load))
 }

@@ -1,6 +1,6 @@
 //! What S-clients did.
 
-use std::ops::Sub;
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -81,6 +81,28 @@ impl Sub for SClientCounts {
     }
 }
 
+impl Add for SClientCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        SClientCounts {
+            offered: self.offered.saturating_add(other.offered),
+            skipped: self.skipped.saturating_add(other.skipped),
+            no_room: self.no_room.saturating_add(other.no_room),
+            begun: self.begun.saturating_add(other.begun),
+            connected: self.connected.saturating_add(other.connected),
+            gave_up: self.gave_up.saturating_add(other.gave_up),
+            refused: self.refused.saturating_add(other.refused),
+            local_errors: self.local_errors.saturating_add(other.local_errors),
+            failed: self.failed.saturating_add(other.failed),
+            malformed: self.malformed.saturating_add(other.malformed),
+            timeouts: self.timeouts.saturating_add(other.timeouts),
+            responses: self.responses.saturating_add(other.responses),
+            other_status: self.other_status.saturating_add(other.other_status),
+        }
+    }
+}
+
 /// The outcome of S-clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SClientReport {
@@ -107,4 +129,19 @@ pub struct SClientReport {
     /// The first of the errors behind [`SClientCounts::local_errors`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_error: Option<String>,
+}
+
+impl SClientReport {
+    /// Adds the counts and rates of other S-clients of the same server, which ran
+    /// beside these for as long. The distributions stay those of these alone.
+    pub fn join(&mut self, other: &SClientReport) {
+        self.measured = self.measured + other.measured;
+        self.whole = self.whole + other.whole;
+        self.unfinished += other.unfinished;
+        self.offered_rate += other.offered_rate;
+        self.rate += other.rate;
+        if self.local_error.is_none() {
+            self.local_error.clone_from(&other.local_error);
+        }
+    }
 }

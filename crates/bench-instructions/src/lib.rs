@@ -1,0 +1,243 @@
+//! Instructions that a hot call costs, counted by valgrind and kept in a file: a
+//! shared machine changes times, not counts.
+//!
+//! What lives here: how a bench runs itself under callgrind ([`main`]), what of a
+//! run is counted ([`Counter`]), and the judgement against the kept file. What may
+//! not: anything that is counted; that is the benches' (`crates/*/benches`).
+//!
+//! ```text
+//! bench --instructions ─► valgrind bench --run N ─► scenario N, counted in part
+//!        └── judged against NAME_instructions.txt, or with --keep written to it
+//! ```
+//!
+//! Read first: the manual of valgrind, chapter 6 (callgrind), `--toggle-collect`.
+//!
+//! # What is counted
+//!
+//! Every scenario first runs [`WARM_UP`] rounds that are not counted, in which
+//! tables grow to their size and connections leave slow start, then [`COUNTED`] that
+//! are. In each of them the scenario names the part that is meant; what it does
+//! besides to prepare it is not counted. Copying, clearing and comparing memory in
+//! libc (`memcpy` and its like) is told, but not judged: which of libc's versions
+//! runs depends on the processor.
+//!
+//! # The judgement
+//!
+//! A count that is above the kept one by more than [`TOLERANCE`] hundredths fails,
+//! and so does one that nobody has kept. Another compiler makes another program:
+//! counts are only judged against those of the same one, which the file names.
+
+mod kept;
+mod profile;
+
+use std::hint::black_box;
+use std::process::{Command, ExitCode};
+
+use kept::Kept;
+use profile::Cost;
+
+/// Rounds of a scenario before those that are counted.
+pub const WARM_UP: u32 = 250;
+
+/// Rounds of a scenario that are counted.
+pub const COUNTED: u32 = 500;
+
+/// How far a count may be above the kept one, in hundredths of that.
+pub const TOLERANCE: u64 = 5;
+
+/// What is counted: its name, and what runs the counter's rounds.
+pub type Scenario = (&'static str, fn(&mut Counter));
+
+/// The rounds of a scenario, and what of them is counted.
+///
+/// ```
+/// # use tidewall_bench_instructions::Counter;
+/// fn push_ten(counter: &mut Counter) {
+///     while counter.next_round() {
+///         let mut list = Vec::with_capacity(10);
+///         counter.count(10, || (0..10).for_each(|number| list.push(number)));
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Counter {
+    round: u32,
+    calls: u64,
+}
+
+impl Counter {
+    /// Whether there is another round, which then begins.
+    pub fn next_round(&mut self) -> bool {
+        self.round += 1;
+        self.round <= WARM_UP + COUNTED
+    }
+
+    /// Runs what is counted in this round: so many calls of what the scenario is
+    /// about. What the scenario is judged by is the instructions of one.
+    ///
+    /// `run` must not count itself.
+    pub fn count<R>(&mut self, calls: usize, run: impl FnOnce() -> R) -> R {
+        if self.round <= WARM_UP {
+            return run();
+        }
+        self.calls += calls as u64;
+        counted_part(run)
+    }
+}
+
+/// Callgrind counts while this function runs, which it finds by its name.
+#[inline(never)]
+fn counted_part<R>(run: impl FnOnce() -> R) -> R {
+    // The function's end is its own, not a jump to what `run` calls last.
+    black_box(run())
+}
+
+/// What `--toggle-collect` is given for [`counted_part`].
+const COUNTED_PART: &str = "--toggle-collect=*tidewall_bench_instructions*counted_part*";
+
+/// Counts if the bench's arguments ask for it: `--instructions`, with `--keep` to
+/// write the file instead of judging. `None` if not: the bench then does what else
+/// it does.
+///
+/// `kept` is the path of the file.
+pub fn main(kept: &str, scenarios: &[Scenario]) -> Option<ExitCode> {
+    let asked = std::env::args().any(|argument| argument == "--instructions");
+    (asked || is_run()).then(|| count(kept, scenarios))
+}
+
+/// As [`main`], for a bench that does nothing else: counts without being asked.
+///
+/// The exit status is a failure if a count is above what is kept or is not kept,
+/// and if valgrind fails; the words for it have been printed then.
+pub fn count(kept: &str, scenarios: &[Scenario]) -> ExitCode {
+    let outcome = if is_run() {
+        run(scenarios).map(|()| true)
+    } else {
+        let keep = std::env::args().any(|argument| argument == "--keep");
+        judge_all(kept, scenarios, keep)
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// By which the bench calls itself under valgrind, with a scenario's place.
+const RUN: &str = "--run";
+
+fn is_run() -> bool {
+    std::env::args().nth(1).is_some_and(|first| first == RUN)
+}
+
+/// Runs the scenario that the arguments name; prints how many calls were counted.
+fn run(scenarios: &[Scenario]) -> Result<(), String> {
+    let place: Option<usize> = std::env::args().nth(2).and_then(|place| place.parse().ok());
+    let Some((_, run)) = place.and_then(|place| scenarios.get(place)) else {
+        return Err(format!("{RUN} needs the place of a scenario"));
+    };
+    let mut counter = Counter { round: 0, calls: 0 };
+    run(&mut counter);
+    println!("{}", counter.calls);
+    Ok(())
+}
+
+/// What one call of a scenario costs.
+fn measure(place: usize) -> Result<Cost, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let file = std::env::temp_dir().join(format!("tidewall-instructions-{}", std::process::id()));
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", COUNTED_PART])
+        .args(["--compress-strings=no", "--compress-pos=no"])
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .arg(program)
+        .args([RUN, &place.to_string()])
+        .output()
+        .map_err(|error| format!("valgrind does not run ({error}); `make setup` installs it"))?;
+    let text = std::fs::read_to_string(&file);
+    let _ = std::fs::remove_file(&file);
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("valgrind has failed:\n{said}"));
+    }
+    let calls: u64 = String::from_utf8_lossy(&output.stdout)
+        .trim()
+        .parse()
+        .map_err(|_| "the scenario has not said how many calls were counted".to_owned())?;
+    let text = text.map_err(|error| format!("{}: {error}", file.display()))?;
+    let cost = profile::sum(&text);
+    if cost.instructions == 0 {
+        return Err("valgrind has not found what is counted".to_owned());
+    }
+    cost.each(calls)
+        .ok_or_else(|| "the scenario has counted no calls".to_owned())
+}
+
+/// What `rustc --version` says.
+fn compiler() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("--version").output();
+    output.map_or_else(
+        |_| "an unknown compiler".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}
+
+/// Whether all is well; prints what each scenario costs beside what is kept.
+fn judge_all(file: &str, scenarios: &[Scenario], keep: bool) -> Result<bool, String> {
+    let kept = match std::fs::read_to_string(file) {
+        // Whatever it says, it is about to be written anew.
+        Ok(text) if keep => Kept::parse(&text).unwrap_or_default(),
+        Ok(text) => Kept::parse(&text).map_err(|error| format!("{file}: {error}"))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
+        Err(error) => return Err(format!("{file}: {error}")),
+    };
+    let mut now = Kept {
+        compiler: compiler(),
+        counts: Vec::new(),
+    };
+    println!("instructions of a call, {}", now.compiler);
+    for (place, &(name, _)) in scenarios.iter().enumerate() {
+        let cost = measure(place).map_err(|error| format!("{name}: {error}"))?;
+        let beside = match kept.count(name) {
+            Some(before) => format!(
+                "{:.3} of {before} that are kept",
+                cost.instructions as f64 / before as f64
+            ),
+            None => "not kept".to_owned(),
+        };
+        let copying = match cost.copying {
+            0 => String::new(),
+            copying => format!(" (and {copying} in libc's memcpy and its like)"),
+        };
+        println!("{name}: {}{copying}, {beside}", cost.instructions);
+        now.counts.push((name.to_owned(), cost.instructions));
+    }
+    if keep {
+        std::fs::write(file, now.to_string()).map_err(|error| format!("{file}: {error}"))?;
+        println!("kept in {file}");
+        return Ok(true);
+    }
+    if !kept.compiler.is_empty() && kept.compiler != now.compiler {
+        println!(
+            "not judged: {file} was counted with another compiler, {}; `-- --instructions --keep` \
+             counts it anew",
+            kept.compiler
+        );
+        return Ok(true);
+    }
+    let complaints = now.complaints(&kept);
+    for complaint in &complaints {
+        eprintln!("FAILED: {complaint}");
+    }
+    if !complaints.is_empty() {
+        eprintln!(
+            "{file} is what these are judged against; `-- --instructions --keep` writes it anew, \
+             if what a call costs now is meant"
+        );
+    }
+    Ok(complaints.is_empty())
+}
