@@ -7,8 +7,10 @@
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::raw::options::{self, KernelDatagram};
+use crate::raw::poll;
 use crate::udp::BindOptions;
 
 #[derive(Debug)]
@@ -112,5 +114,38 @@ impl Holder {
             libc::IP_TTL,
             i32::from(value),
         )
+    }
+}
+
+/// Whether the kernel's part of a socket has input, as far as anybody knows. It tells
+/// of changes only, so what it told is remembered until it says that nothing is left.
+#[derive(Debug, Default)]
+pub(crate) struct KernelInput(AtomicBool);
+
+impl KernelInput {
+    /// The kernel has said that there is some.
+    pub(crate) fn note(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// True when it has said so; what there was may have been taken since.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// True when it has said so and says so still.
+    pub(crate) fn is_there(&self, descriptor: i32) -> bool {
+        self.is_noted() && poll::ready_now(descriptor, libc::POLLIN) != 0
+    }
+
+    /// The kernel had nothing. True when there is some again, of which others may not
+    /// know: what it said just now was about to be forgotten.
+    #[must_use]
+    pub(crate) fn forget(&self, descriptor: i32) -> bool {
+        if !self.0.swap(false, Ordering::SeqCst) || poll::ready_now(descriptor, libc::POLLIN) == 0 {
+            return false;
+        }
+        self.note();
+        true
     }
 }

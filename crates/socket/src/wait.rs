@@ -90,8 +90,18 @@ pub(crate) trait Waitable {
         -1
     }
 
+    /// The same, for a thread that sleeps: where several do, one may be enough.
+    fn slept_on(&self, _waiter: &Arc<Waiter>) -> i32 {
+        self.kernel_descriptor()
+    }
+
     /// The descriptor was readable.
     fn kernel_has_input(&self) {}
+
+    /// A thread that slept on it does so no more.
+    fn leave(&self, waiter: &Arc<Waiter>) {
+        self.waiters().leave(waiter);
+    }
 }
 
 /// A thread in a [`WaitList`].

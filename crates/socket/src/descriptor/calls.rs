@@ -65,17 +65,15 @@ impl std::fmt::Debug for Descriptors {
     }
 }
 
-/// Which table of descriptors: no other is equal to it, even after it is gone.
-#[derive(Clone)]
+/// Which table of descriptors: no other is taken for it, even after it is gone.
 pub(crate) struct Identity(Weak<Inner>);
 
-impl PartialEq for Identity {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.ptr_eq(&other.0)
-    }
-}
-
 impl Identity {
+    /// True for that table's.
+    pub(crate) fn is_of(&self, table: &Descriptors) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&table.inner))
+    }
+
     /// True when the table is dropped.
     pub(crate) fn is_gone(&self) -> bool {
         self.0.strong_count() == 0

@@ -285,16 +285,14 @@ impl OpenFile {
     /// Closes one half of a connection, or both.
     ///
     /// # Errors
-    /// ENOTCONN, also for a datagram socket without a peer; EOPNOTSUPP for one
-    /// with a peer, and for a listener, which Linux would close; ENOTSOCK.
+    /// ENOTCONN, also for a datagram socket without a peer, which is shut all the
+    /// same, as by Linux, and for a listener a second time
+    /// ([`TcpListener::shutdown`]); ENOTSOCK.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
             OpenFile::Stream(stream) => stream.shutdown(how),
-            OpenFile::Listener(_) => error(libc::EOPNOTSUPP),
-            OpenFile::Datagram(socket) => {
-                socket.peer_addr()?;
-                error(libc::EOPNOTSUPP)
-            }
+            OpenFile::Listener(listener) => listener.shutdown(how),
+            OpenFile::Datagram(socket) => socket.shutdown(how),
             OpenFile::Kernel(fd) => descriptor::shutdown(fd.as_fd(), how),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }

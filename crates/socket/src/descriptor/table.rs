@@ -1,7 +1,7 @@
 //! From numbers to entries, for many threads.
 
 use std::io;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};
@@ -10,21 +10,13 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::bitmap::next_set;
 use super::{Allocator, Bitmap, Linear, NumbersError};
+use slots::{Slot, Slots};
 
-/// Slots of a chunk. Few where loom follows every lock.
-const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };
-/// Sizes of directories: the n-th has 2^n chunks, so these are enough for every
-/// `i32`.
-const DIRECTORIES: usize = if cfg!(loom) { 30 } else { 22 };
+mod slots;
 
 /// Close these numbers on [`Table::exec`] instead of now
 /// ([`Table::close_range`]; Linux's value).
 pub const CLOSE_RANGE_CLOEXEC: u32 = 4;
-
-/// What a number names: one lock a number, held while an entry is cloned.
-type Slot<T> = Mutex<Option<T>>;
-type Chunk<T> = Box<[Slot<T>]>;
-type Directory<T> = Box<[OnceLock<Chunk<T>>]>;
 
 /// Told of each number that no longer names what it named: closed, or made to
 /// name something else.
@@ -49,8 +41,8 @@ pub trait Closing: Send + Sync {
 pub struct Table<T> {
     /// Taken before a slot's lock, never after one.
     numbers: Mutex<Numbers>,
-    /// Made when a number in them is first used, under `numbers`; found without.
-    directories: [OnceLock<Directory<T>>; DIRECTORIES],
+    /// Made when a number is first used, under `numbers`; found without.
+    slots: Slots<T>,
 }
 
 struct Numbers {
@@ -221,56 +213,8 @@ impl<T> Table<T> {
     fn with(numbers: Numbers) -> Self {
         Table {
             numbers: Mutex::new(numbers),
-            directories: [const { OnceLock::new() }; DIRECTORIES],
+            slots: Slots::default(),
         }
-    }
-
-    // ---- Slots --------------------------------------------------------------
-
-    /// Directory, place in it, and place in the chunk, of a number.
-    fn place(number: u32) -> (usize, usize, usize) {
-        let chunk = number / CHUNK + 1;
-        let directory = chunk.ilog2();
-        (
-            directory as usize,
-            (chunk - (1 << directory)) as usize,
-            (number % CHUNK) as usize,
-        )
-    }
-
-    /// A number's slot, if it was ever used or one near it.
-    fn slot(&self, number: u32) -> Option<&Slot<T>> {
-        let (directory, chunk, slot) = Self::place(number);
-        let chunks = self.directories.get(directory)?.get()?;
-        chunks.get(chunk)?.get()?.get(slot)
-    }
-
-    /// A number's slot, made if need be. The caller holds `numbers`.
-    fn make_slot(&self, number: u32) -> io::Result<&Slot<T>> {
-        if let Some(slot) = self.slot(number) {
-            return Ok(slot);
-        }
-        fn filled<E>(length: usize, element: impl Fn() -> E) -> io::Result<Box<[E]>> {
-            let mut elements = Vec::new();
-            elements
-                .try_reserve_exact(length)
-                .map_err(|_| error(libc::ENOMEM))?;
-            elements.resize_with(length, element);
-            Ok(elements.into())
-        }
-        let (directory, chunk, _) = Self::place(number);
-        if let Some(place) = self.directories.get(directory)
-            && place.get().is_none()
-        {
-            let _ = place.set(filled(1 << directory, OnceLock::new)?);
-        }
-        let chunks = self.directories.get(directory).and_then(OnceLock::get);
-        if let Some(place) = chunks.and_then(|chunks| chunks.get(chunk))
-            && place.get().is_none()
-        {
-            let _ = place.set(filled(CHUNK as usize, || Mutex::new(None))?);
-        }
-        self.slot(number).ok_or_else(|| error(libc::ENOMEM))
     }
 
     // ---- Numbers ------------------------------------------------------------
@@ -288,7 +232,7 @@ impl<T> Table<T> {
             .filter(|&number| number < numbers.limit)
             .ok_or_else(|| error(libc::EMFILE))?;
         // What may fail before what changes something.
-        let slot = self.make_slot(number)?;
+        let slot = self.slots.make(number)?;
         numbers.set_close_on_exec(number, close_on_exec)?;
         numbers.used.set(number)?;
         numbers.open += 1;
@@ -346,7 +290,7 @@ impl<T> Table<T> {
     /// EBADF.
     pub fn close(&self, fd: i32) -> io::Result<T> {
         let number = number(fd)?;
-        let slot = self.slot(number).ok_or_else(|| error(libc::EBADF))?;
+        let slot = self.slots.get(number).ok_or_else(|| error(libc::EBADF))?;
         let mut numbers = lock(&self.numbers);
         // A number without an entry is free, or reserved.
         let entry = lock(slot).take().ok_or_else(|| error(libc::EBADF))?;
@@ -386,7 +330,7 @@ impl<T> Table<T> {
 
     /// Takes a number's entry, if it has one, and frees the number.
     fn take(&self, numbers: &mut Numbers, number: u32) -> Option<T> {
-        let entry = lock(self.slot(number)?).take()?;
+        let entry = lock(self.slots.get(number)?).take()?;
         numbers.tell(number);
         numbers.free(number);
         Some(entry)
@@ -432,7 +376,8 @@ impl<T> Table<T> {
 
     /// The slot of a number that names something.
     fn named(&self, number: u32) -> io::Result<&Slot<T>> {
-        self.slot(number)
+        self.slots
+            .get(number)
             .filter(|slot| lock(slot).is_some())
             .ok_or_else(|| error(libc::EBADF))
     }
@@ -482,7 +427,7 @@ impl<T: Clone> Table<T> {
     pub fn get(&self, fd: i32) -> io::Result<T> {
         u32::try_from(fd)
             .ok()
-            .and_then(|number| lock(self.slot(number)?).clone())
+            .and_then(|number| lock(self.slots.get(number)?).clone())
             .ok_or_else(|| error(libc::EBADF))
     }
 
@@ -538,7 +483,7 @@ impl<T: Clone> Table<T> {
             return Err(error(libc::EBADF));
         }
         entry = self.get(old)?;
-        let slot = self.make_slot(place)?;
+        let slot = self.slots.make(place)?;
         let was_used = numbers.used.is_used(place);
         if was_used && lock(slot).is_none() {
             return Err(error(libc::EBUSY));
@@ -577,9 +522,9 @@ impl<T: Clone> Table<T> {
             let mut theirs = lock(&child.numbers);
             let mut next = numbers.used.next_used(0);
             while let Some(number) = next {
-                let entry = self.slot(number).and_then(|slot| lock(slot).clone());
+                let entry = self.slots.get(number).and_then(|slot| lock(slot).clone());
                 match entry {
-                    Some(entry) => *lock(child.make_slot(number)?) = Some(entry),
+                    Some(entry) => *lock(child.slots.make(number)?) = Some(entry),
                     None => theirs.free(number),
                 }
                 next = number
@@ -602,7 +547,7 @@ pub struct Reservation<'a, T> {
 impl<T> Reservation<'_, T> {
     /// Makes the number name `entry`, and returns it.
     pub fn install(mut self, entry: T) -> i32 {
-        if let Some(slot) = self.table.slot(self.number) {
+        if let Some(slot) = self.table.slots.get(self.number) {
             *lock(slot) = Some(entry);
             self.installed = true;
         }

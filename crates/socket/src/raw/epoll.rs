@@ -4,16 +4,21 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// What became of a descriptor.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fired {
-    /// What it was entered with.
-    pub(crate) key: u64,
-    /// EPOLL* bits.
-    pub(crate) events: u32,
-}
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Fired(libc::epoll_event);
 
-/// Most descriptors that [`Epoll::ready`] tells at once.
-pub(crate) const AT_ONCE: usize = 64;
+impl Fired {
+    /// What it was entered with.
+    pub(crate) fn key(self) -> u64 {
+        self.0.u64
+    }
+
+    /// EPOLL* bits.
+    pub(crate) fn events(self) -> u32 {
+        self.0.events
+    }
+}
 
 /// Another descriptor for the same open file.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
@@ -34,10 +39,15 @@ pub(crate) fn can_poll(fd: BorrowedFd<'_>) -> bool {
     if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } < 0 {
         return true;
     }
-    !matches!(
-        stat.st_mode & libc::S_IFMT,
-        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK
-    )
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK => false,
+        // It depends on the device.
+        libc::S_IFCHR => {
+            let asked = Epoll::new().and_then(|epoll| epoll.add(fd.as_raw_fd(), 0, 0));
+            asked.map_err(|error| error.raw_os_error()) != Err(Some(libc::EPERM))
+        }
+        _ => true,
+    }
 }
 
 /// An epoll descriptor.
@@ -83,29 +93,23 @@ impl Epoll {
         Ok(())
     }
 
-    /// Descriptors that are ready now, `most` of them and [`AT_ONCE`]; does not
-    /// wait.
+    /// Puts descriptors that are ready now, `most` of them, in place of what is in
+    /// `out`; does not wait.
     ///
     /// # Errors
     /// EINTR.
     pub(crate) fn ready(&self, most: usize, out: &mut Vec<Fired>) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
-        // SAFETY: `events` is writable for the length stated.
-        let count = unsafe {
-            libc::epoll_wait(
-                self.0.as_raw_fd(),
-                events.as_mut_ptr(),
-                most.clamp(1, AT_ONCE) as i32,
-                0,
-            )
-        };
+        let most = i32::try_from(most.max(1)).unwrap_or(i32::MAX);
+        out.clear();
+        out.reserve(most as usize);
+        // SAFETY: a `Fired` is an epoll_event, and `out` has room for `most` of them.
+        let count =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), out.as_mut_ptr().cast(), most, 0) };
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
-        out.extend(events.iter().take(count as usize).map(|event| Fired {
-            key: event.u64,
-            events: event.events,
-        }));
+        // SAFETY: the call has written as many, of those that there is room for.
+        unsafe { out.set_len(count as usize) };
         Ok(())
     }
 }

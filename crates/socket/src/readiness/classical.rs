@@ -15,7 +15,7 @@ use super::context::{ThreadContext, with_context};
 use super::descriptor_set::DescriptorSet;
 use super::hints::{Hints, Manner};
 use super::interest::{Found, Selecting};
-use super::watch::{Parts, Registration, Source, Watched as _};
+use super::registration::{Parts, Registration, Source, Watched as _};
 use crate::descriptor::{Descriptors, OpenFile};
 use crate::raw::poll;
 use crate::stack::Core;

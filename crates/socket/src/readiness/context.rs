@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::classes::Classes;
 use super::hints::{Hints, Manner};
 use super::interest::{Files, Found, Interest};
-use super::watch::{Registration, Watched as _};
+use super::registration::{Registration, Watched as _};
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
 use crate::raw::poll;
@@ -195,11 +195,12 @@ pub(super) fn with_context<T>(
     descriptors: &Descriptors,
     call: impl FnOnce(&mut ThreadContext) -> io::Result<T>,
 ) -> io::Result<T> {
-    let table = descriptors.identity();
     // A thread that is ending has no contexts any more: it makes one a call.
     let known = CONTEXTS.try_with(|contexts| {
         let mut contexts = contexts.borrow_mut();
-        let place = contexts.iter().position(|context| context.table == table)?;
+        let place = contexts
+            .iter()
+            .position(|context| context.table.is_of(descriptors))?;
         Some(contexts.swap_remove(place))
     });
     let mut context = match known {
@@ -213,7 +214,7 @@ pub(super) fn with_context<T>(
             });
             drop(gone);
             Box::new(ThreadContext {
-                table,
+                table: descriptors.identity(),
                 core: Arc::downgrade(descriptors.stack().core()),
                 watching: Watching::new(descriptors)?,
                 interest: Interest::default(),

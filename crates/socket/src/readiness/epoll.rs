@@ -14,7 +14,7 @@ use std::time::Duration;
 use slab::Slab;
 
 use super::hints::Hints;
-use super::watch::{Parts, Registration, Source, Watched};
+use super::registration::{Parts, Registration, Source, Watched};
 use super::{Events, SignalSet};
 use crate::descriptor::OpenFile;
 use crate::stack::{Core, Stack, lock};
@@ -274,23 +274,29 @@ impl SetInner {
 
     /// What it is ready for as a file: it has something to tell.
     pub(crate) fn events(&self) -> Events {
+        let ready = self.hints.kernel_is_ready() || self.has_hinted();
+        Events::NONE.with_if(Events::READABLE, ready)
+    }
+
+    /// True when something in it is ready that hints tell of.
+    pub(super) fn has_hinted(&self) -> bool {
         let _items = self.lock_items();
         let hints = &self.hints;
-        if hints.kernel_is_ready() {
-            return Events::READABLE;
-        }
-        let mut one = Vec::with_capacity(1);
         for _ in 0..hints.hinted_len() {
-            hints.take_some(1, &mut one);
-            let Some(registration) = one.pop() else {
+            let Some(registration) = hints.first_hinted() else {
                 break;
             };
+            // Left where it is: it is what keeps those awake who come to sleep here.
+            if registration.events().intersects(registration.interest()) {
+                return true;
+            }
+            hints.drop_first();
             if !level(&registration).is_empty() {
                 hints.put_first(registration);
-                return Events::READABLE;
+                return true;
             }
         }
-        Events::NONE
+        false
     }
 }
 

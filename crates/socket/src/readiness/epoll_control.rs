@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::Events;
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
 use super::hints::{Hints, Manner};
-use super::watch::Watched as _;
+use super::registration::Watched as _;
 use crate::descriptor::OpenFile;
 
 /// What `epoll_ctl` does.

@@ -29,7 +29,7 @@ use slab::Slab;
 
 use super::Events;
 use super::hints::{Hints, Manner};
-use super::watch::{Registration, Source, Watched};
+use super::registration::{Registration, Source, Watched};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, Stack, lock};
 use crate::wait::Waitable;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::Events;
 use super::context::{OpenFiles, ThreadContext, Watching, with_context};
+use super::registration::{Source, Watched as _};
 use crate::descriptor::Descriptors;
 
 /// What has happened to a descriptor ([`Descriptors::get_next_event`]).
@@ -33,7 +34,7 @@ impl Descriptors {
     ///
     /// Interest ends when the descriptor is closed. With [`Events::EXCLUSIVE`]
     /// what happens is told to one of the threads that are interested so
-    /// (SO_WAKEUP_ONE).
+    /// (SO_WAKEUP_ONE); of the kernel's own descriptors all are told.
     ///
     /// # Errors
     /// EBADF; what epoll reports of a descriptor of the kernel's.
@@ -58,7 +59,13 @@ impl Descriptors {
                 return Ok(());
             }
             let told = interest.without(Events::FLAGS) | Events::ALWAYS;
-            let wanted = told | Events::EDGE | (interest & Events::EXCLUSIVE);
+            // The kernel does not let an exclusive interest be changed; of its own
+            // everybody is told.
+            let exclusive = match file.watched().source {
+                Source::Kernel => Events::NONE,
+                _ => interest & Events::EXCLUSIVE,
+            };
+            let wanted = told | Events::EDGE | exclusive;
             let known = files.watched.get(number).cloned();
             let registration = match known {
                 Some(registration) => registration,

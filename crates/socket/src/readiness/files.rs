@@ -2,7 +2,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use super::watch::{Parts, Source, Watch, Watched};
+use super::registration::{Parts, Source, Watched};
+use super::watch::Watch;
 use crate::descriptor::OpenFile;
 use crate::raw::epoll;
 use crate::stack::Stack;

@@ -4,27 +4,18 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
-use slab::Slab;
-
-use super::watch::{Parts, Registration, Source, TURNING, Watch};
-use super::{Events, SignalSet};
-use crate::raw::epoll::{AT_ONCE, Epoll, Fired, duplicate};
-use crate::raw::poll;
+use super::Events;
+use super::kernel_part::KernelPart;
+use super::registration::{Parts, Registration, Source};
+use super::watch::{TURNING, Watch};
+use crate::raw::epoll::{Epoll, duplicate};
 use crate::stack::{Core, lock};
 use crate::tcp::helper::Helper;
-use crate::wait::{WaitList, Waitable};
+use crate::wait::{WaitList, Waitable, Waiter};
 
-/// How long the application may be away while the device is flooded: the ring of
-/// a veth, 256 frames, fills in 128 µs at two million frames/s.
-const FLOODED_TURN: Duration = Duration::from_micros(128);
-/// Waits after which the device is polled in any case.
-const POLL_EVERY: u32 = 16;
-/// Waits with something to do after which the kernel's descriptors are looked
-/// at although nobody has said that they are ready.
-const KERNELS_TURN: u32 = 16;
+mod turns;
 
 /// How a registration is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,13 +45,7 @@ pub(crate) struct Hints {
     inside: AtomicUsize,
     /// Who watches this context itself: sets in sets.
     pub(crate) watch: Watch,
-    epoll: OnceLock<Epoll>,
-    /// Those with a descriptor in `epoll`, by key.
-    kernel: Mutex<Slab<Arc<Registration>>>,
-    kernel_count: AtomicUsize,
-    /// Those of them of which only the kernel knows what they are ready for.
-    kernels: AtomicUsize,
-    kernel_ready: AtomicBool,
+    kernel: KernelPart,
     turns: AtomicU32,
     /// What an event has cost the application lately, ns, and what the next wait
     /// learns it from: when the last one returned, in ns since the stack started,
@@ -79,24 +64,6 @@ impl std::fmt::Debug for Hints {
             .field("hinted", &self.hinted_count)
             .field("framed", &self.framed_count)
             .finish_non_exhaustive()
-    }
-}
-
-/// A thread is in a context; it leaves when this is dropped.
-pub(crate) struct Inside<'a> {
-    hints: &'a Hints,
-    /// What it turned before.
-    before: usize,
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        TURNING.set(self.before);
-        self.hints.inside.fetch_sub(1, Ordering::SeqCst);
-        // What was left is another's, who was not woken for it.
-        if self.hints.has_hints() || self.hints.has_frames() {
-            self.hints.waiters.wake_next();
-        }
     }
 }
 
@@ -119,11 +86,7 @@ impl Hints {
             waiters: WaitList::default(),
             inside: AtomicUsize::new(0),
             watch: Watch::default(),
-            epoll: OnceLock::new(),
-            kernel: Mutex::default(),
-            kernel_count: AtomicUsize::new(0),
-            kernels: AtomicUsize::new(0),
-            kernel_ready: AtomicBool::new(false),
+            kernel: KernelPart::default(),
             // Never the turn that a new registration remembers.
             turns: AtomicU32::new(1),
             event_cost: AtomicU64::new(0),
@@ -147,8 +110,7 @@ impl Hints {
         drop(hinted);
         let framed = std::mem::take(&mut *lock(&self.framed));
         drop(framed);
-        let kernel = std::mem::take(&mut *lock(&self.kernel));
-        drop(kernel);
+        self.kernel.close();
         self.watch.retire();
     }
 
@@ -188,7 +150,7 @@ impl Hints {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
         }
         if descriptor >= 0
-            && let Err(error) = self.watch_kernel(&registration)
+            && let Err(error) = self.kernel.add(&registration, &self.waiters)
         {
             watch.remove(&registration);
             registration = match error.raw_os_error() {
@@ -197,7 +159,7 @@ impl Hints {
                 Some(libc::EEXIST) => {
                     let own = duplicate(descriptor)?;
                     let again = make(kind, own.as_raw_fd(), Some(own));
-                    self.watch_kernel(&again)?;
+                    self.kernel.add(&again, &self.waiters)?;
                     again
                 }
                 _ => return Err(error),
@@ -205,8 +167,8 @@ impl Hints {
             watch.add(registration.clone());
         }
         // What came before it was watched.
-        registration.hint_if_ready();
-        if registration.has_frames() {
+        registration.hint_at_first();
+        if registration.has_waiting_frames() {
             watch.has_frames();
         }
         Ok(registration)
@@ -264,11 +226,34 @@ impl Hints {
         self.hinted_count.store(hinted.len(), Ordering::SeqCst);
     }
 
-    /// Puts a registration back that is looked at before the others.
+    /// The registration that is looked at first, which stays where it is.
+    pub(super) fn first_hinted(&self) -> Option<Arc<Registration>> {
+        if !self.has_hints() {
+            return None;
+        }
+        lock(&self.hinted).front().cloned()
+    }
+
+    /// Takes the registration out that is looked at first.
+    pub(super) fn drop_first(&self) {
+        let first = {
+            let mut hinted = lock(&self.hinted);
+            let first = hinted.pop_front();
+            self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+            first
+        };
+        drop(first);
+    }
+
+    /// Puts a registration back that is looked at before the others. Whoever came to
+    /// sleep here meanwhile has not seen it.
     pub(super) fn put_first(&self, registration: Arc<Registration>) {
-        let mut hinted = lock(&self.hinted);
-        hinted.push_front(registration);
-        self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+        {
+            let mut hinted = lock(&self.hinted);
+            hinted.push_front(registration);
+            self.hinted_count.store(hinted.len(), Ordering::SeqCst);
+        }
+        self.waiters.wake_next();
     }
 
     /// How many have a hint.
@@ -295,7 +280,7 @@ impl Hints {
         let from = out.len();
         self.take_some(usize::MAX, out);
         for registration in out.iter().skip(from) {
-            registration.hinted.store(false, Ordering::SeqCst);
+            registration.settle();
         }
         out.retain(|registration| registration.is_active());
     }
@@ -328,15 +313,6 @@ impl Hints {
         self.put_back(&mut batch);
     }
 
-    /// Leaves a hint with the kernel's descriptors that are ready, for whoever
-    /// treats them as any other; see [`Hints::look_at_kernel`].
-    ///
-    /// # Errors
-    /// EINTR.
-    pub(crate) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
-        self.look_at_kernel(insist, AT_ONCE, &mut |registration, _| registration.hint())
-    }
-
     /// True when registrations have hints.
     pub(crate) fn has_hints(&self) -> bool {
         self.hinted_count.load(Ordering::SeqCst) != 0
@@ -366,14 +342,21 @@ impl Hints {
             framed.push(registration);
             self.framed_count.store(framed.len(), Ordering::SeqCst);
         }
-        let mut attended = self.is_inside();
-        if wake && !self.is_turned_here() {
-            attended |= self.waiters.wake_any();
-        }
+        let attended = self.attend_frames(wake);
         if self.watch.is_watched() {
-            attended |= self.watch.enter_frames(wake && !attended).attended;
+            return attended | self.watch.enter_frames(wake && !attended).attended;
         }
         attended
+    }
+
+    /// Frames wait in sockets of this context; `wake`: a thread is woken for them.
+    /// True when somebody is here who sees to them.
+    pub(super) fn attend_frames(&self, wake: bool) -> bool {
+        let inside = self.is_inside();
+        if wake && !self.is_turned_here() {
+            return self.waiters.wake_any() | inside;
+        }
+        inside
     }
 
     /// True when frames wait that the protocol has not seen.
@@ -401,249 +384,66 @@ impl Hints {
 
     /// Runs the protocol on the frames of the sockets watched.
     pub(crate) fn process(&self, core: &Core) {
-        while self.framed_count.load(Ordering::SeqCst) != 0 {
-            let framed = {
+        let mut taken = Vec::new();
+        while self.has_frames() {
+            {
                 let mut framed = lock(&self.framed);
                 self.framed_count.store(0, Ordering::SeqCst);
-                std::mem::take(&mut *framed)
-            };
-            for registration in framed {
-                registration.framed.store(false, Ordering::Release);
+                // Each lends the other its memory.
+                std::mem::swap(&mut *framed, &mut taken);
+            }
+            for registration in taken.drain(..) {
+                registration.framed.leave();
                 registration.process(core);
             }
         }
-    }
-
-    // ---- Turns --------------------------------------------------------------
-
-    /// How often somebody has waited here.
-    pub(crate) fn turn_number(&self) -> u32 {
-        self.turns.load(Ordering::Relaxed)
-    }
-
-    /// The calling thread enters.
-    pub(crate) fn enter(&self) -> Inside<'_> {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        Inside {
-            hints: self,
-            before: TURNING.replace(std::ptr::from_ref(self).addr()),
-        }
-    }
-
-    /// The beginning of a wait: sends the application's last output, sees to timers,
-    /// polls the device if that is due, and runs the protocol on the frames of the
-    /// sockets watched.
-    ///
-    /// # Errors
-    /// ENETDOWN and what else the device reports.
-    pub(crate) fn turn(&self, core: &Core) -> io::Result<()> {
-        core.tcp.helper.application_is_here();
-        // The last turn's output.
-        core.tcp_flush(false);
-        core.tcp_run_timers();
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let busy = core.is_busy() && !core.device_polls();
-        // An application that leaves what is ready may not keep the device from
-        // being looked at.
-        if busy || turn.is_multiple_of(POLL_EVERY) {
-            core.round_and_return()?;
-        } else {
-            core.collect();
-        }
-        self.process(core);
-        Ok(())
-    }
-
-    /// Waits until `collect` finds something: it is asked once what came is
-    /// processed, is told whether the kernel's descriptors must be looked at, and
-    /// returns how much there is. Returns that; 0 at the timeout. `None` waits for
-    /// ever. `signals` are blocked instead of those that are while it sleeps.
-    ///
-    /// # Errors
-    /// EINTR when a signal arrives; ENETDOWN and what else the device reports; what
-    /// `collect` reports.
-    pub(crate) fn wait(
-        &self,
-        core: &Core,
-        timeout: Option<Duration>,
-        signals: Option<&SignalSet>,
-        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        let inside = self.enter();
-        self.learn_cost(core);
-        let result = self.wait_inside(core, timeout, signals, collect);
-        drop(inside);
-        self.note_return(core, *result.as_ref().unwrap_or(&0));
-        result
-    }
-
-    fn wait_inside(
-        &self,
-        core: &Core,
-        timeout: Option<Duration>,
-        signals: Option<&SignalSet>,
-        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        self.turn(core)?;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut polled = false;
-        loop {
-            self.process(core);
-            let found = collect(polled)?;
-            core.tcp_flush(true);
-            if found > 0 {
-                return Ok(found);
-            }
-            if timeout == Some(Duration::ZERO) {
-                if polled {
-                    return Ok(0);
-                }
-                polled = true;
-                core.round(false)?;
-                continue;
-            }
-            if !core.sleep_masked(&[self], deadline, signals)? {
-                return Ok(0);
+        if taken.capacity() > 0 {
+            let mut framed = lock(&self.framed);
+            if framed.capacity() == 0 {
+                *framed = taken;
             }
         }
-    }
-
-    /// Notes what the application was given, and when. Its cost matters under a
-    /// flood only: without one the clock is not read.
-    fn note_return(&self, core: &Core, events: usize) {
-        if core.is_flooded() && events > 0 {
-            let now = core.age().as_nanos() as u64;
-            self.returned_at.store(now, Ordering::Relaxed);
-            self.returned.store(events, Ordering::Relaxed);
-        }
-    }
-
-    /// What an event cost the application, if the last wait noted it.
-    fn learn_cost(&self, core: &Core) {
-        if self.returned.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let events = self.returned.swap(0, Ordering::Relaxed) as u64;
-        let now = core.age();
-        let since = self.returned_at.load(Ordering::Relaxed);
-        let away = (now.as_nanos() as u64).saturating_sub(since);
-        if let Some(cost) = away.checked_div(events) {
-            let known = self.event_cost.load(Ordering::Relaxed);
-            let learned = known - known / 8 + cost / 8;
-            self.event_cost.store(learned, Ordering::Relaxed);
-        }
-    }
-
-    /// How many events the application may have at once, of `most`. While the
-    /// device is flooded it must be looked at again before its ring is full: 32
-    /// requests of 20 µs each are as long as 256 frames at 400,000/s, and what is
-    /// lost then are segments of connections, too.
-    pub(crate) fn most_events(&self, core: &Core, most: usize) -> usize {
-        if !core.is_flooded() {
-            return most;
-        }
-        let cost = self.event_cost.load(Ordering::Relaxed).max(1);
-        (FLOODED_TURN.as_nanos() as u64 / cost).clamp(1, most as u64) as usize
     }
 
     // ---- The kernel's descriptors -------------------------------------------
-
-    fn kernel_epoll(&self) -> io::Result<&Epoll> {
-        if self.epoll.get().is_none() && self.epoll.set(Epoll::new()?).is_ok() {
-            // Whoever sleeps here does not sleep on it yet.
-            self.kernel_ready.store(true, Ordering::SeqCst);
-            self.waiters.wake_all();
-        }
-        self.epoll
-            .get()
-            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
 
     /// The descriptor that the kernel's sit in, for a context that watches this one.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub(super) fn make_kernel_descriptor(&self) -> io::Result<i32> {
-        self.kernel_epoll().map(Epoll::descriptor)
+        self.kernel.make(&self.waiters).map(Epoll::descriptor)
     }
 
     /// True when the kernel has something to tell; asks it.
     pub(super) fn kernel_is_ready(&self) -> bool {
-        self.kernel_count.load(Ordering::Relaxed) != 0
-            && self
-                .epoll
-                .get()
-                .is_some_and(|epoll| poll::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
+        self.kernel.is_ready()
     }
 
     /// The kernel said so to whoever watches this context.
     pub(super) fn note_kernel_ready(&self) {
-        self.kernel_ready.store(true, Ordering::Relaxed);
-    }
-
-    fn watch_kernel(&self, registration: &Arc<Registration>) -> io::Result<()> {
-        let epoll = self.kernel_epoll()?;
-        let key = lock(&self.kernel).insert(registration.clone());
-        let added = epoll.add(
-            registration.descriptor,
-            key as u64,
-            registration.kernel_interest(),
-        );
-        if let Err(error) = added {
-            let forgotten = lock(&self.kernel).try_remove(key);
-            drop(forgotten);
-            return Err(error);
-        }
-        registration.kernel_key.store(key, Ordering::Relaxed);
-        self.kernel_count.fetch_add(1, Ordering::Relaxed);
-        if registration.is_told_by_kernel() {
-            self.kernels.fetch_add(1, Ordering::Relaxed);
-        }
-        self.kernel_ready.store(true, Ordering::Relaxed);
-        Ok(())
+        self.kernel.note_ready();
     }
 
     /// A registration's interest has changed.
     pub(super) fn change_kernel(&self, registration: &Registration) -> io::Result<()> {
-        let key = registration.kernel_key.load(Ordering::Relaxed);
-        match self.epoll.get() {
-            Some(epoll) if key != usize::MAX => {
-                let interest = registration.kernel_interest();
-                epoll.modify(registration.descriptor, key as u64, interest)?;
-                self.kernel_ready.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
+        self.kernel.change(registration)
     }
 
     /// A registration is retired.
     pub(super) fn forget_kernel(&self, registration: &Registration) {
-        let key = registration.kernel_key.swap(usize::MAX, Ordering::Relaxed);
-        if key == usize::MAX {
-            return;
-        }
-        if let Some(epoll) = self.epoll.get() {
-            let _ = epoll.remove(registration.descriptor);
-        }
-        let forgotten = lock(&self.kernel).try_remove(key);
-        drop(forgotten);
-        self.kernel_count.fetch_sub(1, Ordering::Relaxed);
-        if registration.is_told_by_kernel() {
-            self.kernels.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.kernel.remove(registration);
     }
 
     /// True when only the kernel knows what some are ready for: whoever must not miss
     /// them insists.
     pub(super) fn has_kernels(&self) -> bool {
-        self.kernels.load(Ordering::Relaxed) != 0
+        self.kernel.has_kernels()
     }
 
-    /// Asks the kernel which of its descriptors are ready, `most` of them: when it
-    /// has said that some are, now and then, and if `insist`. Those that only the
-    /// kernel knows about are given to `each`, with what they are ready for; sockets
-    /// that it has a part in get a hint.
+    /// Gives descriptors of the kernel's that are ready to `each`, `most` of them, and
+    /// leaves hints with sockets that it has a part in. It is asked if it has said
+    /// that there are some, now and then, and if `insist`.
     ///
     /// # Errors
     /// EINTR.
@@ -653,38 +453,16 @@ impl Hints {
         most: usize,
         each: &mut dyn FnMut(&Arc<Registration>, Events),
     ) -> io::Result<()> {
-        if self.kernel_count.load(Ordering::Relaxed) == 0 {
-            // Nobody would ever take it back.
-            self.kernel_ready.store(false, Ordering::Relaxed);
-            return Ok(());
-        }
-        let turn = self.turn_number();
-        if !self.kernel_ready.load(Ordering::Relaxed)
-            && !insist
-            && !turn.is_multiple_of(KERNELS_TURN)
-        {
-            return Ok(());
-        }
-        let Some(epoll) = self.epoll.get() else {
-            return Ok(());
-        };
-        let mut fired: Vec<Fired> = Vec::new();
-        epoll.ready(most.min(AT_ONCE), &mut fired)?;
-        // Level-triggered: what was ready may still be so next time.
-        self.kernel_ready
-            .store(!fired.is_empty(), Ordering::Relaxed);
-        for fired in fired {
-            let registration = lock(&self.kernel).get(fired.key as usize).cloned();
-            let Some(registration) = registration.filter(|it| it.is_active()) else {
-                continue;
-            };
-            if registration.is_kernels() {
-                each(&registration, Events::from_bits(fired.events));
-            } else {
-                registration.kernel_has_input();
-            }
-        }
-        Ok(())
+        self.kernel.look(self.turn_number(), insist, most, each)
+    }
+
+    /// As [`Hints::look_at_kernel`], with a hint for every one that is ready: for
+    /// whoever treats them as any other.
+    ///
+    /// # Errors
+    /// EINTR.
+    pub(crate) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
+        self.kernel.hint(self.turn_number(), insist)
     }
 }
 
@@ -694,20 +472,23 @@ impl Waitable for Hints {
     }
 
     fn has_input(&self) -> bool {
-        self.has_hints()
-            || self.framed_count.load(Ordering::SeqCst) != 0
-            || self.kernel_ready.load(Ordering::Relaxed)
+        self.has_hints() || self.has_frames() || self.kernel.is_said_ready()
     }
 
     fn is_exclusive(&self) -> bool {
         true
     }
 
-    fn kernel_descriptor(&self) -> i32 {
-        self.epoll.get().map_or(-1, Epoll::descriptor)
+    fn slept_on(&self, waiter: &Arc<Waiter>) -> i32 {
+        self.kernel.watched_by(waiter)
     }
 
     fn kernel_has_input(&self) {
-        self.kernel_ready.store(true, Ordering::Relaxed);
+        self.kernel.note_ready();
+    }
+
+    fn leave(&self, waiter: &Arc<Waiter>) {
+        self.waiters.leave(waiter);
+        self.kernel.left(waiter, &self.waiters);
     }
 }

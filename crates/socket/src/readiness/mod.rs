@@ -21,12 +21,30 @@
 //! ```text
 //!  frames ──► Watch::has_frames ──► Hints::process ──► protocol ──► Watch::notify
 //!              (one thread woken)                                      │ hint
-//!  select, poll, epoll_wait, Selector::wait ◄── Hints::take ◄──────────┘
+//!  select, poll, epoll_wait, Selector::wait ◄── Hints::take ◄──────────┤
+//!                 kernel's descriptors ──► KernelPart::look ───────────┘
 //! ```
 //!
+//! The way of an event, and where each step is:
+//!
+//! 1. A frame is sorted into its socket's channel, which tells the socket's `Watch`
+//!    (`watch`). Each `Registration` there (`registration`) is entered with its
+//!    context as one with frames, and one thread that sleeps in one of the contexts
+//!    is woken.
+//! 2. That thread, in `Hints::wait` (`hints`), runs the protocol on what was entered.
+//!    The socket finds out what has changed and notifies its `Watch`: registrations
+//!    that are interested go into their contexts' lists of hinted ones, once.
+//! 3. The call that waits takes hinted registrations out, looks what they are ready
+//!    for, and tells its caller: `epoll` and `Selector` each in their way, `select`
+//!    and `poll` through what the thread knows of its descriptors (`interest`, in
+//!    `context`), `event_queue` by the hints alone, `event_loop` by an eventfd.
+//!
 //! Kernel descriptors of a context sit in one epoll descriptor of the kernel's, so
-//! idle ones cost nothing. Read first: Banga & Mogul, USENIX 1998 and (with Druschel)
-//! USENIX 1999; epoll(7).
+//! idle ones cost nothing (`kernel_part`); the thread that sleeps on it takes what it
+//! says for hints. Of locks, those of what watches come before those of what is
+//! watched, and a socket's before its contexts' lists: a hint is left from anywhere.
+//!
+//! Read first: Banga & Mogul, USENIX 1998 and (with Druschel) USENIX 1999; epoll(7).
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
@@ -41,10 +59,13 @@ mod epoll_control;
 #[cfg(feature = "mio")]
 pub(crate) mod event_loop;
 mod event_queue;
+mod exchange;
 mod files;
 pub(crate) mod hints;
 mod interest;
+mod kernel_part;
 mod poll;
+pub(crate) mod registration;
 mod select;
 pub(crate) mod watch;
 

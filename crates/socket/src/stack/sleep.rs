@@ -28,6 +28,10 @@ pub(super) struct Past {
     pub(super) pace: Pace,
 }
 
+/// Turns without sleep after which the kernel is asked all the same: its descriptors
+/// and the signals are not the device's to hold up.
+const ASK_KERNEL_EVERY: u32 = 64;
+
 /// What falling asleep and being woken adds to a wait, on a halted virtual
 /// processor (docs/results.md: 14 µs).
 const WAKE_UP: Duration = Duration::from_micros(20);
@@ -88,7 +92,7 @@ impl Core {
         }
         let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, has_input);
         for socket in sockets {
-            socket.waiters().leave(&waiter);
+            socket.leave(&waiter);
         }
         self.leadership.wake(&waiter, led);
         // From now on nobody may be here who sees to connections.
@@ -125,6 +129,7 @@ impl Core {
     ) -> io::Result<bool> {
         let mut descriptors = Vec::with_capacity(8);
         let mut fired = Vec::with_capacity(8);
+        let mut turns = 0u32;
         loop {
             let mut progress = Progress::default();
             if *led && !self.device_polls() {
@@ -155,11 +160,15 @@ impl Core {
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
-            if again || pace == Pace::Flooded {
+            let spins = again || pace == Pace::Flooded;
+            if spins {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     return Ok(false);
                 }
-                continue;
+                turns = turns.wrapping_add(1);
+                if !turns.is_multiple_of(ASK_KERNEL_EVERY) {
+                    continue;
+                }
             }
             let mut timeout = match deadline {
                 Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
@@ -181,26 +190,30 @@ impl Core {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
             if let Some(next) = self.tcp.next_timer(self.age()).filter(|_| *led) {
-                if next.is_zero() {
+                if next.is_zero() && !spins {
                     continue;
                 }
                 timeout = Some(timeout.map_or(next, |t| t.min(next)));
             }
-            if *led && pace == Pace::Quiet && self.stops_polling(interval) {
+            if spins {
+                timeout = Some(Duration::ZERO);
+            } else if *led && pace == Pace::Quiet && self.stops_polling(interval) {
                 self.timer_turns.store(0, Ordering::Relaxed);
                 continue;
             }
             descriptors.clear();
             descriptors.push(waiter.descriptor());
             let kernel = descriptors.len();
-            descriptors.extend(sockets.iter().map(|socket| socket.kernel_descriptor()));
-            if *led && !self.architecture.has_threads() {
+            descriptors.extend(sockets.iter().map(|socket| socket.slept_on(waiter)));
+            if *led && !spins && !self.architecture.has_threads() {
                 for queue in &self.queues {
                     descriptors.extend(lock(&queue.poller).descriptors());
                 }
             }
-            for host in self.host.get().into_iter().flatten() {
-                host.application_sleeps();
+            if !spins {
+                for host in self.host.get().into_iter().flatten() {
+                    host.application_sleeps();
+                }
             }
             poll::readable_masked(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {

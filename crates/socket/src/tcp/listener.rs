@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as KernelListener};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener as KernelListener};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,9 +19,12 @@ use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
 use super::timers::Timed;
+use crate::kernel::KernelInput;
 use crate::owner::Owner;
+use crate::raw::descriptor;
 use crate::readiness::Events;
-use crate::readiness::watch::{Parts, Source, Watch, Watched};
+use crate::readiness::registration::{Parts, Source, Watched};
+use crate::readiness::watch::Watch;
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{specified, to_v6};
 use crate::wait::{WaitList, Waitable};
@@ -74,11 +77,13 @@ pub(crate) struct ListenerInner {
     /// started; the largest number while one waits.
     attended_until: AtomicU64,
     kernel: Option<KernelListener>,
-    kernel_ready: AtomicBool,
+    kernel_input: KernelInput,
     /// Connections opened by a SYN whose handshake is over, and those that were
     /// reset before it was: the protocol has not been told of them.
     opened: AtomicU32,
     reset: AtomicU32,
+    /// It does not listen any more.
+    shut: AtomicBool,
 }
 
 struct State {
@@ -166,9 +171,10 @@ impl TcpListener {
                 watch: Watch::default(),
                 attended_until: AtomicU64::new(0),
                 kernel,
-                kernel_ready: AtomicBool::new(false),
+                kernel_input: KernelInput::default(),
                 opened: AtomicU32::new(0),
                 reset: AtomicU32::new(0),
+                shut: AtomicBool::new(false),
             });
             made = Some(inner.clone());
             Timed::Listener(inner)
@@ -208,8 +214,8 @@ impl TcpListener {
     /// Accepts a connection. Returns it and its peer's address.
     ///
     /// # Errors
-    /// EAGAIN when nonblocking and none waits, EINTR, and what the kernel's
-    /// socket reports (EMFILE).
+    /// EAGAIN when nonblocking and none waits, EINTR, EINVAL once it is shut down,
+    /// and what the kernel's socket reports (EMFILE).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let core = self.stack.core();
         let inner = &self.inner;
@@ -226,8 +232,11 @@ impl TcpListener {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
+            if inner.is_shut() {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
             let turn = self.fed.load(Ordering::Relaxed) >= KERNELS_TURN;
-            if turn || inner.kernel_ready.load(Ordering::Acquire) {
+            if turn || inner.kernel_input.is_noted() {
                 self.fed.store(0, Ordering::Relaxed);
                 if let Some(found) = self.accept_from_kernel()? {
                     return Ok(found);
@@ -246,9 +255,13 @@ impl TcpListener {
                     polled = true;
                     core.round(false)?;
                     core.tcp_before_sleep();
-                    inner.kernel_ready.store(true, Ordering::Release);
+                    if let Some(found) = self.accept_from_kernel()? {
+                        return Ok(found);
+                    }
                     continue;
                 }
+                // It may not be about to.
+                self.fed.fetch_add(1, Ordering::Relaxed);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             core.sleep(&[&**inner], None)?;
@@ -275,7 +288,6 @@ impl TcpListener {
 
     fn accept_from_kernel(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
         let Some(kernel) = &self.inner.kernel else {
-            self.inner.kernel_ready.store(false, Ordering::Release);
             return Ok(None);
         };
         match kernel.accept() {
@@ -287,11 +299,58 @@ impl TcpListener {
                 Ok(Some((TcpStream::kernel(stream, self.stack.clone()), peer)))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.inner.kernel_ready.store(false, Ordering::Release);
+                self.inner.kernel_is_empty();
                 Ok(None)
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Stops listening: connections that nobody has accepted are reset, and whoever
+    /// accepts gets EINVAL. The address stays its own until it is dropped. As by
+    /// Linux, shutting the writing half alone changes nothing.
+    ///
+    /// # Errors
+    /// ENOTCONN when it has been shut down before; what the kernel reports.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if self.inner.is_shut() {
+            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        }
+        if how == Shutdown::Write {
+            return Ok(());
+        }
+        if !self.inner.shut.swap(true, Ordering::SeqCst) {
+            self.stop_listening();
+            self.inner.waiters.wake_all();
+            self.inner.watch.notify(Events::STATE_CHANGED);
+            if let Some(kernel) = &self.inner.kernel {
+                descriptor::shutdown(kernel.as_fd(), Shutdown::Read)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_listening(&self) {
+        let core = self.stack.core();
+        core.tables
+            .unlisten_tcp(self.inner.key(), self.inner.local.port());
+        core.tcp.timers.remove(self.inner.timer);
+        let (set, half_open) = self.inner.close();
+        for flow in half_open {
+            core.tables
+                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+        }
+        // Their peers are told, as by Linux.
+        while let Some(connection) = self.inner.pop() {
+            connection.close(core, Some(Duration::ZERO));
+        }
+        core.tcp_flush(false);
+        if let Some(set) = set {
+            let _binding = lock(&core.binding);
+            core.set_owner(set.id.index(), Owner::None);
+            core.close_channels(set);
+        }
+        core.tcp.ports.leave(&core.tables, self.inner.local.port());
     }
 
     /// The address it listens on.
@@ -351,26 +410,10 @@ impl Drop for TcpListener {
     fn drop(&mut self) {
         let core = self.stack.core();
         self.inner.watch.retire();
-        core.tables
-            .unlisten_tcp(self.inner.key(), self.inner.local.port());
         core.tcp.remove_listener(&self.inner);
-        core.tcp.timers.remove(self.inner.timer);
-        let (set, half_open) = self.inner.close();
-        for flow in half_open {
-            core.tables
-                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+        if !self.inner.is_shut() {
+            self.stop_listening();
         }
-        // Their peers are told, as by Linux.
-        while let Some(connection) = self.inner.pop() {
-            connection.close(core, Some(Duration::ZERO));
-        }
-        core.tcp_flush(false);
-        if let Some(set) = set {
-            let _binding = lock(&core.binding);
-            core.set_owner(set.id.index(), Owner::None);
-            core.close_channels(set);
-        }
-        core.tcp.ports.leave(&core.tables, self.inner.local.port());
     }
 }
 
@@ -411,11 +454,37 @@ impl ListenerInner {
 
     /// What it is ready for now.
     pub(crate) fn events(&self) -> Events {
-        Events::NONE.with_if(Events::READABLE, self.may_accept())
+        if self.is_shut() {
+            return Events::WRITABLE | Events::HUP;
+        }
+        let own = self.waiting.load(Ordering::SeqCst) > 0;
+        Events::NONE.with_if(Events::READABLE, own || self.kernel_has_connections())
     }
 
+    /// True when accepting would not wait, as far as anybody knows.
     fn may_accept(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_ready.load(Ordering::Acquire)
+        self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.is_shut()
+    }
+
+    /// True while the kernel has connections; asks it if it has said so.
+    fn kernel_has_connections(&self) -> bool {
+        self.kernel_input.is_noted()
+            && (self.kernel_input.is_there(self.kernel_descriptor()) || self.kernel_is_empty())
+    }
+
+    /// The kernel had no connection. True when it has one now, which everybody is told
+    /// of again.
+    fn kernel_is_empty(&self) -> bool {
+        let more = self.kernel_input.forget(self.kernel_descriptor());
+        if more {
+            self.watch.notify(Events::DATA_CAME);
+        }
+        more
+    }
+
+    /// True once it does not listen any more ([`TcpListener::shutdown`]).
+    fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::SeqCst)
     }
 
     /// Frames came to its channel. A full accept queue leaves them there: the
@@ -442,7 +511,7 @@ impl ListenerInner {
         self.waiting.load(Ordering::SeqCst) >= self.options.backlog as usize
     }
 
-    fn has_waiting_frames(&self) -> bool {
+    pub(crate) fn has_waiting_frames(&self) -> bool {
         let state = lock(&self.state);
         let channel = state.channel.as_ref();
         channel.is_some_and(|set| !set.looks_empty())
@@ -474,7 +543,7 @@ impl Waitable for ListenerInner {
     }
 
     fn kernel_has_input(&self) {
-        self.kernel_ready.store(true, Ordering::Release);
+        self.kernel_input.note();
     }
 }
 

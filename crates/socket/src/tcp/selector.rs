@@ -9,7 +9,7 @@ use super::listener::TcpListener;
 use super::stream::TcpStream;
 use crate::readiness::Events;
 use crate::readiness::hints::{Hints, Manner};
-use crate::readiness::watch::{Parts, Registration, Source, Watched};
+use crate::readiness::registration::{Parts, Registration, Source, Watched};
 use crate::stack::Stack;
 use crate::udp::UdpSocket;
 use crate::wait::Waitable;

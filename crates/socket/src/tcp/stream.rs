@@ -13,7 +13,7 @@ use super::frames::After;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
-use crate::readiness::watch::{Parts, Source, Watched};
+use crate::readiness::registration::{Parts, Source, Watched};
 use crate::stack::{Core, Stack};
 
 mod connecting;

@@ -4,10 +4,8 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
-};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use tidewall_device::demux::ChannelId;
@@ -20,7 +18,7 @@ use tidewall_protocol::{Drop as Cause, InputOptions, icmp, tcp};
 use tidewall_receive::poller::{Channel, Done, Shared};
 
 use super::{BindOptions, Received};
-use crate::kernel::Holder;
+use crate::kernel::{Holder, KernelInput};
 use crate::readiness::Events;
 use crate::readiness::watch::Watch;
 use crate::snapshot::Causes;
@@ -118,7 +116,9 @@ pub(crate) struct SocketInner {
     pub(super) holder: Option<Holder>,
     pub(super) ends: Mutex<Ends>,
     waiting: Mutex<Waiting>,
-    kernel_ready: AtomicBool,
+    kernel_input: KernelInput,
+    /// Halves that are closed.
+    shut: AtomicU8,
     pending_error: AtomicI32,
     pub(super) priority: AtomicU8,
     pub(super) traffic_class: AtomicU8,
@@ -142,7 +142,7 @@ pub(crate) struct Ends {
 
 thread_local! {
     /// Frames between removal and processing; kept so that a batch allocates
-    /// nothing.
+    /// nothing. A thread that is ending has lost it, and allocates.
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
     /// Where a kernel datagram is read.
     static KERNEL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -171,7 +171,8 @@ impl SocketInner {
                 channels,
                 outside: VecDeque::new(),
             }),
-            kernel_ready: AtomicBool::new(false),
+            kernel_input: KernelInput::default(),
+            shut: AtomicU8::new(0),
             pending_error: AtomicI32::new(0),
             priority: AtomicU8::new(0),
             traffic_class: AtomicU8::new(0),
@@ -221,19 +222,34 @@ impl SocketInner {
 
     /// True when a receive call would not wait.
     pub(crate) fn has_input(&self) -> bool {
-        self.pending_error.load(Ordering::Relaxed) != 0 || self.has_datagrams()
+        self.pending_error.load(Ordering::Relaxed) != 0
+            || self.has_datagrams()
+            || self.is_shut(Shutdown::Read)
     }
 
     fn has_datagrams(&self) -> bool {
-        if self.kernel_ready.load(Ordering::Acquire) {
-            return true;
-        }
+        self.kernel_is_ready() || self.has_own_datagrams()
+    }
+
+    fn has_own_datagrams(&self) -> bool {
         let waiting = lock(&self.waiting);
         !waiting.outside.is_empty()
             || waiting
                 .channels
                 .iter()
                 .any(|channel| !channel.looks_empty())
+    }
+
+    /// Closes a half, and tells everybody.
+    pub(super) fn shut(&self, how: Shutdown) {
+        self.shut.fetch_or(halves(how), Ordering::SeqCst);
+        self.waiters.wake_all();
+        self.watch.notify(Events::STATE_CHANGED);
+    }
+
+    /// True when that is closed, of both something.
+    pub(super) fn is_shut(&self, how: Shutdown) -> bool {
+        self.shut.load(Ordering::SeqCst) & halves(how) != 0
     }
 
     pub(super) fn take_error(&self) -> Option<io::Error> {
@@ -285,7 +301,29 @@ impl SocketInner {
         let failed = self.pending_error.load(Ordering::Relaxed) != 0;
         let events = Events::WRITABLE | Events::WRBAND;
         let events = events.with_if(Events::ERR, failed);
-        events.with_if(Events::READABLE, self.has_datagrams())
+        let ended = self.is_shut(Shutdown::Read);
+        let both = ended && self.is_shut(Shutdown::Write);
+        let readable = ended || self.has_own_datagrams() || self.kernel_has_datagrams();
+        events
+            .with_if(Events::READABLE, readable)
+            .with_if(Events::RDHUP, ended)
+            .with_if(Events::HUP, both)
+    }
+
+    /// True while the kernel has datagrams; asks it if it has said so.
+    fn kernel_has_datagrams(&self) -> bool {
+        self.kernel_input.is_noted()
+            && (self.kernel_input.is_there(self.kernel_descriptor()) || self.kernel_is_empty())
+    }
+
+    /// The kernel had no datagram. True when it has one now, which everybody is told
+    /// of again.
+    fn kernel_is_empty(&self) -> bool {
+        let more = self.kernel_input.forget(self.kernel_descriptor());
+        if more {
+            self.watch.notify(Events::DATA_CAME);
+        }
+        more
     }
 
     /// Something came: of those who receive one is woken, and whoever watches it.
@@ -405,7 +443,7 @@ impl SocketInner {
         each: &mut dyn FnMut(Received<'_>),
     ) -> (usize, usize) {
         // `each` may call us again, so the scratch space is taken, not borrowed.
-        let mut frames = FRAMES.take();
+        let mut frames = FRAMES.try_with(RefCell::take).unwrap_or_default();
         {
             let mut waiting = lock(&self.waiting);
             if let Some(channel) = waiting.channels.get_mut(queue) {
@@ -439,7 +477,7 @@ impl SocketInner {
             handle.shared.give_back(self.id, done);
             core.hand_out(others);
         }
-        FRAMES.set(frames);
+        let _ = FRAMES.try_with(|place| place.replace(frames));
         (taken, delivered)
     }
 
@@ -521,7 +559,7 @@ impl SocketInner {
         let Some(holder) = &self.holder else {
             return Ok(0);
         };
-        let mut buffer = KERNEL.take();
+        let mut buffer = KERNEL.try_with(RefCell::take).unwrap_or_default();
         buffer.resize(usize::from(u16::MAX), 0);
         let mut given = 0;
         let mut failed = None;
@@ -540,7 +578,7 @@ impl SocketInner {
                     given += 1;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.kernel_ready.store(false, Ordering::Release);
+                    self.kernel_is_empty();
                     break;
                 }
                 Err(error) => {
@@ -549,7 +587,7 @@ impl SocketInner {
                 }
             }
         }
-        KERNEL.set(buffer);
+        let _ = KERNEL.try_with(|place| place.replace(buffer));
         self.received.fetch_add(given as u64, Ordering::Relaxed);
         self.through_kernel
             .fetch_add(given as u64, Ordering::Relaxed);
@@ -561,7 +599,7 @@ impl SocketInner {
 
     /// True when poll(2) has said that the kernel socket has input.
     pub(super) fn kernel_is_ready(&self) -> bool {
-        self.kernel_ready.load(Ordering::Acquire)
+        self.kernel_input.is_noted()
     }
 
     /// Takes the channels out, to close them; gives credit of what waits
@@ -574,6 +612,15 @@ impl SocketInner {
             }
         }
         std::mem::take(&mut waiting.channels)
+    }
+}
+
+/// Halves as bits: reading, writing.
+fn halves(how: Shutdown) -> u8 {
+    match how {
+        Shutdown::Read => 1,
+        Shutdown::Write => 2,
+        Shutdown::Both => 3,
     }
 }
 
@@ -622,7 +669,7 @@ impl Waitable for SocketInner {
     }
 
     fn kernel_has_input(&self) {
-        self.kernel_ready.store(true, Ordering::Release);
+        self.kernel_input.note();
     }
 }
 

@@ -3,7 +3,7 @@
 pub(crate) mod inner;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -298,7 +298,7 @@ impl UdpSocket {
 
     /// Receives up to `limit` datagrams without copying: `each` sees them in
     /// the frames they came in. Waits for the first unless nonblocking. Returns
-    /// how many there were, at least one unless `limit` is 0.
+    /// how many there were, at least one unless `limit` is 0 or receiving is shut.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
@@ -384,6 +384,9 @@ impl UdpSocket {
                 }
                 return Err(io::ErrorKind::WouldBlock.into());
             }
+            if self.inner.is_shut(Shutdown::Read) {
+                return Ok(0);
+            }
             polled = false;
             if !core.sleep(&[&Receiving(&self.inner)], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -401,6 +404,17 @@ impl UdpSocket {
         }
         self.fed_receives.store(0, Ordering::Relaxed);
         true
+    }
+
+    /// Closes one half or both (`shutdown`): sending gives EPIPE, receiving does not
+    /// wait for datagrams any more, [`UdpSocket::recv_batch`] then returning 0. Those
+    /// that come are received still, and nobody is told, as by Linux.
+    ///
+    /// # Errors
+    /// ENOTCONN without a peer; it is shut all the same, as by Linux.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.inner.shut(how);
+        self.peer_addr().map(drop)
     }
 
     /// Makes receiving and sending return EAGAIN instead of waiting.
@@ -535,6 +549,9 @@ impl UdpSocket {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         if payload.len() > PAYLOAD_MAX {
             return errno(libc::EMSGSIZE);
+        }
+        if self.inner.is_shut(Shutdown::Write) {
+            return errno(libc::EPIPE);
         }
         if destination.port() == 0 {
             return errno(libc::EINVAL);

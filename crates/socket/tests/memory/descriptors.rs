@@ -145,6 +145,10 @@ fn datagrams_by_number() {
     for _ in 0..3 {
         client.send_to(b"datagram", at(FAR4, PORT)).unwrap();
     }
+    assert_eq!(
+        fails(descriptors.recv(fd, &mut buffer, MSG_PEEK)),
+        libc::EOPNOTSUPP
+    );
     // Cut to the buffer; its whole length for who asks; over several buffers.
     let from = client.local_addr().unwrap();
     assert_eq!(

@@ -16,6 +16,7 @@ mod kernel;
 mod life;
 mod policies;
 mod raw_system;
+mod readiness;
 mod support;
 mod tap;
 mod tap_engine;
@@ -65,6 +66,7 @@ system_tests! {
     life::stacks_can_follow_each_other_at_once on 2,
     life::an_interface_that_goes_down_comes_back on 1,
     life::a_live_stack_answers_stat_and_trace on 1,
+    readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,

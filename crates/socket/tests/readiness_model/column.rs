@@ -29,6 +29,9 @@ pub trait Column {
     fn datagram(&mut self, fd: i32, connection: usize);
     /// An eventfd of the kernel's, nonblocking, becomes `fd`, which is free.
     fn counter(&mut self, fd: i32);
+    /// The reading end of a pipe of the kernel's, nonblocking, becomes `fd`, which is
+    /// free, and the writing end `to`.
+    fn pipe(&mut self, fd: i32, to: i32);
     /// A regular file of the kernel's becomes `fd`, which is free.
     fn file(&mut self, fd: i32);
     /// A peer begins to connect to the listener `fd`.

@@ -119,8 +119,9 @@ impl Linux {
             }
         }
         self.listeners.iter().all(|(fd, listener)| {
-            let (_, _, queued) = raw::tcp_info(at(*fd)).unwrap();
-            queued as usize >= self.knocking[*listener].len()
+            let (state, _, queued) = raw::tcp_info(at(*fd)).unwrap();
+            // 7: it does not listen any more.
+            state == 7 || queued as usize >= self.knocking[*listener].len()
         })
     }
 }
@@ -168,6 +169,12 @@ impl Column for Linux {
 
     fn counter(&mut self, fd: i32) {
         self.place(fd, raw::eventfd());
+    }
+
+    fn pipe(&mut self, fd: i32, to: i32) {
+        let [read, write] = raw::pipe();
+        self.place(fd, read);
+        self.place(to, write);
     }
 
     fn file(&mut self, fd: i32) {

@@ -208,7 +208,6 @@ impl Known {
         use Operation as It;
         let any = |fd: i32| self.number(fd, |_| true);
         let set = |fd: i32| self.number(fd, |kind| kind == Kind::Set);
-        let stream = |fd: i32| self.number(fd, |kind| matches!(kind, Kind::Stream(_)));
         let socket = |fd: i32| {
             let fits = |kind| matches!(kind, Kind::Stream(_) | Kind::Datagram(_));
             self.number(fd, fits)
@@ -227,7 +226,7 @@ impl Known {
             It::Read(fd, length) => It::Read(socket(fd), length),
             It::Write(fd, length) => It::Write(socket(fd), length),
             It::Count(fd, add) => It::Count(self.number(fd, |kind| kind == Kind::Counter), add),
-            It::Shutdown(fd, how) => It::Shutdown(stream(fd), how),
+            It::Shutdown(fd, how) => It::Shutdown(socket(fd), how),
             It::TakeError(fd) => It::TakeError(socket(fd)),
             It::Close(fd) => It::Close(any(fd)),
             It::Dup(fd, to) => It::Dup(any(fd), self.free(to)),
@@ -407,9 +406,13 @@ impl Known {
                 both.map(|column| say(column.count(*fd, *add)))
             }
             It::Shutdown(fd, how) => {
-                let Some(Kind::Stream(_)) = kind(fd) else {
-                    return None;
-                };
+                match kind(fd) {
+                    Some(Kind::Datagram(_)) => {
+                        return Some(both.map(|column| say(column.shutdown(*fd, *how))));
+                    }
+                    Some(Kind::Stream(_)) => {}
+                    _ => return None,
+                }
                 // What it answers once the connection is over is the connection's to
                 // say; that it was done is told.
                 both.map(|column| {

@@ -54,6 +54,15 @@ pub fn eventfd() -> OwnedFd {
     owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })
 }
 
+/// A pipe's ends, nonblocking: reading, writing.
+pub fn pipe() -> [OwnedFd; 2] {
+    let mut ends = [-1; 2];
+    // SAFETY: room for two numbers.
+    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) };
+    check(made).unwrap();
+    ends.map(owned)
+}
+
 pub fn shutdown(fd: i32, how: i32) -> Answer<()> {
     // SAFETY: no pointers.
     check(unsafe { libc::shutdown(fd, how) }).map(drop)

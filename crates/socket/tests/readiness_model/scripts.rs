@@ -420,3 +420,109 @@ fn datagrams() {
         assert_eq!(it.told(), []);
     });
 }
+
+#[test]
+fn a_pipe_whose_ends_are_closed() {
+    both(|it| {
+        it.with_pair(IN);
+        it.0.pipe(1, 2);
+        it.0.pipe(3, 4);
+        assert_eq!(it.control(ADD, 1, IN | RDHUP, 1), Ok(()));
+        assert_eq!(it.control(ADD, 4, OUT | EDGE, 4), Ok(()));
+        assert_eq!(it.told(), [(OUT, 4)]);
+        assert_eq!(it.0.close(2), Ok(()));
+        assert_eq!(it.told(), [(HUP, 1)]);
+        assert_eq!(it.0.close(3), Ok(()));
+        assert_eq!(it.told(), [(OUT | ERR, 4), (HUP, 1)]);
+        assert_eq!(it.told(), [(HUP, 1)]);
+        assert_eq!(it.0.close(1), Ok(()));
+        assert_eq!(it.told(), []);
+    });
+}
+
+#[test]
+fn a_listener_that_is_shut() {
+    both(|it| {
+        it.0.epoll_create(SET);
+        it.0.listener(0);
+        assert_eq!(it.control(ADD, 0, IN | OUT | RDHUP | EDGE, 7), Ok(()));
+        it.0.peer_connect(0, 0);
+        assert_eq!(it.told(), [(IN, 7)]);
+        assert_eq!(it.0.shutdown(0, Shutdown::Write), Ok(()), "no effect");
+        assert_eq!(it.0.accept(0, 1), Ok(()));
+        it.0.peer_connect(0, 1);
+        assert_eq!(it.told(), [(IN, 7)]);
+        assert_eq!(it.0.shutdown(0, Shutdown::Read), Ok(()));
+        assert_eq!(it.told(), [(OUT | HUP, 7)]);
+        assert_eq!(it.told(), []);
+        assert_eq!(it.0.accept(0, 2), Err(libc::EINVAL));
+        for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
+            assert_eq!(it.0.shutdown(0, how), Err(libc::ENOTCONN));
+        }
+        assert_eq!(
+            it.0.poll(&[(0, libc::POLLIN | libc::POLLOUT)])
+                .map(|it| it.0),
+            Ok(1)
+        );
+        // What was accepted goes on.
+        it.comes(1);
+        assert_eq!(it.0.read(1, 9), Ok(1));
+        assert_eq!(it.0.close(0), Ok(()));
+        assert_eq!(it.told(), []);
+    });
+}
+
+#[test]
+fn a_datagram_socket_that_is_shut() {
+    both(|it| {
+        it.0.epoll_create(SET);
+        it.0.datagram(0, 0);
+        assert_eq!(it.control(ADD, 0, IN | RDHUP | EDGE, 7), Ok(()));
+        assert_eq!(it.told(), []);
+        assert_eq!(it.0.shutdown(0, Shutdown::Read), Ok(()));
+        assert_eq!(it.told(), [(IN | RDHUP, 7)]);
+        assert_eq!(it.0.read(0, 9), Err(libc::EAGAIN));
+        it.comes(3);
+        assert_eq!(it.told(), [(IN | RDHUP, 7)]);
+        assert_eq!(it.0.read(0, 9), Ok(3), "it is received still");
+        assert_eq!(it.0.write(0, 1), Ok(1));
+        assert_eq!(it.0.shutdown(0, Shutdown::Write), Ok(()));
+        assert_eq!(it.told(), [(IN | RDHUP | HUP, 7)]);
+        assert_eq!(it.0.write(0, 1), Err(libc::EPIPE));
+        assert_eq!(it.0.shutdown(0, Shutdown::Both), Ok(()), "again");
+    });
+}
+
+#[test]
+fn a_set_that_the_kernel_keeps_ready() {
+    both(|it| {
+        it.0.epoll_create(SET);
+        it.0.epoll_create(OUTER);
+        it.0.counter(0);
+        it.0.counter(1);
+        for fd in 0..2 {
+            assert_eq!(it.control(ADD, fd, IN, fd as u64), Ok(()));
+        }
+        let nested = Some((IN | ONESHOT, 5));
+        assert_eq!(it.0.epoll_ctl(OUTER, ADD, SET, nested), Ok(()));
+        assert_eq!(it.0.count(0, 1), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 5)]);
+        assert_eq!(it.of(OUTER), []);
+        assert_eq!(it.0.epoll_ctl(OUTER, MOD, SET, nested), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 5)]);
+        assert_eq!(it.0.epoll_ctl(OUTER, MOD, SET, Some((IN, 6))), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 6)]);
+        assert_eq!(it.told(), [(IN, 0)]);
+        assert_eq!(it.of(OUTER), [(IN, 6)]);
+        assert_eq!(it.0.count(0, 0), Ok(()));
+        assert_eq!(it.of(OUTER), []);
+        assert_eq!(it.0.count(1, 1), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 6)]);
+        let edge = Some((IN | EDGE, 8));
+        assert_eq!(it.0.epoll_ctl(OUTER, MOD, SET, edge), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 8)]);
+        assert_eq!(it.of(OUTER), []);
+        assert_eq!(it.0.count(1, 1), Ok(()));
+        assert_eq!(it.of(OUTER), [(IN, 8)]);
+    });
+}

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -393,4 +393,128 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
         raw_linux::signal(thread, libc::SIGUSR2);
         waiting.join().unwrap();
     });
+}
+
+/// A set that is asked about through another one all the time must not lose what its
+/// own sleeper waits for.
+#[test]
+fn no_wake_up_is_lost_while_somebody_looks_at_the_set() {
+    const ROUNDS: usize = 3000;
+    let bed = Bed::new();
+    let (fd, mut peer) = bed.pair();
+    let (quiet, _quiet_peer) = bed.pair();
+    let (inner, outer) = (bed.set(), bed.set());
+    bed.add(inner, fd, Events::IN);
+    bed.add(inner, quiet, Events::IN);
+    bed.add(outer, inner, Events::IN);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (bed, over) = (&bed, &over);
+        let sleeper = scope.spawn(move || {
+            for round in 0..ROUNDS {
+                assert_eq!(bed.wait(inner, PATIENCE), Some(fd as u64), "round {round}");
+                assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
+                assert_eq!(bed.near.write(fd, b"x").unwrap(), 1);
+                // Sent at once; the next may be here already.
+                bed.wait(inner, Duration::ZERO);
+            }
+        });
+        scope.spawn(move || {
+            while !over.load(Ordering::SeqCst) {
+                bed.wait(outer, Duration::ZERO);
+            }
+        });
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let answered = (0..ROUNDS).all(|_| {
+            peer.write_all(b"y").unwrap();
+            peer.read_exact(&mut [0]).is_ok()
+        });
+        let slept = sleeper.join();
+        over.store(true, Ordering::SeqCst);
+        slept.unwrap();
+        assert!(answered);
+    });
+}
+
+/// Whoever sleeps on a set is woken for data at once, also when what came before
+/// went to another set, which nobody waits on any more.
+#[test]
+fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
+    let bed = Bed::new();
+    let (fd, mut peer) = bed.pair();
+    let (first, second) = (bed.set(), bed.set());
+    bed.add(first, fd, Events::IN);
+    bed.add(second, fd, Events::IN);
+    // Somebody else sleeps on the device.
+    let (other, mut other_peer) = bed.pair();
+    let third = bed.set();
+    bed.add(third, other, Events::IN);
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (tell, told) = channel();
+    let mut times = Vec::new();
+    thread::scope(|scope| {
+        let leader = scope.spawn(|| bed.wait(third, PATIENCE));
+        thread::sleep(QUIET);
+        for _ in 0..20 {
+            let (tell, bed) = (tell.clone(), &bed);
+            scope.spawn(move || {
+                assert_eq!(bed.wait(second, PATIENCE), Some(fd as u64));
+                tell.send(Instant::now()).unwrap();
+            });
+            // An acknowledgment comes, which is nobody's event.
+            let busy = scope.spawn(move || bed.wait(first, Duration::from_millis(60)));
+            thread::sleep(Duration::from_millis(5));
+            assert_eq!(bed.near.write(fd, b"x").unwrap(), 1);
+            peer.read_exact(&mut [0]).unwrap();
+            assert_eq!(busy.join().unwrap(), None);
+            let begin = Instant::now();
+            peer.write_all(b"y").unwrap();
+            times.push(told.recv_timeout(PATIENCE).unwrap() - begin);
+            assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
+        }
+        other_peer.write_all(b"x").unwrap();
+        assert_eq!(leader.join().unwrap(), Some(other as u64));
+    });
+    times.sort_unstable();
+    // The helper thread would come after eight milliseconds.
+    assert!(
+        times[times.len() / 2] < Duration::from_millis(4),
+        "{times:?}"
+    );
+}
+
+#[test]
+fn a_shutdown_ends_what_waits_for_a_peer() {
+    let bed = Bed::new();
+    let address = SocketAddr::from((NEAR, 93));
+    let listener = bed
+        .near
+        .listen(address, ListenOptions::default(), Flags::NONE)
+        .unwrap();
+    let socket = UdpSocket::bind(bed.near.stack(), address).unwrap();
+    let datagrams = bed.near.open(socket, Flags::NONE).unwrap();
+    thread::scope(|scope| {
+        let near = &bed.near;
+        let accepting = [0; 2].map(|_| scope.spawn(|| near.accept4(listener, Flags::NONE)));
+        let receiving = [0; 2].map(|_| scope.spawn(|| near.recv(datagrams, &mut [0; 4], 0)));
+        thread::sleep(QUIET);
+        near.shutdown(listener, Shutdown::Both).unwrap();
+        // It has no peer, and is shut all the same.
+        let shut = near.shutdown(datagrams, Shutdown::Read).unwrap_err();
+        assert_eq!(shut.raw_os_error(), Some(libc::ENOTCONN));
+        for accepting in accepting {
+            let error = accepting.join().unwrap().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        }
+        for receiving in receiving {
+            assert_eq!(receiving.join().unwrap().unwrap(), 0);
+        }
+    });
+    // Nobody answers there, and another may once the number is closed.
+    let refused = TcpStream::connect_nonblocking(&bed.far, address).unwrap();
+    let taken = TcpListener::bind(bed.near.stack(), address).map(drop);
+    assert_eq!(taken.unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));
+    drop(refused);
+    bed.near.close(listener).unwrap();
+    drop(TcpListener::bind(bed.near.stack(), address).unwrap());
 }

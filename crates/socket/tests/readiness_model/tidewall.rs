@@ -207,6 +207,12 @@ impl Column for Tidewall {
         self.open_kernels(fd, raw_linux::eventfd());
     }
 
+    fn pipe(&mut self, fd: i32, to: i32) {
+        let [read, write] = raw_linux::pipe();
+        self.open_kernels(fd, read);
+        self.open_kernels(to, write);
+    }
+
     fn file(&mut self, fd: i32) {
         let file = std::fs::File::open("/etc/hostname").unwrap();
         self.open_kernels(fd, file.into());

@@ -3,6 +3,7 @@
 //! What they answer is compared with Linux in `readiness_model`.
 
 mod event_queue;
+mod kernel_files;
 mod raw_signals;
 mod sleeping;
 mod support;

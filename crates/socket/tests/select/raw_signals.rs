@@ -1,7 +1,8 @@
-//! Signals, and a descriptor of the kernel's.
+//! Signals, a descriptor of the kernel's, and what a thread has used.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Signals handled so far.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
@@ -62,4 +63,27 @@ pub fn eventfd() -> OwnedFd {
     assert!(fd >= 0);
     // SAFETY: a descriptor just returned to us.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// What a thread has used so far.
+pub struct Usage {
+    /// Processor time, its own and the kernel's for it.
+    pub time: Duration,
+    /// How often it has gone to sleep.
+    pub switches: usize,
+}
+
+/// What the calling thread has used.
+pub fn usage() -> Usage {
+    // SAFETY: all-zero is a valid rusage, writable for the call's duration.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage
+    };
+    let time = |it: libc::timeval| Duration::new(it.tv_sec as u64, it.tv_usec as u32 * 1000);
+    Usage {
+        time: time(usage.ru_utime) + time(usage.ru_stime),
+        switches: usage.ru_nvcsw as usize,
+    }
 }

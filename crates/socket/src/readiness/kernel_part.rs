@@ -1,0 +1,254 @@
+//! The kernel's descriptors among those that a context watches.
+//!
+//! They sit in one epoll descriptor of the kernel's, so that idle ones cost nothing.
+//! Of the threads that wait in the context one sleeps on it, the *watcher*, so that
+//! the kernel wakes one of them; whoever leaves while nobody watches wakes another,
+//! which does.
+//!
+//! Descriptors that only the kernel knows about are entered as the application
+//! wants them, and what epoll says of them is what the application is told. Sockets
+//! of ours that the kernel has a part in, and sets with such in them, are entered
+//! for changes of their input alone: the socket itself remembers that there is some,
+//! and what nobody asks about must not keep anybody awake.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use slab::Slab;
+
+use super::Events;
+use super::exchange::Role;
+use super::registration::Registration;
+use crate::raw::epoll::{Epoll, Fired};
+use crate::raw::poll;
+use crate::stack::lock;
+use crate::wait::{WaitList, Waiter};
+
+/// Waits with something to do after which the kernel is asked although nobody has
+/// said that anything is ready.
+const TURN: u32 = 16;
+/// Most descriptors that are asked for at once: 48 KiB.
+const AT_ONCE: usize = 4096;
+
+thread_local! {
+    /// What a call finds ready; kept so that a call allocates nothing.
+    static FIRED: RefCell<Vec<Fired>> = const { RefCell::new(Vec::new()) };
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct KernelPart {
+    epoll: OnceLock<Epoll>,
+    /// Those with a descriptor in `epoll`, by key.
+    registrations: Mutex<Slab<Arc<Registration>>>,
+    /// How many they are.
+    count: AtomicUsize,
+    /// Those of them of which only the kernel knows what they are ready for.
+    kernels: AtomicUsize,
+    /// Somebody has said that some are ready, and nobody has looked since.
+    ready: AtomicBool,
+    /// Whose waiter sleeps on `epoll`, as an address.
+    watcher: Role,
+}
+
+impl KernelPart {
+    /// The context ends: registrations point to it, and it to them.
+    pub(super) fn close(&self) {
+        let registrations = std::mem::take(&mut *lock(&self.registrations));
+        drop(registrations);
+    }
+
+    // ---- Sleeping -----------------------------------------------------------
+
+    /// The epoll descriptor, if the waiter is to sleep on it; -1: another does, or
+    /// there is none.
+    pub(super) fn watched_by(&self, waiter: &Arc<Waiter>) -> i32 {
+        let Some(epoll) = self.epoll.get() else {
+            return -1;
+        };
+        if self.watcher.take(Arc::as_ptr(waiter).addr()) {
+            epoll.descriptor()
+        } else {
+            -1
+        }
+    }
+
+    /// A waiter has left the context's list: one of those who are still there
+    /// watches, if nobody does.
+    pub(super) fn left(&self, waiter: &Arc<Waiter>, others: &WaitList) {
+        if self.epoll.get().is_some() && self.watcher.leave(Arc::as_ptr(waiter).addr()) {
+            others.wake_next();
+        }
+    }
+
+    /// True when somebody has said that there is something to look at.
+    pub(super) fn is_said_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// The kernel has said so, or whoever wants it looked at.
+    pub(super) fn note_ready(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    // ---- What is in it ------------------------------------------------------
+
+    /// The epoll descriptor, made at the first use. `waiters` sleep without it.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(super) fn make(&self, waiters: &WaitList) -> io::Result<&Epoll> {
+        if self.epoll.get().is_none() && self.epoll.set(Epoll::new()?).is_ok() {
+            self.ready.store(true, Ordering::SeqCst);
+            waiters.wake_all();
+        }
+        self.epoll
+            .get()
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Enters a registration's descriptor.
+    ///
+    /// # Errors
+    /// What epoll reports: EPERM, EEXIST, EBADF, ENOSPC, ENOMEM.
+    pub(super) fn add(
+        &self,
+        registration: &Arc<Registration>,
+        waiters: &WaitList,
+    ) -> io::Result<()> {
+        let epoll = self.make(waiters)?;
+        let key = lock(&self.registrations).insert(registration.clone());
+        let interest = registration.kernel_interest();
+        if let Err(error) = epoll.add(registration.descriptor, key as u64, interest) {
+            let forgotten = lock(&self.registrations).try_remove(key);
+            drop(forgotten);
+            return Err(error);
+        }
+        registration.kernel_key.store(key, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_add(1, Ordering::Relaxed);
+        }
+        self.note_ready();
+        Ok(())
+    }
+
+    /// A registration's interest has changed, which is the kernel's to know only of
+    /// what it alone knows about.
+    ///
+    /// # Errors
+    /// What epoll reports.
+    pub(super) fn change(&self, registration: &Registration) -> io::Result<()> {
+        if !registration.is_kernels() {
+            return Ok(());
+        }
+        let key = registration.kernel_key.load(Ordering::Relaxed);
+        match self.epoll.get() {
+            Some(epoll) if key != usize::MAX => {
+                let interest = registration.kernel_interest();
+                epoll.modify(registration.descriptor, key as u64, interest)?;
+                self.note_ready();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A registration is retired.
+    pub(super) fn remove(&self, registration: &Registration) {
+        let key = registration.kernel_key.swap(usize::MAX, Ordering::Relaxed);
+        if key == usize::MAX {
+            return;
+        }
+        if let Some(epoll) = self.epoll.get() {
+            let _ = epoll.remove(registration.descriptor);
+        }
+        let forgotten = lock(&self.registrations).try_remove(key);
+        drop(forgotten);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        if registration.is_told_by_kernel() {
+            self.kernels.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True when only the kernel knows what some are ready for: whoever must not miss
+    /// them insists.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.kernels.load(Ordering::Relaxed) != 0
+    }
+
+    // ---- What is ready ------------------------------------------------------
+
+    /// True when the kernel has something to tell; asks it.
+    pub(super) fn is_ready(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+            && self
+                .epoll
+                .get()
+                .is_some_and(|epoll| poll::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
+    }
+
+    /// Asks the kernel which descriptors are ready, `most` of them: when it has said
+    /// that some are, every so many turns, and if `insist`. Those that only the
+    /// kernel knows about are given to `each`, with what they are ready for; sockets
+    /// that it has a part in get a hint.
+    ///
+    /// # Errors
+    /// EINTR.
+    pub(super) fn look(
+        &self,
+        turn: u32,
+        insist: bool,
+        most: usize,
+        each: &mut dyn FnMut(&Arc<Registration>, Events),
+    ) -> io::Result<()> {
+        let count = self.count.load(Ordering::Relaxed);
+        if count == 0 {
+            // Nobody would ever take it back.
+            self.ready.store(false, Ordering::Relaxed);
+            return Ok(());
+        }
+        if !self.is_said_ready() && !insist && !turn.is_multiple_of(TURN) {
+            return Ok(());
+        }
+        let Some(epoll) = self.epoll.get() else {
+            return Ok(());
+        };
+        // A thread that is ending has lost it.
+        let mut fired = FIRED.try_with(RefCell::take).unwrap_or_default();
+        let asked = epoll.ready(most.min(count).min(AT_ONCE), &mut fired);
+        // Level-triggered: what was ready may still be so next time.
+        self.ready.store(!fired.is_empty(), Ordering::Relaxed);
+        for &fired in &fired {
+            let key = fired.key() as usize;
+            let registration = lock(&self.registrations).get(key).cloned();
+            let Some(registration) = registration.filter(|it| it.is_active()) else {
+                continue;
+            };
+            if registration.is_kernels() {
+                each(&registration, Events::from_bits(fired.events()));
+            } else {
+                registration.kernel_has_input();
+            }
+        }
+        let _ = FIRED.try_with(|place| place.replace(fired));
+        asked
+    }
+
+    /// As [`KernelPart::look`], for all that are ready: hints for whoever treats them
+    /// as any other.
+    ///
+    /// # Errors
+    /// EINTR.
+    pub(super) fn hint(&self, turn: u32, insist: bool) -> io::Result<()> {
+        let mut hint = |registration: &Arc<Registration>, _: Events| registration.hint();
+        self.look(turn, insist, usize::MAX, &mut hint)?;
+        // What is level-triggered comes again and again.
+        for _ in 0..self.count.load(Ordering::Relaxed) / AT_ONCE {
+            self.look(turn, insist, usize::MAX, &mut hint)?;
+        }
+        Ok(())
+    }
+}
