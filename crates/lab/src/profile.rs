@@ -58,14 +58,21 @@ impl Profile {
     }
 }
 
-/// Whether `perf` can sample here; if not, why.
+/// Whether `perf` can sample here; if not, why. It is asked more than once: what
+/// it writes before it has been scheduled is empty.
 pub(crate) fn is_there(cpu: usize) -> Result<(), String> {
-    let recorder = Recorder::start(cpu, Duration::from_millis(20)).map_err(|e| format!("{e:#}"))?;
-    match recorder.finish(0) {
-        Ok(profile) if profile.total() + profile.others > 0 => Ok(()),
-        Ok(_) => Err("perf recorded nothing".to_owned()),
-        Err(error) => Err(format!("{error:#}")),
+    const TRIES: u32 = 5;
+    let mut why = String::new();
+    for attempt in 1..=TRIES {
+        let time = Duration::from_millis(50) * attempt;
+        let recorder = Recorder::start(cpu, time).map_err(|e| format!("{e:#}"))?;
+        match recorder.finish(0) {
+            Ok(profile) if profile.total() + profile.others > 0 => return Ok(()),
+            Ok(_) => why = "perf recorded nothing".to_owned(),
+            Err(error) => why = format!("{error:#}"),
+        }
     }
+    Err(why)
 }
 
 /// A running `perf record`.

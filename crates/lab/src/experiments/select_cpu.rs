@@ -64,6 +64,7 @@ fn part(function: &str) -> &'static str {
         "descriptor..linear",
         "10descriptor6linear",
         "descriptor::table::Numbers",
+        "Table<T>::allocate",
         "alloc_fd",
         "get_unused_fd",
         "find_next_fd",
@@ -74,6 +75,12 @@ fn part(function: &str) -> &'static str {
     let waiting = [
         "readiness",
         "select_host",
+        // What a socket answers to the question whether it is ready.
+        "TcpStream::look",
+        "Inner::events",
+        "State::events",
+        "Connection>::writable",
+        "Connection>::readable",
         "tcp::selector",
         "tcp..selector",
         "3tcp8selector",
