@@ -69,7 +69,7 @@ fn stopping_on_tidewall_finishes_the_response_at_hand() {
     signal("-TERM", &service.process);
     assert!(curl.0.wait().unwrap().success());
     assert_eq!(fs::metadata(&to).unwrap().len(), length);
-    let totals = service.end();
+    let totals = service.ended();
     assert!(totals.starts_with("answered 1 requests"), "{totals}");
 }
 

@@ -92,8 +92,14 @@ impl Service {
     }
 
     /// Ends it as an administrator does; what it says at the end.
-    pub fn end(mut self) -> String {
+    pub fn end(self) -> String {
         signal("-TERM", &self.process);
+        self.ended()
+    }
+
+    /// Waits for the end of one that was told to; what it says. A second signal
+    /// would make it break off.
+    pub fn ended(mut self) -> String {
         let mut totals = String::new();
         self.lines.read_to_string(&mut totals).unwrap();
         let status = self.process.0.wait().unwrap();
