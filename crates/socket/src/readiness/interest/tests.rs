@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::readiness::descriptor_set::DescriptorSet;
 
-/// Numbers of the model: more than a stride's 1024 bits, so that calls meet
+/// Numbers of the model: more than a stride's 2048 bits, so that calls meet
 /// whole strides and what is left after them.
-const NUMBERS: usize = 1200;
+const NUMBERS: usize = 2300;
 /// Those that something happens to, at both ends and at the seams of words and
 /// strides.
-const BUSY: [usize; 12] = [0, 1, 2, 63, 64, 65, 127, 1023, 1024, 1025, 1151, 1199];
+const BUSY: [usize; 12] = [0, 1, 2, 63, 64, 65, 127, 2047, 2048, 2049, 2239, 2299];
 
 #[derive(Debug, PartialEq, Eq)]
 struct Closed;
@@ -101,7 +101,7 @@ fn state() -> impl Strategy<Value = u32> {
 
 fn step() -> impl Strategy<Value = Step> {
     let numbers = || prop::collection::vec(number(), 0..6);
-    let count = prop::sample::select(vec![0, 1, 64, 65, 1024, 1200, 5000]);
+    let count = prop::sample::select(vec![0, 1, 64, 65, 2048, 2300, 5000]);
     prop_oneof![
         8 => (number(), state()).prop_map(|(n, state)| Step::Change(n, state)),
         1 => number().prop_map(Step::Rumour),
