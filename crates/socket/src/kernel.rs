@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::raw::options::{self, KernelDatagram};
 use crate::raw::poll;
+use crate::readiness::Events;
+use crate::readiness::watch::Watch;
 use crate::udp::BindOptions;
 
 #[derive(Debug)]
@@ -133,19 +135,21 @@ impl KernelInput {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// True when it has said so and says so still.
-    pub(crate) fn is_there(&self, descriptor: i32) -> bool {
-        self.is_noted() && poll::ready_now(descriptor, libc::POLLIN) != 0
+    /// True while the kernel has some; asks it if it has said so. `watch`: whose
+    /// input it is, as for [`KernelInput::forget`].
+    pub(crate) fn is_there(&self, descriptor: i32, watch: &Watch) -> bool {
+        self.is_noted()
+            && (poll::ready_now(descriptor, libc::POLLIN) != 0 || self.forget(descriptor, watch))
     }
 
-    /// The kernel had nothing. True when there is some again, of which others may not
-    /// know: what it said just now was about to be forgotten.
-    #[must_use]
-    pub(crate) fn forget(&self, descriptor: i32) -> bool {
+    /// The kernel had nothing. True when there is some again, which those who watch
+    /// are told anew: what it said just now was about to be forgotten.
+    pub(crate) fn forget(&self, descriptor: i32, watch: &Watch) -> bool {
         if !self.0.swap(false, Ordering::SeqCst) || poll::ready_now(descriptor, libc::POLLIN) == 0 {
             return false;
         }
         self.note();
+        watch.notify(Events::DATA_CAME);
         true
     }
 }

@@ -466,20 +466,16 @@ impl ListenerInner {
         self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.is_shut()
     }
 
-    /// True while the kernel has connections; asks it if it has said so.
+    /// True while the kernel has connections.
     fn kernel_has_connections(&self) -> bool {
-        self.kernel_input.is_noted()
-            && (self.kernel_input.is_there(self.kernel_descriptor()) || self.kernel_is_empty())
+        let descriptor = self.kernel_descriptor();
+        self.kernel_input.is_there(descriptor, &self.watch)
     }
 
-    /// The kernel had no connection. True when it has one now, which everybody is told
-    /// of again.
-    fn kernel_is_empty(&self) -> bool {
-        let more = self.kernel_input.forget(self.kernel_descriptor());
-        if more {
-            self.watch.notify(Events::DATA_CAME);
-        }
-        more
+    /// The kernel had none.
+    fn kernel_is_empty(&self) {
+        let descriptor = self.kernel_descriptor();
+        self.kernel_input.forget(descriptor, &self.watch);
     }
 
     /// True once it does not listen any more ([`TcpListener::shutdown`]).

@@ -310,20 +310,16 @@ impl SocketInner {
             .with_if(Events::HUP, both)
     }
 
-    /// True while the kernel has datagrams; asks it if it has said so.
+    /// True while the kernel has datagrams.
     fn kernel_has_datagrams(&self) -> bool {
-        self.kernel_input.is_noted()
-            && (self.kernel_input.is_there(self.kernel_descriptor()) || self.kernel_is_empty())
+        let descriptor = self.kernel_descriptor();
+        self.kernel_input.is_there(descriptor, &self.watch)
     }
 
-    /// The kernel had no datagram. True when it has one now, which everybody is told
-    /// of again.
-    fn kernel_is_empty(&self) -> bool {
-        let more = self.kernel_input.forget(self.kernel_descriptor());
-        if more {
-            self.watch.notify(Events::DATA_CAME);
-        }
-        more
+    /// The kernel had none.
+    fn kernel_is_empty(&self) {
+        let descriptor = self.kernel_descriptor();
+        self.kernel_input.forget(descriptor, &self.watch);
     }
 
     /// Something came: of those who receive one is woken, and whoever watches it.
