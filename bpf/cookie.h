@@ -18,6 +18,8 @@
 #ifndef TIDEWALL_COOKIE_H
 #define TIDEWALL_COOKIE_H
 
+#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
+
 #define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is good for one to two */
 #define COOKIE_OPTIONS 63
 #define NO_SCALE 15
@@ -84,9 +86,11 @@ INLINE __u32 make_cookie(const struct tw_cookies *cookies, const struct ends *en
 }
 
 /* True for an ACK of a cookie of ours that is not too old. */
-OUTLINE int cookie_is_valid(const struct tw_cookies *cookies, const struct ends *ends, __u32 sequence,
+GLOBAL int cookie_is_valid(const struct tw_cookies *cookies, const struct ends *ends, __u32 sequence,
 			    __u32 acknowledgment)
 {
+	if (!cookies || !ends)
+		return 0;
 	__u32 cookie = acknowledgment - 1, count = cookie_clock(cookies) / COOKIE_PERIOD;
 	count -= (count ^ cookie >> 3) & 1;
 	return make_cookie(cookies, ends, sequence - 1, count, cookie & 7) == cookie;
@@ -105,34 +109,33 @@ struct syn_options {
  * wrong length is skipped, one that leads beyond the end ends the reading. */
 GLOBAL int read_options(struct xdp_md *ctx, struct syn_options *found, __u32 offset, __u32 length)
 {
-	__u8 bytes[64] = {};
+	const __u8 *options = (const __u8 *)(long)ctx->data + (offset & FRAME_MASK);
+	const __u8 *data_end = (const __u8 *)(long)ctx->data_end;
 	__u32 at = 0;
-	if (!found || length < 1 || length > TCP_OPTIONS || bpf_xdp_load_bytes(ctx, offset, bytes, length))
+	if (!found || length > TCP_OPTIONS)
 		return 0;
-	for (int i = 0; i < TCP_OPTIONS; i++) {
-		at &= 63;
-		if (at >= length || at >= TCP_OPTIONS)
+	for (int i = 0; i < TCP_OPTIONS && at < length; i++) {
+		BOUND(at, 63);
+		const __u8 *option = options + at;
+		if (option + 1 > data_end || option[0] == 0)
 			break;
-		__u8 kind = bytes[at];
-		if (kind == 0)
-			break;
-		if (kind == 1) {
+		if (option[0] == 1) {
 			at++;
 			continue;
 		}
-		/* Within `bytes`, which ends in zeros: a length of 0 ends it too. */
-		__u32 size = bytes[at + 1];
+		if (option + 2 > data_end)
+			break;
+		__u32 size = option[1];
 		if (size < 2 || at + size > length)
 			break;
-		const __u8 *body = bytes + at + 2;
-		if (kind == 2 && size == 4) {
-			found->mss = (__u32)body[0] << 8 | body[1];
-		} else if (kind == 3 && size == 3) {
-			found->scale = body[0] > 14 ? 14 : body[0];
-		} else if (kind == 4 && size == 2) {
+		if (option[0] == 2 && size == 4 && option + 4 <= data_end) {
+			found->mss = (__u32)option[2] << 8 | option[3];
+		} else if (option[0] == 3 && size == 3 && option + 3 <= data_end) {
+			found->scale = option[2] > 14 ? 14 : option[2];
+		} else if (option[0] == 4 && size == 2) {
 			found->sack = 1;
-		} else if (kind == 8 && size == 10) {
-			found->timestamp = (__u32)body[0] << 24 | (__u32)body[1] << 16 | (__u32)body[2] << 8 | body[3];
+		} else if (option[0] == 8 && size == 10 && option + 10 <= data_end) {
+			found->timestamp = (__u32)option[2] << 24 | (__u32)option[3] << 16 | (__u32)option[4] << 8 | option[5];
 			found->has_timestamp = 1;
 		}
 		at += size;
@@ -163,8 +166,6 @@ struct tcp_header {
 	__u32 options[5];
 };
 
-#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
-
 /* For adding up headers, whatever their fields are. */
 typedef __u32 __attribute__((may_alias)) word;
 
@@ -178,12 +179,6 @@ INLINE __u16 fold(__u64 sum)
 	return ~sum;
 }
 
-/* Where a segment lies, in one argument: offsets and whether it is whole. */
-#define PLACE(transport, end, whole) ((__u64)(whole) << 32 | (__u64)(end) << 16 | (transport))
-#define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
-#define PLACE_END(place) ((__u32)((place) >> 16) & 0xffff)
-#define PLACE_WHOLE(place) ((__u32)((place) >> 32) & 1)
-
 /* Makes the SYN at `place` into its answer. False, and the frame is as it was,
  * for one that no cookie can answer: its listener is to see it. The SYN's
  * checksum is not looked at: one damaged costs an answer to nobody.
@@ -193,16 +188,19 @@ INLINE __u16 fold(__u64 sum)
  * kernel drops it, or with GRO on leaves it in the peer's ring and wakes nobody
  * (veth_xdp_flush in drivers/net/veth.c), and says nothing either way. With
  * tw_cookies.redirect it leaves by XDP_REDIRECT, for which GRO is enough. */
-OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
+GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
 			       __u64 place, __u32 flags)
 {
+	if (!application || !ends || !(place & PLACE_WHOLE))
+		return 0;
 	struct tw_cookies *cookies = &application->cookies;
 	struct tcp_header tcp = {};
 	struct syn_options options = { .scale = NO_SCALE };
 	__u32 transport = PLACE_TRANSPORT(place), end = PLACE_END(place);
 	__u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	const __u8 *header = data + (transport & 0x3fff);
-	if (header + TCP_HEADER > data_end || !PLACE_WHOLE(place))
+	const __u8 *header = data + (transport & FRAME_MASK);
+	CHECKED_ALONE(header);
+	if (header + TCP_HEADER > data_end)
 		return 0;
 	__u32 length = (header[12] >> 4) * 4;
 	if (length < TCP_HEADER || transport + length > end)
@@ -273,44 +271,50 @@ OUTLINE int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applic
 	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)(data_end - data)))
 		return 0;
 
+	data = (void *)(long)ctx->data;
+	data_end = (void *)(long)ctx->data_end;
+
 	/* Words that are 0 do not count: the options left out are. */
 	const word *words = (const word *)&tcp;
 	__u64 sum = (__u64)htons(size) + htons(TCP);
 	for (int i = 0; i < 10; i++)
 		sum += words[i];
 	if (ends->v4) {
-		struct v4_header ip = {};
-		ip.version_length = 0x45;
-		ip.length = htons(V4_HEADER + size);
-		ip.fragment = htons(0x4000);
-		ip.hop_limit = READ_ONCE(cookies->hop_limit);
-		ip.protocol = TCP;
-		ip.source = ((const __u32 *)ends->local)[3];
-		ip.destination = ((const __u32 *)ends->remote)[3];
-		sum += (__u64)ip.source + ip.destination;
-		words = (const word *)&ip;
+		struct v4_header *ip = (void *)(data + NETWORK);
+		if ((__u8 *)(ip + 1) > data_end)
+			return 0;
+		ip->version_length = 0x45;
+		ip->service = 0;
+		ip->length = htons(V4_HEADER + size);
+		ip->identification = 0;
+		ip->fragment = htons(0x4000);
+		ip->hop_limit = READ_ONCE(cookies->hop_limit);
+		ip->protocol = TCP;
+		ip->checksum = 0;
+		ip->source = ((const __u32 *)ends->local)[3];
+		ip->destination = ((const __u32 *)ends->remote)[3];
+		sum += (__u64)ip->source + ip->destination;
+		words = (const word *)ip;
 		__u64 header_sum = 0;
-		for (int i = 0; i < 5; i++)
+		for (int i = 0; i < V4_HEADER / 4; i++)
 			header_sum += words[i];
-		ip.checksum = fold(header_sum);
-		tcp.checksum = fold(sum);
-		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
+		ip->checksum = fold(header_sum);
 	} else {
-		struct v6_header ip = {};
-		ip.version_class_label = htonl(0x60000000u);
-		ip.length = htons(size);
-		ip.protocol = TCP;
-		ip.hop_limit = READ_ONCE(cookies->hop_limit);
+		struct v6_header *ip = (void *)(data + NETWORK);
+		if ((__u8 *)(ip + 1) > data_end)
+			return 0;
+		ip->version_class_label = htonl(0x60000000u);
+		ip->length = htons(size);
+		ip->protocol = TCP;
+		ip->hop_limit = READ_ONCE(cookies->hop_limit);
 		for (int i = 0; i < 2; i++) {
-			ip.source[i] = ends->local[i];
-			ip.destination[i] = ends->remote[i];
+			__u64 source = ends->local[i], destination = ends->remote[i];
+			__builtin_memcpy(ip->source + i, &source, 8);
+			__builtin_memcpy(ip->destination + i, &destination, 8);
+			sum += (source >> 32) + (__u32)source + (destination >> 32) + (__u32)destination;
 		}
-		words = (const word *)ip.source;
-		for (int i = 0; i < 8; i++)
-			sum += words[i];
-		tcp.checksum = fold(sum);
-		bpf_xdp_store_bytes(ctx, NETWORK, &ip, sizeof(ip));
 	}
+	tcp.checksum = fold(sum);
 	bpf_xdp_store_bytes(ctx, NETWORK + network, &tcp, size);
 	data = (void *)(long)ctx->data;
 	data_end = (void *)(long)ctx->data_end;

@@ -9,8 +9,13 @@
  * both on one corpus and asks for the same answer. Change both or neither.
  *
  * The common case, a UDP datagram for a socket bound to any address, runs
- * straight through demux(); everything rare is in functions that are not
- * inlined. Needs nothing but clang and the kernel's UAPI headers.
+ * straight through demux(). Everything rare is in global functions: the
+ * verifier checks each of those once, for any arguments, where it follows a
+ * static function again at each call and on each way to it. So loading costs
+ * what the program is long, not what its ways multiply to. The verifiers of
+ * Linux 6.1 to 6.18 must all follow (`make kernels`): they know nothing of a
+ * register after a byte swap, and forget a scalar's bounds where ways meet.
+ * Needs nothing but clang and the kernel's UAPI headers.
  */
 #include <linux/bpf.h>
 
@@ -18,9 +23,7 @@
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
-#define OUTLINE static __attribute__((noinline))
-/* Verified once, by itself, for any arguments: what follows a call does not
- * multiply by the ways through it. */
+/* Verified by itself, for any arguments: pointers may be null. */
 #define GLOBAL __attribute__((noinline))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -42,10 +45,10 @@
 #define AT(type, field, offset) _Static_assert(__builtin_offsetof(struct type, field) == (offset), #type "." #field)
 SIZE(tw_metadata, 24); AT(tw_metadata, kind, 12); AT(tw_metadata, network, 16); AT(tw_metadata, fragment, 22);
 SIZE(tw_class_bucket, 48); AT(tw_class_bucket, passed, 32);
-SIZE(tw_control, 1128); AT(tw_control, taught_sequence, 1088); AT(tw_control, taught_protocol, 1120); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
+SIZE(tw_control, 1176); AT(tw_control, taught_sequence, 1088); AT(tw_control, taught_protocol, 1120); AT(tw_control, taught_link, 1128); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
 AT(tw_control, teach_port, 32); AT(tw_control, taught_port, 48); AT(tw_control, locals, 64);
-SIZE(tw_queue, 432); AT(tw_queue, classes, 192);
-SIZE(tw_device, 528872); AT(tw_device, queues, 1128); AT(tw_device, ports, 4584);
+SIZE(tw_queue, 440); AT(tw_queue, classes, 192); AT(tw_queue, metadata_in_frame, 432);
+SIZE(tw_device, 528984); AT(tw_device, queues, 1176); AT(tw_device, ports, 4696);
 SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
@@ -66,6 +69,7 @@ static long (*const bpf_map_update_elem)(const void *map, const void *key, const
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static long (*const bpf_redirect)(__u32 interface, __u64 flags) = (void *)BPF_FUNC_redirect;
 static long (*const bpf_redirect_map)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
+static long (*const bpf_xdp_adjust_head)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_head;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_meta;
 static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)BPF_FUNC_xdp_get_buff_len;
 static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 offset, void *to, __u32 length) =
@@ -155,6 +159,26 @@ struct ends {
 	__u16 pad;
 };
 
+/* Where a datagram's transport header (or a fragment's payload) begins and the
+ * datagram ends, of which protocol and version it is, in one argument. */
+#define PLACE(transport, end, protocol, flags) \
+	((__u64)(flags) | (__u64)(protocol) << 40 | (__u64)(end) << 16 | (transport))
+#define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
+#define PLACE_END(place) ((__u32)((place) >> 16) & 0xffff)
+#define PLACE_PROTOCOL(place) ((__u32)((place) >> 40) & 0xff)
+#define PLACE_WHOLE (1ULL << 32) /* no fragment */
+#define PLACE_V6 (1ULL << 33)
+/* Frames are shorter, which bounds offsets for the verifier. */
+#define FRAME_MASK 0x3fff
+
+/* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows it to be and
+ * a verifier, or the next, does not; the compiler may not take it out again. */
+#define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
+
+/* Keeps the compiler from concluding from a check of another pointer that one
+ * of this is not needed: a verifier knows only what was checked of each. */
+#define CHECKED_ALONE(pointer) asm volatile("" : "+r"(pointer))
+
 INLINE void count(struct tw_queue *queue, enum tw_counter counter)
 {
 	queue->counters[counter]++;
@@ -163,9 +187,9 @@ INLINE void count(struct tw_queue *queue, enum tw_counter counter)
 /* ---- The kernel's frames ------------------------------------------------ */
 
 /* Lets a kernel-bound frame pass if its class has a token. */
-OUTLINE int to_kernel(struct tw_queue *queue, __u32 class)
+GLOBAL int to_kernel(struct tw_queue *queue, __u32 class)
 {
-	if (class >= TW_CLASSES)
+	if (!queue || class >= TW_CLASSES)
 		return XDP_ABORTED;
 	struct tw_class_bucket *bucket = &queue->classes[class];
 	__u64 rate = READ_ONCE(bucket->rate);
@@ -201,7 +225,7 @@ INLINE __u32 icmpv6_class(__u8 type)
 
 /* Class of an IP datagram whose transport header, if `whole` and present, is
  * at `transport`. */
-OUTLINE __u32 datagram_class(struct xdp_md *ctx, __u32 protocol, __u32 transport, __u32 end, __u32 version)
+GLOBAL __u32 datagram_class(struct xdp_md *ctx, __u32 protocol, __u32 transport, __u32 end, __u32 version)
 {
 	__u8 byte;
 	if (protocol == TCP) {
@@ -219,7 +243,7 @@ OUTLINE __u32 datagram_class(struct xdp_md *ctx, __u32 protocol, __u32 transport
 }
 
 /* Class of a frame to a group, of which nothing was checked yet. */
-OUTLINE __u32 group_class(struct xdp_md *ctx, __u32 ethertype)
+GLOBAL __u32 group_class(struct xdp_md *ctx, __u32 ethertype)
 {
 	__u8 bytes[2];
 	if (ethertype == 0x0806)
@@ -296,16 +320,17 @@ GLOBAL __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 
 }
 
 /* Reads the ends of the flow that an ICMP error at `transport` quotes. True if
- * it is UDP or TCP that was sent from `local` (the error's own destination). */
-OUTLINE int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u32 transport, __u32 end, __u32 version)
+ * it is UDP or TCP that was sent from the error's own destination. */
+GLOBAL int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u64 place)
 {
 	__u8 header[V6_HEADER];
+	__u32 transport = PLACE_TRANSPORT(place), end = PLACE_END(place);
 	__u32 offset = transport + 8, next;
 	__u16 ports[2];
-	if (offset > end || bpf_xdp_load_bytes(ctx, transport, header, 8))
+	if (!ends || offset > end || bpf_xdp_load_bytes(ctx, transport, header, 8))
 		return 0;
 	__u8 type = header[0];
-	if (version == 4) {
+	if (!(place & PLACE_V6)) {
 		/* RFC 792: unreachable, time exceeded, parameter problem. */
 		if (type != 3 && type != 11 && type != 12)
 			return 0;
@@ -317,8 +342,11 @@ OUTLINE int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u32 transport, 
 		if (((__u32)header[6] << 8 | header[7]) & 0x1fff)
 			return 0;
 		next = header[9];
-		if (ends->local[1] != MAPPED(*(__u32 *)(header + 12)))
+		__u32 destination;
+		if (bpf_xdp_load_bytes(ctx, NETWORK + 16, &destination, 4) || destination != *(__u32 *)(header + 12))
 			return 0;
+		ends->local[0] = 0;
+		ends->local[1] = MAPPED(destination);
 		ends->remote[0] = 0;
 		ends->remote[1] = MAPPED(*(__u32 *)(header + 16));
 		offset += length;
@@ -331,7 +359,8 @@ OUTLINE int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u32 transport, 
 		if (header[0] >> 4 != 6)
 			return 0;
 		next = header[6];
-		if (ends->local[0] != *(__u64 *)(header + 8) || ends->local[1] != *(__u64 *)(header + 16))
+		if (bpf_xdp_load_bytes(ctx, NETWORK + 24, ends->local, 16) ||
+		    ends->local[0] != *(__u64 *)(header + 8) || ends->local[1] != *(__u64 *)(header + 16))
 			return 0;
 		ends->remote[0] = *(__u64 *)(header + 24);
 		ends->remote[1] = *(__u64 *)(header + 32);
@@ -348,7 +377,39 @@ OUTLINE int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u32 transport, 
 	ends->local_port = ports[0];
 	ends->remote_port = ports[1];
 	ends->protocol = next;
-	ends->v4 = version == 4;
+	ends->v4 = !(place & PLACE_V6);
+	return 1;
+}
+
+/* Reads the ends of a frame that begins with its UDP or TCP header's ports at
+ * `place`. */
+INLINE int frame_ends(struct xdp_md *ctx, struct ends *ends, __u64 place)
+{
+	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	const __u16 *ports = (const __u16 *)(data + (place & FRAME_MASK));
+	CHECKED_ALONE(ports);
+	if ((const __u8 *)(ports + 2) > data_end)
+		return 0;
+	ends->local_port = ports[1];
+	ends->remote_port = ports[0];
+	ends->protocol = PLACE_PROTOCOL(place);
+	ends->v4 = !(place & PLACE_V6);
+	ends->pad = 0;
+	if (!(place & PLACE_V6)) {
+		if (data + NETWORK + V4_HEADER > data_end)
+			return 0;
+		ends->local[0] = 0;
+		ends->local[1] = MAPPED(*(const __u32 *)(data + NETWORK + 16));
+		ends->remote[0] = 0;
+		ends->remote[1] = MAPPED(*(const __u32 *)(data + NETWORK + 12));
+	} else {
+		if (data + NETWORK + V6_HEADER > data_end)
+			return 0;
+		ends->local[0] = *(const __u64 *)(data + NETWORK + 24);
+		ends->local[1] = *(const __u64 *)(data + NETWORK + 32);
+		ends->remote[0] = *(const __u64 *)(data + NETWORK + 8);
+		ends->remote[1] = *(const __u64 *)(data + NETWORK + 16);
+	}
 	return 1;
 }
 
@@ -362,8 +423,10 @@ INLINE __u32 local_slot(__u64 high, __u64 low)
 }
 _Static_assert(TW_LOCALS == 1 << (32 - 26), "local_slot gives 6 bits");
 
-OUTLINE int probe_locals(struct tw_control *control, __u64 high, __u64 low)
+GLOBAL int probe_locals(struct tw_control *control, __u64 high, __u64 low)
 {
+	if (!control)
+		return 0;
 	__u32 slot = local_slot(high, low);
 	for (__u32 i = 1; i < TW_LOCAL_PROBES; i++) {
 		const __u64 *entry = (const __u64 *)control->locals[(slot + i) & (TW_LOCALS - 1)];
@@ -383,16 +446,21 @@ INLINE int is_local(struct tw_control *control, __u64 high, __u64 low)
 	return probe_locals(control, high, low);
 }
 
+/* A port as it stands in the header indexes both tables. */
 INLINE __u32 port_index(__u32 protocol, __u16 port)
 {
-	return (protocol == TCP ? 65536u : 0u) + ntohs(port);
+	__u32 index = (protocol == TCP ? 65536u : 0u) + port;
+	BOUND(index, 0x1ffff);
+	return index;
 }
 
 #define NO_OWNER 0xffffffffu
 
 /* The application that owns a flow, or NO_OWNER. */
-OUTLINE __u32 find_owner(struct tw_device *device, struct ends *ends)
+GLOBAL __u32 find_owner(struct tw_device *device, struct ends *ends)
 {
+	if (!device || !ends)
+		return NO_OWNER;
 	__u32 entry = READ_ONCE(device->ports[port_index(ends->protocol, ends->local_port)]);
 	if (entry & TW_OWNER_BY_ADDRESS) {
 		struct tw_owner_key key = { .port = ends->local_port, .protocol = ends->protocol };
@@ -402,6 +470,59 @@ OUTLINE __u32 find_owner(struct tw_device *device, struct ends *ends)
 			return *application;
 	}
 	return entry & TW_OWNER_ANY ? (entry & TW_OWNER_APPLICATION) - 1 : NO_OWNER;
+}
+
+/* The owner of a frame's flow where a port has owners by address. */
+GLOBAL __u32 frame_owner(struct xdp_md *ctx, struct tw_device *device, __u64 place)
+{
+	struct ends ends = {};
+	return device && frame_ends(ctx, &ends, place) ? find_owner(device, &ends) : NO_OWNER;
+}
+
+/* The owner of the flow that an ICMP error quotes. */
+GLOBAL __u32 quoted_owner(struct xdp_md *ctx, struct tw_device *device, __u64 place)
+{
+	struct ends ends = {};
+	return device && quoted_ends(ctx, &ends, place) ? find_owner(device, &ends) : NO_OWNER;
+}
+
+/* ---- Fragments ----------------------------------------------------------- */
+
+INLINE int fragment_key(struct xdp_md *ctx, struct tw_fragment_key *key, __u64 place, __u32 fragment)
+{
+	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	if (!(place & PLACE_V6)) {
+		if (data + NETWORK + V4_HEADER > data_end)
+			return 0;
+		*(__u64 *)(key->source + 8) = MAPPED(*(const __u32 *)(data + NETWORK + 12));
+		*(__u64 *)(key->destination + 8) = MAPPED(*(const __u32 *)(data + NETWORK + 16));
+		key->identification = *(const __u16 *)(data + NETWORK + 4);
+		key->protocol = PLACE_PROTOCOL(place);
+		return 1;
+	}
+	return !bpf_xdp_load_bytes(ctx, NETWORK + 8, key, 32) &&
+	       !bpf_xdp_load_bytes(ctx, fragment + 4, &key->identification, 4);
+}
+
+#define UNDECIDED (1ULL << 32)
+
+/* What was decided of the datagram that a later fragment is part of: 1 + its
+ * application, 0 for the kernel, UNDECIDED where its first was not seen. */
+GLOBAL __u64 fragment_decision(struct xdp_md *ctx, __u64 place, __u32 fragment)
+{
+	struct tw_fragment_key key = {};
+	if (!fragment_key(ctx, &key, place, fragment))
+		return UNDECIDED;
+	__u32 *decision = bpf_map_lookup_elem(&fragments, &key);
+	return decision ? *decision : UNDECIDED;
+}
+
+GLOBAL int decide_fragments(struct xdp_md *ctx, __u64 place, __u32 fragment, __u32 decision)
+{
+	struct tw_fragment_key key = {};
+	if (fragment_key(ctx, &key, place, fragment))
+		bpf_map_update_elem(&fragments, &key, &decision, BPF_ANY);
+	return 0;
 }
 
 /* ---- Application level --------------------------------------------------- */
@@ -477,8 +598,10 @@ INLINE __u32 same_flow(const struct tw_flow *flow, const struct ends *ends)
 }
 
 /* Channel of an exact entry, or 0. */
-OUTLINE __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
+GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
+	if (!application || !control || !ends)
+		return 0;
 	__u64 hash = flow_hash(control, ends);
 	__u64 tag = flow_tag(hash);
 	for (int choice = 0; choice < 2; choice++) {
@@ -501,9 +624,11 @@ OUTLINE __u32 find_flow(struct tw_application *application, struct tw_control *c
 	return 0;
 }
 
-/* Channel of whoever listens: by local address, then any address; 0: none. */
-OUTLINE __u32 find_listener(struct tw_application *application, struct tw_control *control, struct ends *ends)
+/* Channel of the listener: by local address, then any address; 0: none. */
+GLOBAL __u32 find_listener(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
+	if (!application || !control || !ends)
+		return 0;
 	struct tw_listener *listener = &application->listeners[port_index(ends->protocol, ends->local_port)];
 	if (READ_ONCE(listener->flags) & TW_LISTEN_LOCAL) {
 		struct ends listening = *ends;
@@ -517,42 +642,40 @@ OUTLINE __u32 find_listener(struct tw_application *application, struct tw_contro
 	return ends->v4 ? READ_ONCE(listener->channel[0]) : READ_ONCE(listener->channel[1]);
 }
 
-/* Channel of a flow: exact, then whoever listens, but for a strict port; 0: none. */
-OUTLINE __u32 find_channel(struct tw_application *application, struct tw_control *control, struct ends *ends)
+/* Channel of the flow that an ICMP error quotes: exact, then the listener's,
+ * but for a strict port; 0: none. */
+GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			    __u64 place)
 {
-	struct tw_listener *listener = &application->listeners[port_index(ends->protocol, ends->local_port)];
-	__u32 flags = READ_ONCE(listener->flags);
+	struct ends ends = {};
+	if (!application || !control || !quoted_ends(ctx, &ends, place))
+		return 0;
+	__u32 flags = READ_ONCE(application->listeners[port_index(ends.protocol, ends.local_port)].flags);
 	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, control, ends);
+		__u32 channel = find_flow(application, control, &ends);
 		if (channel)
 			return channel;
 	}
-	return flags & TW_LISTEN_TCP_STRICT ? 0 : find_listener(application, control, ends);
+	return flags & TW_LISTEN_TCP_STRICT ? 0 : find_listener(application, control, &ends);
 }
 
-/* ---- Strict TCP ports ---------------------------------------------------- */
-
-#include "cookie.h"
-
-/* What strict_channel() says besides a channel, whose index is then 0. */
+/* What flow_channel() says besides a channel, whose index is then 0. */
 #define ANSWERED (1ULL << 32)       /* the frame is now the answer */
 #define REFUSED (1ULL << 33)        /* of no connection: the kernel's listening socket resets it */
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
 
-/* Channel of a TCP segment at a strict port; 0 when nobody listens. */
-OUTLINE __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
-			     struct ends *ends, __u64 place)
+#include "cookie.h"
+
+/* Channel of a segment at a strict TCP port that is of no known flow. */
+GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			    struct ends *ends, __u64 place)
 {
-	struct tw_listener *listener = &application->listeners[port_index(TCP, ends->local_port)];
-	__u32 flags = READ_ONCE(listener->flags), transport = PLACE_TRANSPORT(place);
-	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, control, ends);
-		if (channel)
-			return channel;
-	}
-	const __u8 *header = (const __u8 *)(long)ctx->data + (transport & 0x3fff);
+	if (!application || !control || !ends)
+		return IGNORED;
+	__u32 flags = READ_ONCE(application->listeners[port_index(TCP, ends->local_port)].flags);
+	const __u8 *header = (const __u8 *)(long)ctx->data + (place & FRAME_MASK);
 	if (header + TCP_HEADER > (const __u8 *)(long)ctx->data_end)
 		return IGNORED;
 	__u8 control_bits = header[13] & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
@@ -568,7 +691,7 @@ OUTLINE __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicat
 	if (!(flags & TW_LISTEN_COOKIES_VALID) || control_bits & TCP_SYN)
 		return REFUSED;
 	__u32 sequence = htonl(*(__u32 *)(header + 4)), acknowledgment = htonl(*(__u32 *)(header + 8));
-	__u32 payload = transport + (header[12] >> 4) * 4 < PLACE_END(place);
+	__u32 payload = PLACE_TRANSPORT(place) + (header[12] >> 4) * 4 < PLACE_END(place);
 	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment)) {
 		__u32 channel = find_listener(application, control, ends);
 		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
@@ -578,11 +701,31 @@ OUTLINE __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicat
 	return COOKIE_FAILED | (payload || control_bits & TCP_FIN ? IGNORED : REFUSED);
 }
 
+/* Channel of a frame for a port with more than listeners on any address: exact
+ * flow, then what a strict port makes of it, or the listener's; 0: none. */
+GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			  __u64 place)
+{
+	struct ends ends = {};
+	if (!application || !control || !frame_ends(ctx, &ends, place))
+		return 0;
+	__u32 flags = READ_ONCE(application->listeners[port_index(ends.protocol, ends.local_port)].flags);
+	if (flags & TW_LISTEN_CONNECTED) {
+		__u32 channel = find_flow(application, control, &ends);
+		if (channel)
+			return channel;
+	}
+	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, control, &ends, place) :
+					      find_listener(application, control, &ends);
+}
+
 /* ---- Tracing ------------------------------------------------------------- */
 
 /* Takes a trace id if there are frames left to sample; else 0. */
-OUTLINE __u32 begin_trace(struct tw_control *control)
+GLOBAL __u32 begin_trace(struct tw_control *control)
 {
+	if (!control)
+		return 0;
 	/* Several queues count down one number, hence atomics. */
 	__u32 remaining = READ_ONCE(control->trace_remaining);
 	if (!remaining ||
@@ -591,23 +734,31 @@ OUTLINE __u32 begin_trace(struct tw_control *control)
 	return __sync_fetch_and_add(&control->trace_next, 1) + 1;
 }
 
-OUTLINE int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 verdict, __u32 cause)
+GLOBAL int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 verdict, __u32 cause)
 {
+	__u32 zero = 0, skip = 0, index = ctx->rx_queue_index;
+	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
+	if (state && (cause == TW_COUNT_CHANNEL || cause == TW_COUNT_RAW)) {
+		BOUND(index, TW_QUEUES - 1);
+		if (state->queues[index].metadata_in_frame)
+			skip = sizeof(struct tw_metadata);
+	}
 	struct tw_trace *record = bpf_ringbuf_reserve(&traces, sizeof(*record), 0);
 	if (!record)
 		return 0;
-	__u32 length = bpf_xdp_get_buff_len(ctx);
-	__u32 captured = length < TW_TRACE_BYTES ? length : TW_TRACE_BYTES;
+	__u32 length = bpf_xdp_get_buff_len(ctx) - skip;
+	__u32 last = length - 1;
+	if (last >= TW_TRACE_BYTES)
+		last = TW_TRACE_BYTES - 1;
+	BOUND(last, TW_TRACE_BYTES - 1);
 	record->time = bpf_ktime_get_ns();
 	record->trace = trace;
 	record->channel = channel;
 	record->verdict = verdict;
 	record->cause = cause;
-	record->queue = ctx->rx_queue_index;
+	record->queue = index;
 	record->length = length;
-	if (captured < 1 || bpf_xdp_load_bytes(ctx, 0, record->bytes, captured))
-		captured = 0;
-	record->captured = captured;
+	record->captured = bpf_xdp_load_bytes(ctx, skip, record->bytes, last + 1) ? 0 : last + 1;
 	record->pad = 0;
 	bpf_ringbuf_submit(record, 0);
 	return 0;
@@ -627,22 +778,25 @@ INLINE __u16 checksum_update(__u16 checksum, __u16 old, __u16 new)
 /* Turns an owned datagram over to the helper socket of its queue, which learns
  * from it the NAPI id of the queue and hands the payload on. A TCP segment
  * becomes a UDP datagram in place: its sequence number, which gives way to UDP's
- * length and checksum, is kept in `control`, so that nothing of it is lost. */
-OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place, __u32 version, __u32 protocol)
+ * length and checksum, is kept in `control`, so that nothing of it is lost; nor
+ * is its sender's link address, to which an answer goes that cannot wait for
+ * the kernel to find the neighbour. */
+GLOBAL int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place)
 {
-	__u32 queue = ctx->rx_queue_index, transport = PLACE_TRANSPORT(place);
-	__u8 *frame = (void *)(long)ctx->data;
-	__u16 *data = (void *)(frame + (transport & 0x3fff)), *data_end = (void *)(long)ctx->data_end;
-	if (data + 4 > data_end || (__u16 *)(frame + NETWORK + V4_HEADER) > data_end || queue >= TW_QUEUES)
+	__u32 queue = ctx->rx_queue_index, protocol = PLACE_PROTOCOL(place);
+	__u8 *frame = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u16 *data = (void *)(frame + (place & FRAME_MASK));
+	CHECKED_ALONE(data);
+	if (!control || queue >= TW_QUEUES || (__u8 *)(data + 4) > data_end || frame + NETWORK + V4_HEADER > data_end)
 		return 0;
 	__u16 port = htons(READ_ONCE(control->teach_port[queue]));
 	__u16 original = data[1];
 	data[1] = port;
 	if (protocol == TCP) {
 		WRITE_ONCE(control->taught_sequence[queue], (__u32)ntohs(data[2]) << 16 | ntohs(data[3]));
-		data[2] = htons(PLACE_END(place) - transport);
+		data[2] = htons(PLACE_END(place) - PLACE_TRANSPORT(place));
 		data[3] = 0;
-		if (version == 4) {
+		if (!(place & PLACE_V6)) {
 			__u16 *word = (__u16 *)(frame + NETWORK + 8), *checksum = (__u16 *)(frame + NETWORK + 10);
 			__u16 old = *word;
 			frame[NETWORK + 9] = UDP;
@@ -650,16 +804,36 @@ OUTLINE int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place, _
 		} else {
 			frame[NETWORK + 6] = UDP;
 		}
-	} else if (version == 4) {
+	} else if (!(place & PLACE_V6)) {
 		data[3] = 0;
 	} else if (data[3]) {
 		/* Zero is written as its other form. */
 		__u16 updated = checksum_update(data[3], original, port);
 		data[3] = updated ? updated : 0xffff;
 	}
+	for (int i = 0; i < 6; i++)
+		WRITE_ONCE(control->taught_link[queue][i], frame[6 + i]);
 	WRITE_ONCE(control->taught_protocol[queue], protocol);
 	WRITE_ONCE(control->taught_port[queue], ntohs(original));
 	WRITE_ONCE(control->teach_port[queue], 0);
+	return 1;
+}
+
+/* ---- Metadata ------------------------------------------------------------ */
+
+/* Makes room for the metadata as the first bytes of the frame, for a driver
+ * that has no place for it before the frame. A driver is of one kind: where
+ * frames went the other way, the reader expects that of all. */
+GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
+{
+	if (!queue)
+		return 0;
+	if (!queue->metadata_in_frame &&
+	    (queue->counters[TW_COUNT_CHANNEL] || queue->counters[TW_COUNT_RAW]))
+		return 0;
+	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct tw_metadata)))
+		return 0;
+	WRITE_ONCE(queue->metadata_in_frame, 1);
 	return 1;
 }
 
@@ -694,7 +868,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		KERNEL(TW_COUNT_MULTICAST, group_class(ctx, ntohs(ethertype)));
 
 	__u32 transport, end, protocol, version, fragment = 0;
-	__u32 later = 0, first = 0;
+	__u32 later = 0, first = 0, length = data_end - data;
 	__u64 high, low; /* the destination */
 	if (likely(ethertype == htons(0x0800))) {
 		if (data + NETWORK + V4_HEADER > data_end)
@@ -704,7 +878,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (data[NETWORK] >> 4 != 4 || header < V4_HEADER || total < header)
 			DROP(TW_COUNT_MALFORMED);
 		end = NETWORK + total;
-		if (data + end > data_end)
+		if (end > length)
 			DROP(TW_COUNT_TRUNCATED);
 		version = 4;
 		transport = NETWORK + header;
@@ -726,7 +900,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (data[NETWORK] >> 4 != 6)
 			DROP(TW_COUNT_MALFORMED);
 		end = NETWORK + V6_HEADER + ntohs(*(__u16 *)(data + NETWORK + 4));
-		if (data + end > data_end)
+		if (end > length)
 			DROP(TW_COUNT_TRUNCATED);
 		if (unlikely(data[NETWORK + 24] == 0xff))
 			KERNEL(TW_COUNT_MULTICAST, group_class(ctx, 0x86dd));
@@ -756,76 +930,50 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	if (unlikely(!is_local(control, high, low)))
 		KERNEL(TW_COUNT_NOT_LOCAL, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
 
-	struct tw_fragment_key datagram;
-	if (unlikely(later || first)) {
-		__builtin_memset(&datagram, 0, sizeof(datagram));
-		*(__u64 *)datagram.destination = high;
-		*(__u64 *)(datagram.destination + 8) = low;
-		if (version == 4) {
-			*(__u64 *)(datagram.source + 8) = MAPPED(*(__u32 *)(data + NETWORK + 12));
-			datagram.identification = *(__u16 *)(data + NETWORK + 4);
-			datagram.protocol = protocol;
-		} else {
-			*(__u64 *)datagram.source = *(__u64 *)(data + NETWORK + 8);
-			*(__u64 *)(datagram.source + 8) = *(__u64 *)(data + NETWORK + 16);
-			if (bpf_xdp_load_bytes(ctx, fragment + 4, &datagram.identification, 4))
-				DROP(TW_COUNT_TRUNCATED);
-		}
-	}
-
 	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0, listener = 0;
-	struct ends ends;
+#define HERE PLACE(transport, end, protocol, (version == 6 ? PLACE_V6 : 0) | (later || first ? 0 : PLACE_WHOLE))
 	if (unlikely(later)) {
 		kind = TW_KIND_FRAGMENT;
-		__u32 *decision = bpf_map_lookup_elem(&fragments, &datagram);
-		if (!decision) {
+		__u64 decision = fragment_decision(ctx, HERE, fragment);
+		if (decision == UNDECIDED) {
 			count(queue, TW_COUNT_FRAGMENT_ORPHAN);
 			*cause = TW_COUNT_FRAGMENT_ORPHAN;
 			owner = READ_ONCE(control->fragment_application) - 1;
 			if (owner == NO_OWNER)
 				return to_kernel(queue, TW_CLASS_OTHER);
 		} else {
-			owner = *decision - 1;
+			owner = (__u32)decision - 1;
 			if (owner == NO_OWNER)
 				KERNEL(TW_COUNT_UNOWNED, TW_CLASS_OTHER);
 		}
 	} else if (likely(protocol == UDP || protocol == TCP)) {
-		__u16 *ports = (void *)(data + transport);
 		if (transport + (protocol == UDP ? 8 : 20) > end)
 			DROP(TW_COUNT_TRUNCATED);
-		/* Always holds: end is inside the frame. The verifier wants it said. */
-		if (transport > 0x3fff || ports + 4 > (__u16 *)data_end)
+		/* Always holds: end is inside the frame. The verifier wants it seen. */
+		__u16 *ports = (void *)(data + (transport & FRAME_MASK));
+		CHECKED_ALONE(ports);
+		if ((__u8 *)(ports + 4) > data_end)
 			DROP(TW_COUNT_TRUNCATED);
 		if (protocol == UDP) {
-			__u32 length = ntohs(ports[2]);
-			if (length < 8 || (!first && transport + length > end))
+			__u32 bytes = ntohs(ports[2]);
+			if (bytes < 8 || (!first && transport + bytes > end))
 				DROP(TW_COUNT_MALFORMED);
 		}
 		listener = port_index(protocol, ports[1]);
 		__u32 entry = READ_ONCE(device->ports[listener]);
-		if (likely((entry & (TW_OWNER_ANY | TW_OWNER_BY_ADDRESS)) == TW_OWNER_ANY)) {
+		if (likely((entry & (TW_OWNER_ANY | TW_OWNER_BY_ADDRESS)) == TW_OWNER_ANY))
 			owner = (entry & TW_OWNER_APPLICATION) - 1;
-		} else if (entry & TW_OWNER_BY_ADDRESS) {
-			ends.local[0] = high;
-			ends.local[1] = low;
-			ends.local_port = ports[1];
-			ends.protocol = protocol;
-			owner = find_owner(device, &ends);
-		}
+		else if (entry & TW_OWNER_BY_ADDRESS)
+			owner = frame_owner(ctx, device, HERE);
 		if (unlikely(first)) {
 			kind = TW_KIND_FIRST_FRAGMENT;
-			__u32 decision = owner + 1;
-			bpf_map_update_elem(&fragments, &datagram, &decision, BPF_ANY);
+			decide_fragments(ctx, HERE, fragment, owner + 1);
 		}
 	} else if (unlikely(first)) {
-		__u32 decision = 0;
-		bpf_map_update_elem(&fragments, &datagram, &decision, BPF_ANY);
+		decide_fragments(ctx, HERE, fragment, 0);
 	} else if (protocol == (version == 4 ? ICMP : ICMPV6)) {
 		kind = TW_KIND_ICMP_ERROR;
-		ends.local[0] = high;
-		ends.local[1] = low;
-		if (quoted_ends(ctx, &ends, transport, end, version))
-			owner = find_owner(device, &ends);
+		owner = quoted_owner(ctx, device, HERE);
 	}
 	if (owner == NO_OWNER)
 		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, protocol, transport, end, version));
@@ -843,7 +991,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	 * change. */
 	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM &&
 	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
-		if (teach(ctx, control, PLACE(transport, end, 1), version, protocol)) {
+		if (teach(ctx, control, HERE)) {
 			count(queue, TW_COUNT_TAUGHT);
 			*cause = TW_COUNT_TAUGHT;
 			return XDP_PASS;
@@ -859,49 +1007,28 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (unlikely(kind == TW_KIND_FRAGMENT)) {
 			channel = READ_ONCE(application->fragment_channel);
 		} else if (unlikely(kind == TW_KIND_ICMP_ERROR)) {
-			channel = find_channel(application, control, &ends);
+			channel = quoted_channel(ctx, application, control, HERE);
 		} else {
-			struct tw_listener *entry = &application->listeners[listener & 0x1ffff];
+			struct tw_listener *entry = &application->listeners[listener];
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
 			if (unlikely(READ_ONCE(entry->flags))) {
-				__u16 *ports = (void *)(data + transport);
-				if (transport > 0x3fff || ports + 2 > (__u16 *)data_end)
-					DROP(TW_COUNT_TRUNCATED);
-				ends.local[0] = high;
-				ends.local[1] = low;
-				if (version == 4) {
-					ends.remote[0] = 0;
-					ends.remote[1] = MAPPED(*(__u32 *)(data + NETWORK + 12));
-				} else {
-					ends.remote[0] = *(__u64 *)(data + NETWORK + 8);
-					ends.remote[1] = *(__u64 *)(data + NETWORK + 16);
+				__u64 found = flow_channel(ctx, application, control, HERE);
+				if (found & COOKIE_VALID)
+					count(queue, TW_COUNT_COOKIE_VALID);
+				if (found & COOKIE_FAILED)
+					count(queue, TW_COUNT_COOKIE_FAILED);
+				if (found & ANSWERED) {
+					count(queue, TW_COUNT_COOKIE_SENT);
+					*cause = TW_COUNT_COOKIE_SENT;
+					if (READ_ONCE(application->cookies.redirect))
+						return bpf_redirect(ctx->ingress_ifindex, 0);
+					return XDP_TX;
 				}
-				ends.local_port = ports[1];
-				ends.remote_port = ports[0];
-				ends.protocol = protocol;
-				ends.v4 = version == 4;
-				if (READ_ONCE(entry->flags) & TW_LISTEN_TCP_STRICT) {
-					__u64 found = strict_channel(ctx, application, control, &ends,
-								     PLACE(transport, end, !first));
-					if (found & COOKIE_VALID)
-						count(queue, TW_COUNT_COOKIE_VALID);
-					if (found & COOKIE_FAILED)
-						count(queue, TW_COUNT_COOKIE_FAILED);
-					if (found & ANSWERED) {
-						count(queue, TW_COUNT_COOKIE_SENT);
-						*cause = TW_COUNT_COOKIE_SENT;
-						if (READ_ONCE(application->cookies.redirect))
-							return bpf_redirect(ctx->ingress_ifindex, 0);
-						return XDP_TX;
-					}
-					if (found & IGNORED)
-						DROP(TW_COUNT_NO_CONNECTION);
-					if (found & REFUSED)
-						KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION);
-					channel = found;
-				} else {
-					channel = find_channel(application, control, &ends);
-				}
+				if (found & IGNORED)
+					DROP(TW_COUNT_NO_CONNECTION);
+				if (found & REFUSED)
+					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION);
+				channel = found;
 			}
 		}
 		if (!channel && kind != TW_KIND_FRAGMENT)
@@ -923,11 +1050,18 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		credit = admitted + 1;
 	}
 
-	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(struct tw_metadata)))
-		KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
-	struct tw_metadata *metadata = (void *)(long)ctx->data_meta;
-	if ((void *)(metadata + 1) > (void *)(long)ctx->data)
-		KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
+	struct tw_metadata *metadata;
+	if (likely(!bpf_xdp_adjust_meta(ctx, -(int)sizeof(*metadata)))) {
+		metadata = (void *)(long)ctx->data_meta;
+		if ((void *)(metadata + 1) > (void *)(long)ctx->data)
+			KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
+	} else {
+		if (!metadata_in_frame(ctx, queue))
+			KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
+		metadata = (void *)(long)ctx->data;
+		if ((void *)(metadata + 1) > (void *)(long)ctx->data_end)
+			DROP(TW_COUNT_NO_METADATA);
+	}
 	metadata->channel = channel;
 	metadata->credit = credit;
 	metadata->trace = trace;

@@ -6,8 +6,8 @@
  * sizes and offsets. Each field names its single writer.
  *
  * Addresses are 16 bytes; an IPv4 address is written as IPv4-mapped
- * (::ffff:a.b.c.d). Ports are in network order inside keys and in host order
- * where they index an array.
+ * (::ffff:a.b.c.d). Ports are in network order, also where they index an array:
+ * no byte swap, after which older verifiers would know nothing of the index.
  */
 #ifndef TIDEWALL_TABLES_H
 #define TIDEWALL_TABLES_H
@@ -31,7 +31,8 @@ enum tw_kind {
 	TW_KIND_RAW = 5,            /* owned, but not demultiplexed (host demux architectures) */
 };
 
-/* Frame metadata, written just below the frame's first byte (24 bytes).
+/* Frame metadata, written just below the frame's first byte (24 bytes), or as
+ * the first bytes of the frame (tw_queue.metadata_in_frame).
  * Writer: the driver program. */
 struct tw_metadata {
 	__u32 channel;   /* channel id; 0 for TW_KIND_RAW */
@@ -77,7 +78,7 @@ enum tw_counter {
 	TW_COUNT_CHANNEL_FULL,         /* dropped: channel at its limit (early discard) */
 	TW_COUNT_CHANNEL_CLOSED,       /* dropped: table entry names a closed channel */
 	TW_COUNT_NO_SOCKET,            /* dropped: owned, but no AF_XDP socket on this queue */
-	TW_COUNT_NO_METADATA,          /* passed to the kernel: device gives no headroom */
+	TW_COUNT_NO_METADATA,          /* passed to the kernel: no room for metadata before the frame or in it */
 	TW_COUNT_TAGGED,               /* VLAN-tagged, kernel-bound */
 	TW_COUNT_UNKNOWN,              /* unknown ethertype, kernel-bound */
 	TW_COUNT_MULTICAST,            /* group or broadcast destination, kernel-bound */
@@ -104,12 +105,17 @@ struct tw_control {
 	__u8 locals[TW_LOCALS][16];    /* open-addressed set of local addresses; all zero = free */
 	__u32 taught_sequence[TW_QUEUES]; /* host order: sequence number of a teaching segment. Writer: driver */
 	__u8 taught_protocol[TW_QUEUES];  /* of the teaching frame: UDP or TCP. Writer: driver */
+	__u8 taught_link[TW_QUEUES][6];   /* of the teaching frame: its source link address. Writer: driver */
 };
 
 /* What one receive queue counts. Writer: the driver program on that queue. */
 struct tw_queue {
 	__u64 counters[TW_COUNTERS];                 /* by enum tw_counter */
 	struct tw_class_bucket classes[TW_CLASSES];  /* by enum tw_class */
+	/* 1: the metadata are the first bytes of each redirected frame, since the
+	 * driver has no place for them before it (XDP metadata). */
+	__u32 metadata_in_frame;
+	__u32 pad;
 };
 
 /* Trusted level: ports[0 for UDP, 65536 for TCP + port]. Writer: manager. */

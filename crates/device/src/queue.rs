@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use tidewall_wire::ethernet::MacAddress;
+
 use crate::demux::layout::{Metadata, Protocol};
 use crate::frame::{Frame, FrameMemory};
 
@@ -86,6 +88,8 @@ pub struct Stray {
     pub source: std::net::SocketAddr,
     /// The address and port it was sent to.
     pub destination: std::net::SocketAddr,
+    /// Link address of the sender.
+    pub neighbour: MacAddress,
 }
 
 /// Most frames of one poll: twice the weight that drivers know.

@@ -190,6 +190,7 @@ impl Napi {
             },
             source: canonical(source),
             destination: SocketAddr::new(destination.to_canonical(), taught.port),
+            neighbour: taught.neighbour,
         };
         if let Some(sequence) = taught.sequence {
             // The eight bytes that were UDP's header.

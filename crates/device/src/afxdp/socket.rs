@@ -170,6 +170,8 @@ pub(super) fn open(
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
+            tables: tables.clone(),
+            queue,
             memory: memory.clone(),
             fill,
             receive,
@@ -225,6 +227,8 @@ pub fn open_transmitter(
 
 struct ReceiveHalf {
     fd: Arc<OwnedFd>,
+    tables: Arc<Tables>,
+    queue: u32,
     memory: FrameMemory,
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
@@ -243,12 +247,18 @@ impl Receive for ReceiveHalf {
     fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let count = self.receive.available(limit).min(limit);
+        let in_frame = if count > 0 && self.tables.metadata_in_frame(self.queue) {
+            METADATA_LENGTH as u16
+        } else {
+            0
+        };
         for _ in 0..count {
             let descriptor = self.receive.pop();
             let index = (descriptor.addr / FRAME_SIZE as u64) as u32;
-            let offset = (descriptor.addr % FRAME_SIZE as u64) as u16;
+            let offset = (descriptor.addr % FRAME_SIZE as u64) as u16 + in_frame;
+            let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
             let mut frame = Frame::new(index, 0, 0);
-            frame.set_extent(offset, descriptor.len.min(u32::from(u16::MAX)) as u16);
+            frame.set_extent(offset, length.saturating_sub(in_frame));
             let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
             batch.push(Received { metadata, frame });
         }

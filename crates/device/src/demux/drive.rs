@@ -365,6 +365,12 @@ impl Driver<'_> {
             become_udp(frame, datagram.version);
         }
         let queue = self.queue as usize;
+        let sender: Option<[u8; 6]> = read(frame, 6);
+        if let (Some(link), Some(sender)) = (control.taught_link.get(queue), sender) {
+            for (place, byte) in link.iter().zip(sender) {
+                place.store(byte, Release);
+            }
+        }
         if let (Some(taught), Some(protocol)) = (
             control.taught_sequence.get(queue),
             control.taught_protocol.get(queue),
@@ -432,9 +438,10 @@ fn is_local(tables: &Tables, address: [u64; 2]) -> bool {
     })
 }
 
-/// Index in the tables that hold UDP, then TCP.
+/// Index in the tables that hold UDP, then TCP, by the port as it stands in a
+/// header.
 pub(super) fn port_index(ends: &Ends) -> usize {
-    (if ends.protocol == TCP { 65536 } else { 0 }) + usize::from(ends.local_port)
+    (if ends.protocol == TCP { 65536 } else { 0 }) + usize::from(ends.local_port.to_be())
 }
 
 /// The application that owns a flow.

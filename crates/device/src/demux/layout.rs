@@ -211,7 +211,7 @@ pub enum Counter {
     ChannelClosed = 6,
     /// Dropped: owned, but no AF_XDP socket on this queue.
     NoSocket = 7,
-    /// Passed to the kernel: the device gives no headroom for metadata.
+    /// Passed to the kernel: no room for metadata before the frame or in it.
     NoMetadata = 8,
     /// VLAN-tagged, kernel-bound.
     Tagged = 9,
@@ -346,6 +346,8 @@ pub struct Control {
     pub taught_sequence: [AtomicU32; QUEUES],
     /// Of the teaching frame: UDP or TCP. Writer: driver.
     pub taught_protocol: [AtomicU8; QUEUES],
+    /// Of the teaching frame: its source link address. Writer: driver.
+    pub taught_link: [[AtomicU8; 6]; QUEUES],
 }
 
 /// What one receive queue counts. Writer: the driver program on that queue.
@@ -356,6 +358,11 @@ pub struct Queue {
     pub counters: [AtomicU64; COUNTERS],
     /// By [`Class`].
     pub classes: [ClassBucket; CLASSES],
+    /// 1: the metadata are the first bytes of each redirected frame, since the
+    /// driver has no place for them before it.
+    pub metadata_in_frame: AtomicU32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// Trusted level.
@@ -512,7 +519,7 @@ mod tests {
         assert_eq!(offset_of!(Metadata, fragment), 22);
         assert_eq!(size_of::<ClassBucket>(), 48);
         assert_eq!(offset_of!(ClassBucket, passed), 32);
-        assert_eq!(size_of::<Control>(), 1128);
+        assert_eq!(size_of::<Control>(), 1176);
         assert_eq!(offset_of!(Control, raw), 16);
         assert_eq!(offset_of!(Control, trace_remaining), 24);
         assert_eq!(offset_of!(Control, teach_port), 32);
@@ -520,11 +527,13 @@ mod tests {
         assert_eq!(offset_of!(Control, locals), 64);
         assert_eq!(offset_of!(Control, taught_sequence), 1088);
         assert_eq!(offset_of!(Control, taught_protocol), 1120);
-        assert_eq!(size_of::<Queue>(), 432);
+        assert_eq!(offset_of!(Control, taught_link), 1128);
+        assert_eq!(size_of::<Queue>(), 440);
+        assert_eq!(offset_of!(Queue, metadata_in_frame), 432);
         assert_eq!(offset_of!(Queue, classes), 192);
-        assert_eq!(size_of::<Device>(), 528_872);
-        assert_eq!(offset_of!(Device, queues), 1128);
-        assert_eq!(offset_of!(Device, ports), 4584);
+        assert_eq!(size_of::<Device>(), 528_984);
+        assert_eq!(offset_of!(Device, queues), 1176);
+        assert_eq!(offset_of!(Device, ports), 4696);
         assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);

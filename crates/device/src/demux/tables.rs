@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::ChannelId;
 use super::headers::{Ends, address_bytes, address_words, flow_hash, flow_tag, local_slot};
+use tidewall_wire::ethernet::MacAddress;
+
 use super::layout::{
     APPLICATIONS, Application, CHANNELS, Class, ClassBucket, Counter, Device, FLOW_BUCKETS,
     FLOW_WAYS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
@@ -54,9 +56,10 @@ pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
 }
 
-/// Index of a port in the tables that hold UDP, then TCP.
+/// Index of a port in the tables that hold UDP, then TCP, each by the port as
+/// it stands in a header (`bpf/tables.h`).
 pub(super) fn port_index(protocol: Protocol, port: u16) -> usize {
-    (if protocol == Protocol::Tcp { 65536 } else { 0 }) + usize::from(port)
+    (if protocol == Protocol::Tcp { 65536 } else { 0 }) + usize::from(port.to_be())
 }
 
 fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
@@ -80,6 +83,8 @@ pub struct Taught {
     /// Of a TCP segment its sequence number, in whose place UDP's length and
     /// checksum are now.
     pub sequence: Option<u32>,
+    /// Its sender's link address.
+    pub neighbour: MacAddress,
 }
 
 impl Tables {
@@ -264,6 +269,13 @@ impl Tables {
         self.queue(queue)?.classes.get(class as usize)
     }
 
+    /// True where the driver program writes its metadata as the first bytes of
+    /// each frame of the queue, not before it.
+    pub fn metadata_in_frame(&self, queue: u32) -> bool {
+        self.queue(queue)
+            .is_some_and(|queue| queue.metadata_in_frame.load(Acquire) != 0)
+    }
+
     /// True: owned frames are handed on without looking for their channel.
     pub fn set_raw(&self, raw: bool) {
         self.device().control.raw.store(raw.into(), Release);
@@ -288,9 +300,11 @@ impl Tables {
         let port = control.taught_port.get(queue)?.load(Acquire);
         let protocol = control.taught_protocol.get(queue)?.load(Acquire);
         let sequence = control.taught_sequence.get(queue)?.load(Acquire);
+        let link = control.taught_link.get(queue)?;
         (pending == 0 && port != 0).then_some(Taught {
             port,
             sequence: (protocol != Protocol::Udp as u8).then_some(sequence),
+            neighbour: MacAddress(link.each_ref().map(|byte| byte.load(Acquire))),
         })
     }
 

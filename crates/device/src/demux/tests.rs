@@ -106,7 +106,7 @@ fn an_unspecified_address_listens_for_its_own_family() {
         1
     );
     let any = |address: usize| {
-        let listener = &tables.application().listeners[7];
+        let listener = &tables.application().listeners[usize::from(7u16.to_be())];
         listener.channel[address].load(std::sync::atomic::Ordering::Relaxed)
     };
     assert_eq!([any(0), any(1)], [four.value(), both.value()]);
@@ -127,7 +127,7 @@ fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
         .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), connected)
         .unwrap();
     let flags = || {
-        tables.application().listeners[7]
+        tables.application().listeners[usize::from(7u16.to_be())]
             .flags
             .load(std::sync::atomic::Ordering::Relaxed)
     };
@@ -186,7 +186,7 @@ fn an_owner_of_one_address_owns_no_other() {
     tables.disown_port(Udp, Some(ip(LOCAL)), 7).unwrap();
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     assert_eq!(
-        tables.device().ports[7].load(std::sync::atomic::Ordering::Relaxed),
+        tables.device().ports[usize::from(7u16.to_be())].load(std::sync::atomic::Ordering::Relaxed),
         0
     );
 }

@@ -17,7 +17,6 @@ use tidewall_wire::udp::Addresses;
 
 use super::connection::flow_of;
 use crate::owner::Owner;
-use crate::routes::Route;
 use crate::stack::{Core, lock};
 
 /// Number of the channel that connections without one share.
@@ -208,24 +207,10 @@ impl Core {
             Ok(segment) => segment,
             Err(cause) => return self.causes.protocol(cause),
         };
-        let route = || self.route(stray.source, Some(stray.destination.ip()));
-        let found = match route() {
-            // A neighbour that the kernel is to check first has an address all
-            // the same: the second answer names it. Without it the first client
-            // of a stack would wait for its SYN's retransmission.
-            Route::Kernel => route(),
-            link => link,
-        };
-        match found {
-            Route::Link { neighbour, .. } => self.tcp_dispatch(&segment, neighbour, 0),
-            // Only whoever knows its neighbour can make anything of it; it will
-            // come again.
-            Route::Kernel => {
-                if let Some(connection) = self.tcp.flows.find(&segment.flow) {
-                    connection.input(self, &segment, 0);
-                }
-            }
-        }
+        // Answered to the frame's own sender: the kernel may not know the
+        // neighbour yet, as after a driver that resets its link when a program
+        // is attached.
+        self.tcp_dispatch(&segment, stray.neighbour, 0);
         // The thread may be one that sends nothing of its own afterwards.
         self.tcp_flush(false);
     }
