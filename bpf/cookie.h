@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * SYN cookies (RFC 4987 section 3.6): a part of demux.bpf.c, which includes it
- * where it has defined what this needs. Twins: crates/device/src/demux/cookie.rs,
+ * SYN cookies (RFC 4987 section 3.6). Twins: crates/device/src/demux/cookie.rs,
  * step by step, and crates/protocol/src/tcp/cookie.rs, which makes and checks the
  * same bits.
  *
@@ -18,7 +17,8 @@
 #ifndef TIDEWALL_COOKIE_H
 #define TIDEWALL_COOKIE_H
 
-#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
+#include "flows.h"
+#include "headers.h"
 
 #define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is good for one to two */
 #define COOKIE_OPTIONS 63
@@ -45,7 +45,7 @@ GLOBAL __u64 cookie_hash(const struct tw_cookies *cookies, const struct ends *en
 	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
 	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
 	__u64 length;
-	if (ends->v4) {
+	if (ends->version == 4) {
 		const __u32 *local = (const __u32 *)ends->local, *remote = (const __u32 *)ends->remote;
 		ABSORB_TWICE((__u64)local[3] << 32 | remote[3]);
 		length = 16;
@@ -191,7 +191,7 @@ INLINE __u16 fold(__u64 sum)
 GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
 			       __u64 place, __u32 flags)
 {
-	if (!application || !ends || !(place & PLACE_WHOLE))
+	if (!application || !ends || place & PLACE_FIRST)
 		return 0;
 	struct tw_cookies *cookies = &application->cookies;
 	struct tcp_header tcp = {};
@@ -210,19 +210,19 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	const __u8 *network_header = data + NETWORK;
 	if (network_header + 2 > data_end)
 		return 0;
-	__u32 codepoint = (ends->v4 ? network_header[1] : network_header[1] >> 4) & 3;
+	__u32 codepoint = (ends->version == 4 ? network_header[1] : network_header[1] >> 4) & 3;
 	__u32 ecn = flags & TW_LISTEN_ECN && (header[13] & (TCP_ECE | TCP_CWR)) == (TCP_ECE | TCP_CWR) && !codepoint;
 	if (length > TCP_HEADER)
 		read_options(ctx, &options, transport + TCP_HEADER, length - TCP_HEADER);
 
 	/* RFC 9293 section 3.7.1 and RFC 8200 section 5 where it names none. */
-	__u32 mss = options.mss ? options.mss : ends->v4 ? 536 : 1220;
+	__u32 mss = options.mss ? options.mss : ends->version == 4 ? 536 : 1220;
 	if (mss < cookie_mss[0])
 		return 0;
 	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::/64 (unspecified,
 	 * loopback, IPv4-mapped) or ff00::/8. */
 	const __u8 *source = (const __u8 *)ends->remote;
-	if (ends->v4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
+	if (ends->version == 4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
 		       source[0] == 0xff || !ends->remote[0])
 		return 0;
 
@@ -239,7 +239,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	tcp.acknowledgment = htonl(remote + 1);
 	tcp.flags = TCP_SYN | TCP_ACK;
 	tcp.window = htons(flags >> TW_LISTEN_WINDOW_SHIFT);
-	__u16 announced = ends->v4 ? READ_ONCE(cookies->mss[0]) : READ_ONCE(cookies->mss[1]);
+	__u16 announced = ends->version == 4 ? READ_ONCE(cookies->mss[0]) : READ_ONCE(cookies->mss[1]);
 	tcp.options[0] = htonl(0x02040000u | announced);
 	/* Options that no timestamp can remember are as good as not offered. */
 	if (options.has_timestamp && flags & TW_LISTEN_TIMESTAMPS) {
@@ -266,7 +266,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	}
 	tcp.offset = size / 4 << 4;
 
-	__u32 network = ends->v4 ? V4_HEADER : V6_HEADER;
+	__u32 network = ends->version == 4 ? V4_HEADER : V6_HEADER;
 	__u32 total = NETWORK + network + size;
 	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)(data_end - data)))
 		return 0;
@@ -279,7 +279,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	__u64 sum = (__u64)htons(size) + htons(TCP);
 	for (int i = 0; i < 10; i++)
 		sum += words[i];
-	if (ends->v4) {
+	if (ends->version == 4) {
 		struct v4_header *ip = (void *)(data + NETWORK);
 		if ((__u8 *)(ip + 1) > data_end)
 			return 0;

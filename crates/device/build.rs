@@ -10,9 +10,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../bpf");
     let source = root.join("demux.bpf.c");
-    for file in [&source, &root.join("cookie.h"), &root.join("tables.h")] {
-        println!("cargo::rerun-if-changed={}", file.display());
-    }
+    println!("cargo::rerun-if-changed={}", root.display());
     let object = PathBuf::from(variable("OUT_DIR")).join("demux.bpf.o");
     let clang = find_clang();
     let output = command(&clang, &source, &object).output();
@@ -52,7 +50,7 @@ fn find_clang() -> String {
             .output()
             .is_ok_and(|output| output.status.success())
     };
-    match ["clang", "clang-19", "clang-14"]
+    match ["clang", "clang-22", "clang-19", "clang-14"]
         .iter()
         .find(|name| runs(name))
     {

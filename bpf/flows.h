@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * The application level: the channel of a flow or a listener.
+ */
+#ifndef TIDEWALL_FLOWS_H
+#define TIDEWALL_FLOWS_H
+
+#include "headers.h"
+#include "owners.h"
+
+#define ROTATE(x, b) ((x) << (b) | (x) >> (64 - (b)))
+#define ROUND                                                                  \
+	do {                                                                       \
+		v0 += v1; v1 = ROTATE(v1, 13); v1 ^= v0; v0 = ROTATE(v0, 32);          \
+		v2 += v3; v3 = ROTATE(v3, 16); v3 ^= v2;                               \
+		v0 += v3; v3 = ROTATE(v3, 21); v3 ^= v0;                               \
+		v2 += v1; v1 = ROTATE(v1, 17); v1 ^= v2; v2 = ROTATE(v2, 32);          \
+	} while (0)
+#define ABSORB(word)                                                           \
+	do {                                                                       \
+		__u64 w = (word);                                                      \
+		v3 ^= w;                                                               \
+		ROUND;                                                                 \
+		v0 ^= w;                                                               \
+	} while (0)
+
+/* SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
+ * know the key cannot fill one bucket. */
+INLINE __u64 flow_hash(const struct tw_control *control, const struct ends *ends)
+{
+	__u64 k0 = control->hash_key[0], k1 = control->hash_key[1];
+	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
+	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
+	__u64 length;
+	if (ends->version == 4) {
+		const __u32 *local = (const __u32 *)ends->local, *remote = (const __u32 *)ends->remote;
+		ABSORB((__u64)local[3] << 32 | remote[3]);
+		length = 16;
+	} else {
+		ABSORB(ends->local[0]);
+		ABSORB(ends->local[1]);
+		ABSORB(ends->remote[0]);
+		ABSORB(ends->remote[1]);
+		length = 40;
+	}
+	ABSORB((__u64)ends->local_port << 32 | (__u64)ends->remote_port << 16 | ends->protocol);
+	ABSORB(length << 56);
+	v2 ^= 0xff;
+	ROUND;
+	ROUND;
+	ROUND;
+	return v0 ^ v1 ^ v2 ^ v3;
+}
+
+/* The byte of a flow's hash that neither of its buckets' numbers has; never 0. */
+INLINE __u8 flow_tag(__u64 hash)
+{
+	__u8 tag = hash >> 24;
+	return tag ? tag : 1;
+}
+
+#define EACH_BYTE 0x0101010101010101ULL
+_Static_assert(TW_FLOW_WAYS == 8, "the tags of a bucket are compared as one word");
+
+/* Channel of an entry if it is this flow's, or 0. */
+INLINE __u32 same_flow(const struct tw_flow *flow, const struct ends *ends)
+{
+	/* The application writes the channel last and clears it first, so the key
+	 * belongs to it if it is the same before and after. */
+	__u32 channel = READ_ONCE(flow->channel);
+	const __u64 *local = (const __u64 *)flow->local, *remote = (const __u64 *)flow->remote;
+	if (READ_ONCE(local[0]) == ends->local[0] && READ_ONCE(local[1]) == ends->local[1] &&
+	    READ_ONCE(remote[0]) == ends->remote[0] && READ_ONCE(remote[1]) == ends->remote[1] &&
+	    READ_ONCE(flow->local_port) == ends->local_port &&
+	    READ_ONCE(flow->remote_port) == ends->remote_port &&
+	    READ_ONCE(flow->protocol) == ends->protocol && READ_ONCE(flow->channel) == channel)
+		return channel;
+	return 0;
+}
+
+/* Channel of an exact entry, or 0. */
+GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
+{
+	if (!application || !control || !ends)
+		return 0;
+	__u64 hash = flow_hash(control, ends);
+	__u64 tag = flow_tag(hash);
+	for (int choice = 0; choice < 2; choice++) {
+		/* Two buckets to choose from: the table fills to seven tenths before
+		 * a flow finds no place, where one would overflow at a tenth. */
+		__u64 bucket = (choice ? hash >> 32 : hash) & (TW_FLOW_BUCKETS - 1);
+		/* The lowest set bit marks the first tag that is the same; those
+		 * above may be false, as any tag may: the flow itself decides. */
+		__u64 differs = READ_ONCE(*(const __u64 *)application->tags[bucket]) ^ tag * EACH_BYTE;
+		if (!((differs - EACH_BYTE) & ~differs & EACH_BYTE << 7))
+			continue;
+		for (int way = 0; way < TW_FLOW_WAYS; way++) {
+			if (READ_ONCE(application->tags[bucket][way]) != tag)
+				continue;
+			__u32 channel = same_flow(&application->flows[bucket][way], ends);
+			if (channel)
+				return channel;
+		}
+	}
+	return 0;
+}
+
+/* Channel of a listener on the local address, or 0. */
+GLOBAL __u32 find_local(struct tw_application *application, struct tw_control *control, struct ends *ends)
+{
+	if (!application || !control || !ends)
+		return 0;
+	struct ends listening = *ends;
+	listening.remote[0] = 0;
+	listening.remote[1] = 0;
+	listening.remote_port = 0;
+	return find_flow(application, control, &listening);
+}
+
+/* Channel of a port's listener: on the local address, then on any; 0: none. */
+INLINE __u32 listener_channel(struct tw_application *application, struct tw_control *control, struct ends *ends,
+			      const struct tw_listener *listener)
+{
+	if (READ_ONCE(listener->flags) & TW_LISTEN_LOCAL) {
+		__u32 channel = find_local(application, control, ends);
+		if (channel)
+			return channel;
+	}
+	return ends->version == 4 ? READ_ONCE(listener->channel[0]) : READ_ONCE(listener->channel[1]);
+}
+
+/* Channel of the flow that an ICMP error quotes: exact, then the listener's,
+ * but for a strict port; 0: none. */
+GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			    __u64 place)
+{
+	struct ends ends = {};
+	if (!application || !control || !quoted_ends(ctx, &ends, place))
+		return 0;
+	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
+	__u32 flags = READ_ONCE(listener->flags);
+	if (flags & TW_LISTEN_CONNECTED) {
+		__u32 channel = find_flow(application, control, &ends);
+		if (channel)
+			return channel;
+	}
+	return flags & TW_LISTEN_TCP_STRICT ? 0 : listener_channel(application, control, &ends, listener);
+}
+
+#endif

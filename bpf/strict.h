@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * TCP ports of which every connection is in the flow table: what belongs to none
+ * must be a SYN or carry a valid cookie.
+ */
+#ifndef TIDEWALL_STRICT_H
+#define TIDEWALL_STRICT_H
+
+#include "cookie.h"
+#include "flows.h"
+#include "headers.h"
+
+/* What flow_channel() says besides a channel, whose index is then 0. */
+#define ANSWERED (1ULL << 32)       /* the frame is now the answer */
+#define REFUSED (1ULL << 33)        /* of no connection: the kernel's listening socket resets it */
+#define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
+#define COOKIE_VALID (1ULL << 35)
+#define COOKIE_FAILED (1ULL << 36)
+
+/* Channel of a segment at a strict TCP port that is of no known flow. */
+GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			    struct ends *ends, __u64 place)
+{
+	if (!application || !control || !ends)
+		return IGNORED;
+	const struct tw_listener *listener = &application->listeners[port_index(TCP, ends->local_port)];
+	__u32 flags = READ_ONCE(listener->flags);
+	const __u8 *header = (const __u8 *)(long)ctx->data + (place & FRAME_MASK);
+	if (header + TCP_HEADER > (const __u8 *)(long)ctx->data_end)
+		return IGNORED;
+	__u8 control_bits = header[13] & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+	if (control_bits == TCP_SYN) {
+		__u32 channel = listener_channel(application, control, ends, listener);
+		if (channel && flags & TW_LISTEN_COOKIES && answer_with_cookie(ctx, application, ends, place, flags))
+			return ANSWERED;
+		return channel;
+	}
+	/* To anything else a listening socket says nothing (RFC 9293 section 3.10.7.2). */
+	if ((control_bits & (TCP_RST | TCP_ACK)) != TCP_ACK)
+		return IGNORED;
+	if (!(flags & TW_LISTEN_COOKIES_VALID) || control_bits & TCP_SYN)
+		return REFUSED;
+	__u32 sequence = htonl(*(__u32 *)(header + 4)), acknowledgment = htonl(*(__u32 *)(header + 8));
+	__u32 payload = PLACE_TRANSPORT(place) + (header[12] >> 4) * 4 < PLACE_END(place);
+	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment)) {
+		__u32 channel = listener_channel(application, control, ends, listener);
+		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
+	}
+	/* Data may overtake the application, which has yet to enter the flow of
+	 * the cookie before it: its sender will repeat it. */
+	return COOKIE_FAILED | (payload || control_bits & TCP_FIN ? IGNORED : REFUSED);
+}
+
+/* Channel of a frame for a port with more than listeners on any address: exact
+ * flow, then what a strict port makes of it, or the listener's; 0: none. */
+GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+			  __u64 place)
+{
+	struct ends ends;
+	if (!application || !control || !frame_ends(ctx, &ends, place))
+		return 0;
+	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
+	__u32 flags = READ_ONCE(listener->flags);
+	if (flags & TW_LISTEN_CONNECTED) {
+		__u32 channel = find_flow(application, control, &ends);
+		if (channel)
+			return channel;
+	}
+	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, control, &ends, place) :
+					      listener_channel(application, control, &ends, listener);
+}
+
+#endif
