@@ -29,7 +29,7 @@ use crate::host::Interface;
 use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
-use crate::snapshot::{Causes, StackSnapshot};
+use crate::snapshot::{Causes, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::frames::COMMONS_CHANNEL;
 use crate::trace::TraceLog;
@@ -291,6 +291,7 @@ pub(crate) struct Core {
     pub(crate) origin: Instant,
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
+    pub(crate) device_snapshot: Option<DeviceSnapshot>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -478,6 +479,7 @@ impl Stack {
                 turns: Turns::default(),
             });
         }
+        let number_of_queues = handles.len() as u32;
         tables.set_fragment_channel(fragment_id);
         let tcp = Tcp::new(&handles, helper)?;
         let core = Arc::new(Core {
@@ -517,6 +519,9 @@ impl Stack {
                 .checked_sub(clock())
                 .unwrap_or_else(Instant::now),
             clock,
+            device_snapshot: device
+                .as_ref()
+                .map(|device| DeviceSnapshot::of(device, number_of_queues)),
             device: device.map(Mutex::new),
             warnings: parts.warnings,
         });
