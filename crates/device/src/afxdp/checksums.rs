@@ -22,6 +22,7 @@ use std::time::Duration;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::socket::TransmitHalf;
+use super::transmit_queue_count;
 use crate::ethtool;
 use crate::frame::Frame;
 use crate::netdev::{Netdev, XSK_TX_CHECKSUM};
@@ -105,8 +106,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// Finds out for a queue, before anything else is sent on it. `frames` are those
 /// that are free.
 pub(super) fn find_out(
-    interface: &str,
-    index: u32,
+    (interface, index, queue): (&str, u32, u32),
     registered: bool,
     zero_copy: bool,
     transmit: &mut TransmitHalf,
@@ -117,14 +117,23 @@ pub(super) fn find_out(
         features.is_ok_and(|features| features & XSK_TX_CHECKSUM != 0)
     };
     decide(registered, zero_copy, announced, || {
-        test(interface, transmit, frames).unwrap_or(Test::NotSent)
+        test(interface, queue, transmit, frames).unwrap_or(Test::NotSent)
     })
 }
 
 /// Sends a frame to the interface's own address and looks what the kernel made
 /// of its metadata. The frame comes back as any does: here, or by a later
 /// reclaim if it takes long.
-fn test(interface: &str, transmit: &mut TransmitHalf, frames: &mut Vec<Frame>) -> io::Result<Test> {
+fn test(
+    interface: &str,
+    queue: u32,
+    transmit: &mut TransmitHalf,
+    frames: &mut Vec<Frame>,
+) -> io::Result<Test> {
+    if transmit_queue_count(interface).is_some_and(|count| queue >= count) {
+        // The kernel would leave the frame in the ring.
+        return Ok(Test::NotSent);
+    }
     let address = std::fs::read_to_string(format!("/sys/class/net/{interface}/address"))?;
     let content = content(&ethtool::driver(interface).unwrap_or_default(), &address)
         .ok_or(io::ErrorKind::InvalidData)?;

@@ -91,10 +91,11 @@ pub struct AfXdp {
     pub mode: XdpMode,
     /// True when the driver moves frames without copying.
     pub zero_copy: bool,
-    /// Transmit queues of the interface.
+    /// Transmit queues of the interface, 0 where that is not known. What is put
+    /// into the ring of a queue beyond them never leaves.
     pub transmit_queues: u32,
-    /// Who computes the checksums of what is sent. Where queues differ, that of
-    /// the first on which the device does not.
+    /// Who computes the checksums of what is sent. Where queues that transmit
+    /// differ, that of the first on which the device does not.
     pub checksums: Checksums,
     /// True when frames may carry checksums that a sender on this host left to
     /// its (virtual) device.
@@ -131,20 +132,18 @@ impl AfXdp {
         } else {
             config.queues
         };
-        if queues > QUEUES as u32 || present.is_some_and(|present| queues != present) {
-            let name = &config.interface;
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "{name} has {} receive queues, {queues} asked for; all must be taken, \
-                     and at most {QUEUES} can be (see: ethtool -L {name} combined {QUEUES})",
-                    present.unwrap_or(0),
-                ),
-            ));
-        }
+        check_queues(&config.interface, present, queues)?;
         let interface = syscall::interface_index(&config.interface)?;
         let mut program = Program::load()?;
         program.attach(&config.interface)?;
+        // virtio-net then receives on a queue more for each processor, where it
+        // can have them.
+        let queues = match queue_count(&config.interface) {
+            Some(now) if present.is_some_and(|before| now > before) => now,
+            _ => queues,
+        };
+        check_queues(&config.interface, None, queues)?;
+        let transmit_queues = transmit_queue_count(&config.interface).unwrap_or(0);
         let tables = program.tables();
         let mut warnings = Vec::new();
         // Before memory and rings are mapped: its image of us is small then.
@@ -168,7 +167,8 @@ impl AfXdp {
             let opened = socket::open(interface, queue, config, &tables, timer.clone())?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
-            if checksums.is_none_or(Checksums::by_device) {
+            let sends = transmit_queues == 0 || queue < transmit_queues;
+            if sends && checksums.is_none_or(Checksums::by_device) {
                 checksums = Some(opened.checksums());
             }
             opened_queues.push(opened.into_queue());
@@ -179,7 +179,7 @@ impl AfXdp {
             driver: ethtool::driver(&config.interface).unwrap_or_default(),
             mode: XdpMode::Native,
             zero_copy,
-            transmit_queues: transmit_queue_count(&config.interface).unwrap_or(0),
+            transmit_queues,
             checksums: checksums.unwrap_or(Checksums::NoMetadata),
             checksum_offload_possible: !is_physical(&config.interface),
             warnings,
@@ -226,6 +226,22 @@ impl AfXdp {
     pub fn tables(&self) -> Arc<Tables> {
         self.program.tables()
     }
+}
+
+/// Refuses a number of queues that is not the device's (`present`, where known)
+/// or too large.
+fn check_queues(name: &str, present: Option<u32>, queues: u32) -> io::Result<()> {
+    if queues <= QUEUES as u32 && present.is_none_or(|present| queues == present) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "{name} has {} receive queues, {queues} asked for; all must be taken, \
+             and at most {QUEUES} can be (see: ethtool -L {name} combined {QUEUES})",
+            present.unwrap_or(queues),
+        ),
+    ))
 }
 
 /// Makes the device wait for the receiver's poll: the interrupt is deferred

@@ -149,8 +149,7 @@ fn bind(
     };
     let mut frames = (0..frames).map(|index| Frame::new(index, 0, 0)).collect();
     transmit.checksums = checksums::find_out(
-        interface,
-        index,
+        (interface, index, queue),
         tx_metadata,
         zero_copy,
         &mut transmit,
