@@ -138,11 +138,9 @@ fn loaded(result: io::Result<Duration>) -> Finding {
     };
     match error.get_ref().and_then(|error| error.downcast_ref()) {
         Some(Refused { cause, log, cure }) => {
-            let mut text = cause.clone();
-            for line in log {
-                text.push_str(" | ");
-                text.push_str(line);
-            }
+            // The complaint; starting a service shows what led to it.
+            let last = log.last().map(|line| format!(": {line}"));
+            let text = format!("{cause}{}", last.unwrap_or_default());
             Finding::problem(CHECK, text, cure)
         }
         None => Finding {
@@ -275,14 +273,16 @@ mod tests {
         );
         let refused = Refused {
             cause: "the verifier refused it".to_owned(),
-            log: vec!["R3 unbounded memory access".to_owned()],
+            log: ["5: (61) r2 = r3", "R3 unbounded memory access"]
+                .map(str::to_owned)
+                .into(),
             cure: "report it".to_owned(),
         };
         let finding = loaded(Err(io::Error::new(io::ErrorKind::Unsupported, refused)));
         assert_eq!(finding.severity, Severity::Problem);
         assert_eq!(
             finding.text,
-            "the verifier refused it | R3 unbounded memory access"
+            "the verifier refused it: R3 unbounded memory access"
         );
         assert_eq!(finding.mend.as_deref(), Some("report it"));
         let finding = loaded(Err(io::ErrorKind::OutOfMemory.into()));
