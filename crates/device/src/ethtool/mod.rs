@@ -214,6 +214,14 @@ mod tests {
     }
 
     #[test]
+    fn a_device_without_a_driver_says_so() {
+        let kind = |interface: &str| driver(interface).unwrap_err().kind();
+        assert_eq!(kind("lo"), io::ErrorKind::Unsupported);
+        assert_eq!(kind("tw-none-such"), io::ErrorKind::NotFound);
+        assert_eq!(kind("a/b"), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
     fn a_missing_program_is_said_and_registers_nothing() {
         assert_eq!(find_program(&["/proc/self", "/nonexistent"]), None);
         let rescue = Rescue {
