@@ -5,7 +5,8 @@
 //! and its tables ([`demux`]), and the devices: [`afxdp`] (an AF_XDP queue of
 //! a Linux interface), [`tap`] (the far end of a Linux interface, for 64 KiB
 //! segments) and [`memory`] (a link inside one process). What a real card lets
-//! its host decide, put back afterwards: [`ethtool`].
+//! its host decide, put back afterwards: [`ethtool`]; what its driver tells of
+//! itself: [`netdev`]; what the kernel wants of a process: [`capabilities`].
 //! Does not live here: channels, protocols, sockets, policy.
 //!
 //! Read first: Documentation/networking/af_xdp.rst and napi.rst in the Linux
@@ -18,10 +19,12 @@
 #![deny(unsafe_code)]
 
 pub mod afxdp;
+pub mod capabilities;
 pub mod demux;
 pub mod ethtool;
 pub mod frame;
 pub mod memory;
+pub mod netdev;
 pub mod queue;
 #[allow(unsafe_code)]
 pub(crate) mod raw;

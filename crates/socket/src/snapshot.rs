@@ -2,9 +2,11 @@
 //! cause and by the place where it happened.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
+use tidewall_device::afxdp::AfXdp;
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
 use tidewall_protocol::Drop as Cause;
 use tidewall_protocol::tcp::State;
@@ -72,6 +74,9 @@ pub struct StackSnapshot {
     pub interface: String,
     /// Its architecture's name.
     pub architecture: String,
+    /// Its device, where that is an interface it has taken over.
+    #[serde(default)]
+    pub device: Option<DeviceSnapshot>,
     /// Microseconds since it started.
     pub microseconds: u64,
     /// One entry a queue.
@@ -97,6 +102,60 @@ pub struct StackSnapshot {
     pub strays: u64,
 }
 
+/// The device of an embedded stack, as it was opened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceSnapshot {
+    /// Name of its driver; empty where that does not tell.
+    pub driver: String,
+    /// Where the driver program runs: `native`.
+    pub xdp: String,
+    /// True when frames are moved without copying.
+    pub zero_copy: bool,
+    /// Receive queues, all of which the stack has.
+    pub receive_queues: u32,
+    /// Transmit queues.
+    pub transmit_queues: u32,
+    /// Who computes the checksums of long frames that are sent, and why, in
+    /// words.
+    pub checksums: String,
+}
+
+impl DeviceSnapshot {
+    /// Of an open device with so many receive queues.
+    pub(crate) fn of(device: &AfXdp, receive_queues: u32) -> Self {
+        DeviceSnapshot {
+            driver: device.driver.clone(),
+            xdp: device.mode.name().to_owned(),
+            zero_copy: device.zero_copy,
+            receive_queues,
+            transmit_queues: device.transmit_queues,
+            checksums: device.checksums.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSnapshot {
+    /// As `virtio_net, native XDP, copy mode, 2 receive and 2 transmit queues,
+    /// checksums in software (…)`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let driver = match self.driver.as_str() {
+            "" => "unknown driver",
+            driver => driver,
+        };
+        let mode = if self.zero_copy {
+            "zero-copy"
+        } else {
+            "copy mode"
+        };
+        let plural = if self.transmit_queues == 1 { "" } else { "s" };
+        write!(
+            formatter,
+            "{driver}, {} XDP, {mode}, {} receive and {} transmit queue{plural}, checksums {}",
+            self.xdp, self.receive_queues, self.transmit_queues, self.checksums
+        )
+    }
+}
+
 /// One queue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueSnapshot {
@@ -116,6 +175,9 @@ pub struct QueueSnapshot {
     pub empty_rounds: u64,
     /// Frames sent, and those refused for want of a free frame.
     pub transmitted: u64,
+    /// Of the frames sent, those whose checksum the device computes.
+    #[serde(default)]
+    pub checksums_by_device: u64,
     /// Sends refused for want of a free frame.
     pub no_transmit_frame: u64,
     /// Drops of a host architecture's threads by cause; only those that are not
@@ -300,12 +362,20 @@ fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
 }
 
 impl StackSnapshot {
+    /// Owned frames that went through the kernel because the device gives no
+    /// room for metadata: received all the same, but at the kernel's cost and
+    /// without early discard.
+    pub fn no_metadata(&self) -> u64 {
+        let count = |queue: &QueueSnapshot| queue.driver.get(Counter::NoMetadata.name()).copied();
+        self.queues.iter().filter_map(count).sum()
+    }
+
     pub(crate) fn take(core: &Core) -> Self {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let queues = core.queues.iter().map(|queue| {
             let number = queue.shared.queue();
             let counters = queue.shared.counters();
-            let (transmitted, no_transmit_frame) = lock(&queue.transmitter).counts();
+            let sent = lock(&queue.transmitter).counts();
             QueueSnapshot {
                 driver: Counter::ALL
                     .iter()
@@ -329,8 +399,9 @@ impl StackSnapshot {
                 lost_in_ring: read(&counters.lost_in_ring),
                 rounds: read(&counters.rounds),
                 empty_rounds: read(&counters.empty_rounds),
-                transmitted,
-                no_transmit_frame,
+                transmitted: sent.sent,
+                checksums_by_device: sent.offloaded,
+                no_transmit_frame: sent.no_frame,
                 host: host_drops(core, number),
                 control: ControlSnapshot::of(&queue.shared),
             }
@@ -388,6 +459,7 @@ impl StackSnapshot {
             process: std::process::id(),
             interface: core.name.clone(),
             architecture: core.architecture.name().to_owned(),
+            device: core.device_snapshot.clone(),
             microseconds: core.age().as_micros() as u64,
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),

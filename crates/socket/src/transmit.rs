@@ -37,7 +37,20 @@ pub(crate) struct Transmitter {
     mac: MacAddress,
     mtu: usize,
     sent: Arc<AtomicU64>,
+    /// Of them, those whose checksum was left to the device.
+    offloaded: u64,
     no_frame: u64,
+}
+
+/// What a [`Transmitter`] has done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// Frames sent.
+    pub(crate) sent: u64,
+    /// Of them, those whose checksum was left to the device.
+    pub(crate) offloaded: u64,
+    /// Sends refused for want of a frame.
+    pub(crate) no_frame: u64,
 }
 
 impl Transmitter {
@@ -57,13 +70,18 @@ impl Transmitter {
             mac,
             mtu,
             sent: Arc::default(),
+            offloaded: 0,
             no_frame: 0,
         }
     }
 
-    /// Datagrams sent, and those refused for want of a frame.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.sent.load(Ordering::Relaxed), self.no_frame)
+    /// What was done so far.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            sent: self.sent.load(Ordering::Relaxed),
+            offloaded: self.offloaded,
+            no_frame: self.no_frame,
+        }
     }
 
     /// Datagrams sent, for those who watch without the lock.
@@ -180,9 +198,11 @@ impl Transmitter {
         };
         if outgoing.payload_len() > usize::from(outgoing.segment_size) {
             let size = outgoing.segment_size;
-            return self.give(frame, |device, frame| {
+            self.give(frame, |device, frame| {
                 device.transmit_segments(frame, offload, size)
-            });
+            })?;
+            self.offloaded += 1;
+            return Ok(());
         }
         self.send(frame, offloaded.then_some(offload))
     }
@@ -199,7 +219,9 @@ impl Transmitter {
     }
 
     fn send(&mut self, frame: Frame, offload: Option<Offload>) -> io::Result<()> {
-        self.give(frame, |device, frame| device.transmit(frame, offload))
+        self.give(frame, |device, frame| device.transmit(frame, offload))?;
+        self.offloaded += u64::from(offload.is_some());
+        Ok(())
     }
 
     fn give(

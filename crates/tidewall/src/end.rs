@@ -51,10 +51,14 @@ impl Failure {
     }
 
     /// An error of the operating system while doing `what`: exit code 2 when
-    /// the arguments or missing privileges are to blame, else 1.
+    /// the arguments, missing privileges or what the system lacks are to blame,
+    /// else 1.
     pub fn io(what: &str, error: &io::Error) -> Self {
-        use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
-        let blame = matches!(error.kind(), InvalidInput | NotFound | PermissionDenied);
+        use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
+        let blame = matches!(
+            error.kind(),
+            InvalidInput | NotFound | PermissionDenied | Unsupported
+        );
         let cure = match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
                 "\n  run it as root, or see: tidewall doctor (capabilities)"

@@ -406,10 +406,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
             for warning in stack.warnings() {
                 eprintln!("tidewall: warning: {warning}");
             }
-            let queues = stack.snapshot().queues.len();
+            let device = stack.snapshot().device;
             let what = format!(
-                "Tidewall ({architecture}), interface {interface}, {queues} queue{}{}",
-                if queues == 1 { "" } else { "s" },
+                "Tidewall ({architecture}), interface {interface}{}{}",
+                device.map_or_else(String::new, |device| format!(" ({device})")),
                 class_of(&arguments.classes, job.port())
             );
             if arguments.record.is_some() {

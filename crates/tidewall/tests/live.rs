@@ -45,6 +45,13 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (ni-lrp)"),
         "{first}"
     );
+    // Device, mode, queues, and who makes checksums.
+    let device = "veth, native XDP, copy mode, 1 receive and 1 transmit queue, \
+                  checksums by the device (proven at start)";
+    assert!(
+        first.contains(&format!("interface {} ({device})", bed.interface)),
+        "{first}"
+    );
     let process = service.id();
     let mut blast = Bed::command(
         &bed.client,
@@ -67,6 +74,9 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     let stat = json(&tidewall(&["stat", &process, "--json"]));
     let stack = &stat["stacks"][0];
     assert_eq!(stack["now"]["interface"], bed.interface.as_str());
+    let json_device = &stack["now"]["device"];
+    assert_eq!(json_device["driver"], "veth");
+    assert_eq!(json_device["zero_copy"], false);
     let received = |which: &str| stack[which]["sockets"][0]["received"].as_u64().unwrap();
     let gained = received("now") - received("before");
     assert!(
@@ -75,7 +85,7 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     );
     let text = String::from_utf8(tidewall(&["stat", &process]).stdout).unwrap();
     assert!(
-        text.contains("0.0.0.0:7") && text.contains("driver: channel"),
+        text.contains("0.0.0.0:7") && text.contains("driver: channel") && text.contains(device),
         "{text}"
     );
 
@@ -135,6 +145,7 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     ] {
         assert_eq!(of(check)["severity"], "ok", "{}", of(check));
     }
+    assert_eq!(of("device")["text"], device);
     // One queue, or two that only the sender can choose between.
     assert_ne!(of("flow steering")["severity"], "problem");
     drop(blast);

@@ -19,15 +19,17 @@ use std::time::Duration;
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
-use crate::ethtool::{Coalescing, Filters, Flow, Steering};
+use crate::ethtool::{self, Coalescing, Filters, Flow, Steering};
 use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
 
+mod checksums;
 mod napi;
 pub mod program;
 mod socket;
 
+pub use checksums::Checksums;
 pub use program::Program;
 pub use socket::open_transmitter;
 
@@ -60,14 +62,41 @@ impl Config {
     }
 }
 
+/// Where in the kernel the driver program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XdpMode {
+    /// In the driver, before the kernel has made a buffer of the frame.
+    Native,
+}
+
+impl XdpMode {
+    /// Name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            XdpMode::Native => "native",
+        }
+    }
+}
+
 /// An open device: the driver program, its tables and one [`Queue`] a queue.
 pub struct AfXdp {
     /// Queues, in order. Take them; the rest of the struct keeps them working.
     pub queues: Vec<Queue>,
     /// The program; dropping it detaches.
     pub program: Program,
+    /// Name of the interface's driver; empty where it does not tell.
+    pub driver: String,
+    /// Where the program runs.
+    pub mode: XdpMode,
     /// True when the driver moves frames without copying.
     pub zero_copy: bool,
+    /// Transmit queues of the interface, 0 where that is not known. What is put
+    /// into the ring of a queue beyond them never leaves.
+    pub transmit_queues: u32,
+    /// Who computes the checksums of what is sent. Where queues that transmit
+    /// differ, that of the first on which the device does not.
+    pub checksums: Checksums,
     /// True when frames may carry checksums that a sender on this host left to
     /// its (virtual) device.
     pub checksum_offload_possible: bool,
@@ -103,20 +132,18 @@ impl AfXdp {
         } else {
             config.queues
         };
-        if queues > QUEUES as u32 || present.is_some_and(|present| queues != present) {
-            let name = &config.interface;
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "{name} has {} receive queues, {queues} asked for; all must be taken, \
-                     and at most {QUEUES} can be (see: ethtool -L {name} combined {QUEUES})",
-                    present.unwrap_or(0),
-                ),
-            ));
-        }
+        check_queues(&config.interface, present, queues)?;
         let interface = syscall::interface_index(&config.interface)?;
         let mut program = Program::load()?;
         program.attach(&config.interface)?;
+        // virtio-net then receives on a queue more for each processor, where it
+        // can have them.
+        let queues = match queue_count(&config.interface) {
+            Some(now) if present.is_some_and(|before| now > before) => now,
+            _ => queues,
+        };
+        check_queues(&config.interface, None, queues)?;
+        let transmit_queues = transmit_queue_count(&config.interface).unwrap_or(0);
         let tables = program.tables();
         let mut warnings = Vec::new();
         // Before memory and rings are mapped: its image of us is small then.
@@ -135,16 +162,25 @@ impl AfXdp {
         };
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
+        let mut checksums = None;
         for queue in 0..queues {
             let opened = socket::open(interface, queue, config, &tables, timer.clone())?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
+            let sends = transmit_queues == 0 || queue < transmit_queues;
+            if sends && checksums.is_none_or(Checksums::by_device) {
+                checksums = Some(opened.checksums());
+            }
             opened_queues.push(opened.into_queue());
         }
         Ok(AfXdp {
             queues: opened_queues,
             program,
+            driver: ethtool::driver(&config.interface).unwrap_or_default(),
+            mode: XdpMode::Native,
             zero_copy,
+            transmit_queues,
+            checksums: checksums.unwrap_or(Checksums::NoMetadata),
             checksum_offload_possible: !is_physical(&config.interface),
             warnings,
             interface: config.interface.clone(),
@@ -190,6 +226,22 @@ impl AfXdp {
     pub fn tables(&self) -> Arc<Tables> {
         self.program.tables()
     }
+}
+
+/// Refuses a number of queues that is not the device's (`present`, where known)
+/// or too large.
+fn check_queues(name: &str, present: Option<u32>, queues: u32) -> io::Result<()> {
+    if queues <= QUEUES as u32 && present.is_none_or(|present| queues == present) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "{name} has {} receive queues, {queues} asked for; all must be taken, \
+             and at most {QUEUES} can be (see: ethtool -L {name} combined {QUEUES})",
+            present.unwrap_or(queues),
+        ),
+    ))
 }
 
 /// Makes the device wait for the receiver's poll: the interrupt is deferred
@@ -285,10 +337,19 @@ impl FlushTimer {
 
 /// Receive queues of an interface, `None` where sysfs does not tell.
 pub fn queue_count(interface: &str) -> Option<u32> {
+    queues_named(interface, "rx-")
+}
+
+/// Transmit queues of an interface, `None` where sysfs does not tell.
+pub fn transmit_queue_count(interface: &str) -> Option<u32> {
+    queues_named(interface, "tx-")
+}
+
+fn queues_named(interface: &str, prefix: &str) -> Option<u32> {
     let entries = std::fs::read_dir(format!("/sys/class/net/{interface}/queues")).ok()?;
     let count = entries
         .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-"))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
         .count();
     u32::try_from(count).ok().filter(|&count| count > 0)
 }

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::checksums::{self, Checksums};
 use super::napi::Napi;
 use super::{Config, FlushTimer};
+use crate::capabilities;
 use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
@@ -20,6 +22,7 @@ const TRANSMIT_RING: u32 = 2048;
 const TX_METADATA_LENGTH: u32 = 16;
 const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 const XDP_TX_METADATA: u32 = 1 << 1;
+const XDP_TXMD_FLAGS_TIMESTAMP: u64 = 1 << 0;
 const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
 /// A queue stays busy for some tens of milliseconds after its last owner is
 /// gone, while the kernel tears the old socket down.
@@ -30,6 +33,7 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Opened {
     fd: Arc<OwnedFd>,
     zero_copy: bool,
+    checksums: Checksums,
     queue: Queue,
 }
 
@@ -42,6 +46,10 @@ impl Opened {
         self.zero_copy
     }
 
+    pub(super) fn checksums(&self) -> Checksums {
+        self.checksums
+    }
+
     pub(super) fn into_queue(self) -> Queue {
         self.queue
     }
@@ -52,18 +60,54 @@ struct Bound {
     fd: Arc<OwnedFd>,
     memory: FrameMemory,
     fill: Ring<u64>,
-    completions: Ring<u64>,
     receive: Option<Ring<libc::xdp_desc>>,
-    transmit: Ring<libc::xdp_desc>,
+    transmit: TransmitHalf,
     zero_copy: bool,
-    tx_metadata: bool,
+    /// Those that are with nobody.
+    frames: Vec<Frame>,
 }
 
-fn bind(interface: u32, queue: u32, frames: u32, receive_ring: Option<u32>) -> io::Result<Bound> {
+/// What the kernel refused of a queue, and the cure.
+fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Error {
+    let cure = match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            let (cause, cure) =
+                capabilities::refusal(&[capabilities::NET_RAW, capabilities::NET_ADMIN]);
+            format!("; {cause}: {cure}")
+        }
+        Some(libc::ENOBUFS | libc::ENOMEM) => {
+            "; too little memory may be locked: ulimit -l unlimited, or see: tidewall doctor"
+                .to_owned()
+        }
+        Some(libc::EBUSY) => {
+            "; another AF_XDP socket holds the queue (see: ss --xdp --processes)".to_owned()
+        }
+        Some(libc::ENETDOWN) => format!("; ip link set dev {interface} up"),
+        Some(libc::EAFNOSUPPORT) => {
+            "; this kernel is built without AF_XDP (CONFIG_XDP_SOCKETS)".to_owned()
+        }
+        _ => String::new(),
+    };
+    io::Error::new(
+        error.kind(),
+        format!("queue {queue} of {interface}: cannot {what}: {error}{cure}"),
+    )
+}
+
+fn bind(
+    interface: &str,
+    index: u32,
+    queue: u32,
+    frames: u32,
+    receive_ring: Option<u32>,
+) -> io::Result<Bound> {
+    let refused =
+        |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
     let memory = FrameMemory::new(frames)?;
-    let fd = Arc::new(syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0)?);
+    let socket = syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
+    let fd = Arc::new(socket.map_err(refused("open an AF_XDP socket"))?);
     let xdp = |name, value: &u32| syscall::set_option(fd.as_fd(), libc::SOL_XDP, name, value);
-    let tx_metadata = register(fd.as_fd(), &memory)?;
+    let tx_metadata = register(fd.as_fd(), &memory).map_err(refused("register frame memory"))?;
     xdp(libc::XDP_UMEM_FILL_RING, &frames)?;
     xdp(libc::XDP_UMEM_COMPLETION_RING, &TRANSMIT_RING)?;
     if let Some(entries) = receive_ring {
@@ -92,19 +136,33 @@ fn bind(interface: u32, queue: u32, frames: u32, receive_ring: Option<u32>) -> i
         TRANSMIT_RING,
         libc::XDP_PGOFF_TX_RING,
     )?;
-    bind_retrying(fd.as_fd(), interface, queue)?;
+    bind_retrying(fd.as_fd(), index, queue).map_err(refused("bind an AF_XDP socket"))?;
     let options: u32 =
         syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
     let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
+    let mut transmit = TransmitHalf {
+        fd: fd.clone(),
+        memory: memory.clone(),
+        transmit,
+        completions,
+        checksums: Checksums::NoMetadata,
+    };
+    let mut frames = (0..frames).map(|index| Frame::new(index, 0, 0)).collect();
+    transmit.checksums = checksums::find_out(
+        (interface, index, queue),
+        tx_metadata,
+        zero_copy,
+        &mut transmit,
+        &mut frames,
+    );
     Ok(Bound {
         fd,
         memory,
         fill,
-        completions,
         receive,
         transmit,
         zero_copy,
-        tx_metadata,
+        frames,
     })
 }
 
@@ -142,31 +200,33 @@ fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32) -> io::Result<(
     }
 }
 
-fn tokens(frames: u32) -> Vec<Frame> {
-    (0..frames).map(|index| Frame::new(index, 0, 0)).collect()
-}
-
 /// Opens a queue for receiving and transmitting.
 pub(super) fn open(
-    interface: u32,
+    index: u32,
     queue: u32,
     config: &Config,
     tables: &Arc<Tables>,
     timer: Option<FlushTimer>,
 ) -> io::Result<Opened> {
-    let bound = bind(interface, queue, config.frames, Some(config.receive_ring))?;
     let Bound {
         fd,
         memory,
         fill,
-        completions,
         receive,
         transmit,
         zero_copy,
-        tx_metadata,
-    } = bound;
+        frames,
+    } = bind(
+        &config.interface,
+        index,
+        queue,
+        config.frames,
+        Some(config.receive_ring),
+    )?;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
-    let napi = Napi::new(tables.clone(), queue)?;
+    let napi = Napi::new(tables.clone(), queue)
+        .map_err(|error| refused(&config.interface, queue, "prefer busy polling", &error))?;
+    let checksums = transmit.checksums;
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
@@ -178,19 +238,14 @@ pub(super) fn open(
             napi,
             timer,
         }),
-        transmit: Box::new(TransmitHalf {
-            fd: fd.clone(),
-            memory: memory.clone(),
-            transmit,
-            completions,
-            tx_metadata,
-        }),
-        frames: tokens(memory.frames()),
+        transmit: Box::new(transmit),
+        frames,
         memory,
     };
     Ok(Opened {
         fd,
         zero_copy,
+        checksums,
         queue,
     })
 }
@@ -199,30 +254,16 @@ pub(super) fn open(
 /// privilege beyond CAP_NET_RAW. For load generators.
 ///
 /// # Errors
-/// ENODEV, EPERM, EBUSY when another socket holds the queue, and what the
-/// kernel reports otherwise.
+/// ENODEV; as kinds of error EPERM, EBUSY when another socket holds the queue,
+/// and what the kernel reports otherwise.
 pub fn open_transmitter(
     interface: &str,
     queue: u32,
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
     let index = syscall::interface_index(interface)?;
-    let Bound {
-        fd,
-        memory,
-        completions,
-        transmit,
-        tx_metadata,
-        ..
-    } = bind(index, queue, frames, None)?;
-    let half = TransmitHalf {
-        fd,
-        memory: memory.clone(),
-        transmit,
-        completions,
-        tx_metadata,
-    };
-    Ok((Box::new(half), memory.clone(), tokens(memory.frames())))
+    let bound = bind(interface, index, queue, frames, None)?;
+    Ok((Box::new(bound.transmit), bound.memory, bound.frames))
 }
 
 struct ReceiveHalf {
@@ -297,31 +338,39 @@ impl Receive for ReceiveHalf {
     }
 }
 
-struct TransmitHalf {
+pub(super) struct TransmitHalf {
     fd: Arc<OwnedFd>,
     memory: FrameMemory,
     transmit: Ring<libc::xdp_desc>,
     completions: Ring<u64>,
-    tx_metadata: bool,
+    checksums: Checksums,
 }
 
-impl Transmit for TransmitHalf {
-    fn transmit(&mut self, mut frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
+/// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the
+/// time of transmission where that was asked for.
+type Request = [u8; TX_METADATA_LENGTH as usize];
+
+/// Where in a [`Request`] that time is written, after the flags.
+const TIME_AT: usize = 8;
+
+fn request(flags: u64, checksum_start: u16, checksum_offset: u16) -> Request {
+    let mut request = [0; TX_METADATA_LENGTH as usize];
+    request[..8].copy_from_slice(&flags.to_ne_bytes());
+    request[8..10].copy_from_slice(&checksum_start.to_ne_bytes());
+    request[10..12].copy_from_slice(&checksum_offset.to_ne_bytes());
+    request
+}
+
+impl TransmitHalf {
+    fn push(&mut self, mut frame: Frame, request: Option<Request>) -> Result<(), Frame> {
         if self.transmit.room(1) == 0 {
             return Err(frame);
         }
         let mut options = 0;
-        if let Some(offload) = offload.filter(|_| self.tx_metadata) {
-            let request = self
-                .memory
-                .below_mut(&mut frame, TX_METADATA_LENGTH as usize);
-            if let Some(request) = request.first_chunk_mut::<{ TX_METADATA_LENGTH as usize }>() {
-                request[..8].copy_from_slice(&XDP_TXMD_FLAGS_CHECKSUM.to_ne_bytes());
-                request[8..10].copy_from_slice(&offload.checksum_start.to_ne_bytes());
-                request[10..12].copy_from_slice(&offload.checksum_offset.to_ne_bytes());
-                request[12..].fill(0);
-                options = XDP_TX_METADATA;
-            }
+        if let Some(request) = request
+            && self.memory.write_below(&mut frame, &request)
+        {
+            options = XDP_TX_METADATA;
         }
         self.transmit.push(libc::xdp_desc {
             addr: u64::from(frame.index()) * FRAME_SIZE as u64 + u64::from(frame.offset()),
@@ -329,6 +378,36 @@ impl Transmit for TransmitHalf {
             options,
         });
         Ok(())
+    }
+
+    /// Queues a frame of these bytes, and asks for the time of its transmission.
+    pub(super) fn transmit_timed(&mut self, mut frame: Frame, content: &[u8]) -> Result<(), Frame> {
+        frame.set_extent(self.headroom(), content.len() as u16);
+        self.memory.packet_mut(&mut frame).copy_from_slice(content);
+        self.push(frame, Some(request(XDP_TXMD_FLAGS_TIMESTAMP, 0, 0)))
+    }
+
+    /// Whether the kernel wrote that time for a frame that has come back.
+    pub(super) fn was_timed(&self, frame: &mut Frame) -> bool {
+        frame.set_extent(self.headroom(), 0);
+        let metadata = self.memory.below(frame, TX_METADATA_LENGTH as usize);
+        let time = metadata.get(TIME_AT..).unwrap_or_default();
+        time.iter().any(|&byte| byte != 0)
+    }
+}
+
+impl Transmit for TransmitHalf {
+    fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
+        let request = offload
+            .filter(|_| self.checksums.by_device())
+            .map(|offload| {
+                request(
+                    XDP_TXMD_FLAGS_CHECKSUM,
+                    offload.checksum_start,
+                    offload.checksum_offset,
+                )
+            });
+        self.push(frame, request)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -367,7 +446,7 @@ impl Transmit for TransmitHalf {
     }
 
     fn checksum_offload(&self) -> bool {
-        self.tx_metadata
+        self.checksums.by_device()
     }
 
     fn headroom(&self) -> u16 {

@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::raw::ethtool::{self as raw, NAME_BYTES};
 use crate::raw::syscall;
@@ -93,6 +93,22 @@ impl Device {
         };
         io::Error::new(kind, text)
     }
+}
+
+/// The name of an interface's driver (`ethtool -i`), such as `virtio_net`.
+///
+/// # Errors
+/// `Unsupported` where there is no driver (the loopback device); `NotFound` for
+/// no such interface; `InvalidInput` for what cannot be an interface name.
+pub fn driver(interface: &str) -> io::Result<String> {
+    let device = Device::open(interface)?;
+    let mut information = layout::DriverInformation::new_zeroed();
+    information.command = raw::GET_DRIVER;
+    device
+        .call(&mut information)
+        .map_err(|error| device.refused("telling its driver (ethtool -i)", "", &error))?;
+    let name = information.driver.split(|&byte| byte == 0).next();
+    Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
 /// An interface name as the kernel takes it.
@@ -195,6 +211,14 @@ mod tests {
             let error = name_bytes(name).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
         }
+    }
+
+    #[test]
+    fn a_device_without_a_driver_says_so() {
+        let kind = |interface: &str| driver(interface).unwrap_err().kind();
+        assert_eq!(kind("lo"), io::ErrorKind::Unsupported);
+        assert_eq!(kind("tw-none-such"), io::ErrorKind::NotFound);
+        assert_eq!(kind("a/b"), io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -9,7 +9,9 @@ const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// Bytes of an interface name, its closing zero included (IFNAMSIZ).
 pub(crate) const NAME_BYTES: usize = 16;
 
-/// ETHTOOL_GCOALESCE of linux/ethtool.h, as all that follow.
+/// ETHTOOL_GDRVINFO of linux/ethtool.h, as all that follow.
+pub(crate) const GET_DRIVER: u32 = 0x03;
+/// ETHTOOL_GCOALESCE.
 pub(crate) const GET_COALESCE: u32 = 0x0e;
 /// ETHTOOL_SCOALESCE.
 pub(crate) const SET_COALESCE: u32 = 0x0f;
@@ -28,6 +30,8 @@ pub(crate) const INSERT_RULE: u32 = 0x32;
 /// ETHTOOL_GCHANNELS.
 pub(crate) const GET_CHANNELS: u32 = 0x3c;
 
+/// Bytes of `struct ethtool_drvinfo`.
+pub(crate) const DRIVER_BYTES: usize = 196;
 /// Bytes of `struct ethtool_coalesce`.
 pub(crate) const COALESCE_BYTES: usize = 92;
 /// Bytes of `struct ethtool_value`.
@@ -46,6 +50,7 @@ pub(crate) const LOCATIONS_AT: usize = 188;
 fn needed(request: &[u8]) -> Option<usize> {
     let command = u32::from_ne_bytes(*request.first_chunk::<4>()?);
     Some(match command {
+        GET_DRIVER => DRIVER_BYTES,
         GET_COALESCE | SET_COALESCE => COALESCE_BYTES,
         GET_FLAGS | SET_FLAGS => VALUE_BYTES,
         GET_CHANNELS => CHANNELS_BYTES,
@@ -120,6 +125,7 @@ mod tests {
                 .kind()
         };
         let invalid = io::ErrorKind::InvalidInput;
+        assert_eq!(kind(GET_DRIVER, DRIVER_BYTES - 1, 0), invalid);
         assert_eq!(kind(GET_COALESCE, COALESCE_BYTES - 1, 0), invalid);
         assert_eq!(kind(GET_CHANNELS, CHANNELS_BYTES - 1, 0), invalid);
         assert_eq!(kind(SET_FLAGS, VALUE_BYTES - 1, 0), invalid);

@@ -35,14 +35,8 @@ impl SkbSender {
             name, spec.queue, FRAMES,
         )
         .map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!(
-                    "no AF_XDP transmission on queue {} of {name}: {error} \
-                         (it needs CAP_NET_RAW; the socket sender needs nothing)",
-                    spec.queue
-                ),
-            )
+            let text = format!("no AF_XDP transmission: {error} (the socket sender needs nothing)");
+            io::Error::new(error.kind(), text)
         })?;
         Self::new(spec, path, transmit, memory, frames)
     }

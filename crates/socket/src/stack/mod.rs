@@ -29,7 +29,7 @@ use crate::host::Interface;
 use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
-use crate::snapshot::{Causes, StackSnapshot};
+use crate::snapshot::{Causes, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::frames::COMMONS_CHANNEL;
 use crate::trace::TraceLog;
@@ -291,6 +291,9 @@ pub(crate) struct Core {
     pub(crate) origin: Instant,
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
+    pub(crate) device_snapshot: Option<DeviceSnapshot>,
+    /// Queues that send: the first so many.
+    transmit_queues: usize,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -478,6 +481,17 @@ impl Stack {
                 turns: Turns::default(),
             });
         }
+        let device_snapshot = device
+            .as_ref()
+            .map(|device| DeviceSnapshot::of(device, handles.len() as u32));
+        // Unknown is as many as receive.
+        let transmit_queues = device_snapshot
+            .as_ref()
+            .map_or(0, |device| device.transmit_queues as usize);
+        let transmit_queues = match transmit_queues {
+            0 => handles.len(),
+            queues => queues.min(handles.len()),
+        };
         tables.set_fragment_channel(fragment_id);
         let tcp = Tcp::new(&handles, helper)?;
         let core = Arc::new(Core {
@@ -517,6 +531,8 @@ impl Stack {
                 .checked_sub(clock())
                 .unwrap_or_else(Instant::now),
             clock,
+            device_snapshot,
+            transmit_queues: transmit_queues.max(1),
             device: device.map(Mutex::new),
             warnings: parts.warnings,
         });
@@ -716,6 +732,18 @@ impl Core {
         source: Option<IpAddr>,
     ) -> crate::routes::Route {
         lock(&self.routes).find(destination.ip(), source, Instant::now())
+    }
+
+    /// The queue that sends what belongs to queue `number`: itself, unless the
+    /// device has fewer queues for transmitting than for receiving. Frames put
+    /// into the ring of another would stay there.
+    pub(crate) fn sending_queue(&self, number: usize) -> Option<(usize, &QueueHandle)> {
+        let number = if number < self.queues.len() {
+            number % self.transmit_queues
+        } else {
+            0
+        };
+        Some((number, self.queues.get(number)?))
     }
 
     /// Number of queues.

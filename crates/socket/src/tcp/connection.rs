@@ -415,8 +415,7 @@ impl ConnectionInner {
         let mut place = None;
         match state.find_neighbour(core, now) {
             Some(neighbour) => {
-                let number = usize::from(state.queue);
-                let queue = core.queues.get(number).or_else(|| core.queues.first())?;
+                let (number, queue) = core.sending_queue(usize::from(state.queue))?;
                 place = Some(number);
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;

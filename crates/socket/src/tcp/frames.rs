@@ -250,12 +250,11 @@ impl Core {
         neighbour: MacAddress,
         queue: usize,
     ) {
-        let Some(place) = self.queues.get(queue).or_else(|| self.queues.first()) else {
+        let Some((queue, place)) = self.sending_queue(queue) else {
             return;
         };
         let _ = lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
-        self.tcp
-            .kick(queue.min(self.queues.len().saturating_sub(1)));
+        self.tcp.kick(queue);
     }
 
     /// Runs the protocol on what waits in the commons.

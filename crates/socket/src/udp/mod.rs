@@ -538,11 +538,9 @@ impl UdpSocket {
     }
 
     fn transmit_queue(&self) -> Option<&crate::stack::QueueHandle> {
-        let queues = &self.stack.core().queues;
         // Answers leave by the queue their questions came in on.
-        queues
-            .get(self.inner.last_queue.load(Ordering::Relaxed))
-            .or_else(|| queues.first())
+        let queue = self.inner.last_queue.load(Ordering::Relaxed);
+        Some(self.stack.core().sending_queue(queue)?.1)
     }
 
     fn send_one(&self, payload: &[u8], destination: SocketAddr, flush: bool) -> io::Result<usize> {

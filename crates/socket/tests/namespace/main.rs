@@ -9,6 +9,7 @@
 mod architectures;
 mod capture;
 mod classes;
+mod device;
 mod event_loop;
 mod exchange;
 mod fast_open;
@@ -72,6 +73,10 @@ system_tests! {
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
     architectures::all_architectures_exchange_datagrams on 1,
     architectures::all_architectures_on_two_queues on 2,
+    device::checksums_are_proven_by_a_frame_that_no_peer_sees on 1,
+    device::an_interface_that_is_down_gets_no_proof_and_loses_no_frame on 1,
+    device::answers_leave_where_fewer_queues_transmit_than_receive on 2,
+    device::a_start_that_fails_half_way_leaves_nothing_behind on 2,
     classes::more_classes_than_queues_are_refused on 2,
     classes::a_veth_says_that_it_cannot_steer on 2,
     classes::the_first_class_is_served_beside_a_flood_of_the_second on 2,

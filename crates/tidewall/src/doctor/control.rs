@@ -4,6 +4,8 @@
 use std::fs::OpenOptions;
 use std::io;
 
+use tidewall_device::afxdp::queue_count;
+
 use super::interface::value_of;
 use super::{Finding, line_of, tool};
 
@@ -22,7 +24,7 @@ pub fn check(name: &str, index: u32, kind: &str) -> Vec<Finding> {
     let channels = match tool("ethtool", &["-l", name]) {
         Ok(listing) => Channels::read(&listing),
         Err(_) => Channels {
-            now: if own { queues(name) } else { 1 },
+            now: own.then(|| queue_count(name)).flatten().unwrap_or(1).into(),
             ..Channels::default()
         },
     };
@@ -34,16 +36,6 @@ pub fn check(name: &str, index: u32, kind: &str) -> Vec<Finding> {
         ),
     };
     vec![interval(name, files, &coalescing), steering]
-}
-
-/// Receive queues that sysfs shows.
-fn queues(name: &str) -> u64 {
-    std::fs::read_dir(format!("/sys/class/net/{name}/queues"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-"))
-        .count() as u64
 }
 
 /// Opens the files as somebody would who writes them, and writes nothing.

@@ -172,6 +172,7 @@ pub mod tests {
             process,
             interface: "tw-x".to_owned(),
             architecture: architecture.to_owned(),
+            device: None,
             microseconds: 1,
             queues: Vec::new(),
             sockets: vec![SocketSnapshot {

@@ -1,8 +1,15 @@
 //! The host: kernel, BPF, privileges, memory, real-time throttling, conntrack.
 
+use std::io;
+use std::time::{Duration, Instant};
+
+use tidewall_device::afxdp::program::{KERNEL_MINIMUM, Program, Refused, version};
+use tidewall_device::capabilities::{
+    BPF, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON, SETCAP, SYS_NICE, SYS_RESOURCE, Set,
+};
 use tidewall_socket::snapshot::StackSnapshot;
 
-use super::{Finding, line_of, tool};
+use super::{Finding, Severity, line_of, tool};
 
 /// Frame memory of a stack with default settings, bytes a queue.
 const MEMORY_PER_QUEUE: u64 = 16 << 20;
@@ -10,14 +17,14 @@ const MEMORY_PER_QUEUE: u64 = 16 << 20;
 /// Everything about the host.
 pub fn check(live: &[StackSnapshot]) -> Vec<Finding> {
     let release = line_of("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let capabilities = effective(&status).unwrap_or(0);
+    let capabilities = Set::effective();
     vec![
         kernel(&release),
         btf(std::path::Path::new("/sys/kernel/btf/vmlinux").exists()),
         jit(compiler_switch().as_deref()),
         missing_capabilities(capabilities),
+        driver_program(),
         locked_memory(&limits, capabilities),
         throttling(
             line_of("/proc/sys/kernel/sched_rt_runtime_us").as_deref(),
@@ -30,29 +37,20 @@ pub fn check(live: &[StackSnapshot]) -> Vec<Finding> {
     ]
 }
 
-/// Major and minor number of a kernel release.
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
 fn kernel(release: &str) -> Finding {
     const CHECK: &str = "kernel";
-    const MEND: &str = "apt-get install -t bookworm-backports linux-image-amd64 && reboot";
+    const MEND: &str = "apt-get install linux-image-amd64 && reboot";
+    let (major, minor) = KERNEL_MINIMUM;
     match version(release) {
-        Some(found) if found >= (6, 8) => {
-            Finding::ok(CHECK, format!("{release} (6.8 or later is wanted)"))
-        }
-        Some(found) if found >= (5, 11) => Finding::warning(
+        Some(found) if found >= KERNEL_MINIMUM => Finding::ok(
+            CHECK,
+            format!("{release} ({major}.{minor} or later is wanted)"),
+        ),
+        Some(_) => Finding::warning(
             CHECK,
             format!(
-                "{release} is older than 6.8: no transmit checksum metadata, and Tidewall is not tested on it"
+                "{release} is older than {major}.{minor}, the oldest that Tidewall is tested on"
             ),
-            MEND,
-        ),
-        Some(_) => Finding::problem(
-            CHECK,
-            format!("{release} has no preferred busy polling (5.11); 6.8 or later is wanted"),
             MEND,
         ),
         None => Finding::unknown(CHECK, format!("the release {release:?} names no version")),
@@ -64,10 +62,9 @@ fn btf(present: bool) -> Finding {
     if present {
         return Finding::ok(CHECK, "the kernel describes its types");
     }
-    Finding::warning(
+    Finding::ok(
         CHECK,
-        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF): maps cannot be described and BPF tools show less",
-        "apt-get install linux-image-amd64 && reboot",
+        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF); Tidewall needs none, BPF tools show less",
     )
 }
 
@@ -96,42 +93,9 @@ fn jit(value: Option<&str>) -> Finding {
     }
 }
 
-/// CapEff of /proc/self/status.
-fn effective(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
-}
-
-/// include/uapi/linux/capability.h.
-const NET_ADMIN: u32 = 12;
-const NET_RAW: u32 = 13;
-const IPC_LOCK: u32 = 14;
-const SYS_ADMIN: u32 = 21;
-const SYS_NICE: u32 = 23;
-const SYS_RESOURCE: u32 = 24;
-const PERFMON: u32 = 38;
-const BPF: u32 = 39;
-
-fn has(capabilities: u64, number: u32) -> bool {
-    capabilities & (1 << number) != 0
-}
-
-fn missing_capabilities(capabilities: u64) -> Finding {
+fn missing_capabilities(capabilities: Set) -> Finding {
     const CHECK: &str = "capabilities";
-    let mut missing = Vec::new();
-    for (number, name) in [(NET_ADMIN, "CAP_NET_ADMIN"), (NET_RAW, "CAP_NET_RAW")] {
-        if !has(capabilities, number) {
-            missing.push(name);
-        }
-    }
-    // CAP_SYS_ADMIN includes these two.
-    for (number, name) in [(BPF, "CAP_BPF"), (PERFMON, "CAP_PERFMON")] {
-        if !has(capabilities, number) && !has(capabilities, SYS_ADMIN) {
-            missing.push(name);
-        }
-    }
+    let missing = capabilities.missing(&[NET_ADMIN, NET_RAW, BPF, PERFMON]);
     if !missing.is_empty() {
         return Finding::problem(
             CHECK,
@@ -139,11 +103,10 @@ fn missing_capabilities(capabilities: u64) -> Finding {
                 "missing {}: a stack cannot take an interface over",
                 missing.join(", ")
             ),
-            "sudo tidewall doctor\nsetcap cap_net_admin,cap_net_raw,cap_bpf,cap_perfmon,cap_ipc_lock+ep \
-             \"$(command -v tidewall)\"",
+            format!("sudo tidewall doctor\n{SETCAP} \"$(command -v tidewall)\""),
         );
     }
-    if !has(capabilities, SYS_NICE) {
+    if !capabilities.has(SYS_NICE) {
         return Finding::warning(
             CHECK,
             "all but CAP_SYS_NICE, which bsd, early-demux, softirq and soft-lrp need",
@@ -151,6 +114,40 @@ fn missing_capabilities(capabilities: u64) -> Finding {
         );
     }
     Finding::ok(CHECK, "all that a stack needs")
+}
+
+/// Whether the kernel takes the driver program. It is attached to nothing.
+fn driver_program() -> Finding {
+    let start = Instant::now();
+    loaded(Program::load().map(|_| start.elapsed()))
+}
+
+fn loaded(result: io::Result<Duration>) -> Finding {
+    const CHECK: &str = "driver program";
+    let error = match result {
+        Ok(time) => {
+            return Finding::ok(
+                CHECK,
+                format!(
+                    "the kernel takes it (loaded in {:.2} s)",
+                    time.as_secs_f64()
+                ),
+            );
+        }
+        Err(error) => error,
+    };
+    match error.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(Refused { cause, log, cure }) => {
+            // The complaint; starting a service shows what led to it.
+            let last = log.last().map(|line| format!(": {line}"));
+            let text = format!("{cause}{}", last.unwrap_or_default());
+            Finding::problem(CHECK, text, cure)
+        }
+        None => Finding {
+            severity: Severity::Problem,
+            ..Finding::unknown(CHECK, error.to_string())
+        },
+    }
 }
 
 /// Soft limit of locked memory; `None` is unlimited.
@@ -164,9 +161,9 @@ fn memlock(limits: &str) -> Option<Option<u64>> {
     }
 }
 
-fn locked_memory(limits: &str, capabilities: u64) -> Finding {
+fn locked_memory(limits: &str, capabilities: Set) -> Finding {
     const CHECK: &str = "locked memory";
-    let exempt = has(capabilities, IPC_LOCK) || has(capabilities, SYS_RESOURCE);
+    let exempt = capabilities.has(IPC_LOCK) || capabilities.has(SYS_RESOURCE);
     let wanted = MEMORY_PER_QUEUE + (1 << 20);
     match memlock(limits) {
         Some(None) => Finding::ok(CHECK, "unlimited"),
@@ -245,49 +242,76 @@ mod tests {
     #[test]
     fn kernels_are_told_apart_by_version() {
         assert_eq!(kernel("6.18.44-fc").severity, Severity::Ok);
-        assert_eq!(kernel("6.8.0").severity, Severity::Ok);
-        assert_eq!(kernel("6.1.0-18-amd64").severity, Severity::Warning);
-        assert_eq!(kernel("5.10.0").severity, Severity::Problem);
+        assert_eq!(kernel("6.1.0-50-amd64").severity, Severity::Ok);
+        assert_eq!(kernel("5.15.0").severity, Severity::Warning);
         assert_eq!(kernel("unheard of").severity, Severity::Warning);
     }
 
     #[test]
     fn missing_capabilities_are_named() {
-        assert_eq!(
-            effective("Name:\tx\nCapEff:\t000001fffeffffff\n"),
-            Some(0x1ff_feff_ffff)
-        );
-        assert_eq!(missing_capabilities(u64::MAX).severity, Severity::Ok);
-        let finding = missing_capabilities(1 << NET_ADMIN | 1 << SYS_ADMIN);
+        let all = [NET_ADMIN, NET_RAW, BPF, PERFMON, SYS_NICE];
+        assert_eq!(missing_capabilities(all.into()).severity, Severity::Ok);
+        let finding = missing_capabilities([NET_ADMIN, BPF, PERFMON].into());
         assert_eq!(finding.severity, Severity::Problem);
         assert!(
             finding.text.starts_with("missing CAP_NET_RAW:"),
             "{}",
             finding.text
         );
-        let finding = missing_capabilities(!(1 << SYS_NICE));
+        let finding = missing_capabilities([NET_ADMIN, NET_RAW, BPF, PERFMON].into());
         assert_eq!(finding.severity, Severity::Warning);
     }
 
     #[test]
+    fn a_refused_program_is_a_problem_with_its_cause_and_cure() {
+        let finding = loaded(Ok(Duration::from_millis(120)));
+        assert_eq!(finding.severity, Severity::Ok);
+        assert!(
+            finding.text.ends_with("(loaded in 0.12 s)"),
+            "{}",
+            finding.text
+        );
+        let refused = Refused {
+            cause: "the verifier refused it".to_owned(),
+            log: ["5: (61) r2 = r3", "R3 unbounded memory access"]
+                .map(str::to_owned)
+                .into(),
+            cure: "report it".to_owned(),
+        };
+        let finding = loaded(Err(io::Error::new(io::ErrorKind::Unsupported, refused)));
+        assert_eq!(finding.severity, Severity::Problem);
+        assert_eq!(
+            finding.text,
+            "the verifier refused it: R3 unbounded memory access"
+        );
+        assert_eq!(finding.mend.as_deref(), Some("report it"));
+        let finding = loaded(Err(io::ErrorKind::OutOfMemory.into()));
+        assert_eq!((finding.severity, finding.mend), (Severity::Problem, None));
+    }
+
+    #[test]
     fn locked_memory_is_compared_with_what_a_queue_needs() {
+        let none = Set::default();
         let limits = |value: &str| {
             format!("Max locked memory         {value}              {value}              bytes\n")
         };
         assert_eq!(
-            locked_memory(&limits("unlimited"), 0).severity,
+            locked_memory(&limits("unlimited"), none).severity,
             Severity::Ok
         );
         assert_eq!(
-            locked_memory(&limits("8388608"), 0).severity,
+            locked_memory(&limits("8388608"), none).severity,
             Severity::Problem
         );
         assert_eq!(
-            locked_memory(&limits("8388608"), 1 << IPC_LOCK).severity,
+            locked_memory(&limits("8388608"), [IPC_LOCK].into()).severity,
             Severity::Ok
         );
-        assert_eq!(locked_memory(&limits("67108864"), 0).severity, Severity::Ok);
-        assert_eq!(locked_memory("", 0).severity, Severity::Warning);
+        assert_eq!(
+            locked_memory(&limits("67108864"), none).severity,
+            Severity::Ok
+        );
+        assert_eq!(locked_memory("", none).severity, Severity::Warning);
     }
 
     #[test]
@@ -297,7 +321,7 @@ mod tests {
             Some("sysctl -w net.core.bpf_jit_enable=1")
         );
         assert_eq!(jit(Some("1")).severity, Severity::Ok);
-        assert_eq!(btf(false).severity, Severity::Warning);
+        assert_eq!(btf(false).severity, Severity::Ok);
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! One interface: driver, XDP, MTU, offloads, the peer of a veth.
 
+use std::io;
+
 use serde::Deserialize;
 use serde_json::Value;
+use tidewall_device::afxdp::{Checksums, queue_count, transmit_queue_count};
+use tidewall_device::ethtool;
+use tidewall_device::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 use tidewall_socket::snapshot::StackSnapshot;
 
-use super::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
-use super::{Finding, control, queues, tool};
+use super::{Finding, control, line_of, queues, tool};
 
 /// Largest MTU at which a driver attaches a program that takes frames whole,
 /// as veth measured it (one page less headroom and tail).
@@ -107,23 +111,27 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
             "ip link",
         )];
     };
-    let netdev = Netdev::open().ok();
-    let (features, napis) = match netdev {
-        Some(mut netdev) => (
-            netdev.xdp_features(link.ifindex).ok(),
-            netdev.queues(link.ifindex).ok(),
-        ),
-        None => (None, None),
+    let mut netdev = Netdev::open().ok();
+    let mut asked = |question: fn(&mut Netdev, u32) -> io::Result<u64>| {
+        question(netdev.as_mut()?, link.ifindex).ok()
     };
-    let driver = tool("ethtool", &["-i", name])
-        .ok()
-        .and_then(|text| value_of(&text, "driver").map(str::to_owned));
+    let features = asked(Netdev::xdp_features);
+    let zero_copy = features
+        .filter(|features| features & XDP_ZERO_COPY != 0)
+        .map(|_| asked(Netdev::xsk_features).unwrap_or(0));
+    let napis = netdev.and_then(|mut netdev| netdev.queues(link.ifindex).ok());
+    let driver = ethtool::driver(name).ok();
     let mut findings = vec![
         state(link),
         native(name, driver.as_deref(), features),
+        device(name, driver.as_deref(), zero_copy, owner),
         attached(name, link, owner),
         mtu(name, link.mtu),
     ];
+    if driver.as_deref() == Some("virtio_net") {
+        findings.extend(transmit_queues(name));
+    }
+    findings.extend(owner.and_then(past_tidewall));
     findings.extend(offloads(name, link, &all));
     findings.extend(peer(name, link, &all));
     findings.extend(queues::sysfs(name, link.ifindex, link.kind(), owner));
@@ -189,10 +197,7 @@ fn native(name: &str, driver: Option<&str>, features: Option<u64>) -> Finding {
             format!("{driver} of {name} cannot redirect frames to AF_XDP sockets"),
             mend,
         ),
-        Some(features) if features & XDP_ZERO_COPY != 0 => {
-            Finding::ok(CHECK, format!("{driver}, zero-copy"))
-        }
-        Some(_) => Finding::ok(CHECK, format!("{driver}, copy mode")),
+        Some(_) => Finding::ok(CHECK, format!("{driver} of {name} has it")),
         None if NATIVE.contains(&driver) => {
             Finding::ok(CHECK, format!("{driver} is known to have it"))
         }
@@ -202,6 +207,85 @@ fn native(name: &str, driver: Option<&str>, features: Option<u64>) -> Finding {
             format!("try it: tidewall serve echo --interface {name}"),
         ),
     }
+}
+
+/// Mode, queues and checksums: of the live stack, or what one would have.
+/// `zero_copy`: what the driver's zero-copy mode does on transmission, where it
+/// has one.
+fn device(
+    name: &str,
+    driver: Option<&str>,
+    zero_copy: Option<u64>,
+    owner: Option<&StackSnapshot>,
+) -> Finding {
+    const CHECK: &str = "device";
+    if let Some(device) = owner.and_then(|stack| stack.device.as_ref()) {
+        return Finding::ok(CHECK, device.to_string());
+    }
+    let (mode, checksums) = match zero_copy {
+        None => (
+            "copy mode",
+            "as a test frame shows when a stack starts".to_owned(),
+        ),
+        Some(features) if features & XSK_TX_CHECKSUM != 0 => {
+            ("zero-copy", Checksums::Announced.to_string())
+        }
+        Some(_) => ("zero-copy", Checksums::NotAnnounced.to_string()),
+    };
+    let number = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |n| n.to_string());
+    Finding::ok(
+        CHECK,
+        format!(
+            "{}, native XDP would run in {mode}, {} receive and {} transmit queues, checksums {checksums}",
+            driver.unwrap_or("unknown driver"),
+            number(queue_count(name)),
+            number(transmit_queue_count(name)),
+        ),
+    )
+}
+
+/// Whether virtio-net has a transmit queue for each processor beside its own.
+fn transmit_queues(name: &str) -> Option<Finding> {
+    let most = ethtool::Channels::read(name).ok()?.receive_limit;
+    let own = transmit_queue_count(name)?;
+    let processors = processors(&line_of("/sys/devices/system/cpu/possible")?)?;
+    locked_transmission(name, own, processors, most)
+}
+
+/// Processors in a list such as `0-3,8`: the kernel counts to the last one.
+fn processors(possible: &str) -> Option<u32> {
+    let last = possible.trim().rsplit([',', '-']).next()?;
+    last.parse::<u32>().ok()?.checked_add(1)
+}
+
+fn locked_transmission(name: &str, own: u32, processors: u32, most: u32) -> Option<Finding> {
+    let wanted = own.saturating_add(processors);
+    (wanted > most).then(|| {
+        Finding::ok(
+            "XDP transmission",
+            format!(
+                "{name} shares transmit queues under a lock with what the driver program answers itself, such as SYN \
+                 cookies, so that is slower: virtio_net wants {wanted} queues, its {own} and one a processor, of at \
+                 most {most} (dmesg: XDP request {wanted} queues but max is {most})"
+            ),
+        )
+    })
+}
+
+/// Frames of owned ports that the kernel had to receive.
+fn past_tidewall(stack: &StackSnapshot) -> Option<Finding> {
+    let frames = stack.no_metadata();
+    (frames > 0).then(|| {
+        Finding::warning(
+            "frames past Tidewall",
+            format!(
+                "{frames} frames of owned ports went through the kernel, without early discard: {} gives no room for \
+                 metadata (driver: no-metadata)",
+                stack.interface
+            ),
+            format!("use another device or driver; see: tidewall stat {}", stack.process),
+        )
+    })
 }
 
 fn attached(name: &str, link: &Link, owner: Option<&StackSnapshot>) -> Finding {
@@ -288,10 +372,14 @@ fn own_offloads(name: &str, kind: &str, listing: &str, tagged: &[&str]) -> Vec<F
     let mut findings = Vec::new();
     for (feature, short) in [("large-receive-offload", "lro"), ("rx-gro-hw", "rx-gro-hw")] {
         if offload(listing, feature) == Some(true) {
-            findings.push(Finding::problem(
+            // virtio_net and vmxnet3 do; a driver that does not refuses the
+            // program, and the message then says so.
+            findings.push(Finding::ok(
                 CHECK,
-                format!("{feature} of {name} merges frames before the driver program sees them, and drivers refuse XDP with it"),
-                format!("ethtool -K {name} {short} off"),
+                format!(
+                    "{feature} of {name} is on; most drivers switch it off themselves while a program is attached \
+                     (should one refuse: ethtool -K {name} {short} off)"
+                ),
             ));
         }
     }
@@ -397,6 +485,8 @@ fn namespace_name(list: &str, id: i64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use tidewall_socket::snapshot::DeviceSnapshot;
+
     use super::super::Severity;
     use super::super::firewall::tests::stack;
     use super::*;
@@ -483,11 +573,74 @@ mod tests {
             "large-receive-offload: on",
         );
         assert_eq!(
-            own_offloads("x", "", &merged, &[])[0].mend.as_deref(),
-            Some("ethtool -K x lro off")
+            own_offloads("x", "", &merged, &[])[0].severity,
+            Severity::Ok,
+            "drivers see to it themselves"
         );
         let tagged = own_offloads("x", "", FEATURES, &["x.7"]);
         assert_eq!(tagged[0].mend.as_deref(), Some("ethtool -K x rxvlan off"));
+    }
+
+    #[test]
+    fn the_device_of_a_stack_is_that_of_its_snapshot() {
+        let finding = device("x", Some("mlx5_core"), Some(XSK_TX_CHECKSUM), None);
+        assert!(
+            finding.text.ends_with("zero-copy, ? receive and ? transmit queues, checksums by the device (its driver says so)"),
+            "{}",
+            finding.text
+        );
+        let finding = device("x", Some("ice"), Some(0), None);
+        assert!(
+            finding.text.contains("checksums in software ("),
+            "{}",
+            finding.text
+        );
+        let finding = device("x", Some("veth"), None, None);
+        assert!(finding.text.contains("copy mode"), "{}", finding.text);
+        let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
+        owner.device = Some(DeviceSnapshot {
+            driver: "igb".to_owned(),
+            xdp: "native".to_owned(),
+            zero_copy: false,
+            receive_queues: 2,
+            transmit_queues: 2,
+            checksums: Checksums::Proven.to_string(),
+        });
+        assert_eq!(
+            device("x", None, None, Some(&owner)).text,
+            "igb, native XDP, copy mode, 2 receive and 2 transmit queues, checksums by the device (proven at start)"
+        );
+    }
+
+    #[test]
+    fn shared_transmit_queues_are_said_in_dmesg_s_words() {
+        assert_eq!(processors("0-3"), Some(4));
+        assert_eq!(processors("0"), Some(1));
+        assert_eq!(processors("0-3,8\n"), Some(9));
+        assert_eq!(processors(""), None);
+        let finding = locked_transmission("x", 2, 2, 2).unwrap();
+        assert_eq!(finding.severity, Severity::Ok);
+        assert!(
+            finding.text.contains("XDP request 4 queues but max is 2"),
+            "{}",
+            finding.text
+        );
+        assert_eq!(locked_transmission("x", 2, 2, 4), None);
+    }
+
+    #[test]
+    fn frames_past_tidewall_are_a_warning() {
+        let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
+        assert_eq!(past_tidewall(&owner), None);
+        owner.queues.push(serde_json::from_value(serde_json::json!({
+            "driver": {"no-metadata": 62}, "kernel": {}, "delivered": 0, "stale": 0,
+            "lost_in_ring": 0, "rounds": 0, "empty_rounds": 0, "transmitted": 0,
+            "no_transmit_frame": 0, "host": {}, "control": {"policy": "", "budget": 0, "interval": 0,
+            "mode": "", "buffer_use": 0.0, "exhausted_rounds": 0, "interrupts": 0, "overflowed": 0}
+        })).unwrap());
+        let finding = past_tidewall(&owner).unwrap();
+        assert_eq!(finding.severity, Severity::Warning);
+        assert!(finding.text.starts_with("62 frames"), "{}", finding.text);
     }
 
     #[test]

@@ -6,7 +6,6 @@ mod firewall;
 mod host;
 mod interface;
 mod leftovers;
-mod netdev;
 mod queues;
 
 use std::collections::BTreeSet;

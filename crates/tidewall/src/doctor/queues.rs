@@ -1,10 +1,11 @@
 //! An interface's receive queues: how many, who polls them, and when the device
 //! may interrupt.
 
+use tidewall_device::afxdp;
 use tidewall_device::demux::layout::QUEUES;
+use tidewall_device::netdev::Queue;
 use tidewall_socket::snapshot::StackSnapshot;
 
-use super::netdev::Queue;
 use super::{Finding, line_of};
 
 /// What only sysfs tells: number of queues, interrupt deferral, threaded polling.
@@ -18,12 +19,7 @@ pub fn sysfs(name: &str, index: u32, kind: &str, owner: Option<&StackSnapshot>) 
              `ip netns exec`, which shows the right one",
         )];
     }
-    let queues = std::fs::read_dir(format!("/sys/class/net/{name}/queues"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-"))
-        .count();
+    let queues = afxdp::queue_count(name).unwrap_or(0) as usize;
     vec![
         queue_layout(name, kind, queues, owner),
         deferral(

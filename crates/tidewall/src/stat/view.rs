@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
+use tidewall_device::demux::layout::Counter;
 use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use super::Pair;
@@ -59,8 +60,9 @@ pub fn name(stack: &StackSnapshot) -> String {
 
 fn head(pair: &Pair) -> String {
     let now = &pair.now;
+    let device = now.device.as_ref().map(|device| format!("{device}\n"));
     format!(
-        "{} on {}, process {}{}, up {}, rates over {:.1} s\n",
+        "{} on {}, process {}{}, up {}, rates over {:.1} s\n{}",
         now.architecture,
         now.interface,
         now.process,
@@ -69,6 +71,7 @@ fn head(pair: &Pair) -> String {
             .unwrap_or_default(),
         age(Duration::from_micros(now.microseconds)),
         pair.seconds(),
+        device.unwrap_or_default(),
     )
 }
 
@@ -169,11 +172,21 @@ fn queue_text(pair: &Pair, number: usize) -> String {
         }
     }
     type Row = (&'static str, fn(&QueueSnapshot) -> u64, bool);
-    let rows: [Row; 9] = [
+    let rows: [Row; 11] = [
         ("delivered to channels", |queue| queue.delivered, false),
         ("lost in the ring", |queue| queue.lost_in_ring, true),
         ("for a channel closed meanwhile", |queue| queue.stale, true),
         ("sent", |queue| queue.transmitted, false),
+        (
+            "sent, checksum by the device",
+            |queue| queue.checksums_by_device,
+            false,
+        ),
+        (
+            "sent, checksum in software",
+            |queue| queue.transmitted.saturating_sub(queue.checksums_by_device),
+            false,
+        ),
         (
             "sends refused: no free frame",
             |queue| queue.no_transmit_frame,
@@ -325,10 +338,36 @@ fn losses(pair: &Pair) -> Vec<Loss> {
     losses
 }
 
+/// What an operator must know although nothing was lost by it; empty where
+/// there is nothing of the kind.
+fn warning(now: &StackSnapshot) -> String {
+    let frames = now.no_metadata();
+    let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
+    let (true, Some(entry)) = (frames > 0, entry) else {
+        return String::new();
+    };
+    let text = format!(
+        "{} frames of owned ports did not take Tidewall's way (driver: {}).",
+        count(frames),
+        entry.name
+    );
+    format!(
+        "\nwarning\n{}{}{}",
+        wrap(&text, 2, WIDTH),
+        wrap(entry.meaning, 4, WIDTH),
+        wrap(&format!("→ {}", entry.advice), 4, WIDTH)
+    )
+}
+
 fn losses_text(pair: &Pair) -> String {
     let losses = losses(pair);
+    let warning = warning(&pair.now);
     if losses.is_empty() {
-        return "\nnothing was lost\n".to_owned();
+        return if warning.is_empty() {
+            "\nnothing was lost\n".to_owned()
+        } else {
+            warning
+        };
     }
     let mut table = Table::new(
         2,
@@ -369,12 +408,12 @@ fn losses_text(pair: &Pair) -> String {
             text.push_str(&wrap(&format!("→ {}", entry.advice), 4, WIDTH));
         }
     }
-    text
+    text + &warning
 }
 
 #[cfg(test)]
 pub mod tests {
-    use tidewall_socket::snapshot::{ControlSnapshot, SocketSnapshot};
+    use tidewall_socket::snapshot::{ControlSnapshot, DeviceSnapshot, SocketSnapshot};
 
     use super::super::control::tests::control;
     use super::*;
@@ -390,6 +429,7 @@ pub mod tests {
             process: 0,
             interface: "tw-x".to_owned(),
             architecture: "ni-lrp".to_owned(),
+            device: None,
             microseconds: seconds * 1_000_000,
             queues: vec![QueueSnapshot {
                 driver: driver
@@ -403,6 +443,7 @@ pub mod tests {
                 rounds: 10,
                 empty_rounds: 5,
                 transmitted: 1,
+                checksums_by_device: 0,
                 no_transmit_frame: 0,
                 host: BTreeMap::new(),
                 control: ControlSnapshot::default(),
@@ -504,6 +545,55 @@ pub mod tests {
         assert!(
             text(&Pair::new(quiet, None), &Shares::default()).ends_with("\nnothing was lost\n")
         );
+    }
+
+    #[test]
+    fn frames_that_miss_tidewall_s_way_are_a_warning_not_silence() {
+        let mut now = stack(1, 5, 0);
+        now.protocol.clear();
+        now.queues[0].kernel.clear();
+        now.queues[0].driver.clear();
+        now.queues[0].driver.insert("no-metadata".to_owned(), 62);
+        let text = text(&Pair::new(now.clone(), None), &Shares::default());
+        assert!(!text.contains("nothing was lost"), "{text}");
+        assert!(
+            text.contains("\nwarning\n  62 frames of owned ports did not take Tidewall's way"),
+            "{text}"
+        );
+        // Beside losses, it comes last.
+        now.queues[0].lost_in_ring = 1;
+        let text = losses_text(&Pair::new(now, None));
+        assert!(
+            text.find("lost-in-ring") < text.find("\nwarning\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_device_and_who_makes_checksums_are_in_the_header_and_the_rows() {
+        let mut now = stack(1, 5, 0);
+        now.device = Some(DeviceSnapshot {
+            driver: "virtio_net".to_owned(),
+            xdp: "native".to_owned(),
+            zero_copy: false,
+            receive_queues: 2,
+            transmit_queues: 1,
+            checksums: "in software (why)".to_owned(),
+        });
+        now.queues[0].transmitted = 10;
+        now.queues[0].checksums_by_device = 3;
+        let text = text(&Pair::new(now, None), &Shares::default());
+        let second = text.lines().nth(1);
+        assert_eq!(
+            second,
+            Some(
+                "virtio_net, native XDP, copy mode, 2 receive and 1 transmit queue, \
+                 checksums in software (why)"
+            )
+        );
+        let row = |start: &str| text.lines().find(|line| line.contains(start)).unwrap();
+        assert!(row("checksum by the device").contains(" 3 "), "{text}");
+        assert!(row("checksum in software").contains(" 7 "), "{text}");
     }
 
     #[test]

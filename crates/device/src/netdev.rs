@@ -1,11 +1,13 @@
 //! What drivers tell of themselves through the kernel's netdev family of
 //! generic netlink (Documentation/netlink/specs/netdev.yaml): whether they run
-//! XDP programs, and the NAPI of each receive queue.
+//! XDP programs, what their zero-copy mode does on transmission, and the NAPI
+//! of each receive queue.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 
-use crate::raw::generic_netlink;
+use crate::raw::syscall;
 
 /// `enum netdev_xdp_act`: the driver runs XDP programs.
 pub const XDP_BASIC: u64 = 1;
@@ -13,6 +15,9 @@ pub const XDP_BASIC: u64 = 1;
 pub const XDP_REDIRECT: u64 = 2;
 /// AF_XDP without a copy.
 pub const XDP_ZERO_COPY: u64 = 8;
+/// `enum netdev_xsk_flags`: the driver's zero-copy mode computes the checksums
+/// that transmit metadata asks for.
+pub const XSK_TX_CHECKSUM: u64 = 2;
 
 /// linux/netlink.h.
 const REQUEST: u16 = 1;
@@ -28,6 +33,7 @@ const FAMILY_NAME: u16 = 2;
 const DEVICE_GET: u8 = 1;
 const DEVICE_INDEX: u16 = 1;
 const DEVICE_XDP_FEATURES: u16 = 3;
+const DEVICE_XSK_FEATURES: u16 = 6;
 const QUEUE_GET: u8 = 10;
 const QUEUE_ID: u16 = 1;
 const QUEUE_INDEX: u16 = 2;
@@ -36,6 +42,12 @@ const QUEUE_NAPI: u16 = 4;
 
 const NETLINK_HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
+
+/// A kernel that does not answer within this time has no answer.
+const ANSWER_WITHIN: libc::timeval = libc::timeval {
+    tv_sec: 1,
+    tv_usec: 0,
+};
 
 /// A receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +59,7 @@ pub struct Queue {
 }
 
 /// The open family.
+#[derive(Debug)]
 pub struct Netdev {
     socket: File,
     family: u16,
@@ -58,7 +71,15 @@ impl Netdev {
     /// # Errors
     /// NotFound, and what the socket reports.
     pub fn open() -> io::Result<Self> {
-        let mut socket = generic_netlink()?;
+        let socket = syscall::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_GENERIC)?;
+        syscall::set_option(
+            socket.as_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            &ANSWER_WITHIN,
+        )?;
+        // Without a destination a message goes to the kernel.
+        let mut socket = File::from(socket);
         let name = attribute(FAMILY_NAME, b"netdev\0");
         let answers = exchange(&mut socket, CONTROL, GET_FAMILY, 0, &name)?;
         let family = answers
@@ -70,16 +91,29 @@ impl Netdev {
         Ok(Netdev { socket, family })
     }
 
-    /// XDP features of an interface.
+    /// XDP features of an interface: `XDP_…` of this module.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// NotFound for a kernel that does not tell, and what it reports.
     pub fn xdp_features(&mut self, interface: u32) -> io::Result<u64> {
+        self.features(interface, DEVICE_XDP_FEATURES)
+    }
+
+    /// What the zero-copy mode of an interface does on transmission:
+    /// [`XSK_TX_CHECKSUM`] and others.
+    ///
+    /// # Errors
+    /// NotFound before Linux 6.8, and what the kernel reports.
+    pub fn xsk_features(&mut self, interface: u32) -> io::Result<u64> {
+        self.features(interface, DEVICE_XSK_FEATURES)
+    }
+
+    fn features(&mut self, interface: u32, kind: u16) -> io::Result<u64> {
         let index = attribute(DEVICE_INDEX, &interface.to_ne_bytes());
         let answers = exchange(&mut self.socket, self.family, DEVICE_GET, 0, &index)?;
         answers
             .first()
-            .and_then(|answer| find(answer, DEVICE_XDP_FEATURES))
+            .and_then(|answer| find(answer, kind))
             .and_then(|value| value.first_chunk().copied())
             .map(u64::from_ne_bytes)
             .ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -242,6 +276,10 @@ mod tests {
                 .ok(),
             Some(0)
         );
+        match netdev.xsk_features(1) {
+            Ok(features) => assert_eq!(features & XSK_TX_CHECKSUM, 0),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+        }
         assert!(netdev.xdp_features(u32::MAX >> 1).is_err());
     }
 }

@@ -1,0 +1,207 @@
+//! What the kernel wants of a process before it hands a device over: which
+//! capabilities (capabilities(7)) it has, and, where it was refused although it
+//! has them, what else may have refused.
+
+use std::fs::read_to_string;
+
+/// One capability: its number in linux/capability.h and its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    number: u32,
+    name: &'static str,
+}
+
+const fn capability(number: u32, name: &'static str) -> Capability {
+    Capability { number, name }
+}
+
+/// Attaches a program, sets an interface's knobs.
+pub const NET_ADMIN: Capability = capability(12, "CAP_NET_ADMIN");
+/// Opens AF_XDP sockets.
+pub const NET_RAW: Capability = capability(13, "CAP_NET_RAW");
+/// Locks memory beyond RLIMIT_MEMLOCK.
+pub const IPC_LOCK: Capability = capability(14, "CAP_IPC_LOCK");
+const SYS_ADMIN: Capability = capability(21, "CAP_SYS_ADMIN");
+/// Real-time threads.
+pub const SYS_NICE: Capability = capability(23, "CAP_SYS_NICE");
+/// Exceeds resource limits.
+pub const SYS_RESOURCE: Capability = capability(24, "CAP_SYS_RESOURCE");
+/// Lets a program do arithmetic on pointers and loop.
+pub const PERFMON: Capability = capability(38, "CAP_PERFMON");
+/// Loads programs and makes maps.
+pub const BPF: Capability = capability(39, "CAP_BPF");
+
+/// The command, but for the program's path, that grants an embedded stack all
+/// it needs.
+pub const SETCAP: &str = "setcap cap_net_admin,cap_net_raw,cap_bpf,cap_perfmon,cap_ipc_lock+ep";
+/// What loading the driver program takes.
+pub const LOAD: [Capability; 3] = [BPF, NET_ADMIN, PERFMON];
+
+impl Capability {
+    /// Its name, as capabilities(7) writes it.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+}
+
+/// Capabilities of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Set(u64);
+
+impl Set {
+    /// Those in effect in this process; none where /proc cannot be read.
+    pub fn effective() -> Self {
+        Self::of_status(&read_to_string("/proc/self/status").unwrap_or_default())
+    }
+
+    /// `CapEff` of a /proc/PID/status.
+    fn of_status(status: &str) -> Self {
+        let bits = field(status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        Set(bits.unwrap_or(0))
+    }
+
+    /// Whether a capability is among them, or one that includes it.
+    pub fn has(self, capability: Capability) -> bool {
+        let includes = |other: Capability| self.0 & 1 << other.number != 0;
+        let by_admin = matches!(capability, BPF | PERFMON) && includes(SYS_ADMIN);
+        includes(capability) || by_admin
+    }
+
+    /// Names of those of `wanted` that are not there.
+    pub fn missing(self, wanted: &[Capability]) -> Vec<&'static str> {
+        let wanted = wanted.iter().filter(|&&wanted| !self.has(wanted));
+        wanted.map(|missing| missing.name()).collect()
+    }
+}
+
+impl<const N: usize> From<[Capability; N]> for Set {
+    fn from(capabilities: [Capability; N]) -> Self {
+        Set(capabilities
+            .iter()
+            .fold(0, |bits, each| bits | 1 << each.number))
+    }
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.map(str::trim)
+}
+
+/// Why the kernel answers EPERM, in words, and what helps: cause and cure.
+/// `wanted` is what the call takes.
+pub(crate) fn refusal(wanted: &[Capability]) -> (String, String) {
+    let read = |path: &str| read_to_string(path).unwrap_or_default();
+    explain(
+        Set::effective(),
+        wanted,
+        &Surroundings {
+            status: read("/proc/self/status"),
+            user_map: read("/proc/self/uid_map"),
+            lockdown: read("/sys/kernel/security/lockdown"),
+        },
+    )
+}
+
+/// Files that tell what else refuses.
+struct Surroundings {
+    status: String,
+    user_map: String,
+    lockdown: String,
+}
+
+fn explain(effective: Set, wanted: &[Capability], around: &Surroundings) -> (String, String) {
+    let missing = effective.missing(wanted);
+    if !missing.is_empty() {
+        return (
+            format!("this process lacks {}", missing.join(", ")),
+            format!("run it as root, or: {SETCAP} PROGRAM"),
+        );
+    }
+    let names: Vec<&str> = wanted.iter().map(|each| each.name()).collect();
+    let cause = format!("refused although {} are there", names.join(", "));
+    // The first user namespace maps every number to itself.
+    let first: Vec<&str> = around.user_map.split_whitespace().collect();
+    if !first.is_empty() && first != ["0", "0", "4294967295"] {
+        return (
+            format!(
+                "{cause}: this is a user namespace, in which they do not count for the whole host"
+            ),
+            "run it outside, or in a container with the host's users".to_owned(),
+        );
+    }
+    if field(&around.status, "Seccomp:") == Some("2") {
+        return (
+            format!("{cause}: a seccomp filter is in force, as container runtimes set one"),
+            "allow bpf(2) in the container's seccomp profile".to_owned(),
+        );
+    }
+    if around.lockdown.contains("[confidentiality]") {
+        return (
+            format!("{cause}: the kernel is locked down (confidentiality)"),
+            "boot without lockdown=confidentiality".to_owned(),
+        );
+    }
+    (
+        format!(
+            "{cause}: a security module may forbid it, or kernel.unprivileged_bpf_disabled and the like"
+        ),
+        "see: dmesg; sysctl kernel.unprivileged_bpf_disabled".to_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = "         0          0 4294967295\n";
+
+    fn around(status: &str, user_map: &str, lockdown: &str) -> Surroundings {
+        Surroundings {
+            status: status.to_owned(),
+            user_map: user_map.to_owned(),
+            lockdown: lockdown.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_effective_set_is_read() {
+        let set = Set::of_status("Name:\tx\nCapEff:\t000001fffeffffff\nSeccomp:\t0\n");
+        assert_eq!(set, Set(0x1ff_feff_ffff));
+        assert!(!set.has(SYS_RESOURCE) && set.has(SYS_NICE));
+        assert_eq!(Set::of_status("CapEff:\tno number\n"), Set(0));
+    }
+
+    #[test]
+    fn sys_admin_includes_bpf_and_perfmon_alone() {
+        let set = Set::from([SYS_ADMIN]);
+        assert_eq!(set.missing(&LOAD), ["CAP_NET_ADMIN"]);
+        assert_eq!(
+            Set::from([NET_ADMIN]).missing(&LOAD),
+            ["CAP_BPF", "CAP_PERFMON"]
+        );
+        assert!(Set::from(LOAD).missing(&LOAD).is_empty());
+    }
+
+    #[test]
+    fn each_refusal_has_a_cause_and_a_cure() {
+        let plain = around("Seccomp:\t0\n", ROOT, "[none] integrity confidentiality\n");
+        let (cause, cure) = explain(Set::from([NET_ADMIN, PERFMON]), &LOAD, &plain);
+        assert_eq!(cause, "this process lacks CAP_BPF");
+        assert!(cure.contains("cap_bpf"), "{cure}");
+        let all = Set::from(LOAD);
+        let cause = |around: &Surroundings| {
+            let (cause, cure) = explain(all, &LOAD, around);
+            assert!(!cure.is_empty());
+            cause
+        };
+        assert!(cause(&plain).contains("security module"));
+        let user = around("", "0 1000 1\n", "");
+        assert!(cause(&user).contains("user namespace"));
+        let filter = around("Seccomp:\t2\n", ROOT, "");
+        assert!(cause(&filter).contains("seccomp filter"));
+        let locked = around("", ROOT, "none integrity [confidentiality]\n");
+        assert!(cause(&locked).contains("locked down"));
+        // Where /proc is not there nothing is claimed of namespaces.
+        assert!(cause(&around("", "", "")).contains("security module"));
+    }
+}
