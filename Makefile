@@ -33,8 +33,9 @@ check:
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
 
-## instructions: what the hot paths cost, counted by valgrind, beside what is kept
+## instructions: what the hot paths cost, counted by valgrind and of the driver program by an emulator, beside what is kept
 instructions:
+	$(CARGO) bench --locked -p tidewall-device --bench driver_instructions
 	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
 	$(CARGO) bench --locked --no-fail-fast -p tidewall-socket --bench descriptors --bench select --bench readiness -- --instructions
 

@@ -19,7 +19,7 @@ step "unit, property, fuzz and whole-system tests"
 cargo test --workspace --locked -- --test-threads=1
 step "memory model (loom)"
 make --no-print-directory loom
-step "instructions of hot paths (valgrind)"
+step "instructions of hot paths (valgrind, and an emulator of the driver program)"
 make --no-print-directory instructions
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::TOLERANCE;
-
 /// What a file of counts says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kept {
@@ -39,15 +37,16 @@ impl Kept {
         found.map(|&(_, count)| count)
     }
 
-    /// What is wrong with these counts beside what is kept, each in a sentence.
-    pub fn complaints(&self, kept: &Kept) -> Vec<String> {
+    /// What is wrong with these counts beside what is kept, each in a sentence:
+    /// so many hundredths more are not.
+    pub fn complaints(&self, kept: &Kept, tolerance: u64) -> Vec<String> {
         let mut complaints = Vec::new();
         for (name, count) in &self.counts {
             match kept.count(name) {
                 None => complaints.push(format!("{name}: no count of it is kept")),
-                Some(before) if is_above(*count, before) => complaints.push(format!(
+                Some(before) if is_above(*count, before, tolerance) => complaints.push(format!(
                     "{name}: {count} instructions are {:.1} % above the {before} that are kept, \
-                     {TOLERANCE} % are allowed",
+                     {tolerance} % are allowed",
                     (*count as f64 / before as f64 - 1.0) * 100.0
                 )),
                 Some(_) => {}
@@ -62,9 +61,9 @@ impl Kept {
     }
 }
 
-/// Whether a count is above what is kept by more than [`TOLERANCE`] allows.
-fn is_above(count: u64, before: u64) -> bool {
-    u128::from(count) * 100 > u128::from(before) * u128::from(100 + TOLERANCE)
+/// Whether a count is above what is kept by more than so many hundredths.
+fn is_above(count: u64, before: u64, tolerance: u64) -> bool {
+    u128::from(count) * 100 > u128::from(before) * u128::from(100 + tolerance)
 }
 
 impl fmt::Display for Kept {
@@ -112,26 +111,26 @@ mod tests {
     fn a_twentieth_more_is_allowed() {
         let kept = counts(&[("get", 1000)]);
         for count in [0, 500, 1000, 1050] {
-            assert!(counts(&[("get", count)]).complaints(&kept).is_empty());
+            assert!(counts(&[("get", count)]).complaints(&kept, 5).is_empty());
         }
-        let complaints = counts(&[("get", 1051)]).complaints(&kept);
+        let complaints = counts(&[("get", 1051)]).complaints(&kept, 5);
         let words = "get: 1051 instructions are 5.1 % above the 1000 that are kept, \
                      5 % are allowed";
         assert_eq!(complaints, [words]);
-        assert!(is_above(u64::MAX, u64::MAX / 2));
-        assert!(!is_above(u64::MAX, u64::MAX));
+        assert!(is_above(u64::MAX, u64::MAX / 2, 5));
+        assert!(!is_above(u64::MAX, u64::MAX, 5));
     }
 
     #[test]
     fn names_must_be_the_same() {
         let (now, kept) = (counts(&[("get", 1)]), counts(&[("find", 1)]));
         assert_eq!(
-            now.complaints(&kept),
+            now.complaints(&kept, 5),
             [
                 "get: no count of it is kept",
                 "find: kept, but nothing counts it"
             ]
         );
-        assert_eq!(now.complaints(&now), [""; 0]);
+        assert_eq!(now.complaints(&now, 5), [""; 0]);
     }
 }

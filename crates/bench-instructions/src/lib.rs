@@ -26,6 +26,7 @@
 //! A count that is above the kept one by more than [`TOLERANCE`] hundredths fails,
 //! and so does one that nobody has kept. Another compiler makes another program:
 //! counts are only judged against those of the same one, which the file names.
+//! [`judge`] does the same with counts that a bench makes in another way.
 
 mod kept;
 mod profile;
@@ -116,6 +117,11 @@ pub fn count(kept: &str, scenarios: &[Scenario]) -> ExitCode {
         let keep = std::env::args().any(|argument| argument == "--keep");
         judge_all(kept, scenarios, keep)
     };
+    exit_code(outcome)
+}
+
+/// What a bench ends with; prints the error.
+fn exit_code(outcome: Result<bool, String>) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -188,56 +194,115 @@ fn compiler() -> String {
 
 /// Whether all is well; prints what each scenario costs beside what is kept.
 fn judge_all(file: &str, scenarios: &[Scenario], keep: bool) -> Result<bool, String> {
-    let kept = match std::fs::read_to_string(file) {
-        // Whatever it says, it is about to be written anew.
-        Ok(text) if keep => Kept::parse(&text).unwrap_or_default(),
-        Ok(text) => Kept::parse(&text).map_err(|error| format!("{file}: {error}"))?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
-        Err(error) => return Err(format!("{file}: {error}")),
-    };
-    let mut now = Kept {
-        compiler: compiler(),
-        counts: Vec::new(),
-    };
-    println!("instructions of a call, {}", now.compiler);
+    let mut judgement = Judgement::new(file, compiler(), TOLERANCE, keep)?;
     for (place, &(name, _)) in scenarios.iter().enumerate() {
         let cost = measure(place).map_err(|error| format!("{name}: {error}"))?;
-        let beside = match kept.count(name) {
-            Some(before) => format!(
-                "{:.3} of {before} that are kept",
-                cost.instructions as f64 / before as f64
-            ),
-            None => "not kept".to_owned(),
-        };
         let copying = match cost.copying {
             0 => String::new(),
             copying => format!(" (and {copying} in libc's memcpy and its like)"),
         };
-        println!("{name}: {}{copying}, {beside}", cost.instructions);
-        now.counts.push((name.to_owned(), cost.instructions));
+        judgement.add(name, cost.instructions, &copying);
     }
-    if keep {
-        std::fs::write(file, now.to_string()).map_err(|error| format!("{file}: {error}"))?;
-        println!("kept in {file}");
-        return Ok(true);
+    judgement.end()
+}
+
+/// Judges counts that are made without valgrind, as [`count`] does its own: each
+/// has a name, the count and what else is to be printed of it.
+///
+/// `kept` is the path of the file, `compiler` what made that which is counted,
+/// `tolerance` stands for [`TOLERANCE`].
+pub fn judge(
+    kept: &str,
+    compiler: String,
+    tolerance: u64,
+    counts: impl IntoIterator<Item = (String, u64, String)>,
+) -> ExitCode {
+    let keep = std::env::args().any(|argument| argument == "--keep");
+    let outcome = Judgement::new(kept, compiler, tolerance, keep).and_then(|mut judgement| {
+        for (name, count, remark) in counts {
+            judgement.add(&name, count, &remark);
+        }
+        judgement.end()
+    });
+    exit_code(outcome)
+}
+
+/// Counts beside those that a file keeps.
+struct Judgement<'a> {
+    file: &'a str,
+    kept: Kept,
+    now: Kept,
+    tolerance: u64,
+    keep: bool,
+}
+
+impl<'a> Judgement<'a> {
+    fn new(file: &'a str, compiler: String, tolerance: u64, keep: bool) -> Result<Self, String> {
+        let kept = match std::fs::read_to_string(file) {
+            // Whatever it says, it is about to be written anew.
+            Ok(text) if keep => Kept::parse(&text).unwrap_or_default(),
+            Ok(text) => Kept::parse(&text).map_err(|error| format!("{file}: {error}"))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
+            Err(error) => return Err(format!("{file}: {error}")),
+        };
+        println!("instructions of a call, {compiler}");
+        Ok(Self {
+            file,
+            kept,
+            now: Kept {
+                compiler,
+                counts: Vec::new(),
+            },
+            tolerance,
+            keep,
+        })
     }
-    if !kept.compiler.is_empty() && kept.compiler != now.compiler {
-        println!(
-            "not judged: {file} was counted with another compiler, {}; `-- --instructions --keep` \
-             counts it anew",
-            kept.compiler
-        );
-        return Ok(true);
+
+    /// Adds a count and prints it, with a remark, beside what is kept.
+    fn add(&mut self, name: &str, count: u64, remark: &str) {
+        let beside = match self.kept.count(name) {
+            Some(before) => format!(
+                "{:.3} of {before} that are kept",
+                count as f64 / before as f64
+            ),
+            None => "not kept".to_owned(),
+        };
+        println!("{name}: {count}{remark}, {beside}");
+        self.now.counts.push((name.to_owned(), count));
     }
-    let complaints = now.complaints(&kept);
-    for complaint in &complaints {
-        eprintln!("FAILED: {complaint}");
+
+    /// Whether all is well; or writes the file.
+    fn end(self) -> Result<bool, String> {
+        let Self {
+            file,
+            kept,
+            now,
+            tolerance,
+            keep,
+        } = self;
+        if keep {
+            std::fs::write(file, now.to_string()).map_err(|error| format!("{file}: {error}"))?;
+            println!("kept in {file}");
+            return Ok(true);
+        }
+        if !kept.compiler.is_empty() && kept.compiler != now.compiler {
+            println!(
+                "not judged: {file} was counted with another compiler, {}; \
+                 `-- --instructions --keep` counts it anew",
+                kept.compiler
+            );
+            return Ok(true);
+        }
+        let complaints = now.complaints(&kept, tolerance);
+        for complaint in &complaints {
+            eprintln!("FAILED: {complaint}");
+        }
+        if !complaints.is_empty() {
+            eprintln!(
+                "{file} is what these are judged against; `-- --instructions --keep` writes it \
+                 anew, if what a call costs now is meant"
+            );
+        }
+        Ok(complaints.is_empty())
     }
-    if !complaints.is_empty() {
-        eprintln!(
-            "{file} is what these are judged against; `-- --instructions --keep` writes it anew, \
-             if what a call costs now is meant"
-        );
-    }
-    Ok(complaints.is_empty())
 }

@@ -7,17 +7,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use demux_support::{
-    CHANNELS_USED, HASH_KEY, Random, Sample, corpus, mutate, raw_clock, raw_socket, set_up,
-};
+use demux_support::outcome::{DROP, Outcome, PASS, REDIRECT, TRANSMIT};
+use demux_support::{HASH_KEY, Random, Sample, corpus, mutate, raw_clock, raw_socket, set_up};
 use tidewall_device::afxdp::Program;
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
-use tidewall_device::demux::{CookieMode, Tables, Taught, Verdict, classify_host, drive};
+use tidewall_device::demux::{CookieMode, Tables, Verdict, classify_host, drive};
 
-const DROP: u32 = 1;
-const PASS: u32 = 2;
-const TRANSMIT: u32 = 3;
-const REDIRECT: u32 = 4;
 /// BPF_PROG_TEST_RUN takes no shorter frame.
 const SHORTEST: usize = 14;
 /// The driver's clock, ns.
@@ -32,39 +27,6 @@ struct Pair {
     /// For what a frame would have been answered a moment ago.
     earlier: Tables,
     _socket: OwnedFd,
-}
-
-/// What the two can be told apart by.
-#[derive(Debug, PartialEq, Eq)]
-struct Outcome {
-    action: u32,
-    frame: Vec<u8>,
-    metadata: Option<Metadata>,
-    counters: Vec<u64>,
-    classes: Vec<(u64, u64)>,
-    accounts: Vec<(u32, u64)>,
-    taught: Option<Taught>,
-}
-
-impl Outcome {
-    fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
-        let classes = Class::ALL.map(|class| tables.class(0, class));
-        Outcome {
-            action,
-            frame,
-            metadata,
-            counters: Counter::ALL
-                .map(|counter| tables.counter(0, counter))
-                .to_vec(),
-            classes: classes
-                .map(|counts| (counts.passed, counts.dropped))
-                .to_vec(),
-            accounts: (0..CHANNELS_USED)
-                .map(|index| (tables.head(0, index), tables.dropped(0, index)))
-                .collect(),
-            taught: tables.taught(0),
-        }
-    }
 }
 
 impl Pair {
@@ -120,16 +82,7 @@ impl Pair {
             let mut copy = bytes.to_vec();
             verdict = drive(&self.earlier, 0, &mut copy, before);
         }
-        let (action, metadata) = match verdict {
-            Verdict::Answered(answer) => {
-                frame = answer.as_bytes().to_vec();
-                (TRANSMIT, None)
-            }
-            Verdict::Kernel { .. } | Verdict::Taught => (PASS, None),
-            Verdict::Drop { .. } => (DROP, None),
-            Verdict::Channel(metadata) | Verdict::Raw(metadata) => (REDIRECT, Some(metadata)),
-        };
-        let ours = Outcome::new(&self.tables, action, frame, metadata);
+        let ours = Outcome::of_verdict(&self.tables, verdict, frame);
         let theirs = Outcome::new(
             &self.program.tables(),
             result.action,

@@ -128,11 +128,14 @@ impl Tables {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn device(&self) -> &Device {
+    /// The trusted level as the driver program has it, for what stands in for
+    /// that. Who writes what, `bpf/tables.h` says.
+    pub fn device(&self) -> &Device {
         self.memory.device()
     }
 
-    pub(super) fn application(&self) -> &Application {
+    /// The application level, as [`Tables::device`].
+    pub fn application(&self) -> &Application {
         self.memory.application()
     }
 

@@ -9,6 +9,7 @@ use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer, CookieParameters, Tables};
 
+pub mod outcome;
 pub mod raw_clock;
 pub mod raw_socket;
 

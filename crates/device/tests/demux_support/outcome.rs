@@ -1,0 +1,59 @@
+//! What a run on a frame comes to, to compare two drivers by.
+
+use tidewall_device::demux::layout::{Class, Counter, Metadata};
+use tidewall_device::demux::{Tables, Taught, Verdict};
+
+use super::CHANNELS_USED;
+
+/// `enum xdp_action`.
+pub const DROP: u32 = 1;
+pub const PASS: u32 = 2;
+pub const TRANSMIT: u32 = 3;
+pub const REDIRECT: u32 = 4;
+
+/// What the two can be told apart by.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    action: u32,
+    frame: Vec<u8>,
+    metadata: Option<Metadata>,
+    counters: Vec<u64>,
+    classes: Vec<(u64, u64)>,
+    accounts: Vec<(u32, u64)>,
+    taught: Option<Taught>,
+}
+
+impl Outcome {
+    /// After a run that ended so.
+    pub fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
+        let classes = Class::ALL.map(|class| tables.class(0, class));
+        Outcome {
+            action,
+            frame,
+            metadata,
+            counters: Counter::ALL
+                .map(|counter| tables.counter(0, counter))
+                .to_vec(),
+            classes: classes
+                .map(|counts| (counts.passed, counts.dropped))
+                .to_vec(),
+            accounts: (0..CHANNELS_USED)
+                .map(|index| (tables.head(0, index), tables.dropped(0, index)))
+                .collect(),
+            taught: tables.taught(0),
+        }
+    }
+
+    /// After the twin's run on a frame, which is given as it is then.
+    pub fn of_verdict(tables: &Tables, verdict: Verdict, frame: Vec<u8>) -> Self {
+        let (action, frame, metadata) = match verdict {
+            Verdict::Answered(answer) => (TRANSMIT, answer.as_bytes().to_vec(), None),
+            Verdict::Kernel { .. } | Verdict::Taught => (PASS, frame, None),
+            Verdict::Drop { .. } => (DROP, frame, None),
+            Verdict::Channel(metadata) | Verdict::Raw(metadata) => {
+                (REDIRECT, frame, Some(metadata))
+            }
+        };
+        Outcome::new(tables, action, frame, metadata)
+    }
+}
