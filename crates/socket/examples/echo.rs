@@ -1,4 +1,5 @@
-//! The smallest service: answers every datagram with itself.
+//! The smallest service: answers every datagram with itself, from the address
+//! that it was sent to.
 //!
 //! ```sh
 //! cargo run --release -p tidewall-socket --example echo -- eth0 7
@@ -22,7 +23,8 @@ fn main() -> std::io::Result<()> {
     loop {
         let mut failed = None;
         socket.recv_batch(64, |datagram| {
-            if let Err(error) = socket.queue_to(datagram.payload, datagram.source) {
+            if let Err(error) = socket.queue_from(datagram.payload, datagram.local, datagram.source)
+            {
                 failed = Some(error);
             }
         })?;

@@ -5,7 +5,7 @@
 //! on this host keep reaching the service. Receiving merges both.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,8 +42,10 @@ impl Holder {
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
             options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-        } else {
-            options::set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        }
+        // For IPv6 too: of broadcasts only this says where to answer from.
+        options::set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        if !v6 {
             options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
             options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
         }
@@ -74,6 +76,17 @@ impl Holder {
         } else {
             self.socket.send_to(payload, destination)
         }
+    }
+
+    /// Sends from `source`, on `interface` if that is not 0.
+    pub(crate) fn send_from(
+        &self,
+        payload: &[u8],
+        source: IpAddr,
+        interface: u32,
+        destination: SocketAddr,
+    ) -> io::Result<usize> {
+        options::send_from(self.socket.as_fd(), payload, source, interface, destination)
     }
 
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<KernelDatagram> {

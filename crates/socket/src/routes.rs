@@ -114,14 +114,28 @@ impl Routes {
         matches!(&self.oracle, Oracle::Fixed { sources, .. } if sources.contains(&address))
     }
 
-    /// The route to `destination`, from `source` if the socket has one.
+    /// Index of our interface; 0 on a link that the kernel knows nothing of.
+    pub(crate) fn interface(&self) -> u32 {
+        match self.oracle {
+            Oracle::Kernel { interface, .. } => interface,
+            Oracle::Fixed { .. } => 0,
+        }
+    }
+
+    /// The route to `destination`, from `source` if the socket has one. One that
+    /// is `named` by the application may be anything; if it is not this host's,
+    /// the kernel is to say so.
     pub(crate) fn find(
         &mut self,
         destination: IpAddr,
         source: Option<IpAddr>,
+        named: bool,
         now: Instant,
     ) -> Route {
         if let Oracle::Fixed { sources, neighbour } = &self.oracle {
+            if named && source.is_some_and(|source| !sources.contains(&source)) {
+                return Route::Kernel;
+            }
             let own = source.or_else(|| {
                 sources
                     .iter()
@@ -150,7 +164,7 @@ impl Routes {
                 return Route::Kernel;
             }
         }
-        let (route, lifetime, this_time) = match self.ask(destination, source) {
+        let (route, lifetime, this_time) = match self.ask(destination, source, named) {
             // A stale neighbour may be used, but only traffic through the
             // kernel makes it check that the neighbour is still there.
             Some((route, KernelNeighbour { state, .. })) if state & NUD_STALE != 0 => {
@@ -177,7 +191,7 @@ impl Routes {
         now: Instant,
     ) -> Neighbour {
         let known = |source, neighbour| Neighbour::Known { source, neighbour };
-        if let Route::Link { source, neighbour } = self.find(destination, source, now) {
+        if let Route::Link { source, neighbour } = self.find(destination, source, false, now) {
             return known(source, neighbour);
         }
         if !self.may_ask(now) {
@@ -225,10 +239,17 @@ impl Routes {
         &mut self,
         destination: IpAddr,
         source: Option<IpAddr>,
+        named: bool,
     ) -> Option<(Route, KernelNeighbour)> {
         let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
             return None;
         };
+        // Of IPv4 the next question has this in it, of IPv6 it has not.
+        if let (Some(address @ IpAddr::V6(_)), true) = (source, named)
+            && !netlink.route(address, None).is_ok_and(|route| route.local)
+        {
+            return None;
+        }
         let route = netlink.route(destination, source).ok()?;
         if !route.unicast || route.interface != *interface {
             return None;

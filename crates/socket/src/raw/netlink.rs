@@ -25,6 +25,7 @@ const RTA_PREFSRC: u16 = 7;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
 const HEADER: usize = 16;
 
 /// A way to a destination.
@@ -32,6 +33,8 @@ const HEADER: usize = 16;
 pub(crate) struct KernelRoute {
     /// False for local, broadcast, multicast and refused destinations.
     pub(crate) unicast: bool,
+    /// The destination is an address of this host.
+    pub(crate) local: bool,
     pub(crate) interface: u32,
     pub(crate) gateway: Option<IpAddr>,
     pub(crate) source: Option<IpAddr>,
@@ -112,6 +115,7 @@ impl Netlink {
         let fixed = reply.get(..12).ok_or(io::ErrorKind::InvalidData)?;
         let mut route = KernelRoute {
             unicast: fixed[7] == RTN_UNICAST,
+            local: fixed[7] == RTN_LOCAL,
             interface: 0,
             gateway: None,
             source: None,

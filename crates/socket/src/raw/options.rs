@@ -238,11 +238,79 @@ pub(crate) fn bind(fd: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     }
 }
 
+/// Sends one datagram from an address of this host (IP_PKTINFO, IPV6_PKTINFO),
+/// on an interface if that is not 0. An IPv4 source goes with an IPv4-mapped
+/// destination on an IPv6 socket.
+///
+/// # Errors
+/// EINVAL for a source that is not this host's; as `sendmsg`.
+pub(crate) fn send_from(
+    fd: BorrowedFd<'_>,
+    payload: &[u8],
+    source: IpAddr,
+    interface: u32,
+    destination: SocketAddr,
+) -> io::Result<usize> {
+    let mut name = raw_address(destination);
+    let mut part = libc::iovec {
+        iov_base: payload.as_ptr().cast_mut().cast(),
+        iov_len: payload.len(),
+    };
+    let mut control = [0u64; 8];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_name = (&mut name.storage as *mut libc::sockaddr_storage).cast();
+    message.msg_namelen = name.length;
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = mem::size_of_val(&control);
+    // SAFETY: `control` has room for one header with either payload and is
+    // aligned for a header; every pointer in `message` is valid for its length.
+    let sent = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        let data = libc::CMSG_DATA(header);
+        let length = match source {
+            IpAddr::V4(source) => {
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: interface as i32,
+                    ipi_spec_dst: libc::in_addr {
+                        s_addr: u32::from(source).to_be(),
+                    },
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
+                (*header).cmsg_level = libc::IPPROTO_IP;
+                (*header).cmsg_type = libc::IP_PKTINFO;
+                data.cast::<libc::in_pktinfo>().write_unaligned(info);
+                mem::size_of_val(&info)
+            }
+            IpAddr::V6(source) => {
+                let info = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr {
+                        s6_addr: source.octets(),
+                    },
+                    ipi6_ifindex: interface,
+                };
+                (*header).cmsg_level = libc::IPPROTO_IPV6;
+                (*header).cmsg_type = libc::IPV6_PKTINFO;
+                data.cast::<libc::in6_pktinfo>().write_unaligned(info);
+                mem::size_of_val(&info)
+            }
+        } as u32;
+        (*header).cmsg_len = libc::CMSG_LEN(length) as _;
+        message.msg_controllen = libc::CMSG_SPACE(length) as _;
+        libc::sendmsg(fd.as_raw_fd(), &message, 0)
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
 /// What the kernel tells about one datagram.
 pub(crate) struct KernelDatagram {
     pub(crate) length: usize,
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<IpAddr>,
+    /// Address of ours to answer from, if there is one.
+    pub(crate) local: Option<IpAddr>,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
 }
@@ -273,6 +341,7 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Kerne
         length: (length as usize).min(buffer.len()),
         source,
         destination: None,
+        local: None,
         traffic_class: 0,
         hop_limit: 0,
     };
@@ -285,12 +354,15 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Kerne
             match ((*header).cmsg_level, (*header).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    let ip = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr));
-                    datagram.destination = Some(IpAddr::V4(ip));
+                    let ip = |raw: libc::in_addr| IpAddr::V4(u32::from_be(raw.s_addr).into());
+                    datagram.destination = Some(ip(info.ipi_addr));
+                    datagram.local = Some(ip(info.ipi_spec_dst));
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                     let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    datagram.destination = Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)));
+                    let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                    datagram.destination = Some(IpAddr::V6(ip));
+                    datagram.local = Some(IpAddr::V6(ip)).filter(|ip| !ip.is_multicast());
                 }
                 (libc::IPPROTO_IP, libc::IP_TOS) => datagram.traffic_class = *data,
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {

@@ -709,13 +709,14 @@ impl Core {
         Err(io::Error::from_raw_os_error(libc::ENFILE))
     }
 
-    /// The address a socket bound to any address sends from.
+    /// How to send to `destination`, as [`crate::routes::Routes::find`].
     pub(crate) fn route(
         &self,
         destination: SocketAddr,
         source: Option<IpAddr>,
+        named: bool,
     ) -> crate::routes::Route {
-        lock(&self.routes).find(destination.ip(), source, Instant::now())
+        lock(&self.routes).find(destination.ip(), source, named, Instant::now())
     }
 
     /// Number of queues.

@@ -208,7 +208,7 @@ impl Core {
             Ok(segment) => segment,
             Err(cause) => return self.causes.protocol(cause),
         };
-        let route = || self.route(stray.source, Some(stray.destination.ip()));
+        let route = || self.route(stray.source, Some(stray.destination.ip()), false);
         let found = match route() {
             // A neighbour that the kernel is to check first has an address all
             // the same: the second answer names it. Without it the first client

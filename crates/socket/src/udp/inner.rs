@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 
@@ -69,6 +69,7 @@ impl Owned {
             payload: &self.payload,
             source: self.source,
             destination: self.destination,
+            local: self.destination.ip(),
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
         }
@@ -517,6 +518,7 @@ impl SocketInner {
                     payload: bytes.get(found.payload.clone()).unwrap_or_default(),
                     source: found.source,
                     destination: found.destination,
+                    local: found.destination.ip(),
                     traffic_class: found.traffic_class,
                     hop_limit: found.hop_limit,
                 })
@@ -564,10 +566,12 @@ impl SocketInner {
                 Ok(datagram) => {
                     let ends = self.ends();
                     let address = datagram.destination.unwrap_or(ends.local.ip());
+                    let any = || unspecified(address.is_ipv6());
                     each(Received {
                         payload: buffer.get(..datagram.length).unwrap_or_default(),
                         source: datagram.source,
                         destination: SocketAddr::new(address, ends.local.port()),
+                        local: datagram.local.unwrap_or_else(any),
                         traffic_class: datagram.traffic_class,
                         hop_limit: datagram.hop_limit,
                     });
@@ -608,6 +612,14 @@ impl SocketInner {
             }
         }
         std::mem::take(&mut waiting.channels)
+    }
+}
+
+/// The unspecified address of a family.
+fn unspecified(v6: bool) -> IpAddr {
+    match v6 {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -40,8 +40,12 @@ pub struct Received<'a> {
     pub payload: &'a [u8],
     /// Who sent it.
     pub source: SocketAddr,
-    /// The local address and port it was sent to.
+    /// The address, which may be a group's, and the port it was sent to.
     pub destination: SocketAddr,
+    /// The address to answer from, for [`UdpSocket::send_from`]: that of
+    /// `destination` if it is one of ours; of a datagram to a group or to
+    /// everybody the one that the kernel chooses, unspecified if it has not said.
+    pub local: IpAddr,
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
     /// Hops that were left; 0 where unknown.
@@ -68,6 +72,10 @@ pub struct BindOptions {
 /// wait in a channel of their own and are processed in the thread that
 /// receives. Multicast and broadcast stay with the kernel: they are received
 /// and sent through the kernel socket, at the kernel's cost.
+///
+/// A socket bound to any address answers from the address that was asked if its
+/// application says so, as with IP_PKTINFO on Linux: [`Received::local`] and
+/// [`UdpSocket::queue_from`].
 ///
 /// Several threads may use one socket at once.
 pub struct UdpSocket {
@@ -173,7 +181,7 @@ impl UdpSocket {
                 holder.connect(peer)?;
                 holder.local_addr()?
             }
-            None => match core.route(peer, specified(before.bound)) {
+            None => match core.route(peer, specified(before.bound), false) {
                 Route::Link { source, .. } => SocketAddr::new(source, before.local.port()),
                 Route::Kernel => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
             },
@@ -207,7 +215,28 @@ impl UdpSocket {
     /// error that ICMP reported about an earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
-        let sent = self.send_one(payload, destination, true)?;
+        let sent = self.send_one(payload, None, destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
+    }
+
+    /// Sends to an address from a given one of this host, as Linux does with
+    /// IP_PKTINFO and IPV6_PKTINFO: also from another than the one that the
+    /// socket is bound to. From the unspecified address is as
+    /// [`UdpSocket::send_to`]. The port is the socket's.
+    ///
+    /// # Errors
+    /// As Linux: EINVAL for a source that is a group's, of another family than
+    /// the destination or, over IPv6, not this host's; of IPv4 that is
+    /// ENETUNREACH (EINVAL where the kernel is older); as [`UdpSocket::send_to`].
+    pub fn send_from(
+        &self,
+        payload: &[u8],
+        source: IpAddr,
+        destination: SocketAddr,
+    ) -> io::Result<usize> {
+        self.take_pending()?;
+        let sent = self.send_one(payload, Some(source), destination, true)?;
         self.inner.note_sent();
         Ok(sent)
     }
@@ -222,7 +251,7 @@ impl UdpSocket {
             .peer()
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
         self.take_pending()?;
-        let sent = self.send_one(payload, peer, true)?;
+        let sent = self.send_one(payload, None, peer, true)?;
         self.inner.note_sent();
         Ok(sent)
     }
@@ -233,7 +262,31 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::send_to`].
     pub fn queue_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
-        self.send_one(payload, destination, false).map(drop)
+        self.send_one(payload, None, destination, false).map(drop)
+    }
+
+    /// As [`UdpSocket::queue_to`], from a given address of this host.
+    ///
+    /// ```no_run
+    /// # fn answer(socket: &tidewall_socket::UdpSocket) -> std::io::Result<()> {
+    /// socket.recv_batch(64, |asked| {
+    ///     // Whoever asked one address of many takes an answer from that one.
+    ///     let _ = socket.queue_from(b"answer", asked.local, asked.source);
+    /// })?;
+    /// socket.flush()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_from`].
+    pub fn queue_from(
+        &self,
+        payload: &[u8],
+        source: IpAddr,
+        destination: SocketAddr,
+    ) -> io::Result<()> {
+        self.send_one(payload, Some(source), destination, false)
+            .map(drop)
     }
 
     /// Sends what was queued.
@@ -319,13 +372,24 @@ impl UdpSocket {
             return Ok(0);
         }
         let v6 = self.inner.ends().bound.is_ipv6();
-        // A dual-stack socket names IPv4 peers as Linux does.
-        let mut mapped = |received: Received<'_>| match (v6, received.source) {
-            (true, SocketAddr::V4(_)) => each(Received {
+        // A dual-stack socket names IPv4 peers as Linux does, and one on our
+        // link says which link that is.
+        let mut mapped = |received: Received<'_>| match received.source {
+            SocketAddr::V4(_) if v6 => each(Received {
                 source: to_v6(received.source),
                 destination: to_v6(received.destination),
+                local: to_v6(SocketAddr::new(received.local, 0)).ip(),
                 ..received
             }),
+            SocketAddr::V6(mut source)
+                if source.ip().is_unicast_link_local() && source.scope_id() == 0 =>
+            {
+                source.set_scope_id(lock(&self.stack.core().routes).interface());
+                each(Received {
+                    source: source.into(),
+                    ..received
+                })
+            }
             _ => each(received),
         };
         self.receive(limit, at_once, &mut mapped)
@@ -545,7 +609,14 @@ impl UdpSocket {
             .or_else(|| queues.first())
     }
 
-    fn send_one(&self, payload: &[u8], destination: SocketAddr, flush: bool) -> io::Result<usize> {
+    /// `named`: the source that the application gives, if any.
+    fn send_one(
+        &self,
+        payload: &[u8],
+        named: Option<IpAddr>,
+        destination: SocketAddr,
+        flush: bool,
+    ) -> io::Result<usize> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         if payload.len() > PAYLOAD_MAX {
             return errno(libc::EMSGSIZE);
@@ -561,13 +632,16 @@ impl UdpSocket {
         if ends.bound.is_ipv4() && wire.is_ipv6() {
             return errno(libc::EAFNOSUPPORT);
         }
+        let named = named.and_then(|named| specified(SocketAddr::new(named, 0)));
+        if named.is_some_and(|named| named.is_ipv4() != wire.is_ipv4()) {
+            return errno(libc::EINVAL);
+        }
         let core = self.stack.core();
-        let bound = ends.local.ip().to_canonical();
-        let source = (!bound.is_unspecified()).then_some(bound);
-        let route = if stays_with_kernel(wire.ip()) {
+        let source = named.or_else(|| specified(ends.local));
+        let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
             Route::Kernel
         } else {
-            core.route(wire, source)
+            core.route(wire, source, named.is_some())
         };
         let Some(queue) = self.transmit_queue() else {
             return errno(libc::ENETDOWN);
@@ -615,8 +689,25 @@ impl UdpSocket {
                 } else {
                     wire
                 };
+                if let Some(named) = named {
+                    // Only an address of a link needs to be told which.
+                    let interface = match named {
+                        IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
+                            lock(&core.routes).interface()
+                        }
+                        _ => 0,
+                    };
+                    return holder.send_from(payload, named, interface, destination);
+                }
                 let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
                 holder.send_to(payload, destination, connected)
+            }
+            // As the kernel says of such a source.
+            None if named.is_some_and(|named| {
+                (named.is_ipv6() || stays_with_kernel(named)) && !lock(&core.routes).is_own(named)
+            }) =>
+            {
+                errno(libc::EINVAL)
             }
             // Nobody there who could cut it into fragments.
             None if matches!(route, Route::Link { .. }) => errno(libc::EMSGSIZE),
@@ -657,6 +748,13 @@ pub(crate) fn stays_with_kernel(address: IpAddr) -> bool {
 pub(crate) fn specified(bound: SocketAddr) -> Option<IpAddr> {
     let address = bound.ip().to_canonical();
     (!address.is_unspecified()).then_some(address)
+}
+
+fn scope(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    }
 }
 
 /// An IPv4-mapped address as IPv4.

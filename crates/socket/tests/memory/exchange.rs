@@ -1,12 +1,12 @@
 //! Datagrams that arrive as they should.
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::{LinkConfig, Side};
 use tidewall_protocol::udp::Checksum;
-use tidewall_socket::{BindOptions, UdpSocket};
+use tidewall_socket::{BindOptions, Received, UdpSocket};
 
 use super::support::*;
 
@@ -73,6 +73,74 @@ fn a_dual_stack_socket_names_ipv4_peers_as_mapped_and_can_answer_them() {
     assert_eq!(asked, [(b"four".to_vec(), mapped)]);
     service.send_to(b"back", mapped).unwrap();
     assert_eq!(drain(&client), [(b"back".to_vec(), self::service())]);
+}
+
+/// Sends everything back that a socket has got, from the address asked.
+fn answer(service: &UdpSocket) {
+    while let Ok(1..) = service.recv_batch(8, |asked| {
+        let Received { local, source, .. } = asked;
+        assert_eq!(local, asked.destination.ip());
+        service.queue_from(asked.payload, local, source).unwrap();
+    }) {}
+    service.flush().unwrap();
+}
+
+#[test]
+fn answers_come_from_the_address_that_was_asked() {
+    let bed = Bed::new();
+    let four = nonblocking(&bed.near, anywhere(0));
+    let six = nonblocking(&bed.near, at(NEAR6, 0));
+    // Bound to both families, to one, and to an address of its own.
+    for (bound, asked) in [
+        (Ipv6Addr::UNSPECIFIED.into(), FAR4.into()),
+        (Ipv6Addr::UNSPECIFIED.into(), SECOND4.into()),
+        (Ipv6Addr::UNSPECIFIED.into(), FAR6.into()),
+        (Ipv6Addr::UNSPECIFIED.into(), SECOND6.into()),
+        (Ipv4Addr::UNSPECIFIED.into(), SECOND4.into()),
+        (IpAddr::from(SECOND4), IpAddr::from(SECOND4)),
+    ] {
+        let service = nonblocking(&bed.far, at(bound, SERVICE));
+        let client = if asked.is_ipv4() { &four } else { &six };
+        client.send_to(b"?", at(asked, SERVICE)).unwrap();
+        answer(&service);
+        assert_eq!(drain(client), [(b"?".to_vec(), at(asked, SERVICE))]);
+    }
+}
+
+#[test]
+fn a_source_that_is_named_wins_and_must_be_ours() {
+    let bed = Bed::new();
+    let client = bed.near_socket();
+    let to = client.local_addr().unwrap();
+    let bound = nonblocking(&bed.far, at(FAR4, SERVICE));
+    let connected = nonblocking(&bed.far, at(FAR4, SERVICE + 1));
+    connected.connect(to).unwrap();
+    let any = nonblocking(&bed.far, at(Ipv6Addr::UNSPECIFIED, SERVICE + 2));
+    for (socket, port) in [
+        (&bound, SERVICE),
+        (&connected, SERVICE + 1),
+        (&any, SERVICE + 2),
+    ] {
+        for (named, seen) in [
+            (SECOND4.into(), SECOND4),
+            (SECOND4.to_ipv6_mapped().into(), SECOND4),
+            (IpAddr::from(Ipv4Addr::UNSPECIFIED), FAR4),
+            (Ipv6Addr::UNSPECIFIED.into(), FAR4),
+        ] {
+            assert_eq!(socket.send_from(b"x", named, to).unwrap(), 1);
+            assert_eq!(drain(&client), [(b"x".to_vec(), at(seen, port))], "{named}");
+        }
+        for (foreign, expected) in [
+            (IpAddr::from(NEAR4), libc::ENETUNREACH),
+            (Ipv4Addr::LOCALHOST.into(), libc::EINVAL),
+            (Ipv4Addr::new(224, 0, 0, 1).into(), libc::EINVAL),
+            (FAR6.into(), libc::EINVAL),
+        ] {
+            let error = socket.send_from(b"x", foreign, to).unwrap_err();
+            assert_eq!(errno(error), expected, "{foreign}");
+        }
+        assert_eq!(drain(&client), []);
+    }
 }
 
 fn sockets_of_one_family(bed: &Bed) -> (UdpSocket, UdpSocket) {

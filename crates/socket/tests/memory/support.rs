@@ -19,6 +19,9 @@ pub const NEAR4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub const FAR4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub const NEAR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 pub const FAR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+/// More addresses of the far end.
+pub const SECOND4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
+pub const SECOND6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
 /// A host behind the near end that has no stack.
 pub const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const NEAR_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -61,7 +64,7 @@ impl Bed {
             peer: FAR_MAC,
         };
         let far = MemoryConfig {
-            addresses: vec![FAR4.into(), FAR6.into()],
+            addresses: vec![FAR4.into(), FAR6.into(), SECOND4.into(), SECOND6.into()],
             mac: FAR_MAC,
             peer: NEAR_MAC,
         };

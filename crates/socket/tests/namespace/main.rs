@@ -17,6 +17,7 @@ mod life;
 mod policies;
 mod raw_system;
 mod readiness;
+mod sources;
 mod support;
 mod tap;
 mod tap_engine;
@@ -92,6 +93,10 @@ system_tests! {
     fast_open::streams_open_connections_of_the_kernel_by_their_syns on 1,
     fast_open::the_kernel_that_does_not_take_data_gets_it_again on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
+    sources::answers_come_from_the_address_that_was_asked on 1,
+    sources::an_address_that_came_later_answers_through_the_kernel on 1,
+    sources::groups_are_answered_from_the_usual_address on 1,
+    sources::a_source_that_is_not_ours_is_refused on 1,
     tap::a_tap_serves_the_kernel_at_its_other_end on 1,
     tap::a_tap_is_a_host_that_is_routed_to on 1,
     tap::a_tap_that_cannot_be_is_refused on 1,

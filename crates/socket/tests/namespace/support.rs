@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_device::restore::Guardian;
-use tidewall_socket::{EmbeddedConfig, Stack, UdpSocket};
+use tidewall_socket::{EmbeddedConfig, Received, Stack, UdpSocket};
 
 use super::raw_system;
 
@@ -185,7 +185,12 @@ pub struct Echo {
 
 impl Echo {
     pub fn start(stack: &Stack, port: u16) -> Echo {
-        let socket = UdpSocket::bind(stack, at(Ipv6Addr::UNSPECIFIED, port)).unwrap();
+        Echo::start_at(stack, at(Ipv6Addr::UNSPECIFIED, port))
+    }
+
+    pub fn start_at(stack: &Stack, address: SocketAddr) -> Echo {
+        let socket = UdpSocket::bind(stack, address).unwrap();
+        let port = address.port();
         let stop = Arc::new(AtomicBool::new(false));
         let ended = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -194,7 +199,8 @@ impl Echo {
                 socket
                     .recv_batch(64, |received| {
                         if received.payload != QUIT {
-                            socket.queue_to(received.payload, received.source).unwrap();
+                            let Received { local, source, .. } = received;
+                            socket.queue_from(received.payload, local, source).unwrap();
                             answered += 1;
                         }
                     })
