@@ -1,22 +1,28 @@
 //! What a service needs of a stack.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
+
+/// Who sent a datagram, and how to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The sender's address.
+    pub address: SocketAddr,
+    /// Our address to answer from: the one that the sender knows. Unspecified
+    /// where the socket has only one, or the usual one is meant.
+    pub local: IpAddr,
+}
 
 /// A bound UDP socket, used by one thread.
 pub trait Datagrams {
     /// Takes up to `limit` datagrams that are there now, without waiting, and
-    /// calls `each` with payload and source; returns how many there were. The
-    /// source is `None` on a socket bound without replies.
+    /// calls `each` with payload and sender; returns how many there were. The
+    /// sender is `None` on a socket bound without replies.
     ///
     /// # Errors
     /// What the stack reports; having nothing is `Ok(0)`.
-    fn receive(
-        &self,
-        limit: usize,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
-    ) -> io::Result<usize>;
+    fn receive(&self, limit: usize, each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize>;
 
     /// As [`Datagrams::receive`], but sleeps for up to `timeout` for the first
     /// one: one system call less than waiting and then receiving, for a program
@@ -28,7 +34,7 @@ pub trait Datagrams {
         &self,
         limit: usize,
         timeout: Duration,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
+        each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize>;
 
     /// Hands over a datagram to be sent, at the latest by the next
@@ -36,7 +42,7 @@ pub trait Datagrams {
     ///
     /// # Errors
     /// What the stack reports for this datagram; earlier ones are unaffected.
-    fn queue(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()>;
+    fn queue(&self, payload: &[u8], to: Peer) -> io::Result<()>;
 
     /// Sends what was queued.
     ///

@@ -52,7 +52,7 @@ mod timed;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
-pub use host::{Datagrams, Host};
+pub use host::{Datagrams, Host, Peer};
 pub use poll_host::{Entry, PollCall, PollHost};
 pub use select_host::{Bitmap, SelectCall, SelectHost};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, UnknownKind, serve};

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Datagrams, Host};
+use crate::host::{Datagrams, Host, Peer};
 use crate::raw_linux::{
     self, Batch, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_PREFER_BUSY_POLL, poll, readable, receive,
-    receive_from, set_option,
+    receive_from, receive_located, send_from, set_option, tell_local,
 };
 use crate::services::BATCH;
 
@@ -117,14 +117,25 @@ impl Host for Linux {
                     io::Error::new(error.kind(), what)
                 })?;
         }
+        // A socket bound to one address answers from that without being told.
+        let located = replies && address.ip().is_unspecified();
+        if located {
+            tell_local(fd, address.is_ipv6())?;
+        }
         let batched = self.options.receive == Receive::Recvmmsg;
+        let (incoming, outgoing) = match (batched, replies) {
+            (true, true) => (BATCH, BATCH),
+            (true, false) => (BATCH, 0),
+            (false, _) => (0, 0),
+        };
         Ok(Socket {
             socket,
             how: self.options.receive,
             replies,
+            located,
             single: RefCell::new(vec![0; if batched { 0 } else { DATAGRAM_MAX }]),
-            incoming: RefCell::new(Batch::new(if batched { BATCH } else { 0 }, replies)),
-            outgoing: RefCell::new(Batch::new(if batched && replies { BATCH } else { 0 }, true)),
+            incoming: RefCell::new(Batch::new(incoming, replies, located)),
+            outgoing: RefCell::new(Batch::new(outgoing, true, false)),
             queued: Cell::new(0),
             timeout: Cell::new(Duration::ZERO),
         })
@@ -149,6 +160,8 @@ pub struct Socket {
     socket: UdpSocket,
     how: Receive,
     replies: bool,
+    /// Datagrams say which of our addresses they were sent to.
+    located: bool,
     single: RefCell<Vec<u8>>,
     incoming: RefCell<Batch>,
     outgoing: RefCell<Batch>,
@@ -177,19 +190,20 @@ impl Socket {
         &self,
         limit: usize,
         first: libc::c_int,
-        mut each: impl FnMut(&[u8], Option<SocketAddr>),
+        mut each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         let mut buffer = self.single.borrow_mut();
         let mut flags = first;
         for count in 0..limit {
-            let result = match self.replies {
-                true => receive_from(self.fd(), &mut buffer, flags),
-                false => receive(self.fd(), &mut buffer, flags).map(|length| (length, None)),
+            let result = match (self.located, self.replies) {
+                (true, _) => receive_located(self.fd(), &mut buffer, flags),
+                (false, true) => receive_from(self.fd(), &mut buffer, flags),
+                (false, false) => {
+                    receive(self.fd(), &mut buffer, flags).map(|length| (length, None))
+                }
             };
             match quiet(result) {
-                Ok(Some((length, source))) => {
-                    each(buffer.get(..length).unwrap_or_default(), source)
-                }
+                Ok(Some((length, peer))) => each(buffer.get(..length).unwrap_or_default(), peer),
                 Ok(None) => return Ok(count),
                 // What came before it counts; the next call meets it again, or
                 // it has passed.
@@ -205,15 +219,15 @@ impl Socket {
         &self,
         limit: usize,
         flags: libc::c_int,
-        mut each: impl FnMut(&[u8], Option<SocketAddr>),
+        mut each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         let mut batch = self.incoming.borrow_mut();
         let count = quiet(batch.receive(self.fd(), limit, flags))?.unwrap_or(0);
         let mut whole = 0;
         for number in 0..count {
-            if let Some((payload, source)) = batch.datagram(number) {
+            if let Some((payload, peer)) = batch.datagram(number) {
                 whole += 1;
-                each(payload, source);
+                each(payload, peer);
             }
         }
         Ok(whole)
@@ -223,7 +237,7 @@ impl Socket {
         &self,
         limit: usize,
         flags: libc::c_int,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
+        each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         match self.how {
             Receive::Recv => self.one_by_one(limit, flags, each),
@@ -233,11 +247,7 @@ impl Socket {
 }
 
 impl Datagrams for Socket {
-    fn receive(
-        &self,
-        limit: usize,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
-    ) -> io::Result<usize> {
+    fn receive(&self, limit: usize, each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize> {
         self.take(limit, libc::MSG_DONTWAIT, each)
     }
 
@@ -245,7 +255,7 @@ impl Datagrams for Socket {
         &self,
         limit: usize,
         timeout: Duration,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
+        each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         if self.timeout.get() != timeout {
             self.socket.set_read_timeout(Some(timeout))?;
@@ -259,9 +269,12 @@ impl Datagrams for Socket {
         self.take(limit, flags, each)
     }
 
-    fn queue(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
+    fn queue(&self, payload: &[u8], to: Peer) -> io::Result<()> {
         if self.how == Receive::Recv || payload.len() > raw_linux::BATCH_BYTES {
-            return self.socket.send_to(payload, destination).map(drop);
+            return match to.local.is_unspecified() {
+                true => self.socket.send_to(payload, to.address).map(drop),
+                false => send_from(self.fd(), payload, to),
+            };
         }
         let full = self.queued.get() >= self.outgoing.borrow().capacity();
         if full {
@@ -270,7 +283,7 @@ impl Datagrams for Socket {
         if self
             .outgoing
             .borrow_mut()
-            .put(self.queued.get(), payload, destination)
+            .put(self.queued.get(), payload, to)
         {
             self.queued.set(self.queued.get() + 1);
             Ok(())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
-use crate::host::{Datagrams, Host};
+use crate::host::{Datagrams, Host, Peer};
 use crate::work::multiply;
 
 /// Most datagrams that one service takes before the next one's turn.
@@ -170,7 +170,7 @@ fn turn<S: Datagrams>(
 ) -> io::Result<usize> {
     let (mut bytes, mut replies) = (0, 0);
     let mut failed = None;
-    let each = |payload: &[u8], source: Option<SocketAddr>| {
+    let each = |payload: &[u8], peer: Option<Peer>| {
         bytes += payload.len() as u64;
         if service.work > 0 {
             multiply(
@@ -183,8 +183,8 @@ fn turn<S: Datagrams>(
             Kind::Acknowledge => payload.get(..ACKNOWLEDGE).unwrap_or(payload),
             Kind::Discard => return,
         };
-        if let Some(source) = source {
-            match socket.queue(reply, source) {
+        if let Some(peer) = peer {
+            match socket.queue(reply, peer) {
                 Ok(()) => replies += 1,
                 Err(error) => failed = Some(error),
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidewall_socket::{Received, Stack, UdpSocket};
 
-use crate::host::{Datagrams, Host};
+use crate::host::{Datagrams, Host, Peer};
 
 /// Highest priority that a socket may have
 /// ([`UdpSocket::set_priority`]).
@@ -65,12 +65,14 @@ pub struct Socket {
 }
 
 impl Socket {
-    fn take(
-        &self,
-        limit: usize,
-        mut each: impl FnMut(&[u8], Option<SocketAddr>),
-    ) -> io::Result<usize> {
-        let each = |received: Received<'_>| each(received.payload, Some(received.source));
+    fn take(&self, limit: usize, mut each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize> {
+        let each = |received: Received<'_>| {
+            let peer = Peer {
+                address: received.source,
+                local: received.local,
+            };
+            each(received.payload, Some(peer));
+        };
         match self.socket.recv_batch(limit, each) {
             Ok(count) => Ok(count),
             Err(error)
@@ -89,11 +91,7 @@ impl Socket {
 }
 
 impl Datagrams for Socket {
-    fn receive(
-        &self,
-        limit: usize,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
-    ) -> io::Result<usize> {
+    fn receive(&self, limit: usize, each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize> {
         self.socket.set_nonblocking(true)?;
         self.take(limit, each)
     }
@@ -102,7 +100,7 @@ impl Datagrams for Socket {
         &self,
         limit: usize,
         timeout: Duration,
-        each: impl FnMut(&[u8], Option<SocketAddr>),
+        each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         if self.timeout.get() != Some(timeout) {
             self.socket.set_read_timeout(Some(timeout))?;
@@ -112,8 +110,8 @@ impl Datagrams for Socket {
         self.take(limit, each)
     }
 
-    fn queue(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
-        self.socket.queue_to(payload, destination)
+    fn queue(&self, payload: &[u8], to: Peer) -> io::Result<()> {
+        self.socket.queue_from(payload, to.local, to.address)
     }
 
     fn flush(&self) -> io::Result<()> {

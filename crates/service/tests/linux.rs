@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -27,6 +27,16 @@ fn client(port: u16) -> UdpSocket {
 
 /// Runs `services` while `during` does.
 fn serving(receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Running<'_>)) {
+    serving_at(LOCAL, receive, services, during);
+}
+
+/// As [`serving`], on another address.
+fn serving_at(
+    address: IpAddr,
+    receive: Receive,
+    services: &[ServiceSpec],
+    during: impl FnOnce(&Running<'_>),
+) {
     let serve = |start: &Start<'_>| {
         let host = Linux::new(Options {
             receive,
@@ -34,9 +44,15 @@ fn serving(receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Runn
         });
         let (counters, stop) = (start.counters, start.stop);
         let ready = start.ready();
-        serve(&host, LOCAL, services, BATCH, counters, stop, |addresses| {
-            ready(addresses[0]);
-        })
+        serve(
+            &host,
+            address,
+            services,
+            BATCH,
+            counters,
+            stop,
+            |addresses| ready(addresses[0]),
+        )
     };
     running(services.len(), Duration::from_secs(2), serve, during);
 }
@@ -64,6 +80,41 @@ fn echo_alone_sends_back_every_datagram() {
             assert_eq!((counts.received, counts.replies, counts.errors), (5, 5, 0));
             assert_eq!(counts.bytes, 1 + 14 + 1472 + 2048);
         });
+    }
+}
+
+#[test]
+fn answers_come_from_the_address_that_was_asked() {
+    let asked = |last| IpAddr::from([127, 0, 0, last]);
+    for receive in [Receive::Recv, Receive::Recvmmsg] {
+        for any in ["0.0.0.0", "::"] {
+            let [port] = ports();
+            let services = [ServiceSpec {
+                kind: Kind::Echo,
+                port,
+                work: 0,
+            }];
+            let any = any.parse().unwrap();
+            serving_at(any, receive, &services, |_| {
+                let clients = [asked(1), asked(9), asked(1), "::1".parse().unwrap()];
+                for address in clients {
+                    if address.is_ipv6() && any.is_ipv4() {
+                        continue;
+                    }
+                    let local = if address.is_ipv4() { LOCAL } else { address };
+                    let client = UdpSocket::bind((local, 0)).unwrap();
+                    // Connected, it takes answers from nobody else.
+                    client.connect((address, port)).unwrap();
+                    let patience = Some(Duration::from_secs(5));
+                    client.set_read_timeout(patience).unwrap();
+                    for length in [1, 1472, 2048] {
+                        client.send(&vec![7; length]).unwrap();
+                        let got = client.recv(&mut [0; 2048]);
+                        assert_eq!(got.unwrap(), length, "{receive}, {any}, {address}");
+                    }
+                }
+            });
+        }
     }
 }
 

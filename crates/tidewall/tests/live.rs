@@ -27,6 +27,39 @@ fn watch(arguments: &[&str]) -> (Running, BufReader<ChildStdout>) {
     (Running(child), output)
 }
 
+#[test]
+fn every_address_of_the_host_is_answered_from() {
+    let test = "every_address_of_the_host_is_answered_from";
+    let Some(bed) = Bed::or_skip(test, "m") else {
+        return;
+    };
+    let add = |address: &str| {
+        let arguments = ["addr", "add", address, "dev", &bed.interface];
+        let added = Bed::other(&bed.server, "ip", &arguments).status().unwrap();
+        assert!(added.success(), "{address}");
+    };
+    add("10.99.0.3/24");
+    let linux = ["serve", "echo", "--on", "linux", "--port", "8"];
+    let services = [
+        (7, serve(&bed, &[])),
+        (8, Service::start(Bed::command(&bed.server, &linux))),
+    ];
+    add("10.99.0.4/24");
+    for (port, service) in services {
+        for host in [2, 3, 4] {
+            // It takes answers from whom it asks, and from nobody else.
+            let (to, port) = (format!("10.99.0.{host}:9"), port.to_string());
+            let load = ["blast", "--to", &to, "--sender", "socket", "--rate", "10"];
+            let ping = ["--ping", &port, "--block", "--for", "1s", "--json"];
+            let output = Bed::command(&bed.client, &[&load[..], &ping[..]].concat()).output();
+            let report = json(&output.unwrap());
+            let echoed = report["ping"]["measured"]["echoed"].as_u64();
+            assert!(echoed > Some(0), "{to}, {port}: {report}");
+        }
+        service.end();
+    }
+}
+
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}", String::from_utf8_lossy(&output.stderr));
