@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config as DeviceConfig, Program};
+use tidewall_device::afxdp::{AfXdp, Config as DeviceConfig, Program, XdpMode};
 use tidewall_device::demux::layout::{Class, Counter, Protocol};
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer, CookieParameters};
 use tidewall_device::queue::Interrupt;
@@ -187,7 +187,7 @@ fn connects() {
     // end's program sends back. This one has no tables: all is the kernel's.
     let _program = (!redirects()).then(|| {
         let mut program = Program::load().unwrap();
-        program.attach("twb").unwrap();
+        program.attach("twb", XdpMode::Native).unwrap();
         program
     });
     for server in SERVERS {

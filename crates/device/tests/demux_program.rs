@@ -3,7 +3,7 @@
 use std::io::{Read, stdin};
 use std::process::Command;
 
-use tidewall_device::afxdp::Program;
+use tidewall_device::afxdp::{Program, XdpMode};
 
 /// Makes a veth pair, attaches in a child, kills the child, and says what it
 /// sees. The namespace and the pair end with the shell.
@@ -61,7 +61,7 @@ fn the_program_leaves_with_its_owner() {
 #[ignore = "a part of the_program_leaves_with_its_owner"]
 fn attaches_and_waits() {
     let mut program = Program::load().unwrap();
-    program.attach("twa").unwrap();
+    program.attach("twa", XdpMode::Native).unwrap();
     // Until killed: the other end of this pipe stays open.
     let mut end = Vec::new();
     assert_eq!(stdin().read_to_end(&mut end).unwrap(), 0);
@@ -72,7 +72,7 @@ fn attaches_and_waits() {
 fn is_refused() {
     let mut program = Program::load().unwrap();
     let refused = |program: &mut Program, interface| {
-        let error = program.attach(interface).unwrap_err();
+        let error = program.attach(interface, XdpMode::Native).unwrap_err();
         (error.kind(), error.to_string())
     };
     let (kind, text) = refused(&mut program, "twa");
@@ -98,9 +98,9 @@ fn detaches_when_dropped() {
         String::from_utf8_lossy(&output.stdout).contains("prog/xdp id")
     };
     let mut program = Program::load().unwrap();
-    program.attach("twa").unwrap();
+    program.attach("twa", XdpMode::Native).unwrap();
     // Attaching again replaces.
-    program.attach("twa").unwrap();
+    program.attach("twa", XdpMode::Native).unwrap();
     assert!(shows());
     drop(program);
     println!("HELD");

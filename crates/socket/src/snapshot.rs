@@ -107,7 +107,7 @@ pub struct StackSnapshot {
 pub struct DeviceSnapshot {
     /// Name of its driver; empty where that does not tell.
     pub driver: String,
-    /// Where the driver program runs: `native`.
+    /// Where the driver program runs: [`XdpMode::name`](crate::XdpMode::name).
     pub xdp: String,
     /// True when frames are moved without copying.
     pub zero_copy: bool,

@@ -17,7 +17,7 @@ use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Host, Kind, ServiceCounts, ServiceSpec, serve};
 use tidewall_socket::{
     Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
-    TrafficClass,
+    TrafficClass, XdpMode,
 };
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
@@ -97,6 +97,10 @@ pub struct Arguments {
     /// came within that time; 0: never
     #[arg(long, value_name = "TIME", default_value = "20us", value_parser = spin)]
     spin: Duration,
+    /// Where the driver program runs: native, in the driver, or generic, after the kernel has made a
+    /// buffer of each frame [default: native, or generic on a card whose driver has no native XDP]
+    #[arg(long, value_name = "MODE")]
+    xdp: Option<XdpMode>,
     /// Floating-point multiplications to make for each datagram or request
     #[arg(long, value_name = "N", default_value_t = 0)]
     work: u32,
@@ -400,6 +404,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 classes: arguments.classes.clone(),
                 receiver_cpu: arguments.cpu,
                 spin: arguments.spin,
+                xdp: arguments.xdp,
                 ..EmbeddedConfig::default()
             })
             .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;

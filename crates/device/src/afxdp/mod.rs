@@ -48,6 +48,9 @@ pub struct Config {
     pub frames: u32,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
+    /// Where the driver program is to run; `None`: in the driver, or where that
+    /// cannot, on hardware, generically.
+    pub mode: Option<XdpMode>,
 }
 
 impl Config {
@@ -58,6 +61,7 @@ impl Config {
             queues: 0,
             frames: 8192,
             receive_ring: 2048,
+            mode: None,
         }
     }
 }
@@ -68,6 +72,11 @@ impl Config {
 pub enum XdpMode {
     /// In the driver, before the kernel has made a buffer of the frame.
     Native,
+    /// In the kernel's receive path, after that: for drivers without XDP. The
+    /// driver's own poll still runs in the receiver's context, so that a flood
+    /// costs the receiver's time and not the whole host's, but each frame costs
+    /// a buffer first.
+    Generic,
 }
 
 impl XdpMode {
@@ -75,7 +84,20 @@ impl XdpMode {
     pub fn name(self) -> &'static str {
         match self {
             XdpMode::Native => "native",
+            XdpMode::Generic => "generic",
         }
+    }
+}
+
+impl std::str::FromStr for XdpMode {
+    type Err = String;
+
+    /// By [`XdpMode::name`].
+    fn from_str(name: &str) -> Result<Self, String> {
+        [XdpMode::Native, XdpMode::Generic]
+            .into_iter()
+            .find(|mode| mode.name() == name)
+            .ok_or_else(|| "native or generic".to_owned())
     }
 }
 
@@ -135,7 +157,10 @@ impl AfXdp {
         check_queues(&config.interface, present, queues)?;
         let interface = syscall::interface_index(&config.interface)?;
         let mut program = Program::load()?;
-        program.attach(&config.interface)?;
+        let mode = match config.mode {
+            Some(mode) => program.attach(&config.interface, mode).map(|()| mode)?,
+            None => program.attach_where_possible(&config.interface)?,
+        };
         // virtio-net then receives on a queue more for each processor, where it
         // can have them.
         let queues = match queue_count(&config.interface) {
@@ -164,7 +189,7 @@ impl AfXdp {
         let mut zero_copy = true;
         let mut checksums = None;
         for queue in 0..queues {
-            let opened = socket::open(interface, queue, config, &tables, timer.clone())?;
+            let opened = socket::open(interface, queue, config, mode, &tables, timer.clone())?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
             let sends = transmit_queues == 0 || queue < transmit_queues;
@@ -177,7 +202,7 @@ impl AfXdp {
             queues: opened_queues,
             program,
             driver: ethtool::driver(&config.interface).unwrap_or_default(),
-            mode: XdpMode::Native,
+            mode,
             zero_copy,
             transmit_queues,
             checksums: checksums.unwrap_or(Checksums::NoMetadata),
@@ -354,7 +379,7 @@ fn queues_named(interface: &str, prefix: &str) -> Option<u32> {
     u32::try_from(count).ok().filter(|&count| count > 0)
 }
 
-/// True for hardware: only there is every received checksum final.
+/// True for hardware, that of a virtual machine included.
 fn is_physical(interface: &str) -> bool {
     std::path::Path::new(&format!("/sys/class/net/{interface}/device")).exists()
 }

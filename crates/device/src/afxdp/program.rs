@@ -161,21 +161,25 @@ impl Program {
         })
     }
 
-    /// Attaches the program to an interface of the caller's network namespace,
-    /// in the driver (native mode). Replaces this program's earlier attachment.
+    /// Attaches the program to an interface of the caller's network namespace.
+    /// Replaces this program's earlier attachment.
     ///
     /// # Errors
     /// NotFound when there is no such interface; ResourceBusy when another
     /// program is attached; Unsupported when the driver has no native XDP or
     /// the kernel no XDP links; InvalidInput or another when the driver refuses
     /// the interface's MTU or settings (the kernel's log says why).
-    pub fn attach(&mut self, interface: &str) -> io::Result<()> {
+    pub fn attach(&mut self, interface: &str, mode: super::XdpMode) -> io::Result<()> {
         if interface.bytes().any(|byte| byte == 0) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.detach();
         let xdp = xdp(&mut self.loaded)?;
-        let attached = xdp.attach(interface, XdpMode::Driver);
+        let mode = match mode {
+            super::XdpMode::Native => XdpMode::Driver,
+            super::XdpMode::Generic => XdpMode::Skb,
+        };
+        let attached = xdp.attach(interface, mode);
         let id = attached.map_err(|error| attach_error(interface, error))?;
         let link = xdp
             .take_link(id)
@@ -189,6 +193,24 @@ impl Program {
         })?;
         self.link = Some(link);
         Ok(())
+    }
+
+    /// Attaches the program in the driver, or, where that has no native XDP and
+    /// generic XDP helps, generically.
+    ///
+    /// # Errors
+    /// As [`Program::attach`].
+    pub fn attach_where_possible(&mut self, interface: &str) -> io::Result<super::XdpMode> {
+        let refused = match self.attach(interface, super::XdpMode::Native) {
+            Ok(()) => return Ok(super::XdpMode::Native),
+            Err(refused) => refused,
+        };
+        if refused.kind() != io::ErrorKind::Unsupported || native(interface) == Some(true) {
+            return Err(refused);
+        }
+        check_generic(interface)?;
+        self.attach(interface, super::XdpMode::Generic)?;
+        Ok(super::XdpMode::Generic)
     }
 
     /// Detaches the program; the kernel gets every frame again.
@@ -453,11 +475,48 @@ fn refused(what: &str, error: &io::Error, log: &str, release: &str) -> io::Error
     io::Error::new(io::ErrorKind::Unsupported, refused)
 }
 
-/// Whether the driver says that it runs XDP programs.
-fn has_native(interface: &str) -> bool {
+/// Whether the driver runs XDP programs, where the kernel says so (Linux 6.3).
+fn native(interface: &str) -> Option<bool> {
     let features =
         syscall::interface_index(interface).and_then(|index| Netdev::open()?.xdp_features(index));
-    features.is_ok_and(|features| features & XDP_BASIC != 0)
+    Some(features.ok()? & XDP_BASIC != 0)
+}
+
+/// Whether generic XDP helps on an interface.
+///
+/// # Errors
+/// Unsupported for virtual interfaces: their frames were merged (GRO) and
+/// counted against the host by the interface below before the program sees them.
+/// The text names that interface.
+pub fn check_generic(interface: &str) -> io::Result<()> {
+    if super::is_physical(interface) {
+        return Ok(());
+    }
+    let lower = lower_interfaces(interface);
+    let text = if lower.is_empty() {
+        format!(
+            "the driver of {interface} has no native XDP, and generic XDP protects only a network card"
+        )
+    } else {
+        format!(
+            "{interface} has no native XDP, and generic XDP would see its frames only after the interface \
+             below has merged them; take over that one: {}",
+            lower.join(" or ")
+        )
+    };
+    Err(io::Error::new(io::ErrorKind::Unsupported, text))
+}
+
+/// What a VLAN, a bond or a bridge stands on: its parent or its ports.
+fn lower_interfaces(interface: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(format!("/sys/class/net/{interface}"));
+    let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        Some(name.to_str()?.strip_prefix("lower_")?.to_owned())
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
 }
 
 fn attach_error(interface: &str, error: ProgramError) -> io::Error {
@@ -476,10 +535,13 @@ fn attach_error(interface: &str, error: ProgramError) -> io::Error {
         Some(libc::EBUSY) => format!(
             "another XDP program is attached to {interface} (see: ip -details link show dev {interface})"
         ),
-        Some(libc::EOPNOTSUPP) if has_native(interface) => refuses("as it is set up now"),
-        Some(libc::EOPNOTSUPP) => {
-            format!("the driver of {interface} has no native XDP; generic XDP would run too late")
-        }
+        Some(libc::EOPNOTSUPP) if native(interface) == Some(true) => refuses("as it is set up now"),
+        Some(libc::EOPNOTSUPP) => match check_generic(interface) {
+            Err(refused) => return refused,
+            Ok(()) => {
+                format!("the driver of {interface} has no native XDP; generic XDP helps there")
+            }
+        },
         Some(libc::EINVAL) => refuses("as invalid"),
         Some(libc::ERANGE) => format!(
             "the driver of {interface} takes no XDP program at this MTU (at most 3506 on veth, on both ends)"

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::checksums::{self, Checksums};
 use super::napi::Napi;
-use super::{Config, FlushTimer};
+use super::{Config, FlushTimer, XdpMode};
 use crate::capabilities;
 use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
@@ -100,6 +100,7 @@ fn bind(
     queue: u32,
     frames: u32,
     receive_ring: Option<u32>,
+    flags: u16,
 ) -> io::Result<Bound> {
     let refused =
         |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
@@ -136,7 +137,7 @@ fn bind(
         TRANSMIT_RING,
         libc::XDP_PGOFF_TX_RING,
     )?;
-    bind_retrying(fd.as_fd(), index, queue).map_err(refused("bind an AF_XDP socket"))?;
+    bind_retrying(fd.as_fd(), index, queue, flags).map_err(refused("bind an AF_XDP socket"))?;
     let options: u32 =
         syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
     let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
@@ -185,12 +186,10 @@ fn register(fd: BorrowedFd<'_>, memory: &FrameMemory) -> io::Result<bool> {
     Ok(false)
 }
 
-fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32) -> io::Result<()> {
+fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
     let mut tries = 0;
     loop {
-        // Neither XDP_COPY nor XDP_ZEROCOPY: the kernel takes the driver's
-        // zero-copy path where there is one, and copies elsewhere.
-        match syscall::bind_xdp(fd, interface, queue, libc::XDP_USE_NEED_WAKEUP) {
+        match syscall::bind_xdp(fd, interface, queue, libc::XDP_USE_NEED_WAKEUP | flags) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BIND_TRIES => {
                 tries += 1;
                 std::thread::sleep(BIND_PAUSE);
@@ -205,9 +204,17 @@ pub(super) fn open(
     index: u32,
     queue: u32,
     config: &Config,
+    mode: XdpMode,
     tables: &Arc<Tables>,
     timer: Option<FlushTimer>,
 ) -> io::Result<Opened> {
+    let flags = match mode {
+        // Neither XDP_COPY nor XDP_ZEROCOPY: the kernel takes the driver's
+        // zero-copy path where there is one, and copies elsewhere.
+        XdpMode::Native => 0,
+        // Frames do not come by the driver's zero-copy path.
+        XdpMode::Generic => libc::XDP_COPY,
+    };
     let Bound {
         fd,
         memory,
@@ -222,6 +229,7 @@ pub(super) fn open(
         queue,
         config.frames,
         Some(config.receive_ring),
+        flags,
     )?;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
     let napi = Napi::new(tables.clone(), queue)
@@ -262,7 +270,7 @@ pub fn open_transmitter(
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
     let index = syscall::interface_index(interface)?;
-    let bound = bind(interface, index, queue, frames, None)?;
+    let bound = bind(interface, index, queue, frames, None, 0)?;
     Ok((Box::new(bound.transmit), bound.memory, bound.frames))
 }
 

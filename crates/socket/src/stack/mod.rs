@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config, queue_count};
+use tidewall_device::afxdp::{AfXdp, Config, XdpMode, queue_count};
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::ethtool::Flow;
@@ -119,6 +119,9 @@ pub struct EmbeddedConfig {
     pub spin: Duration,
     /// Frames of memory a queue, 2 KiB each; a power of two from 4096.
     pub frames: u32,
+    /// Where the driver program is to run. `None`: in the driver, or, on a card
+    /// whose driver has no native XDP, generically.
+    pub xdp: Option<XdpMode>,
     /// Serve `tidewall stat` and `tidewall trace` for this process.
     pub control: bool,
 }
@@ -136,6 +139,7 @@ impl Default for EmbeddedConfig {
             classes: Vec::new(),
             spin: Duration::from_micros(20),
             frames: 8192,
+            xdp: None,
             control: true,
         }
     }
@@ -329,6 +333,7 @@ impl Stack {
         let mut device = AfXdp::open(&Config {
             queues: config.queues,
             frames: config.frames,
+            mode: config.xdp,
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();

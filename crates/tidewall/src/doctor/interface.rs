@@ -4,7 +4,8 @@ use std::io;
 
 use serde::Deserialize;
 use serde_json::Value;
-use tidewall_device::afxdp::{Checksums, queue_count, transmit_queue_count};
+use tidewall_device::afxdp::program::check_generic;
+use tidewall_device::afxdp::{Checksums, XdpMode, queue_count, transmit_queue_count};
 use tidewall_device::ethtool;
 use tidewall_device::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 use tidewall_socket::snapshot::StackSnapshot;
@@ -123,8 +124,13 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
     let driver = ethtool::driver(name).ok();
     let mut findings = vec![
         state(link),
-        native(name, driver.as_deref(), features),
-        device(name, driver.as_deref(), zero_copy, owner),
+        native(
+            name,
+            driver.as_deref(),
+            features,
+            check_generic(name).err().map(|refusal| refusal.to_string()),
+        ),
+        device(name, driver.as_deref(), features, zero_copy, owner),
         attached(name, link, owner),
         mtu(name, link.mtu),
     ];
@@ -182,16 +188,27 @@ fn state(link: &Link) -> Finding {
     Finding::ok(CHECK, format!("{name} is up"))
 }
 
-fn native(name: &str, driver: Option<&str>, features: Option<u64>) -> Finding {
+/// `generic`: why generic XDP does not help there, where it does not.
+fn native(
+    name: &str,
+    driver: Option<&str>,
+    features: Option<u64>,
+    generic: Option<String>,
+) -> Finding {
     const CHECK: &str = "native XDP";
     let driver = driver.unwrap_or("its driver");
     let mend = "use another interface, such as a veth; see: ethtool -i";
     match features {
-        Some(features) if features & XDP_BASIC == 0 => Finding::problem(
-            CHECK,
-            format!("{driver} of {name} cannot run XDP programs"),
-            mend,
-        ),
+        Some(features) if features & XDP_BASIC == 0 => match generic {
+            Some(refusal) => Finding::problem(CHECK, refusal, mend),
+            None => Finding::warning(
+                CHECK,
+                format!(
+                    "{driver} of {name} has none; generic XDP is used, which makes a buffer of each frame before it can be dropped"
+                ),
+                "for the full rate use a card whose driver has native XDP",
+            ),
+        },
         Some(features) if features & XDP_REDIRECT == 0 => Finding::problem(
             CHECK,
             format!("{driver} of {name} cannot redirect frames to AF_XDP sockets"),
@@ -211,10 +228,11 @@ fn native(name: &str, driver: Option<&str>, features: Option<u64>) -> Finding {
 
 /// Mode, queues and checksums: of the live stack, or what one would have.
 /// `zero_copy`: what the driver's zero-copy mode does on transmission, where it
-/// has one.
+/// has one; `features`: its XDP features, where the kernel tells.
 fn device(
     name: &str,
     driver: Option<&str>,
+    features: Option<u64>,
     zero_copy: Option<u64>,
     owner: Option<&StackSnapshot>,
 ) -> Finding {
@@ -232,12 +250,17 @@ fn device(
         }
         Some(_) => ("zero-copy", Checksums::NotAnnounced.to_string()),
     };
+    let xdp = match features {
+        Some(features) if features & XDP_BASIC == 0 => XdpMode::Generic,
+        _ => XdpMode::Native,
+    };
     let number = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |n| n.to_string());
     Finding::ok(
         CHECK,
         format!(
-            "{}, native XDP would run in {mode}, {} receive and {} transmit queues, checksums {checksums}",
+            "{}, {} XDP would run in {mode}, {} receive and {} transmit queues, checksums {checksums}",
             driver.unwrap_or("unknown driver"),
+            xdp.name(),
             number(queue_count(name)),
             number(transmit_queue_count(name)),
         ),
@@ -546,20 +569,19 @@ mod tests {
 
     #[test]
     fn drivers_are_asked_first_and_looked_up_second() {
-        assert_eq!(native("x", Some("veth"), Some(0x23)).severity, Severity::Ok);
+        let native = |driver, features| native("x", driver, features, None);
+        assert_eq!(native(Some("veth"), Some(0x23)).severity, Severity::Ok);
+        // A card gets generic XDP, what stands on another interface does not.
+        assert_eq!(native(Some("e1000e"), Some(0)).severity, Severity::Warning);
+        let refused = super::native("x", None, Some(0), Some("x stands on y".to_owned()));
+        assert_eq!(refused.severity, Severity::Problem);
+        assert_eq!(refused.text, "x stands on y");
         assert_eq!(
-            native("x", Some("veth"), Some(0)).severity,
+            native(Some("veth"), Some(XDP_BASIC)).severity,
             Severity::Problem
         );
-        assert_eq!(
-            native("x", Some("veth"), Some(XDP_BASIC)).severity,
-            Severity::Problem
-        );
-        assert_eq!(native("x", Some("ice"), None).severity, Severity::Ok);
-        assert_eq!(
-            native("x", Some("e1000e"), None).severity,
-            Severity::Warning
-        );
+        assert_eq!(native(Some("ice"), None).severity, Severity::Ok);
+        assert_eq!(native(Some("e1000e"), None).severity, Severity::Warning);
     }
 
     #[test]
@@ -583,19 +605,19 @@ mod tests {
 
     #[test]
     fn the_device_of_a_stack_is_that_of_its_snapshot() {
-        let finding = device("x", Some("mlx5_core"), Some(XSK_TX_CHECKSUM), None);
+        let finding = device("x", Some("mlx5_core"), None, Some(XSK_TX_CHECKSUM), None);
         assert!(
             finding.text.ends_with("zero-copy, ? receive and ? transmit queues, checksums by the device (its driver says so)"),
             "{}",
             finding.text
         );
-        let finding = device("x", Some("ice"), Some(0), None);
+        let finding = device("x", Some("ice"), None, Some(0), None);
         assert!(
             finding.text.contains("checksums in software ("),
             "{}",
             finding.text
         );
-        let finding = device("x", Some("veth"), None, None);
+        let finding = device("x", Some("veth"), None, None, None);
         assert!(finding.text.contains("copy mode"), "{}", finding.text);
         let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
         owner.device = Some(DeviceSnapshot {
@@ -607,7 +629,7 @@ mod tests {
             checksums: Checksums::Proven.to_string(),
         });
         assert_eq!(
-            device("x", None, None, Some(&owner)).text,
+            device("x", None, None, None, Some(&owner)).text,
             "igb, native XDP, copy mode, 2 receive and 2 transmit queues, checksums by the device (proven at start)"
         );
     }
