@@ -4,7 +4,7 @@
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test build setup check loom instructions clean
+.PHONY: demo test build setup check loom instructions kernels clean
 
 ## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
 demo: setup
@@ -38,6 +38,11 @@ instructions:
 	$(CARGO) bench --locked -p tidewall-device --bench driver_instructions
 	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
 	$(CARGO) bench --locked --no-fail-fast -p tidewall-socket --bench descriptors --bench select --bench readiness -- --instructions
+
+## kernels: real kernels by emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
+kernels: setup
+	$(CARGO) build --release --locked -p tidewall
+	scripts/kernels.sh run $(ARGS)
 
 clean:
 	$(CARGO) clean

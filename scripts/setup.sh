@@ -2,8 +2,8 @@
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
 # curl, wrk, ab and h2load as clients of the web server, Squid and nginx for the
-# lab to compare with, perf, valgrind to count instructions, and Rust where there
-# is none. Without root only what building
+# lab to compare with, perf, valgrind to count instructions, Python for the lane
+# of kernels, and Rust where there is none. Without root only what building
 # needs is asked for: the tests that need more are skipped, by name.
 set -eu
 
@@ -34,6 +34,7 @@ if [ "$(id -u)" = 0 ]; then
 	want nginx nginx-light
 	want setpriv util-linux
 	want perf linux-perf
+	want python3 python3
 fi
 
 [ -n "$need" ] || exit 0

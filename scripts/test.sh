@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every test, in the order in which a failure says most: formatting and lints,
 # unit and property tests, fuzz targets for a bounded time, the memory model,
-# whole-system tests in network namespaces, documentation.
+# whole-system tests in network namespaces, other kernels, documentation.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -21,6 +21,8 @@ step "memory model (loom)"
 make --no-print-directory loom
 step "instructions of hot paths (valgrind, and an emulator of the driver program)"
 make --no-print-directory instructions
+step "the driver program on other kernels (QEMU)"
+TIDEWALL=target/debug/tidewall scripts/kernels.sh load
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 step "nothing left behind"

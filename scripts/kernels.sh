@@ -1,0 +1,9 @@
+#!/bin/sh
+# Real kernels and emulated network cards, in QEMU: kernels.sh load, kernels.sh run; --help says more.
+set -eu
+if ! command -v python3 >/dev/null; then
+	echo "SKIPPED kernels: no python3 (apt-get install python3)"
+	[ "${CI:-}" != true ] && [ "${1:-}" = load ]
+	exit
+fi
+exec python3 -B "$(dirname "$0")/kernels/lane.py" "$@"
