@@ -44,7 +44,7 @@ class Cell:
     """A guest with its card and the service that runs in it."""
 
     def __init__(self, guest, driver):
-        self.guest, self.driver, self.before, self.queues = guest, driver, None, 1
+        self.guest, self.driver, self.before = guest, driver, ""
 
     def run(self, command, seconds=60):
         """What a command in the guest prints; it must succeed."""
