@@ -92,8 +92,8 @@ def run(kernel, driver, wanted):
             result, said = "ok", function(*arguments)
         except checks.NotHere as reason:
             result, said = "not here", str(reason)
-        except Failed as reason:
-            result, said = "known" if name in checks.KNOWN else "failed", str(reason)
+        except Exception as reason:  # whatever goes wrong, statistics that cannot be read included
+            result, said = "known" if name in checks.KNOWN else "failed", str(reason) if isinstance(reason, Failed) else repr(reason)
             if name == "start" and driver in checks.WITHOUT_XDP and checks.REFUSED in said:
                 result, said = "refused", f"{said}; {cell.unchanged()}"
         note(name, column, result, said, time.monotonic() - began)
