@@ -92,8 +92,8 @@ def run(kernel, driver, wanted):
             result, said = "ok", function(*arguments)
         except checks.NotHere as reason:
             result, said = "not here", str(reason)
-        except Failed as reason:
-            result, said = "known" if name in checks.KNOWN else "failed", str(reason)
+        except Exception as reason:  # whatever goes wrong, statistics that cannot be read included
+            result, said = "known" if name in checks.KNOWN else "failed", str(reason) if isinstance(reason, Failed) else repr(reason)
             if name == "start" and driver in checks.WITHOUT_XDP and checks.REFUSED in said:
                 result, said = "refused", f"{said}; {cell.unchanged()}"
         note(name, column, result, said, time.monotonic() - began)
@@ -131,7 +131,7 @@ def run(kernel, driver, wanted):
 
 
 def table(cells):
-    """The results as a Markdown table, and the reasons below it."""
+    """The results as a Markdown table, and below it for each check the first cell's reason."""
     lines = ["| kernel | driver | " + " | ".join(checks.COLUMNS) + " |", "|---" * (2 + len(checks.COLUMNS)) + "|"]
     reasons = {}
     for cell in cells:
@@ -144,9 +144,11 @@ def table(cells):
         for check in cell["checks"]:
             if check["result"] in ("failed", "known", "refused"):
                 known = f" ({checks.KNOWN[check['name']]})" if check["result"] == "known" else ""
-                text = f"{check['name']} {check['result']}: {' '.join(check['said'].split())}{known}"
-                reasons.setdefault(text, []).append(f"{cell['kernel']} {cell['driver']}")
-    return "\n".join([*lines, "", *(f"- {', '.join(where)}: {text}" for text, where in reasons.items())])
+                _, where = reasons.setdefault((check["name"], check["result"]), (" ".join(check["said"].split()) + known, {}))
+                where.setdefault(cell["kernel"], {})[cell["driver"]] = True
+    return "\n".join([*lines, "", *(
+        f"- {name} {result} ({'; '.join(f'{kernel}: ' + ', '.join(drivers) for kernel, drivers in where.items())}): {said}"
+        for (name, result), (said, where) in reasons.items())])
 
 
 def processes(function, tasks):
