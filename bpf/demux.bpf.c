@@ -41,6 +41,21 @@ GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
 	return 1;
 }
 
+/* Of an owned frame that no AF_XDP socket takes, as on a queue that was added
+ * later: the kernel's socket that holds the port gets datagrams and SYNs. Any
+ * other segment may be of a connection that is not the kernel's, which would
+ * reset it. */
+GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place)
+{
+	__u8 flags;
+	if (!queue || (queue->metadata_in_frame && bpf_xdp_adjust_head(ctx, sizeof(struct tw_metadata))))
+		return XDP_DROP;
+	if (PLACE_PROTOCOL(place) == TCP &&
+	    (bpf_xdp_load_bytes(ctx, PLACE_TRANSPORT(place) + 13, &flags, 1) || (flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
+		return XDP_DROP;
+	return to_kernel(queue, TW_CLASS_OTHER);
+}
+
 #define DROP(counter)                                                          \
 	do {                                                                       \
 		count(queue, counter);                                                 \
@@ -277,8 +292,11 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	metadata->end = end;
 	metadata->fragment = fragment;
 
-	if (bpf_redirect_map(&sockets, owner * TW_QUEUES + index, XDP_DROP) != XDP_REDIRECT)
-		DROP(TW_COUNT_NO_SOCKET);
+	if (bpf_redirect_map(&sockets, owner * TW_QUEUES + index, XDP_DROP) != XDP_REDIRECT) {
+		count(queue, TW_COUNT_NO_SOCKET);
+		*cause = TW_COUNT_NO_SOCKET;
+		return without_socket(ctx, queue, HERE);
+	}
 	if (head) {
 		WRITE_ONCE(head->head, credit);
 		count(queue, TW_COUNT_CHANNEL);

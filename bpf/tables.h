@@ -77,7 +77,7 @@ enum tw_counter {
 	TW_COUNT_MALFORMED,            /* dropped: contradictory header fields */
 	TW_COUNT_CHANNEL_FULL,         /* dropped: channel at its limit (early discard) */
 	TW_COUNT_CHANNEL_CLOSED,       /* dropped: table entry names a closed channel */
-	TW_COUNT_NO_SOCKET,            /* dropped: owned, but no AF_XDP socket on this queue */
+	TW_COUNT_NO_SOCKET,            /* owned, but no AF_XDP socket on this queue: datagrams and SYNs are kernel-bound, the rest is dropped */
 	TW_COUNT_NO_METADATA,          /* passed to the kernel: no room for metadata before the frame or in it */
 	TW_COUNT_TAGGED,               /* VLAN-tagged, kernel-bound */
 	TW_COUNT_UNKNOWN,              /* unknown ethertype, kernel-bound */

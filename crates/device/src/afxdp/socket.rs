@@ -63,8 +63,16 @@ struct Bound {
     receive: Option<Ring<libc::xdp_desc>>,
     transmit: TransmitHalf,
     zero_copy: bool,
+    /// The kernel registered room for transmit metadata.
+    tx_metadata: bool,
     /// Those that are with nobody.
     frames: Vec<Frame>,
+}
+
+/// Frames lie at multiples of 2 to this power: a division by what is only known
+/// at run time would be the slowest part of taking a frame.
+fn frame_shift(memory: &FrameMemory) -> u32 {
+    memory.frame_size().trailing_zeros()
 }
 
 /// What the kernel refused of a queue, and the cure.
@@ -94,6 +102,15 @@ fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Er
     )
 }
 
+/// Bytes that the kernel leaves free before a received packet
+/// (XDP_PACKET_HEADROOM).
+const HEADROOM: usize = 256;
+/// Bytes of a frame beside the IP datagram: Ethernet header, a VLAN tag, and our
+/// metadata where they are in the frame.
+const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
+/// Bytes of the larger frames: the most that the kernel takes, a page.
+const LARGE_FRAME: usize = 4096;
+
 fn bind(
     interface: &str,
     index: u32,
@@ -102,9 +119,47 @@ fn bind(
     receive_ring: Option<u32>,
     flags: u16,
 ) -> io::Result<Bound> {
+    let bind = |frame_size| {
+        let memory = FrameMemory::with_frame_size(frames, frame_size)?;
+        bind_memory(interface, index, queue, memory, receive_ring, flags)
+    };
+    let frame_size = match mtu(interface) {
+        Some(mtu) if HEADROOM + mtu + BESIDE > FRAME_SIZE => LARGE_FRAME,
+        _ => FRAME_SIZE,
+    };
+    let mut bound = bind(frame_size)?;
+    if bound.zero_copy && frame_size < LARGE_FRAME {
+        // Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the
+        // headroom it would use one, and drop every longer frame.
+        drop(bound);
+        bound = bind(LARGE_FRAME)?;
+    }
+    bound.transmit.checksums = checksums::find_out(
+        (interface, index, queue),
+        bound.tx_metadata,
+        bound.zero_copy,
+        &mut bound.transmit,
+        &mut bound.frames,
+    );
+    Ok(bound)
+}
+
+fn mtu(interface: &str) -> Option<usize> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
+    text.trim().parse().ok()
+}
+
+fn bind_memory(
+    interface: &str,
+    index: u32,
+    queue: u32,
+    memory: FrameMemory,
+    receive_ring: Option<u32>,
+    flags: u16,
+) -> io::Result<Bound> {
     let refused =
         |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
-    let memory = FrameMemory::new(frames)?;
+    let frames = memory.frames();
     let socket = syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
     let fd = Arc::new(socket.map_err(refused("open an AF_XDP socket"))?);
     let xdp = |name, value: &u32| syscall::set_option(fd.as_fd(), libc::SOL_XDP, name, value);
@@ -141,29 +196,22 @@ fn bind(
     let options: u32 =
         syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
     let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
-    let mut transmit = TransmitHalf {
-        fd: fd.clone(),
-        memory: memory.clone(),
-        transmit,
-        completions,
-        checksums: Checksums::NoMetadata,
-    };
-    let mut frames = (0..frames).map(|index| Frame::new(index, 0, 0)).collect();
-    transmit.checksums = checksums::find_out(
-        (interface, index, queue),
-        tx_metadata,
-        zero_copy,
-        &mut transmit,
-        &mut frames,
-    );
     Ok(Bound {
-        fd,
-        memory,
         fill,
         receive,
-        transmit,
+        transmit: TransmitHalf {
+            fd: fd.clone(),
+            memory: memory.clone(),
+            frame_shift: frame_shift(&memory),
+            transmit,
+            completions,
+            checksums: Checksums::NoMetadata,
+        },
+        fd,
+        memory,
         zero_copy,
-        frames,
+        tx_metadata,
+        frames: (0..frames).map(|index| Frame::new(index, 0, 0)).collect(),
     })
 }
 
@@ -173,7 +221,7 @@ fn register(fd: BorrowedFd<'_>, memory: &FrameMemory) -> io::Result<bool> {
     let registration = |flags, tx_metadata_len| libc::xdp_umem_reg {
         addr: memory.address() as u64,
         len: memory.bytes_mapped() as u64,
-        chunk_size: FRAME_SIZE as u32,
+        chunk_size: memory.frame_size() as u32,
         headroom: 0,
         flags,
         tx_metadata_len,
@@ -223,6 +271,7 @@ pub(super) fn open(
         transmit,
         zero_copy,
         frames,
+        ..
     } = bind(
         &config.interface,
         index,
@@ -238,6 +287,7 @@ pub(super) fn open(
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
+            frame_shift: frame_shift(&memory),
             tables: tables.clone(),
             queue,
             memory: memory.clone(),
@@ -276,6 +326,7 @@ pub fn open_transmitter(
 
 struct ReceiveHalf {
     fd: Arc<OwnedFd>,
+    frame_shift: u32,
     tables: Arc<Tables>,
     queue: u32,
     memory: FrameMemory,
@@ -303,8 +354,9 @@ impl Receive for ReceiveHalf {
         };
         for _ in 0..count {
             let descriptor = self.receive.pop();
-            let index = (descriptor.addr / FRAME_SIZE as u64) as u32;
-            let offset = (descriptor.addr % FRAME_SIZE as u64) as u16 + in_frame;
+            let index = (descriptor.addr >> self.frame_shift) as u32;
+            let start = u64::from(index) << self.frame_shift;
+            let offset = (descriptor.addr - start) as u16 + in_frame;
             let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
             let mut frame = Frame::new(index, 0, 0);
             frame.set_extent(offset, length.saturating_sub(in_frame));
@@ -320,7 +372,7 @@ impl Receive for ReceiveHalf {
     fn fill(&mut self, frames: &mut Vec<Frame>) {
         let count = self.fill.room(frames.len() as u32).min(frames.len() as u32);
         for frame in frames.drain(frames.len() - count as usize..) {
-            self.fill.push(u64::from(frame.index()) * FRAME_SIZE as u64);
+            self.fill.push(u64::from(frame.index()) << self.frame_shift);
         }
         if count > 0 {
             self.fill.submit();
@@ -348,6 +400,7 @@ impl Receive for ReceiveHalf {
 
 pub(super) struct TransmitHalf {
     fd: Arc<OwnedFd>,
+    frame_shift: u32,
     memory: FrameMemory,
     transmit: Ring<libc::xdp_desc>,
     completions: Ring<u64>,
@@ -381,7 +434,7 @@ impl TransmitHalf {
             options = XDP_TX_METADATA;
         }
         self.transmit.push(libc::xdp_desc {
-            addr: u64::from(frame.index()) * FRAME_SIZE as u64 + u64::from(frame.offset()),
+            addr: (u64::from(frame.index()) << self.frame_shift) + u64::from(frame.offset()),
             len: u32::from(frame.length()),
             options,
         });
@@ -446,7 +499,7 @@ impl Transmit for TransmitHalf {
         let count = self.completions.available(TRANSMIT_RING);
         for _ in 0..count {
             let address = self.completions.pop();
-            frames.push(Frame::new((address / FRAME_SIZE as u64) as u32, 0, 0));
+            frames.push(Frame::new((address >> self.frame_shift) as u32, 0, 0));
         }
         if count > 0 {
             self.completions.release();

@@ -209,7 +209,8 @@ pub enum Counter {
     ChannelFull = 5,
     /// Dropped: a table entry names a closed channel.
     ChannelClosed = 6,
-    /// Dropped: owned, but no AF_XDP socket on this queue.
+    /// Owned, but no AF_XDP socket on this queue: datagrams and SYNs are
+    /// kernel-bound, the rest is dropped.
     NoSocket = 7,
     /// Passed to the kernel: no room for metadata before the frame or in it.
     NoMetadata = 8,

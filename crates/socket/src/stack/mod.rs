@@ -341,7 +341,8 @@ impl Stack {
         tables.set_raw(config.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         tables.set_cookie_redirect(device.checksum_offload_possible);
-        for queue in 0..device.queues.len() as u32 {
+        // Queues may be added later, too.
+        for queue in 0..QUEUES as u32 {
             for (class, rate, burst) in CLASS_RATES {
                 tables.set_class(queue, class, rate, burst);
             }

@@ -128,3 +128,22 @@ pub fn a_start_that_fails_half_way_leaves_nothing_behind() {
     let stack = stack();
     assert_eq!(stack.snapshot().queues.len(), 2);
 }
+
+pub fn full_sized_datagrams_pass_at_every_mtu() {
+    // The peer's interface has the same MTU: a veth with a program takes no frame
+    // that is longer than its own.
+    for mtu in [1500, 1700, 1780, 1900, 3000, 3498] {
+        shell(&format!("ip link set {HERE} mtu {mtu}"));
+        in_peer(move || shell(&format!("ip link set {PEER} mtu {mtu}")));
+        let stack = stack();
+        let echo = Echo::start(&stack, SERVICE);
+        let peer = peer_socket(PEER4);
+        for n in 0..8u8 {
+            ask(&peer, at(HERE4, SERVICE), &vec![n; mtu - 28]);
+        }
+        let queue = &stack.snapshot().queues[0];
+        assert!(queue.delivered >= 4, "MTU {mtu}: {queue:?}");
+        assert!(queue.transmitted >= 4, "MTU {mtu}: {queue:?}");
+        echo.finish();
+    }
+}

@@ -62,8 +62,8 @@ fn queue_layout(name: &str, kind: &str, queues: usize, owner: Option<&StackSnaps
     Finding::problem(
         CHECK,
         format!(
-            "the stack has {taken} of {queues} receive queues of {name}; datagrams for it on the others are dropped \
-             (driver: no-socket)"
+            "the stack has {taken} of {queues} receive queues of {name}; datagrams and new connections on the others \
+             go to the kernel, unprotected, and connections that were here break there (driver: no-socket)"
         ),
         mend,
     )

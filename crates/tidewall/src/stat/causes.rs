@@ -81,7 +81,7 @@ pub const ENTRIES: &[Entry] = &[
         Driver,
         "no-socket",
         Loss,
-        "A frame for an owned port, on a device queue that the stack has not taken.",
+        "A frame for an owned port, on a device queue that the stack has not taken. Datagrams and SYNs go to the kernel's socket, unprotected; segments of connections are dropped.",
         "Queues were added after the stack began: restart the service, or take them away again: ethtool -L IF combined N.",
     ),
     entry(
