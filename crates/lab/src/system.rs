@@ -1,7 +1,7 @@
 //! The systems that are compared, by the names of docs/lab.md.
 
 use tidewall_service::linux::{self, BusyPoll, Receive};
-use tidewall_socket::{Architecture, PolicyKind};
+use tidewall_socket::{Architecture, PolicyKind, XdpMode};
 
 use crate::testbed::Mode;
 use crate::worker::{ClassSpec, HostSpec};
@@ -34,6 +34,8 @@ pub(crate) struct Control {
 pub enum System {
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
     NiLrp,
+    /// The same by generic XDP, as on a card whose driver has no native XDP.
+    Generic,
     /// Demultiplexing in an interrupt thread.
     SoftLrp,
     /// The same, with eager protocol processing.
@@ -67,6 +69,7 @@ impl System {
     pub fn name(self) -> &'static str {
         match self {
             System::NiLrp => "ni-lrp",
+            System::Generic => "ni-lrp-generic",
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
             System::Bsd => "bsd",
@@ -92,7 +95,7 @@ impl System {
     /// The stack's architecture, if it is the stack.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
-            System::NiLrp => Some(Architecture::NiLrp),
+            System::NiLrp | System::Generic => Some(Architecture::NiLrp),
             System::SoftLrp => Some(Architecture::SoftLrp),
             System::EarlyDemux => Some(Architecture::EarlyDemux),
             System::Bsd => Some(Architecture::Bsd),
@@ -143,6 +146,7 @@ impl System {
                 interval_us: control.and_then(|control| control.interval_us),
                 receive_limit: control.and_then(|control| control.receive_limit),
                 classes: classes.to_vec(),
+                xdp: (self == System::Generic).then(|| XdpMode::Generic.name().to_owned()),
             },
             None => HostSpec::Linux(linux::Options {
                 receive: receive.unwrap_or_default(),
@@ -169,6 +173,9 @@ impl System {
             Some(architecture) if architecture.has_threads() => format!(
                 "{mode}; interrupt and softirq as threads of SCHED_FIFO 2 and 1 on the receiver's CPU"
             ),
+            Some(_) if self == System::Generic => {
+                format!("{mode}; generic XDP; the receiver polls the driver")
+            }
             Some(_) => format!("{mode}; the receiver polls the driver"),
             None if self == System::LinuxBusy => format!(
                 "{mode}; the better of recv and recvmmsg; SO_BUSY_POLL {BUSY_MICROSECONDS} unless \

@@ -60,8 +60,9 @@ const WORK_FULL: [Option<u64>; 6] = [
 const WORK_QUICK: [Option<u64>; 2] = [Some(500_000), None];
 
 /// Systems of the whole experiment.
-const SYSTEMS: [System; 7] = [
+const SYSTEMS: [System; 8] = [
     System::NiLrp,
+    System::Generic,
     System::SoftLrp,
     System::EarlyDemux,
     System::Bsd,
@@ -126,7 +127,9 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
         });
     }
     // Without XDP and GRO a veth takes no frames, so no RPS here.
-    let framed = SYSTEMS.iter().filter(|system| **system != System::LinuxRps);
+    let framed = SYSTEMS
+        .iter()
+        .filter(|system| !matches!(system, System::LinuxRps | System::Generic));
     for &system in framed {
         curves.push(Curve {
             setting: Some(FRAMES),
@@ -331,6 +334,23 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             Bound::at_least(50.0),
         ),
         Claim::judge(
+            "generic-flat",
+            "by generic XDP, ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)",
+            None,
+            ratio(
+                at_most("ni-lrp-generic"),
+                find(&plain, "ni-lrp-generic", None).and_then(Series::peak),
+            ),
+            Bound::at_least(0.9),
+        ),
+        Claim::judge(
+            "generic-vs-native",
+            "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native XDP",
+            None,
+            ratio(at_most("ni-lrp-generic"), at_most("ni-lrp")),
+            Bound::at_least(0.3),
+        ),
+        Claim::judge(
             "work-flat",
             "with 200 float multiplications a packet: ni-lrp at the highest offered rate, fraction of its peak",
             None,
@@ -432,6 +452,7 @@ mod tests {
             plain("linux-rps", [3.9e5, 5.6e5, 5.5e3]),
             plain("linux-timer", [3.9e5, 6.7e5, 0.0]),
             plain("linux-busy", [4e5, 4.4e5, 4.3e5]),
+            plain("ni-lrp-generic", [4e5, 6e5, 7e5]),
             work("ni-lrp", [3e5, 6.8e5, 9.3e5]),
             work("linux-rps", [2.999e5, 3.3e5, 7e3]),
             curve("ni-lrp", Some(FRAMES), &[(2e6, 1.2e6)]),
@@ -457,6 +478,8 @@ mod tests {
             ("vs-rps", 1.3e6 / 5.5e3),
             // Nothing delivered counts as one packet, or the ratio had no value.
             ("vs-timer", 1.3e6),
+            ("generic-flat", 1.0),
+            ("generic-vs-native", 7e5 / 1.3e6),
             ("work-flat", 1.0),
             // At 300,000/s both deliver everything, which shows nothing.
             ("work-above-linux", 6.8e5 / 3.3e5),
@@ -484,7 +507,7 @@ mod tests {
         series[0].points[2].y = 6e5;
         assert!(!claim(&series, "flat").holds);
         assert!(!claim(&series, "order").holds);
-        series[8].points[1].y = 7e5;
+        series[9].points[1].y = 7e5;
         assert!(!claim(&series, "work-above-linux").holds);
     }
 

@@ -200,6 +200,9 @@ pub enum HostSpec {
         /// Traffic classes, queue by queue; none: all queues are equal.
         #[serde(default)]
         classes: Vec<ClassSpec>,
+        /// XDP mode by name; `None`: the stack's choice.
+        #[serde(default)]
+        xdp: Option<String>,
     },
     /// Linux.
     Linux(linux::Options),
@@ -331,6 +334,7 @@ mod tests {
                         ports: vec![7],
                         budget: Some(64),
                     }],
+                    xdp: Some("generic".into()),
                 },
                 services: vec![ServiceSpec {
                     kind: Kind::Echo,

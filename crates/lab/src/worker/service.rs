@@ -70,6 +70,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             interval_us,
             receive_limit,
             classes,
+            xdp,
         } => {
             let stack = Stack::embedded(EmbeddedConfig {
                 interface: SERVER_INTERFACE.to_owned(),
@@ -90,6 +91,10 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                         budget: class.budget,
                     })
                     .collect(),
+                xdp: match xdp {
+                    Some(name) => Some(name.parse().map_err(anyhow::Error::msg)?),
+                    None => None,
+                },
                 control: false,
                 ..EmbeddedConfig::default()
             })
