@@ -1,6 +1,7 @@
 //! From frames to segments: channels of connections, the channel that those
 //! without one share, and whose a segment is.
 
+use std::io;
 use std::sync::PoisonError;
 
 use tidewall_device::demux::ChannelId;
@@ -316,21 +317,8 @@ impl Core {
         }
         let _binding = lock(&self.binding);
         let id = self.allocate_channel().ok()?;
-        let mut channels = Vec::with_capacity(self.queues.len());
-        for queue in &self.queues {
-            match lock(&queue.poller).open_channel(id, CONNECTION_LIMIT) {
-                Ok(channel) => channels.push(channel),
-                Err(_) => break,
-            }
-        }
-        let set = ChannelSet {
-            id,
-            channels: channels.into(),
-        };
-        if set.channels.len() < self.queues.len() {
-            self.close_channels(set);
-            return None;
-        }
+        let channels = self.open_channels(id, CONNECTION_LIMIT).ok()?.into();
+        let set = ChannelSet { id, channels };
         // Before the number is somebody else's.
         self.set_owner(id.index(), Owner::Spare);
         self.tcp.channel_opened();
@@ -351,6 +339,25 @@ impl Core {
         self.set_owner(set.id.index(), Owner::None);
         self.close_channels(set);
         self.tcp.channel_closed();
+    }
+
+    /// Opens a channel on every queue.
+    ///
+    /// # Errors
+    /// ENOMEM; it is then open on none.
+    pub(crate) fn open_channels(&self, id: ChannelId, limit: u32) -> io::Result<Vec<Channel>> {
+        let mut channels = Vec::with_capacity(self.queues.len());
+        for queue in &self.queues {
+            match lock(&queue.poller).open_channel(id, limit) {
+                Ok(channel) => channels.push(channel),
+                Err(error) => {
+                    let channels = channels.into();
+                    self.close_channels(ChannelSet { id, channels });
+                    return Err(error);
+                }
+            }
+        }
+        Ok(channels)
     }
 
     /// Closes a channel on every queue.

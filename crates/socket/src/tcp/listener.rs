@@ -127,7 +127,7 @@ impl TcpListener {
         }
         let core = stack.core();
         Helper::start(core)?;
-        let _binding = lock(&core.binding);
+        let binding = lock(&core.binding);
         let (kernel, local) = if core.has_kernel {
             let kernel = hold(address, &options)?;
             let local = kernel.local_addr()?;
@@ -138,10 +138,7 @@ impl TcpListener {
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         let id = core.allocate_channel()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
-        let mut channels = Vec::with_capacity(core.queues.len());
-        for queue in &core.queues {
-            channels.push(lock(&queue.poller).open_channel(id, limit)?);
-        }
+        let channels = core.open_channels(id, limit)?;
         // IPv6 peers are told 20 bytes less.
         let config = options.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
@@ -192,23 +189,23 @@ impl TcpListener {
             nonblocking: AtomicBool::new(false),
             fed: AtomicU64::new(0),
         };
-        // From here on dropping `listener` undoes what was done.
-        core.tcp
+        let offer = CookieOffer {
+            window: config.syn_window(),
+            window_scale: config.window_scaling.then(|| config.window_scale()),
+            timestamps: config.timestamps,
+            sack: config.sack,
+            ecn: config.ecn != tcp::Ecn::Off,
+        };
+        // From here on dropping `listener` undoes what was done, which takes the
+        // lock itself.
+        let key = listener.inner.key();
+        let listens = core
+            .tcp
             .ports
-            .enter(&core.tables, listener.inner.key(), local.port(), None)?;
-        core.tables.listen_tcp(
-            listener.inner.key(),
-            local.port(),
-            id,
-            &CookieOffer {
-                window: config.syn_window(),
-                window_scale: config.window_scaling.then(|| config.window_scale()),
-                timestamps: config.timestamps,
-                sack: config.sack,
-                ecn: config.ecn != tcp::Ecn::Off,
-            },
-        )?;
-        Ok(listener)
+            .enter(&core.tables, key, local.port(), None)
+            .and_then(|()| core.tables.listen_tcp(key, local.port(), id, &offer));
+        drop(binding);
+        listens.map(|()| listener)
     }
 
     /// Accepts a connection. Returns it and its peer's address.

@@ -109,7 +109,7 @@ impl UdpSocket {
     /// As [`UdpSocket::bind`].
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
         let core = stack.core();
-        let _binding = lock(&core.binding);
+        let binding = lock(&core.binding);
         let (holder, local) = if core.has_kernel {
             let holder = Holder::bind(address, &how)?;
             let local = holder.local_addr()?;
@@ -118,10 +118,7 @@ impl UdpSocket {
             (None, core.bind_without_kernel(address, &how)?)
         };
         let id = core.allocate_channel()?;
-        let mut channels = Vec::with_capacity(core.queues.len());
-        for queue in &core.queues {
-            channels.push(lock(&queue.poller).open_channel(id, DEFAULT_RECEIVE_LIMIT)?);
-        }
+        let channels = core.open_channels(id, DEFAULT_RECEIVE_LIMIT)?;
         let inner = Arc::new(SocketInner::new(
             id,
             holder,
@@ -141,9 +138,11 @@ impl UdpSocket {
             empty_receives: AtomicU64::new(0),
             fed_receives: AtomicU64::new(0),
         };
-        // From here on dropping `socket` undoes what was done.
-        core.listen(&socket.inner)?;
-        Ok(socket)
+        // From here on dropping `socket` undoes what was done, which takes the
+        // lock itself.
+        let listens = core.listen(&socket.inner);
+        drop(binding);
+        listens.map(|()| socket)
     }
 
     /// The address the socket is bound to; after [`UdpSocket::connect`] the one

@@ -1,10 +1,12 @@
 //! The bound on each channel, kept by the driver, and credit that comes back
 //! whatever happens.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use tidewall_device::demux::layout::Counter;
+use tidewall_device::demux::layout::{Counter, OWNERS, Protocol};
 use tidewall_device::memory::{Impairments, LinkConfig, Rings, Side};
+use tidewall_socket::{TcpListener, UdpSocket};
 
 use super::support::*;
 
@@ -268,4 +270,32 @@ fn a_full_transmit_ring_is_eagain_and_recovers() {
         "transmission stopped for good"
     );
     assert!(bed.near.snapshot().queues[0].transmitted >= 64);
+}
+
+/// As when a remote party has filled a table: the call must fail, and the stack
+/// go on.
+#[test]
+fn a_bind_that_finds_no_room_fails_and_leaves_the_stack_usable() {
+    let bed = Bed::new();
+    for port in 0..OWNERS as u16 {
+        bed.tables
+            .own_port(Protocol::Udp, Some(SECOND4.into()), port + 10_000, 0)
+            .unwrap();
+    }
+    let stack = bed.far.clone();
+    let (done, seen) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let errors = [
+            UdpSocket::bind(&stack, (FAR4, SERVICE).into()).map(drop),
+            TcpListener::bind(&stack, (FAR4, SERVICE).into()).map(drop),
+        ];
+        let errors = errors.map(|bound| bound.unwrap_err().raw_os_error());
+        // What needs no entry of its own still gets one.
+        let any = (Ipv4Addr::UNSPECIFIED, SERVICE).into();
+        drop(UdpSocket::bind(&stack, any).unwrap());
+        drop(TcpListener::bind(&stack, any).unwrap());
+        done.send(errors).unwrap();
+    });
+    let errors = seen.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(errors, [Some(libc::ENOBUFS); 2]);
 }
