@@ -44,6 +44,13 @@ pub fn answers_come_from_the_address_that_was_asked() {
     let stack = stack();
     let (four, six) = (peer_socket(PEER4), peer_socket(PEER6));
     let any = peer_socket(Ipv6Addr::UNSPECIFIED);
+    // The peer's own link-local address comes a while after its link.
+    let ready = || {
+        let script = format!("ip -6 route show dev {PEER}; ip -6 addr show dev {PEER}");
+        let state = in_peer(move || shell(&script));
+        state.contains("fe80::/64") && !state.contains("tentative")
+    };
+    assert!(wait_until(ready));
     for bound in [
         IpAddr::from(Ipv6Addr::UNSPECIFIED),
         Ipv4Addr::UNSPECIFIED.into(),
