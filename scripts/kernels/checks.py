@@ -75,15 +75,24 @@ class Cell:
         """Starts `tidewall serve` and waits until it listens."""
         self.before = self.knobs()
         began = time.monotonic()
-        self.run(f"tidewall serve {service} --interface eth0 >/tmp/out 2>&1 & echo $! >/tmp/pid")
-        self.wait("grep -q 'Ctrl-C ends' /tmp/out || ! kill -0 $(cat /tmp/pid) 2>/dev/null", 120)
+        # The child opens its output when it comes to it: what an earlier service said must be gone by then.
+        self.run(f"rm -f /tmp/out; tidewall serve {service} --interface eth0 >/tmp/out 2>&1 & echo $! >/tmp/pid")
+        self.wait("grep -qs 'Ctrl-C ends' /tmp/out || ! kill -0 $(cat /tmp/pid) 2>/dev/null", 120)
         output = self.run("cat /tmp/out")
         if "Ctrl-C ends" not in output:
+            doing = self.doing()
             self.run("kill -9 $(cat /tmp/pid) 2>/dev/null; true")
-            raise Failed(output[-600:] or "no word in two minutes")
+            raise Failed("; ".join(filter(None, (output[-600:] or f"no word in {time.monotonic() - began:.0f} s", doing))))
         took = time.monotonic() - began
         self.linked()
         return f"listens after {took:.1f} s"
+
+    def doing(self):
+        """What the threads of the service and its children are doing; empty when it has ended."""
+        return self.guest.run(
+            "main=$(cat /tmp/pid); for process in $main $(cat /proc/$main/task/*/children); do cd /proc/$process/task &&"
+            "for task in *; do echo \"task $task of $process: $(cat $task/comm)\"; for file in wchan syscall stack; do "
+            "echo \"$file: $(cat $task/$file)\"; done; done; done 2>/dev/null; true")[0]
 
     def end(self, signal):
         """Ends the service and compares all knobs with what they were."""
