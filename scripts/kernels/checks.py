@@ -268,7 +268,7 @@ def kernel_tcp(cell):
 
 
 def kernel_udp(cell):
-    return ", ".join(echoes(host, (64, 1400, 2000), port=9007) for host in (V4, V6))  # the last in fragments
+    return ", ".join(echoes(host, (64, 1400, 8000), port=9007) for host in (V4, V6))  # the last in fragments
 
 
 def link(cell):
