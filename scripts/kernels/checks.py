@@ -238,6 +238,23 @@ def own_way(cell):
     return text
 
 
+def not_silent(cell):
+    """That `tidewall stat` says so where frames do not take Tidewall's way, and only there."""
+    cell.run("rm -f /tmp/stat; (tidewall stat >/tmp/said 2>&1; mv /tmp/said /tmp/stat) &")
+    while cell.guest.run("[ -e /tmp/stat ]")[1]:
+        exchange(V4, 64)
+    said = "the driver program saw none" in cell.run("cat /tmp/stat")
+    try:
+        way = own_way(cell)
+    except Failed as failed:
+        if not said:
+            raise Failed(f"stat does not say that {failed}") from None
+        return "stat says that the driver program sees nothing"
+    if said:
+        raise Failed(f"stat says that the driver program sees nothing; {way}")
+    return "stat has nothing to say of it"
+
+
 def tcp_own_way(cell):
     counters = cell.stack()["tcp"]["counters"]
     text = f"{counters['accepted']} connections accepted, {counters['accepted-by-kernel']} of the kernel's"
@@ -375,6 +392,7 @@ STAGES = (
         ("queues-fewer", "changes", lambda cell: rechannel(cell, 1, 2)),
         ("address-later", "changes", address),
         ("own-way-after", "own way", own_way),
+        ("not-silent", "own way", not_silent),
     ), ("ctrl-c", "INT")),
     (HTTP, nothing, nothing, (
         ("first-connection", "first", lambda cell: flush(cell, connect)),

@@ -116,11 +116,15 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         (500..=4_000).contains(&gained),
         "{gained} received in a second at 2,000/s"
     );
+    // The kernel's count of the interface, up to a tenth before the second look.
+    let arrived = stack["received"].as_u64().unwrap();
+    assert!((450..=4_000).contains(&arrived), "{arrived} arrived");
     let text = String::from_utf8(tidewall(&["stat", &process]).stdout).unwrap();
     assert!(
         text.contains("0.0.0.0:7") && text.contains("driver: channel") && text.contains(device),
         "{text}"
     );
+    assert!(!text.contains("saw none"), "{text}");
 
     let file = std::env::temp_dir().join(format!("tw-live-{process}.pcapng"));
     let trace = tidewall(&[
