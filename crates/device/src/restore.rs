@@ -167,6 +167,16 @@ impl Guardian {
         )
     }
 
+    /// Registers removing the file at `path`, which need not be there yet.
+    ///
+    /// # Errors
+    /// As [`Guardian::on_exit_write`].
+    pub fn on_exit_remove(&self, path: impl AsRef<Path>) -> io::Result<Undo> {
+        let path = path.as_ref();
+        let payload = text(path.as_os_str())?;
+        self.undo(fork::REMOVE, &payload, Step::Remove(path.to_owned()))
+    }
+
     /// Registers running a command: the program's absolute path, then its
     /// arguments. It runs without input, with a `PATH` of the system's four
     /// program directories as its whole environment; when the guardian runs
@@ -235,6 +245,7 @@ enum Step {
     Write(PathBuf, Vec<u8>),
     Run(Vec<String>),
     Request([u8; ethtool::NAME_BYTES], Vec<u8>),
+    Remove(PathBuf),
 }
 
 impl Step {
@@ -262,6 +273,10 @@ impl Step {
                 let message = format!("{command}: {}: {}", output.status, said.trim());
                 Err(io::Error::other(message))
             }
+            Step::Remove(path) => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
             Step::Request(interface, request) => ethtool::call(
                 syscall::any_socket()?.as_fd(),
                 interface,

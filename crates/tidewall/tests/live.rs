@@ -5,7 +5,9 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::bed::Bed;
 use common::{PROGRAM, Running, Service, program, signal, tidewall};
@@ -198,6 +200,22 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         Some(1),
         "its control socket is gone with it"
     );
+}
+
+#[test]
+fn a_killed_service_leaves_no_control_socket() {
+    let Some(bed) = Bed::or_skip("a_killed_service_leaves_no_control_socket", "k") else {
+        return;
+    };
+    let service = serve(&bed, &[]);
+    let socket = PathBuf::from(format!("/run/tidewall/{}.0.sock", service.id()));
+    assert!(socket.exists());
+    signal("-KILL", &service.process);
+    let end = Instant::now() + Duration::from_secs(5);
+    while socket.exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!socket.exists(), "{}", socket.display());
 }
 
 #[test]

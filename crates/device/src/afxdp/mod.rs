@@ -261,6 +261,11 @@ impl AfXdp {
         }
     }
 
+    /// The process that puts things back; none where it could not be started.
+    pub fn guardian(&self) -> Option<&Guardian> {
+        self.guardian.as_ref()
+    }
+
     /// The demux tables.
     pub fn tables(&self) -> Arc<Tables> {
         self.program.tables()

@@ -35,6 +35,8 @@ pub(crate) const FORGET: u32 = 3;
 /// Message: remember to carry out an ethtool request: an interface name of
 /// [`ethtool::NAME_BYTES`], then what [`ethtool::call`] takes.
 pub(crate) const REQUEST: u32 = 4;
+/// Message: remember to remove the file at the path that is the payload.
+pub(crate) const REMOVE: u32 = 6;
 /// Message: the parent lives on, and has nothing more to say.
 pub(crate) const END: u32 = 5;
 
@@ -173,6 +175,7 @@ fn child(socket: RawFd, parent: RawFd, steps: &mut [Step], buffer: &mut [u8]) ->
             WRITE => write_back(bytes),
             RUN => run(bytes),
             REQUEST => request(bytes),
+            REMOVE => remove(bytes),
             _ => {}
         }
         step.operation = 0;
@@ -314,7 +317,7 @@ fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> Option
         };
         match operation {
             END => return None,
-            WRITE | RUN | REQUEST => {
+            WRITE | RUN | REQUEST | REMOVE => {
                 let free = steps.iter_mut().find(|step| step.operation == 0);
                 if let Some(step) = free
                     && let Some(place) = step.bytes.get_mut(..payload.len())
@@ -390,6 +393,14 @@ fn write_back(bytes: &[u8]) {
         write_all(fd, contents);
         // SAFETY: opened above, closed once.
         unsafe { libc::close(fd) };
+    }
+}
+
+/// `path 0`
+fn remove(bytes: &[u8]) {
+    if bytes.last() == Some(&0) {
+        // SAFETY: `bytes` ends with a zero byte, so it holds a C string.
+        unsafe { libc::unlink(bytes.as_ptr().cast()) };
     }
 }
 
