@@ -68,22 +68,31 @@ class Cell:
         """All that a stack may change and has to put back."""
         return self.guest.run(
             "ip -d link show eth0; (cd /sys/class/net/eth0; grep -H . napi_defer_hard_irqs gro_flush_timeout queues/*/*ps_cpus threaded);"
-            "for w in -c -k -l -x -n; do ethtool $w eth0; done; ls /sys/fs/bpf;"
+            "for w in -c -k -l -x -n; do ethtool $w eth0; done; ls /sys/fs/bpf; ls /run/tidewall 2>/dev/null;"
             "ps -o args | grep -E 'tidewall|tw-' | grep -v grep")[0]
 
     def start(self, service):
         """Starts `tidewall serve` and waits until it listens."""
         self.before = self.knobs()
         began = time.monotonic()
-        self.run(f"tidewall serve {service} --interface eth0 >/tmp/out 2>&1 & echo $! >/tmp/pid")
-        self.wait("grep -q 'Ctrl-C ends' /tmp/out || ! kill -0 $(cat /tmp/pid) 2>/dev/null", 120)
+        # The child opens its output when it comes to it: what an earlier service said must be gone by then.
+        self.run(f"rm -f /tmp/out; tidewall serve {service} --interface eth0 >/tmp/out 2>&1 & echo $! >/tmp/pid")
+        self.wait("grep -qs 'Ctrl-C ends' /tmp/out || ! kill -0 $(cat /tmp/pid) 2>/dev/null", 120)
         output = self.run("cat /tmp/out")
         if "Ctrl-C ends" not in output:
+            doing = self.doing()
             self.run("kill -9 $(cat /tmp/pid) 2>/dev/null; true")
-            raise Failed(output[-600:] or "no word in two minutes")
+            raise Failed("; ".join(filter(None, (output[-600:] or f"no word in {time.monotonic() - began:.0f} s", doing))))
         took = time.monotonic() - began
         self.linked()
         return f"listens after {took:.1f} s"
+
+    def doing(self):
+        """What the threads of the service and its children are doing; empty when it has ended."""
+        return self.guest.run(
+            "main=$(cat /tmp/pid); for process in $main $(cat /proc/$main/task/*/children); do cd /proc/$process/task &&"
+            "for task in *; do echo \"task $task of $process: $(cat $task/comm)\"; for file in wchan syscall stack; do "
+            "echo \"$file: $(cat $task/$file)\"; done; done; done 2>/dev/null; true")[0]
 
     def end(self, signal):
         """Ends the service and compares all knobs with what they were."""
@@ -229,6 +238,23 @@ def own_way(cell):
     return text
 
 
+def not_silent(cell):
+    """That `tidewall stat` says so where frames do not take Tidewall's way, and only there."""
+    cell.run("rm -f /tmp/stat; (tidewall stat >/tmp/said 2>&1; mv /tmp/said /tmp/stat) &")
+    while cell.guest.run("[ -e /tmp/stat ]")[1]:
+        exchange(V4, 64)
+    said = "the driver program saw none" in cell.run("cat /tmp/stat")
+    try:
+        way = own_way(cell)
+    except Failed as failed:
+        if not said:
+            raise Failed(f"stat does not say that {failed}") from None
+        return "stat says that the driver program sees nothing"
+    if said:
+        raise Failed(f"stat says that the driver program sees nothing; {way}")
+    return "stat has nothing to say of it"
+
+
 def tcp_own_way(cell):
     counters = cell.stack()["tcp"]["counters"]
     text = f"{counters['accepted']} connections accepted, {counters['accepted-by-kernel']} of the kernel's"
@@ -259,7 +285,7 @@ def kernel_tcp(cell):
 
 
 def kernel_udp(cell):
-    return ", ".join(echoes(host, (64, 1400, 2000), port=9007) for host in (V4, V6))  # the last in fragments
+    return ", ".join(echoes(host, (64, 1400, 8000), port=9007) for host in (V4, V6))  # the last in fragments
 
 
 def link(cell):
@@ -366,6 +392,7 @@ STAGES = (
         ("queues-fewer", "changes", lambda cell: rechannel(cell, 1, 2)),
         ("address-later", "changes", address),
         ("own-way-after", "own way", own_way),
+        ("not-silent", "own way", not_silent),
     ), ("ctrl-c", "INT")),
     (HTTP, nothing, nothing, (
         ("first-connection", "first", lambda cell: flush(cell, connect)),

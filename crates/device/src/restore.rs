@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::raw::fork;
+use crate::raw::{ethtool, fork, syscall};
 
 /// Most undo steps registered at one time.
 pub const STEPS: usize = fork::STEPS;
@@ -70,6 +70,8 @@ struct Registered {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.owner == std::process::id() {
+            // One that is gone needs not be told.
+            let _ = self.send(fork::END, 0, &[]);
             // Not only closed: a forked copy of it may live on elsewhere.
             if let Some(socket) = self.socket.take() {
                 let _ = socket.shutdown(Shutdown::Both);
@@ -165,6 +167,16 @@ impl Guardian {
         )
     }
 
+    /// Registers removing the file at `path`, which need not be there yet.
+    ///
+    /// # Errors
+    /// As [`Guardian::on_exit_write`].
+    pub fn on_exit_remove(&self, path: impl AsRef<Path>) -> io::Result<Undo> {
+        let path = path.as_ref();
+        let payload = text(path.as_os_str())?;
+        self.undo(fork::REMOVE, &payload, Step::Remove(path.to_owned()))
+    }
+
     /// Registers running a command: the program's absolute path, then its
     /// arguments. It runs without input, with a `PATH` of the system's four
     /// program directories as its whole environment; when the guardian runs
@@ -195,6 +207,18 @@ impl Guardian {
         self.undo(fork::RUN, &payload, step)
     }
 
+    /// Registers an ethtool request on an interface: its zero-padded name and
+    /// what [`ethtool::call`] takes.
+    pub(crate) fn on_exit_request(
+        &self,
+        interface: &[u8; ethtool::NAME_BYTES],
+        request: &[u8],
+    ) -> io::Result<Undo> {
+        let payload = [interface, request].concat();
+        let step = Step::Request(*interface, request.to_vec());
+        self.undo(fork::REQUEST, &payload, step)
+    }
+
     fn undo(&self, operation: u32, payload: &[u8], step: Step) -> io::Result<Undo> {
         let number = self.shared.register(operation, payload)?;
         Ok(Undo {
@@ -220,6 +244,8 @@ fn text(path: &OsStr) -> io::Result<Vec<u8>> {
 enum Step {
     Write(PathBuf, Vec<u8>),
     Run(Vec<String>),
+    Request([u8; ethtool::NAME_BYTES], Vec<u8>),
+    Remove(PathBuf),
 }
 
 impl Step {
@@ -247,6 +273,15 @@ impl Step {
                 let message = format!("{command}: {}: {}", output.status, said.trim());
                 Err(io::Error::other(message))
             }
+            Step::Remove(path) => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+            Step::Request(interface, request) => ethtool::call(
+                syscall::any_socket()?.as_fd(),
+                interface,
+                &mut request.clone(),
+            ),
         }
     }
 }

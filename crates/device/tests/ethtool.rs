@@ -9,7 +9,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::ethtool::{Channels, Coalescing, Filters, Flow, Moderation, Steering, xps};
+use tidewall_device::ethtool::{
+    Channels, Coalescing, Features, Filters, Flow, Moderation, Steering, xps,
+};
 use tidewall_device::restore::Guardian;
 
 /// Makes a veth pair `twa`/`twb` of two queues and, where it can, a tap `twt`.
@@ -358,5 +360,77 @@ fn coalescing_until_killed() {
     let guardian = Guardian::start().unwrap();
     let coalescing = Coalescing::take(&guardian, "twt").unwrap();
     coalescing.set_frames(8).unwrap();
+    wait_to_be_killed();
+}
+
+#[test]
+fn features_that_went_off_come_back() {
+    let name = "features_that_went_off_come_back";
+    let script = r#"
+gro() { ethtool -k twa | sed -n 's/^generic-receive-offload: //p'; }
+ethtool -K twa gro on || echo NO-ETHTOOL
+part features_are_put_back
+[ "$(gro)" = on ] && echo DROPPED
+mkfifo "$FIFO" || exit 1
+"$SELF" --exact --ignored --nocapture features_until_killed < "$FIFO" & child=$!
+exec 3> "$FIFO"
+for i in $(seq 200); do [ "$(gro)" = off ] && break; sleep 0.02; done
+[ "$(gro)" = off ] && echo CHANGED
+for i in $(seq 200); do [ -e "$FIFO.set" ] && break; sleep 0.02; done
+rm -f "$FIFO.set"
+kill -9 $child
+wait $child 2> /dev/null
+for i in $(seq 200); do [ "$(gro)" = on ] && break; sleep 0.02; done
+[ "$(gro)" = on ] && echo BACK
+"#;
+    if let Some(all) = in_namespace("features", script) {
+        if all.contains("NO-ETHTOOL") {
+            println!("SKIPPED {name}: ethtool(8)");
+        } else {
+            assert_said(&all, &["RESTORED", "DROPPED", "CHANGED", "BACK"]);
+        }
+    }
+}
+
+/// Switches GRO of `twa` off, as attaching a program may, and notes that.
+fn lose_gro(guardian: &Guardian) -> Features {
+    let mut features = Features::remember("twa").unwrap();
+    let status = Command::new("ethtool")
+        .args(["-K", "twa", "gro", "off"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    features.changed(Some(guardian)).unwrap();
+    features
+}
+
+#[test]
+#[ignore = "a part of features_that_went_off_come_back"]
+fn features_are_put_back() {
+    let guardian = Guardian::start().unwrap();
+    let gro = || {
+        let output = Command::new("ethtool").args(["-k", "twa"]).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        text.contains("generic-receive-offload: on")
+    };
+    let features = lose_gro(&guardian);
+    assert!(!gro());
+    drop(features);
+    assert!(gro());
+    // What did not change is left alone, whatever becomes of it.
+    let mut features = Features::remember("twa").unwrap();
+    features.changed(Some(&guardian)).unwrap();
+    let _other = lose_gro(&guardian);
+    drop(features);
+    assert!(!gro());
+    println!("RESTORED");
+}
+
+#[test]
+#[ignore = "a part of features_that_went_off_come_back"]
+fn features_until_killed() {
+    let guardian = Guardian::start().unwrap();
+    let _features = lose_gro(&guardian);
+    fs::write(format!("{}.set", std::env::var("FIFO").unwrap()), "").unwrap();
     wait_to_be_killed();
 }

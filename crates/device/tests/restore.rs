@@ -81,6 +81,9 @@ fn subject() {
     let script = format!("cat {0}/knob >> {0}/log", directory.display());
     let _log = guardian.on_exit_run(&["/bin/sh", "-c", &script]).unwrap();
     let _two = Knob::set(&guardian, &knob, "two\n").unwrap();
+    let made = directory.join("made");
+    let _made = guardian.on_exit_remove(&made).unwrap();
+    fs::write(made, "").unwrap();
     // Threads and a child that outlives us must not keep the guardian waiting.
     let _thread = std::thread::spawn(|| {
         loop {
@@ -113,6 +116,7 @@ fn killed_process_is_undone_newest_first() {
     let directory = Directory::new("killed");
     let (mut child, guardian) = start_subject(&directory.0);
     assert_eq!(directory.value(), "two\n");
+    assert!(directory.0.join("made").exists());
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(
@@ -120,6 +124,7 @@ fn killed_process_is_undone_newest_first() {
         "the guardian did not finish"
     );
     assert_eq!(directory.value(), "old\n");
+    assert!(!directory.0.join("made").exists());
     // The command ran after the newer value was undone, before the older.
     assert_eq!(
         fs::read_to_string(directory.0.join("log")).unwrap(),
@@ -174,6 +179,13 @@ fn orderly_end_undoes_in_the_parent() {
     fs::write(&made, "").unwrap();
     undo.now().unwrap();
     assert!(!made.exists());
+
+    let undo = guardian.on_exit_remove(&made).unwrap();
+    fs::write(&made, "").unwrap();
+    drop(undo);
+    assert!(!made.exists());
+    // What is gone already has been removed.
+    guardian.on_exit_remove(&made).unwrap().now().unwrap();
 
     let kept = guardian.on_exit_write(directory.knob(), b"never").unwrap();
     kept.keep().unwrap();

@@ -12,13 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{Datagrams, Host, Peer};
 use crate::raw_linux::{
-    self, Batch, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_PREFER_BUSY_POLL, poll, readable, receive,
-    receive_from, receive_located, send_from, set_option, tell_local,
+    BATCH_BYTES, Batch, DATAGRAM_MAX, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_PREFER_BUSY_POLL, poll,
+    readable, receive, receive_from, receive_located, send_from, set_option, tell_local,
 };
 use crate::services::BATCH;
-
-/// Longest datagram.
-const DATAGRAM_MAX: usize = 65_536;
 
 /// How datagrams are taken from a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,8 +131,8 @@ impl Host for Linux {
             replies,
             located,
             single: RefCell::new(vec![0; if batched { 0 } else { DATAGRAM_MAX }]),
-            incoming: RefCell::new(Batch::new(incoming, replies, located)),
-            outgoing: RefCell::new(Batch::new(outgoing, true, false)),
+            incoming: RefCell::new(Batch::new(incoming, DATAGRAM_MAX, replies, located)),
+            outgoing: RefCell::new(Batch::new(outgoing, BATCH_BYTES, true, false)),
             queued: Cell::new(0),
             timeout: Cell::new(Duration::ZERO),
         })
@@ -270,7 +267,7 @@ impl Datagrams for Socket {
     }
 
     fn queue(&self, payload: &[u8], to: Peer) -> io::Result<()> {
-        if self.how == Receive::Recv || payload.len() > raw_linux::BATCH_BYTES {
+        if self.how == Receive::Recv || payload.len() > BATCH_BYTES {
             return match to.local.is_unspecified() {
                 true => self.socket.send_to(payload, to.address).map(drop),
                 false => send_from(self.fd(), payload, to),

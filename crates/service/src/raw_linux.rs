@@ -14,7 +14,9 @@ pub(crate) const SO_BUSY_POLL: libc::c_int = 46;
 pub(crate) const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 pub(crate) const SO_BUSY_POLL_BUDGET: libc::c_int = 70;
 
-/// Bytes of a datagram that a batched receive has room for.
+/// Longest datagram.
+pub(crate) const DATAGRAM_MAX: usize = 65_536;
+/// Bytes of a datagram that a batched send has room for.
 pub(crate) const BATCH_BYTES: usize = 2048;
 
 /// Ancillary data of a datagram: IPV6_PKTINFO and IP_PKTINFO have room in it.
@@ -266,14 +268,17 @@ pub(crate) struct Batch {
     addresses: Box<[libc::sockaddr_storage]>,
     controls: Box<[Control]>,
     bytes: Box<[u8]>,
+    /// Bytes that a datagram has room for.
+    room: usize,
     named: bool,
     located: bool,
 }
 
 impl Batch {
-    /// Room for `count` datagrams; `named` when their addresses matter, `located`
-    /// when they are received with those of ours that they were sent to.
-    pub(crate) fn new(count: usize, named: bool, located: bool) -> Self {
+    /// Room for `count` datagrams of up to `room` bytes, of which only what is
+    /// used takes memory; `named` when their addresses matter, `located` when
+    /// they are received with those of ours that they were sent to.
+    pub(crate) fn new(count: usize, room: usize, named: bool, located: bool) -> Self {
         // SAFETY: zeroes are valid for these plain C structs of integers and
         // pointers.
         let (header, vector, address) = unsafe { (zeroed(), zeroed(), zeroed()) };
@@ -282,7 +287,8 @@ impl Batch {
             vectors: vec![vector; count].into(),
             addresses: vec![address; count].into(),
             controls: vec![[0; 12]; count].into(),
-            bytes: vec![0; count * BATCH_BYTES].into(),
+            bytes: vec![0; count * room].into(),
+            room,
             named,
             located,
         };
@@ -292,11 +298,11 @@ impl Batch {
             .zip(&mut batch.vectors)
             .zip(&mut batch.addresses)
             .zip(&mut batch.controls)
-            .zip(batch.bytes.chunks_exact_mut(BATCH_BYTES));
+            .zip(batch.bytes.chunks_exact_mut(room));
         for ((((header, vector), address), control), bytes) in parts {
             *vector = libc::iovec {
                 iov_base: bytes.as_mut_ptr().cast(),
-                iov_len: BATCH_BYTES,
+                iov_len: room,
             };
             header.msg_hdr.msg_iov = vector;
             header.msg_hdr.msg_iovlen = 1;
@@ -360,7 +366,7 @@ impl Batch {
         if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
             return None;
         }
-        let start = number * BATCH_BYTES;
+        let start = number * self.room;
         let length = header.msg_len as usize;
         Some((self.bytes.get(start..start + length)?, sender))
     }
@@ -368,14 +374,14 @@ impl Batch {
     /// Fills place `number` for sending; false when the payload does not fit
     /// or there is no such place.
     pub(crate) fn put(&mut self, number: usize, payload: &[u8], to: Peer) -> bool {
-        let start = number * BATCH_BYTES;
+        let start = number * self.room;
         let (Some(header), Some(vector), Some(address), Some(control), Some(room)) = (
             self.headers.get_mut(number),
             self.vectors.get_mut(number),
             self.addresses.get_mut(number),
             self.controls.get_mut(number),
             self.bytes
-                .get_mut(start..start + payload.len().min(BATCH_BYTES)),
+                .get_mut(start..start + payload.len().min(self.room)),
         ) else {
             return false;
         };

@@ -68,17 +68,18 @@ fn echo_alone_sends_back_every_datagram() {
         }];
         serving(receive, &services, |server| {
             let client = client(port);
-            let mut buffer = [0; 2048];
-            for length in [0, 1, 14, 1472, 2048] {
+            let mut buffer = [0; 65_536];
+            let lengths = [0, 1, 14, 1472, 2048, 2049, 8000, 65_507];
+            for length in lengths {
                 let payload = vec![length as u8; length];
                 client.send(&payload).unwrap();
                 let got = client.recv(&mut buffer).unwrap();
                 assert_eq!(&buffer[..got], payload, "{receive}, {length} bytes");
             }
-            server.until("counted", |_, reader| reader.read()[0].replies >= 5);
+            server.until("counted", |_, reader| reader.read()[0].replies >= 8);
             let counts = server.service();
-            assert_eq!((counts.received, counts.replies, counts.errors), (5, 5, 0));
-            assert_eq!(counts.bytes, 1 + 14 + 1472 + 2048);
+            assert_eq!((counts.received, counts.replies, counts.errors), (8, 8, 0));
+            assert_eq!(counts.bytes, lengths.iter().sum::<usize>() as u64);
         });
     }
 }
@@ -107,9 +108,9 @@ fn answers_come_from_the_address_that_was_asked() {
                     client.connect((address, port)).unwrap();
                     let patience = Some(Duration::from_secs(5));
                     client.set_read_timeout(patience).unwrap();
-                    for length in [1, 1472, 2048] {
+                    for length in [1, 1472, 2048, 8000] {
                         client.send(&vec![7; length]).unwrap();
-                        let got = client.recv(&mut [0; 2048]);
+                        let got = client.recv(&mut [0; 8192]);
                         assert_eq!(got.unwrap(), length, "{receive}, {any}, {address}");
                     }
                 }

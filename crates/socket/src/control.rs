@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::Counter;
+use tidewall_device::restore::Undo;
 
 use crate::snapshot::StackSnapshot;
 use crate::stack::{Core, lock};
@@ -66,6 +67,8 @@ pub struct Trace {
 /// The answering thread; dropping it ends it and removes the socket.
 pub(crate) struct Control {
     path: PathBuf,
+    /// Removes the socket, also when the process is killed.
+    removal: Option<Undo>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -79,6 +82,11 @@ impl Control {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = Path::new(DIRECTORY).join(format!("{}.{number}.sock", std::process::id()));
         let _ = fs::remove_file(&path);
+        let removal = core.device.as_ref().and_then(|device| {
+            let device = lock(device);
+            // A socket that is left behind is no reason not to start.
+            device.guardian()?.on_exit_remove(&path).ok()
+        });
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -88,6 +96,7 @@ impl Control {
             .spawn(move || serve(&listener, &weak, &ended))?;
         Ok(Control {
             path,
+            removal,
             stop,
             thread: Some(thread),
         })
@@ -99,7 +108,10 @@ impl Drop for Control {
         self.stop.store(true, Ordering::Release);
         // Wakes the thread out of accept.
         let _ = UnixStream::connect(&self.path);
-        let _ = fs::remove_file(&self.path);
+        match self.removal.take() {
+            Some(removal) => drop(removal),
+            None => drop(fs::remove_file(&self.path)),
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -79,6 +79,11 @@ pub struct StackSnapshot {
     pub device: Option<DeviceSnapshot>,
     /// Microseconds since it started.
     pub microseconds: u64,
+    /// Packets that the interface has received, as the kernel counts them
+    /// (`ip -s link`), read after all other counters; none where there is no
+    /// interface that was taken over, or procfs does not tell.
+    #[serde(default)]
+    pub received: Option<u64>,
     /// One entry a queue.
     pub queues: Vec<QueueSnapshot>,
     /// One entry an open UDP socket and TCP listener.
@@ -361,12 +366,31 @@ fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
         .collect()
 }
 
+/// Packets that an interface of this thread's network namespace has received.
+fn received(interface: &str) -> Option<u64> {
+    let list = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
+    let mut lines = list.lines().filter_map(|line| line.split_once(':'));
+    let (_, counts) = lines.find(|(name, _)| name.trim() == interface)?;
+    // Bytes, packets, …
+    counts.split_whitespace().nth(1)?.parse().ok()
+}
+
 impl StackSnapshot {
+    /// Frames that the driver program saw.
+    pub fn frames(&self) -> u64 {
+        self.driver(Counter::Frames)
+    }
+
     /// Owned frames that went through the kernel because the device gives no
     /// room for metadata: received all the same, but at the kernel's cost and
     /// without early discard.
     pub fn no_metadata(&self) -> u64 {
-        let count = |queue: &QueueSnapshot| queue.driver.get(Counter::NoMetadata.name()).copied();
+        self.driver(Counter::NoMetadata)
+    }
+
+    /// A counter of the driver program, of all queues.
+    fn driver(&self, counter: Counter) -> u64 {
+        let count = |queue: &QueueSnapshot| queue.driver.get(counter.name()).copied();
         self.queues.iter().filter_map(count).sum()
     }
 
@@ -455,12 +479,13 @@ impl StackSnapshot {
             ("evicted", fragments.evicted),
             ("timeouts", fragments.timeouts),
         ];
-        StackSnapshot {
+        let mut snapshot = StackSnapshot {
             process: std::process::id(),
             interface: core.name.clone(),
             architecture: core.architecture.name().to_owned(),
             device: core.device_snapshot.clone(),
             microseconds: core.age().as_micros() as u64,
+            received: None,
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
@@ -480,6 +505,10 @@ impl StackSnapshot {
             icmp_errors: read(&core.causes.icmp_errors),
             copied_out: read(&core.causes.copied_out),
             strays: read(&core.strays),
+        };
+        if core.device.is_some() {
+            snapshot.received = received(&core.name);
         }
+        snapshot
     }
 }

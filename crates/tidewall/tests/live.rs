@@ -5,7 +5,9 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::bed::Bed;
 use common::{PROGRAM, Running, Service, program, signal, tidewall};
@@ -116,11 +118,15 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         (500..=4_000).contains(&gained),
         "{gained} received in a second at 2,000/s"
     );
+    // The kernel's count of the interface, up to a tenth before the second look.
+    let arrived = stack["received"].as_u64().unwrap();
+    assert!((450..=4_000).contains(&arrived), "{arrived} arrived");
     let text = String::from_utf8(tidewall(&["stat", &process]).stdout).unwrap();
     assert!(
         text.contains("0.0.0.0:7") && text.contains("driver: channel") && text.contains(device),
         "{text}"
     );
+    assert!(!text.contains("saw none"), "{text}");
 
     let file = std::env::temp_dir().join(format!("tw-live-{process}.pcapng"));
     let trace = tidewall(&[
@@ -194,6 +200,22 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         Some(1),
         "its control socket is gone with it"
     );
+}
+
+#[test]
+fn a_killed_service_leaves_no_control_socket() {
+    let Some(bed) = Bed::or_skip("a_killed_service_leaves_no_control_socket", "k") else {
+        return;
+    };
+    let service = serve(&bed, &[]);
+    let socket = PathBuf::from(format!("/run/tidewall/{}.0.sock", service.id()));
+    assert!(socket.exists());
+    signal("-KILL", &service.process);
+    let end = Instant::now() + Duration::from_secs(5);
+    while socket.exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!socket.exists(), "{}", socket.display());
 }
 
 #[test]

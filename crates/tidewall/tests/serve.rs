@@ -6,9 +6,10 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::time::Duration;
 
-use common::{Place, Service, program, tcp_port, udp_port};
+use common::{PROGRAM, Place, Service, program, signal, tcp_port, udp_port};
 
 /// A service on Linux sockets at a port of the loopback address.
 fn serve(port: u16, arguments: &[&str]) -> Service {
@@ -50,6 +51,20 @@ fn datagrams_are_served_to_a_clean_end() {
         totals.starts_with("received 1 datagrams (5 bytes), replied 1, 0 errors in "),
         "{totals}"
     );
+}
+
+#[test]
+fn an_interrupt_counts_from_the_first_line_on() {
+    // As a shell without job control starts what it puts into the background.
+    const IGNORING: &str = "trap '' INT; exec \"$0\" serve echo --on linux --port \"$1\"";
+    for _ in 0..20 {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", IGNORING, PROGRAM, &udp_port().to_string()]);
+        let service = Service::start(shell);
+        signal("-INT", &service.process);
+        let totals = service.ended();
+        assert!(totals.starts_with("received 0 datagrams"), "{totals}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
-use crate::ethtool::{self, Coalescing, Filters, Flow, Steering};
+use crate::ethtool::{self, Coalescing, Features, Filters, Flow, Steering};
 use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
 use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
@@ -107,6 +107,8 @@ pub struct AfXdp {
     pub queues: Vec<Queue>,
     /// The program; dropping it detaches.
     pub program: Program,
+    // Put back when the program is gone, which may keep them off.
+    _features: Option<Features>,
     /// Name of the interface's driver; empty where it does not tell.
     pub driver: String,
     /// Where the program runs.
@@ -156,22 +158,8 @@ impl AfXdp {
         };
         check_queues(&config.interface, present, queues)?;
         let interface = syscall::interface_index(&config.interface)?;
-        let mut program = Program::load()?;
-        let mode = match config.mode {
-            Some(mode) => program.attach(&config.interface, mode).map(|()| mode)?,
-            None => program.attach_where_possible(&config.interface)?,
-        };
-        // virtio-net then receives on a queue more for each processor, where it
-        // can have them.
-        let queues = match queue_count(&config.interface) {
-            Some(now) if present.is_some_and(|before| now > before) => now,
-            _ => queues,
-        };
-        check_queues(&config.interface, None, queues)?;
-        let transmit_queues = transmit_queue_count(&config.interface).unwrap_or(0);
-        let tables = program.tables();
         let mut warnings = Vec::new();
-        // Before memory and rings are mapped: its image of us is small then.
+        // Before anything is mapped: its image of us is small then.
         let guardian = match Guardian::start() {
             Ok(guardian) => Some(guardian),
             Err(error) => {
@@ -181,6 +169,31 @@ impl AfXdp {
                 None
             }
         };
+        let mut features = Features::remember(&config.interface).ok();
+        // Dropped before them, as in the result.
+        let mut program = Program::load()?;
+        let attached = match config.mode {
+            Some(mode) => program.attach(&config.interface, mode).map(|()| mode),
+            None => program.attach_where_possible(&config.interface),
+        };
+        if let Some(Err(error)) = features
+            .as_mut()
+            .map(|features| features.changed(guardian.as_ref()))
+        {
+            warnings.push(format!(
+                "features may not be put back after a crash: {error}"
+            ));
+        }
+        let mode = attached?;
+        // virtio-net then receives on a queue more for each processor, where it
+        // can have them.
+        let queues = match queue_count(&config.interface) {
+            Some(now) if present.is_some_and(|before| now > before) => now,
+            _ => queues,
+        };
+        check_queues(&config.interface, None, queues)?;
+        let transmit_queues = transmit_queue_count(&config.interface).unwrap_or(0);
+        let tables = program.tables();
         let (knobs, timer) = match &guardian {
             Some(guardian) => defer_interrupts(config, guardian, &mut warnings),
             None => (Vec::new(), None),
@@ -201,6 +214,7 @@ impl AfXdp {
         Ok(AfXdp {
             queues: opened_queues,
             program,
+            _features: features,
             driver: ethtool::driver(&config.interface).unwrap_or_default(),
             mode,
             zero_copy,
@@ -245,6 +259,11 @@ impl AfXdp {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
+    }
+
+    /// The process that puts things back; none where it could not be started.
+    pub fn guardian(&self) -> Option<&Guardian> {
+        self.guardian.as_ref()
     }
 
     /// The demux tables.

@@ -1,12 +1,14 @@
 //! What a real network card lets its host decide: when it interrupts
 //! ([`Coalescing`]), which receive queue a flow lands on ([`Steering`], with
 //! [`Filters`] and [`Channels`]), and which transmit queue a CPU's frames
-//! leave on ([`xps`]).
+//! leave on ([`xps`]). And what it changes by itself when a program is attached
+//! ([`Features`]).
 //!
 //! Everything set here is put back when its value is dropped, and by the
 //! [`Guardian`] when the process dies first. The guardian does the latter by
-//! running ethtool(8); where that program is not installed the change is made
-//! all the same and a warning says what a crash would leave behind. The
+//! running ethtool(8) ([`Features`] need none); where that program is not
+//! installed the change is made all the same and a warning says what a crash
+//! would leave behind. The
 //! guardian works in the network namespace in which it was started, so start
 //! it in the interface's.
 //!
@@ -29,6 +31,7 @@ use crate::restore::{Guardian, Undo};
 
 mod channels;
 mod coalesce;
+mod features;
 mod layout;
 mod ntuple;
 mod rules;
@@ -36,6 +39,7 @@ pub mod xps;
 
 pub use channels::Channels;
 pub use coalesce::{Coalescing, Moderation};
+pub use features::Features;
 pub use ntuple::{Filters, Flow, Steering};
 
 /// Where ethtool(8) is looked for.
@@ -53,11 +57,8 @@ struct Device {
 impl Device {
     fn open(interface: &str) -> io::Result<Device> {
         let name = name_bytes(interface)?;
-        // Any socket will do; a host without IPv4 has IPv6.
-        let socket = syscall::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
-            .or_else(|_| syscall::socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))?;
         Ok(Device {
-            socket,
+            socket: syscall::any_socket()?,
             interface: interface.to_owned(),
             name,
         })

@@ -27,6 +27,10 @@ pub(crate) const GET_ALL_RULES: u32 = 0x30;
 pub(crate) const DELETE_RULE: u32 = 0x31;
 /// ETHTOOL_SRXCLSRLINS.
 pub(crate) const INSERT_RULE: u32 = 0x32;
+/// ETHTOOL_GFEATURES.
+pub(crate) const GET_FEATURES: u32 = 0x3a;
+/// ETHTOOL_SFEATURES.
+pub(crate) const SET_FEATURES: u32 = 0x3b;
 /// ETHTOOL_GCHANNELS.
 pub(crate) const GET_CHANNELS: u32 = 0x3c;
 
@@ -38,6 +42,13 @@ pub(crate) const COALESCE_BYTES: usize = 92;
 pub(crate) const VALUE_BYTES: usize = 8;
 /// Bytes of `struct ethtool_channels`.
 pub(crate) const CHANNELS_BYTES: usize = 36;
+/// Bytes of `struct ethtool_gfeatures` and `struct ethtool_sfeatures` without
+/// blocks: the command and how many there are.
+pub(crate) const FEATURES_BYTES: usize = 8;
+/// Bytes of `struct ethtool_get_features_block`.
+pub(crate) const GET_FEATURES_BLOCK: usize = 16;
+/// Bytes of `struct ethtool_set_features_block`.
+pub(crate) const SET_FEATURES_BLOCK: usize = 8;
 /// Bytes of `struct ethtool_rxnfc` without rule locations.
 pub(crate) const RULES_BYTES: usize = 192;
 /// Where `rule_cnt` is in `struct ethtool_rxnfc`.
@@ -48,26 +59,28 @@ pub(crate) const LOCATIONS_AT: usize = 188;
 /// Bytes that the kernel may read and write for a request, `None` for a
 /// command that is not one of ours.
 fn needed(request: &[u8]) -> Option<usize> {
-    let command = u32::from_ne_bytes(*request.first_chunk::<4>()?);
-    Some(match command {
+    let word = |at: usize| {
+        let word = request.get(at..)?.first_chunk::<4>()?;
+        Some(u32::from_ne_bytes(*word))
+    };
+    let with = |fixed: usize, count: u32, each: usize| {
+        fixed.checked_add(usize::try_from(count).ok()?.checked_mul(each)?)
+    };
+    Some(match word(0)? {
         GET_DRIVER => DRIVER_BYTES,
         GET_COALESCE | SET_COALESCE => COALESCE_BYTES,
         GET_FLAGS | SET_FLAGS => VALUE_BYTES,
         GET_CHANNELS => CHANNELS_BYTES,
         GET_RULE_COUNT | INSERT_RULE | DELETE_RULE => RULES_BYTES,
-        GET_ALL_RULES => {
-            let count = request.get(RULE_COUNT_AT..)?.first_chunk::<4>()?;
-            let locations = u32::from_ne_bytes(*count) as usize;
-            LOCATIONS_AT
-                .checked_add(locations.checked_mul(4)?)?
-                .max(RULES_BYTES)
-        }
+        GET_FEATURES => with(FEATURES_BYTES, word(4)?, GET_FEATURES_BLOCK)?,
+        SET_FEATURES => with(FEATURES_BYTES, word(4)?, SET_FEATURES_BLOCK)?,
+        GET_ALL_RULES => with(LOCATIONS_AT, word(RULE_COUNT_AT)?, 4)?.max(RULES_BYTES),
         _ => return None,
     })
 }
 
 /// Carries out one request on the interface with this zero-padded name, in
-/// the network namespace that `fd` was opened in.
+/// the network namespace that `fd` was opened in. Async-signal-safe.
 ///
 /// # Errors
 /// InvalidInput: a command that is not listed above, or a request shorter
@@ -129,6 +142,18 @@ mod tests {
         assert_eq!(kind(GET_COALESCE, COALESCE_BYTES - 1, 0), invalid);
         assert_eq!(kind(GET_CHANNELS, CHANNELS_BYTES - 1, 0), invalid);
         assert_eq!(kind(SET_FLAGS, VALUE_BYTES - 1, 0), invalid);
+        for (command, block) in [
+            (GET_FEATURES, GET_FEATURES_BLOCK),
+            (SET_FEATURES, SET_FEATURES_BLOCK),
+        ] {
+            let mut request = vec![0; FEATURES_BYTES + 2 * block - 1];
+            request[..4].copy_from_slice(&command.to_ne_bytes());
+            for blocks in [2, u32::MAX] {
+                request[4..8].copy_from_slice(&blocks.to_ne_bytes());
+                let error = call(socket.as_fd(), &name, &mut request).unwrap_err();
+                assert_eq!(error.kind(), invalid);
+            }
+        }
         assert_eq!(kind(INSERT_RULE, RULES_BYTES - 1, 0), invalid);
         assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, 2), invalid);
         assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, u32::MAX), invalid);

@@ -8,9 +8,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
+
+use super::{ethtool, syscall};
 
 /// Most undo steps at one time.
 pub(crate) const STEPS: usize = 64;
@@ -30,6 +32,13 @@ pub(crate) const WRITE: u32 = 1;
 pub(crate) const RUN: u32 = 2;
 /// Message: forget a step.
 pub(crate) const FORGET: u32 = 3;
+/// Message: remember to carry out an ethtool request: an interface name of
+/// [`ethtool::NAME_BYTES`], then what [`ethtool::call`] takes.
+pub(crate) const REQUEST: u32 = 4;
+/// Message: remember to remove the file at the path that is the payload.
+pub(crate) const REMOVE: u32 = 6;
+/// Message: the parent lives on, and has nothing more to say.
+pub(crate) const END: u32 = 5;
 
 /// The environment that undo commands run in.
 pub(crate) const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -160,10 +169,13 @@ fn child(socket: RawFd, parent: RawFd, steps: &mut [Step], buffer: &mut [u8]) ->
         let Some(step) = steps.get_mut(newest) else {
             break;
         };
-        let bytes = step.bytes.get(..step.length as usize).unwrap_or(&[]);
+        let bytes = step.bytes.get_mut(..step.length as usize);
+        let bytes = bytes.unwrap_or_default();
         match step.operation {
             WRITE => write_back(bytes),
             RUN => run(bytes),
+            REQUEST => request(bytes),
+            REMOVE => remove(bytes),
             _ => {}
         }
         step.operation = 0;
@@ -264,6 +276,12 @@ fn listen(steps: &mut [Step], buffer: &mut [u8]) {
                 )
             };
             if read == 0 {
+                // A dying process closes its descriptors in no order that
+                // counts: it may still hold what was changed, such as a program
+                // that keeps a feature off.
+                waits[1].revents = 0;
+                // SAFETY: one of the array, valid for the call's duration.
+                unsafe { libc::poll(&mut waits[1], 1, COMMAND_LIMIT_MS) };
                 return;
             }
             if read < 0 {
@@ -274,7 +292,10 @@ fn listen(steps: &mut [Step], buffer: &mut [u8]) {
                 }
             }
             filled += read as usize;
-            filled = take_messages(steps, buffer, filled);
+            match take_messages(steps, buffer, filled) {
+                Some(left) => filled = left,
+                None => return,
+            }
         }
         if parent_gone {
             return;
@@ -283,13 +304,11 @@ fn listen(steps: &mut [Step], buffer: &mut [u8]) {
 }
 
 /// Applies the whole messages among the first `filled` bytes and moves the
-/// rest to the front. Returns how many bytes are left.
-fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> usize {
+/// rest to the front. Returns how many bytes are left; `None` after [`END`].
+fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> Option<usize> {
     let mut start = 0;
     loop {
-        let Some(message) = buffer.get(start..filled) else {
-            return 0;
-        };
+        let message = buffer.get(start..filled)?;
         let Some((operation, length, number)) = header(message) else {
             break;
         };
@@ -297,7 +316,8 @@ fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> usize 
             break;
         };
         match operation {
-            WRITE | RUN => {
+            END => return None,
+            WRITE | RUN | REQUEST | REMOVE => {
                 let free = steps.iter_mut().find(|step| step.operation == 0);
                 if let Some(step) = free
                     && let Some(place) = step.bytes.get_mut(..payload.len())
@@ -319,7 +339,7 @@ fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> usize 
         start += HEADER + payload.len();
     }
     buffer.copy_within(start..filled, 0);
-    filled - start
+    Some(filled - start)
 }
 
 fn header(message: &[u8]) -> Option<(u32, u32, u64)> {
@@ -373,6 +393,25 @@ fn write_back(bytes: &[u8]) {
         write_all(fd, contents);
         // SAFETY: opened above, closed once.
         unsafe { libc::close(fd) };
+    }
+}
+
+/// `path 0`
+fn remove(bytes: &[u8]) {
+    if bytes.last() == Some(&0) {
+        // SAFETY: `bytes` ends with a zero byte, so it holds a C string.
+        unsafe { libc::unlink(bytes.as_ptr().cast()) };
+    }
+}
+
+/// `name request`, in the network namespace that we were forked in.
+fn request(bytes: &mut [u8]) {
+    let Some((name, request)) = bytes.split_first_chunk_mut() else {
+        return;
+    };
+    if let Ok(socket) = syscall::any_socket() {
+        // Nobody is left who could be told.
+        let _ = ethtool::call(socket.as_fd(), name, request);
     }
 }
 

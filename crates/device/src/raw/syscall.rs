@@ -15,6 +15,13 @@ pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A socket for requests to the kernel about interfaces: any will do, and a host
+/// without IPv4 has IPv6.
+pub(crate) fn any_socket() -> io::Result<OwnedFd> {
+    socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
+        .or_else(|_| socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))
+}
+
 /// `setsockopt` with a plain value.
 pub(crate) fn set_option<T: Copy>(
     fd: BorrowedFd<'_>,

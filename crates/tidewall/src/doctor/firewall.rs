@@ -174,6 +174,7 @@ pub mod tests {
             architecture: architecture.to_owned(),
             device: None,
             microseconds: 1,
+            received: None,
             queues: Vec::new(),
             sockets: vec![SocketSnapshot {
                 channel: 2,

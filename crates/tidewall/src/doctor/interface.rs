@@ -11,6 +11,8 @@ use tidewall_device::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XS
 use tidewall_socket::snapshot::StackSnapshot;
 
 use super::{Finding, control, line_of, queues, tool};
+use crate::stat::Pair;
+use crate::stat::view::{UNSEEN_CAUSE, UNSEEN_CURE};
 
 /// Largest MTU at which a driver attaches a program that takes frames whole,
 /// as veth measured it (one page less headroom and tail).
@@ -309,6 +311,20 @@ fn past_tidewall(stack: &StackSnapshot) -> Option<Finding> {
             format!("use another device or driver; see: tidewall stat {}", stack.process),
         )
     })
+}
+
+/// Whether packets come to a stack's interface of which its program sees none.
+pub fn unseen(pair: &Pair) -> Option<Finding> {
+    let packets = pair.unseen()?;
+    let stack = &pair.now;
+    Some(Finding::problem(
+        "frames past Tidewall",
+        format!(
+            "{packets} packets came to {}, and the driver program saw none of them. {UNSEEN_CAUSE} {UNSEEN_CURE}",
+            stack.interface
+        ),
+        format!("kill -TERM {}", stack.process),
+    ))
 }
 
 fn attached(name: &str, link: &Link, owner: Option<&StackSnapshot>) -> Finding {
@@ -648,6 +664,22 @@ mod tests {
             finding.text
         );
         assert_eq!(locked_transmission("x", 2, 2, 4), None);
+    }
+
+    #[test]
+    fn packets_that_the_program_does_not_see_are_a_problem() {
+        let owner = stack(7, "ni-lrp", "0.0.0.0:7");
+        let mut pair = Pair::new(owner.clone(), Some(owner));
+        assert_eq!(unseen(&pair), None);
+        pair.received = Some(40);
+        let finding = unseen(&pair).unwrap();
+        assert_eq!(finding.severity, Severity::Problem);
+        assert!(
+            finding.text.starts_with("40 packets came to "),
+            "{}",
+            finding.text
+        );
+        assert_eq!(finding.mend.as_deref(), Some("kill -TERM 7"));
     }
 
     #[test]

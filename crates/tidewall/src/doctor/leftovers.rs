@@ -80,7 +80,8 @@ fn sockets(directory: &Path) -> Finding {
     Finding::warning(
         CHECK,
         format!(
-            "{} of processes that are gone; killed ones leave them, and `tidewall stat` removes them",
+            "{} of processes that are gone; those leave them that were killed with their tw-guardian, and \
+             `tidewall stat` removes them",
             dead.len()
         ),
         format!("rm -f {}", dead.join(" ")),

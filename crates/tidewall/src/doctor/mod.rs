@@ -15,7 +15,7 @@ use serde::Serialize;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json};
-use crate::stat::{snapshot, stacks};
+use crate::stat::pairs;
 use crate::table::wrap;
 
 /// Check kernel, privileges, interface and firewall, and say what mends what is wrong.
@@ -115,11 +115,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     // Before anything asks for live stacks, which removes the sockets of dead ones.
     let mut findings = leftovers::check();
-    let live: Vec<StackSnapshot> = stacks(None)
-        .unwrap_or_default()
-        .iter()
-        .filter_map(|path| snapshot(path).ok())
-        .collect();
+    let pairs = pairs();
+    let live: Vec<StackSnapshot> = pairs.iter().map(|pair| pair.now.clone()).collect();
     let mut all = host::check(&live);
     all.append(&mut findings);
     all.extend(firewall::check(&live));
@@ -129,6 +126,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     for interface in &interfaces {
         all.extend(interface::check(interface, &live));
     }
+    all.extend(pairs.iter().filter_map(interface::unseen));
     if arguments.json {
         say_json(&all)?;
     } else {

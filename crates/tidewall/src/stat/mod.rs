@@ -5,7 +5,7 @@ pub mod control;
 pub mod explain;
 mod processor;
 mod screen;
-mod view;
+pub mod view;
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ use tidewall_socket::snapshot::StackSnapshot;
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::units;
 use processor::Shares;
+
+/// Time between two looks, unless another is asked for.
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// Stacks that have ended that a terminal still shows.
 const GONE: usize = 3;
@@ -78,12 +81,28 @@ pub struct Pair {
     pub now: StackSnapshot,
     /// The earlier one; none for a stack that has just begun.
     pub before: Option<StackSnapshot>,
+    /// Packets that the interface received from the earlier one on, up to
+    /// somewhat before the later one, so that the driver program has had time to
+    /// see them; none where that is not known.
+    pub received: Option<u64>,
 }
 
 impl Pair {
     /// Of a stack `now` and, unless it has just begun, `before`.
     pub fn new(now: StackSnapshot, before: Option<StackSnapshot>) -> Self {
-        Pair { now, before }
+        Pair {
+            now,
+            before,
+            received: None,
+        }
+    }
+
+    /// Packets of the interface of which the driver program saw not one; none
+    /// where it saw some, or none came.
+    pub fn unseen(&self) -> Option<u64> {
+        let before = self.before.as_ref()?;
+        let silent = self.now.frames() == before.frames();
+        self.received.filter(|&packets| silent && packets > 0)
     }
 
     /// Seconds between the two by the stack's own clock.
@@ -217,6 +236,55 @@ fn look(paths: Vec<PathBuf>) -> Result<Look, Failure> {
     }
 }
 
+/// Looks at what is between two looks: waits `period`, and near its end reads how
+/// many packets the interfaces have received.
+fn between(period: Duration, stop: &AtomicBool, paths: &[PathBuf]) -> Vec<(PathBuf, u64)> {
+    // Longer than any deferral of interrupts.
+    let margin = period / 10;
+    pause(period.saturating_sub(margin), stop);
+    let received = paths.iter().filter_map(|path| {
+        let received = ask(path).ok()??.received?;
+        Some((path.clone(), received))
+    });
+    let received = received.collect();
+    pause(margin, stop);
+    received
+}
+
+/// The later look at a stack, its earlier one if it was there, and what was read
+/// [`between`] them.
+fn paired(
+    path: &Path,
+    now: &StackSnapshot,
+    before: &[(PathBuf, StackSnapshot)],
+    received: &[(PathBuf, u64)],
+) -> Pair {
+    let before = before.iter().find(|(earlier, _)| earlier == path);
+    let mut pair = Pair::new(now.clone(), before.map(|(_, before)| before.clone()));
+    let earlier = pair.before.as_ref().and_then(|before| before.received);
+    let later = received.iter().find(|(read, _)| read == path);
+    pair.received = earlier
+        .zip(later)
+        .map(|(earlier, (_, later))| later.saturating_sub(earlier));
+    pair
+}
+
+/// Two looks at all live stacks, a second apart; none where there are none.
+pub fn pairs() -> Vec<Pair> {
+    let stop = AtomicBool::new(false);
+    let live = |paths: Vec<PathBuf>| look(paths).map(|look| look.found).unwrap_or_default();
+    let before = live(stacks(None).unwrap_or_default());
+    if before.is_empty() {
+        return Vec::new();
+    }
+    let paths: Vec<PathBuf> = before.iter().map(|(path, _)| path.clone()).collect();
+    let received = between(PERIOD, &stop, &paths);
+    live(paths)
+        .iter()
+        .map(|(path, now)| paired(path, now, &before, &received))
+        .collect()
+}
+
 /// What `--json` prints at each look.
 #[derive(Serialize)]
 struct Line<'a> {
@@ -288,7 +356,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return say(&text);
     }
     let stop = stop_flag()?;
-    let period = arguments.watch.unwrap_or(Duration::from_secs(1));
+    let period = arguments.watch.unwrap_or(PERIOD);
     let screen = arguments.watch.is_some() && !arguments.json && io::stdout().is_terminal();
     let mut processors = processor::Watch::default();
     let mut before = look(stacks(arguments.process)?)?.found;
@@ -300,7 +368,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut gone: Vec<String> = Vec::new();
     let mut first = true;
     loop {
-        pause(period, &stop);
+        let paths: Vec<PathBuf> = before.iter().map(|(path, _)| path.clone()).collect();
+        let received = between(period, &stop, &paths);
         if stop.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -314,8 +383,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             .found
             .iter()
             .map(|(path, now)| {
-                let before = before.iter().find(|(earlier, _)| earlier == path);
-                let pair = Pair::new(now.clone(), before.map(|(_, before)| before.clone()));
+                let pair = paired(path, now, &before, &received);
                 (pair, processors.shares(now.process))
             })
             .collect();
@@ -406,6 +474,34 @@ mod tests {
         assert_eq!(control["policy"], "adaptive");
         assert_eq!(control["interval"], 50_000);
         assert_eq!(stack["before"]["queues"][0]["control"]["interrupts"], 1_000);
+    }
+
+    #[test]
+    fn packets_are_unseen_only_where_the_program_saw_none() {
+        let look = |frames: u64, received| {
+            let mut look = stack(1, frames, 0);
+            look.received = received;
+            look
+        };
+        let path = PathBuf::from("/run/1.0.sock");
+        let unseen = |before: StackSnapshot, now: StackSnapshot, read: Option<u64>| {
+            let received: Vec<_> = read.map(|read| (path.clone(), read)).into_iter().collect();
+            paired(&path, &now, &[(path.clone(), before)], &received).unseen()
+        };
+        // 40 came and none was seen; what came after the reading does not count.
+        let all = unseen(look(5, Some(100)), look(5, Some(170)), Some(140));
+        assert_eq!(all, Some(40));
+        // One that was seen is enough.
+        let some = unseen(look(5, Some(100)), look(6, Some(170)), Some(140));
+        assert_eq!(some, None);
+        // None came: local clients do not come by the interface.
+        let none = unseen(look(5, Some(100)), look(5, Some(101)), Some(100));
+        assert_eq!(none, None);
+        // Not known: no procfs, a stack that has just begun, one that is silent.
+        assert_eq!(unseen(look(5, None), look(5, None), None), None);
+        assert_eq!(unseen(look(5, Some(1)), look(5, Some(2)), None), None);
+        assert_eq!(unseen(look(5, None), look(5, Some(2)), Some(2)), None);
+        assert_eq!(Pair::new(look(5, Some(1)), None).unseen(), None);
     }
 
     #[test]

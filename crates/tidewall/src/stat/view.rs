@@ -338,30 +338,49 @@ fn losses(pair: &Pair) -> Vec<Loss> {
     losses
 }
 
+/// Why packets can come of which the driver program sees none.
+pub const UNSEEN_CAUSE: &str = "The kernel gets them all: owned ports are served by its sockets, without early \
+     discard. The driver no longer runs the program, although it may be shown as attached: vmxnet3 loses it \
+     when the interface goes down and up.";
+/// What to do about it.
+pub const UNSEEN_CURE: &str = "Start the service anew, which attaches the program again.";
+
 /// What an operator must know although nothing was lost by it; empty where
 /// there is nothing of the kind.
-fn warning(now: &StackSnapshot) -> String {
-    let frames = now.no_metadata();
-    let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
-    let (true, Some(entry)) = (frames > 0, entry) else {
-        return String::new();
+fn warning(pair: &Pair) -> String {
+    let warning = |text: &str, meaning: &str, advice: &str| {
+        format!(
+            "\nwarning\n{}{}{}",
+            wrap(text, 2, WIDTH),
+            wrap(meaning, 4, WIDTH),
+            wrap(&format!("→ {advice}"), 4, WIDTH)
+        )
     };
-    let text = format!(
-        "{} frames of owned ports did not take Tidewall's way (driver: {}).",
-        count(frames),
-        entry.name
-    );
-    format!(
-        "\nwarning\n{}{}{}",
-        wrap(&text, 2, WIDTH),
-        wrap(entry.meaning, 4, WIDTH),
-        wrap(&format!("→ {}", entry.advice), 4, WIDTH)
-    )
+    let mut text = String::new();
+    if let Some(packets) = pair.unseen() {
+        let what = format!(
+            "{} packets came to {}, and the driver program saw none of them.",
+            count(packets),
+            pair.now.interface
+        );
+        text += &warning(&what, UNSEEN_CAUSE, UNSEEN_CURE);
+    }
+    let frames = pair.now.no_metadata();
+    let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
+    if let (true, Some(entry)) = (frames > 0, entry) {
+        let what = format!(
+            "{} frames of owned ports did not take Tidewall's way (driver: {}).",
+            count(frames),
+            entry.name
+        );
+        text += &warning(&what, entry.meaning, entry.advice);
+    }
+    text
 }
 
 fn losses_text(pair: &Pair) -> String {
     let losses = losses(pair);
-    let warning = warning(&pair.now);
+    let warning = warning(pair);
     if losses.is_empty() {
         return if warning.is_empty() {
             "\nnothing was lost\n".to_owned()
@@ -431,6 +450,7 @@ pub mod tests {
             architecture: "ni-lrp".to_owned(),
             device: None,
             microseconds: seconds * 1_000_000,
+            received: None,
             queues: vec![QueueSnapshot {
                 driver: driver
                     .into_iter()
@@ -566,6 +586,25 @@ pub mod tests {
         assert!(
             text.find("lost-in-ring") < text.find("\nwarning\n"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn packets_that_the_program_does_not_see_are_a_warning_not_silence() {
+        let mut now = stack(1, 5, 0);
+        now.protocol.clear();
+        now.queues[0].kernel.clear();
+        now.queues[0].driver.remove("channel-full");
+        let mut pair = Pair::new(now.clone(), Some(now));
+        pair.received = Some(1_200);
+        let text = text(&pair, &Shares::default());
+        assert!(!text.contains("nothing was lost"), "{text}");
+        assert!(
+            text.contains("\nwarning\n  1,200 packets came to tw-x, and the driver program saw none of them.\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("    → Start the service anew, which attaches the program again.\n")
         );
     }
 
