@@ -341,22 +341,26 @@ fn losses(pair: &Pair) -> Vec<Loss> {
 /// What an operator must know although nothing was lost by it; empty where
 /// there is nothing of the kind.
 fn warning(now: &StackSnapshot) -> String {
+    let mut text = String::new();
+    for warning in &now.warnings {
+        text += &wrap(warning, 2, WIDTH);
+    }
     let frames = now.no_metadata();
     let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
-    let (true, Some(entry)) = (frames > 0, entry) else {
-        return String::new();
-    };
-    let text = format!(
-        "{} frames of owned ports did not take Tidewall's way (driver: {}).",
-        count(frames),
-        entry.name
-    );
-    format!(
-        "\nwarning\n{}{}{}",
-        wrap(&text, 2, WIDTH),
-        wrap(entry.meaning, 4, WIDTH),
-        wrap(&format!("→ {}", entry.advice), 4, WIDTH)
-    )
+    if let (true, Some(entry)) = (frames > 0, entry) {
+        let frames = format!(
+            "{} frames of owned ports did not take Tidewall's way (driver: {}).",
+            count(frames),
+            entry.name
+        );
+        text += &wrap(&frames, 2, WIDTH);
+        text += &wrap(entry.meaning, 4, WIDTH);
+        text += &wrap(&format!("→ {}", entry.advice), 4, WIDTH);
+    }
+    if !text.is_empty() {
+        text.insert_str(0, "\nwarning\n");
+    }
+    text
 }
 
 fn losses_text(pair: &Pair) -> String {
@@ -441,6 +445,7 @@ pub mod tests {
                 stale: 0,
                 lost_in_ring: 0,
                 rounds: 10,
+                driven: 0,
                 empty_rounds: 5,
                 transmitted: 1,
                 checksums_by_device: 0,
@@ -467,6 +472,7 @@ pub mod tests {
             icmp_errors: 0,
             copied_out: 0,
             strays: 2,
+            warnings: Vec::new(),
         }
     }
 
@@ -534,6 +540,17 @@ pub mod tests {
             ]
         );
         assert_eq!(losses_text(&pair).matches("Early discard").count(), 1);
+    }
+
+    #[test]
+    fn a_stack_that_warns_is_heard() {
+        let mut warns = stack(1, 5, 0);
+        warns.warnings = vec!["the receiver does not poll".to_owned()];
+        let text = text(&Pair::new(warns, None), &Shares::default());
+        assert!(
+            text.contains("\nwarning\n  the receiver does not poll\n"),
+            "{text}"
+        );
     }
 
     #[test]
