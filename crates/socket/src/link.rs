@@ -137,7 +137,7 @@ impl LinkWatch {
     }
 
     /// Discovers ids anew of which the kernel says that the interface has them no
-    /// more, or, after a reset, of which it says nothing.
+    /// more, or, after a reset, of which it says nothing, or which were not found.
     fn check_napi(&mut self, core: &Core, was_reset: bool) {
         let index = self.link.index;
         let known = self.netdev.as_mut().and_then(|it| it.napis(index).ok());
@@ -145,8 +145,10 @@ impl LinkWatch {
         let known = known.filter(|ids| !ids.is_empty());
         for queue in &core.queues {
             let mut poller = lock(&queue.poller);
-            let mut ids = poller.napi().ids.into_iter().filter(|&id| id != 0);
+            let state = poller.napi();
+            let mut ids = state.ids.into_iter().filter(|&id| id != 0);
             let lost = match &known {
+                _ if was_reset && state.blocked => true,
                 Some(known) => ids.any(|id| !known.contains(&id)),
                 None => was_reset && ids.next().is_some(),
             };

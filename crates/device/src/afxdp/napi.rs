@@ -16,9 +16,9 @@
 //!
 //! A probe passes the kernel's firewall and source validation, which may drop it.
 //! One that is not there in time counts as lost and another is sent; after some,
-//! discovery is *blocked*, which the stack warns of, and tried again ever more
-//! rarely, since each costs a datagram. Of TCP only bare acknowledgments are
-//! probes, whose loss costs nothing.
+//! discovery is *blocked*, which the stack warns of, and tried again rarely,
+//! since each costs a datagram: no more than one in a thousand. Of TCP only bare
+//! acknowledgments are probes, whose loss costs nothing.
 //!
 //! There are two helpers a queue. One prefers busy polling: after its poll the
 //! device stays masked and only a timer may wake it, which is what keeps a
@@ -61,6 +61,8 @@ const PROBE_TIME: Duration = Duration::from_millis(100);
 const PROBES_LOST: u32 = 3;
 /// The first and the longest pause before another probe then.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// And owned frames that must have come since.
+const SPARED: u64 = 1_000;
 /// Polls that found nothing while the device received, in a row, after which
 /// their NAPI id is doubted.
 const DOUBT: u32 = 32;
@@ -161,8 +163,8 @@ struct Probe {
     sent: Option<Instant>,
     /// Lost one after the other.
     lost: u32,
-    /// No other before this.
-    pause: Option<Instant>,
+    /// No other before this, nor before so many owned frames.
+    pause: Option<(Instant, u64)>,
 }
 
 /// The poll of one queue.
@@ -311,8 +313,8 @@ impl Napi {
     /// Reads the probe, if it has come, and asks for the next.
     pub(crate) fn take_probe(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
         self.seeking()?;
-        if let Some(pause) = self.probe.pause {
-            if Instant::now() >= pause {
+        if let Some((pause, frames)) = self.probe.pause {
+            if self.owned_frames() >= frames && Instant::now() >= pause {
                 // A socket that cannot be filtered now can be later.
                 let _ = self.ask();
             }
@@ -364,10 +366,15 @@ impl Napi {
             return;
         }
         self.probe.lost = self.probe.lost.saturating_add(1);
-        let pause = match self.probe.lost.checked_sub(PROBES_LOST) {
-            None => Duration::ZERO,
-            Some(times) => PAUSES[1].min(PAUSES[0] * (1 << times.min(6))),
+        let (pause, spared) = match self.probe.lost.checked_sub(PROBES_LOST) {
+            None => (Duration::ZERO, 0),
+            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), SPARED),
         };
-        self.probe.pause = Some(now + pause);
+        self.probe.pause = Some((now + pause, self.owned_frames() + spared));
+    }
+
+    fn owned_frames(&self) -> u64 {
+        let count = |counter| self.tables.counter(self.queue, counter);
+        count(Counter::Channel) + count(Counter::Raw)
     }
 }

@@ -260,6 +260,44 @@ pub fn a_deleted_interface_is_enodev_for_everybody() {
     );
 }
 
+pub fn strangers_do_not_reach_the_helpers() {
+    let ports = tidewall_device::afxdp::HELPER_PORTS;
+    let blast = || {
+        let client = peer_socket(PEER4);
+        for port in ports.clone() {
+            for _ in 0..4 {
+                let _ = client.send_to(b"I am the probe", at(HERE4, port));
+            }
+        }
+    };
+    let stack = stack();
+    let strays = || stack.snapshot().strays;
+    // Before the first owned datagram, between the probes, and after them.
+    blast();
+    assert!(sends_until(&stack, HERE4, || strays() == 1 || driven(&stack) > 0));
+    blast();
+    let all = || {
+        blast();
+        driven(&stack) > 2_000
+    };
+    assert!(sends_until(&stack, HERE4, all), "no poll");
+    assert_eq!(strays(), 2, "two probes, and nobody else's datagrams");
+    let snapshot = stack.snapshot();
+    assert_eq!(snapshot.no_socket, 0, "{snapshot:?}");
+    // Nothing waits in a helper, where the next poll would take it.
+    for table in ["udp", "udp6"] {
+        let sockets = std::fs::read_to_string(format!("/proc/self/net/{table}")).unwrap();
+        for line in sockets.lines().skip(1) {
+            let field = |n: usize| line.split_whitespace().nth(n).unwrap();
+            let port = field(1).rsplit_once(':').unwrap().1;
+            let port = u16::from_str_radix(port, 16).unwrap();
+            if ports.contains(&port) {
+                assert_eq!(field(4), "00000000:00000000", "{line}");
+            }
+        }
+    }
+}
+
 /// As by a firewall, the kernel drops what comes in: here, since it would answer
 /// by another way (strict source validation).
 pub fn probes_that_the_kernel_drops_are_warned_of() {

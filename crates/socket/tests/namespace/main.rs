@@ -71,6 +71,7 @@ system_tests! {
     life::addresses_added_later_are_its_own on 1,
     life::its_mtu_is_followed on 1,
     life::a_deleted_interface_is_enodev_for_everybody on 1,
+    life::strangers_do_not_reach_the_helpers on 1,
     life::probes_that_the_kernel_drops_are_warned_of on 1,
     life::a_live_stack_answers_stat_and_trace on 1,
     readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
