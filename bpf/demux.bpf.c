@@ -207,14 +207,13 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 
 	/* Of a segment behind extension headers, the last of them would have to
 	 * change. */
-	if (unlikely(READ_ONCE(control->teach_port[index])) && kind == TW_KIND_DATAGRAM &&
+	if (unlikely(READ_ONCE(control->probe_port[index])) && kind == TW_KIND_DATAGRAM &&
 	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
-		if (teach(ctx, control, HERE)) {
-			count(queue, TW_COUNT_TAUGHT);
-			*cause = TW_COUNT_TAUGHT;
+		if (probe_napi(ctx, control, HERE)) {
+			count(queue, TW_COUNT_NAPI_PROBE);
+			*cause = TW_COUNT_NAPI_PROBE;
 			return XDP_PASS;
 		}
-		DROP(TW_COUNT_TRUNCATED);
 	}
 
 	__u32 credit = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Owned datagrams turned over to a helper socket, from which it learns the NAPI
- * id of their queue (crates/device/src/afxdp/napi.rs).
+ * NAPI probes: owned datagrams turned over to a helper socket, which has from
+ * them the NAPI id of their queue (crates/device/src/afxdp/napi.rs).
  */
 #ifndef TIDEWALL_NAPI_H
 #define TIDEWALL_NAPI_H
@@ -17,13 +17,25 @@ INLINE __u16 checksum_update(__u16 checksum, __u16 old, __u16 new)
 	return ~sum;
 }
 
-/* Turns an owned datagram over to the helper socket of its queue, which learns
- * from it the NAPI id of the queue and hands the payload on. A TCP segment
- * becomes a UDP datagram in place: its sequence number, which gives way to UDP's
- * length and checksum, is kept in `control`, so that nothing of it is lost; nor
- * is its sender's link address, to which an answer goes that cannot wait for
- * the kernel to find the neighbour. */
-GLOBAL int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place)
+/* The checksum of a UDP datagram in which one word changed; none stays none. */
+INLINE __u16 checksum_port(__u16 checksum, __u16 old, __u16 new)
+{
+	if (!checksum)
+		return 0;
+	/* Zero is written as its other form. */
+	__u16 updated = checksum_update(checksum, old, new);
+	return updated ? updated : 0xffff;
+}
+
+/* Turns an owned datagram over to the helper socket of its queue, which has the
+ * queue's NAPI id from it and hands the payload on. A TCP segment becomes a UDP
+ * datagram in place: its sequence number, which gives way to UDP's length and
+ * checksum, is kept in `control`, so that nothing of it is lost; nor is its
+ * sender's link address, to which an answer goes that cannot wait for the kernel
+ * to find the neighbour. Only a bare acknowledgment is taken of TCP: a firewall
+ * may drop the probe, and the next segment makes up for one of those. False for
+ * a frame that is none. */
+GLOBAL int probe_napi(struct xdp_md *ctx, struct tw_control *control, __u64 place)
 {
 	__u32 queue = ctx->rx_queue_index, protocol = PLACE_PROTOCOL(place);
 	__u8 *frame = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -31,12 +43,16 @@ GLOBAL int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place)
 	CHECKED_ALONE(data);
 	if (!control || queue >= TW_QUEUES || (__u8 *)(data + 4) > data_end || frame + NETWORK + V4_HEADER > data_end)
 		return 0;
-	__u16 port = htons(READ_ONCE(control->teach_port[queue]));
-	__u16 original = data[1];
-	data[1] = port;
+	__u16 port = htons(READ_ONCE(control->probe_port[queue]));
+	__u16 source = htons(READ_ONCE(control->probe_source[queue]));
+	__u16 original = data[1], sender = data[0];
 	if (protocol == TCP) {
-		WRITE_ONCE(control->taught_sequence[queue], (__u32)ntohs(data[2]) << 16 | ntohs(data[3]));
-		data[2] = htons(PLACE_END(place) - PLACE_TRANSPORT(place));
+		__u8 *segment = (__u8 *)data;
+		__u32 length = PLACE_END(place) - PLACE_TRANSPORT(place);
+		if (segment + 14 > data_end || (segment[13] & 0x3f) != 0x10 || length != (segment[12] >> 4) * 4)
+			return 0;
+		WRITE_ONCE(control->probed_sequence[queue], (__u32)ntohs(data[2]) << 16 | ntohs(data[3]));
+		data[2] = htons(length);
 		data[3] = 0;
 		if (!(place & PLACE_V6)) {
 			__u16 *word = (__u16 *)(frame + NETWORK + 8), *checksum = (__u16 *)(frame + NETWORK + 10);
@@ -46,18 +62,17 @@ GLOBAL int teach(struct xdp_md *ctx, struct tw_control *control, __u64 place)
 		} else {
 			frame[NETWORK + 6] = UDP;
 		}
-	} else if (!(place & PLACE_V6)) {
-		data[3] = 0;
-	} else if (data[3]) {
-		/* Zero is written as its other form. */
-		__u16 updated = checksum_update(data[3], original, port);
-		data[3] = updated ? updated : 0xffff;
+	} else {
+		data[3] = checksum_port(checksum_port(data[3], original, port), sender, source);
 	}
+	data[0] = source;
+	data[1] = port;
 	for (int i = 0; i < 6; i++)
-		WRITE_ONCE(control->taught_link[queue][i], frame[6 + i]);
-	WRITE_ONCE(control->taught_protocol[queue], protocol);
-	WRITE_ONCE(control->taught_port[queue], ntohs(original));
-	WRITE_ONCE(control->teach_port[queue], 0);
+		WRITE_ONCE(control->probed_link[queue][i], frame[6 + i]);
+	WRITE_ONCE(control->probe_source[queue], ntohs(sender));
+	WRITE_ONCE(control->probed_protocol[queue], protocol);
+	WRITE_ONCE(control->probed_port[queue], ntohs(original));
+	WRITE_ONCE(control->probe_port[queue], 0);
 	return 1;
 }
 

@@ -12,9 +12,9 @@ INLINE __u32 local_slot(__u64 high, __u64 low)
 {
 	__u64 folded = high ^ low;
 	__u32 word = (__u32)(folded >> 32) ^ (__u32)folded;
-	return (word * 0x9e3779b1u) >> 26;
+	return (word * 0x9e3779b1u) >> 24;
 }
-_Static_assert(TW_LOCALS == 1 << (32 - 26), "local_slot gives 6 bits");
+_Static_assert(TW_LOCALS == 1 << (32 - 24), "local_slot gives 8 bits");
 
 GLOBAL int probe_locals(struct tw_control *control, __u64 high, __u64 low)
 {

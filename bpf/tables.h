@@ -17,7 +17,7 @@
 #define TW_CHANNELS 4096        /* channels of one application; index 0 is "none" */
 #define TW_FLOW_BUCKETS 32768   /* a power of two */
 #define TW_FLOW_WAYS 8          /* tags of a bucket are one word; a flow is in one of two buckets */
-#define TW_LOCALS 64            /* local addresses; a power of two */
+#define TW_LOCALS 256           /* local addresses; a power of two */
 #define TW_LOCAL_PROBES 8
 
 /* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
@@ -85,7 +85,7 @@ enum tw_counter {
 	TW_COUNT_NOT_LOCAL,            /* destination not an address of this host, kernel-bound */
 	TW_COUNT_UNOWNED,              /* local unicast with no owner, kernel-bound */
 	TW_COUNT_FRAGMENT_ORPHAN,      /* later fragment whose first was not seen */
-	TW_COUNT_TAUGHT,               /* passed to a helper socket to teach it the NAPI id */
+	TW_COUNT_NAPI_PROBE,           /* passed to a helper socket, which has the NAPI id from it */
 	TW_COUNT_COOKIE_SENT,          /* SYN answered with a cookie (XDP_TX); Linux: SyncookiesSent */
 	TW_COUNT_COOKIE_VALID,         /* ACK with a valid cookie, beside where it went; SyncookiesRecv */
 	TW_COUNT_COOKIE_FAILED,        /* ACK without one, beside where it went; SyncookiesFailed */
@@ -100,12 +100,15 @@ struct tw_control {
 	__u32 fragment_application;    /* 1 + application that gets orphan fragments; 0: none */
 	__u32 trace_remaining;         /* frames still to sample. Writer: manager sets, driver counts down */
 	__u32 trace_next;              /* last trace id given. Writer: driver */
-	__u16 teach_port[TW_QUEUES];   /* host order; nonzero: teach this queue. Driver clears it */
-	__u16 taught_port[TW_QUEUES];  /* host order: original port of the teaching frame. Writer: driver */
+	__u16 probe_port[TW_QUEUES];   /* host order; nonzero: send a NAPI probe there. Driver clears it */
+	__u16 probed_port[TW_QUEUES];  /* host order: original port of the probe. Writer: driver */
 	__u8 locals[TW_LOCALS][16];    /* open-addressed set of local addresses; all zero = free */
-	__u32 taught_sequence[TW_QUEUES]; /* host order: sequence number of a teaching segment. Writer: driver */
-	__u8 taught_protocol[TW_QUEUES];  /* of the teaching frame: UDP or TCP. Writer: driver */
-	__u8 taught_link[TW_QUEUES][6];   /* of the teaching frame: its source link address. Writer: driver */
+	__u32 probed_sequence[TW_QUEUES]; /* host order: sequence number of a probe that was a segment. Writer: driver */
+	__u8 probed_protocol[TW_QUEUES];  /* of the probe: UDP or TCP. Writer: driver */
+	__u8 probed_link[TW_QUEUES][6];   /* of the probe: its source link address. Writer: driver */
+	/* Host order: the source port that a probe is given, by which its helper
+	 * knows it; the driver leaves the original one in its place. */
+	__u16 probe_source[TW_QUEUES];
 };
 
 /* What one receive queue counts. Writer: the driver program on that queue. */

@@ -410,6 +410,5 @@ STAGES = (
 COLUMNS = ("doctor", "start", "echo", "http", "own way", "first", "beside", "link", "changes", "firewall", "end")
 NAMES = ("doctor", *(name for stage in STAGES for name, *_ in stage[3]), *(stage[4][0] for stage in STAGES))
 KNOWN = {
-    "firewall-udp": "the receiver learns its NAPI from a datagram that the firewall drops",
-    "firewall-tcp": "as firewall-udp, of a segment",
+    "firewall-udp": "NAPI id discovery costs three datagrams a queue where the firewall drops its probes",
 }

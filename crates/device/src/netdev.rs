@@ -40,6 +40,10 @@ const QUEUE_INDEX: u16 = 2;
 const QUEUE_TYPE: u16 = 3;
 const QUEUE_NAPI: u16 = 4;
 
+const NAPI_GET: u8 = 11;
+const NAPI_INDEX: u16 = 1;
+const NAPI_ID: u16 = 2;
+
 const NETLINK_HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
 
@@ -117,6 +121,18 @@ impl Netdev {
             .and_then(|value| value.first_chunk().copied())
             .map(u64::from_ne_bytes)
             .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Ids of the NAPIs that an interface has now; none while it is down. Unlike
+    /// their queues, the kernel knows these of every driver.
+    ///
+    /// # Errors
+    /// What the kernel reports; EOPNOTSUPP before 6.8.
+    pub fn napis(&mut self, interface: u32) -> io::Result<Vec<u32>> {
+        let index = attribute(NAPI_INDEX, &interface.to_ne_bytes());
+        let answers = exchange(&mut self.socket, self.family, NAPI_GET, DUMP, &index)?;
+        let ids = answers.iter().filter_map(|answer| word(answer, NAPI_ID));
+        Ok(ids.collect())
     }
 
     /// Receive queues of an interface, as far as its driver tells of them.

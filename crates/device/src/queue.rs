@@ -69,12 +69,42 @@ pub trait Receive: Send {
         false
     }
 
-    /// Datagrams that reached the kernel instead of the queue while the
-    /// device's poll was being learned: moves one into `payload`. `None` when
-    /// there are none, which is always so after start-up.
+    /// Datagrams that reached the kernel instead of the queue because the device's
+    /// poll was found by them (NAPI id discovery): moves one into `payload`.
+    /// `None` when there are none, which is so while the poll is known.
     fn take_stray(&mut self, _payload: &mut Vec<u8>) -> Option<Stray> {
         None
     }
+
+    /// How NAPI id discovery stands.
+    fn napi(&self) -> NapiState {
+        NapiState::default()
+    }
+
+    /// True, once, when polls have found nothing for some time although the
+    /// device received: the poll may not be this device's any more.
+    fn take_doubt(&mut self) -> bool {
+        false
+    }
+
+    /// Forgets what is known of the device's poll and looks for it anew. Until
+    /// it is found frames arrive by interrupt.
+    ///
+    /// # Errors
+    /// What the kernel reports; the old state is then kept.
+    fn rediscover(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// How discovery of a queue's NAPI id stands; nothing on a device without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NapiState {
+    /// The ids that polls use, 0 for one that is not known yet.
+    pub ids: [u32; 2],
+    /// Probe after probe was lost, so that nothing is polled: a firewall or the
+    /// kernel's source validation drops them.
+    pub blocked: bool,
 }
 
 /// A UDP datagram or a TCP segment that came through the kernel (see

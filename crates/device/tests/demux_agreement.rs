@@ -76,9 +76,9 @@ impl Pair {
             && answer.as_bytes() != result.frame
         {
             // The clock in the answer may have ticked since the driver's read it.
-            // These tables have not seen the frames before this one: a lesson
-            // that one of those has taught would still be due.
-            self.earlier.teach(0, 0);
+            // These tables have not seen the frames before this one: a NAPI
+            // probe that one of those was would still be due.
+            self.earlier.probe_napi(0, 0, 0);
             let mut copy = bytes.to_vec();
             verdict = drive(&self.earlier, 0, &mut copy, before);
         }
@@ -121,7 +121,7 @@ fn agree_on_the_corpus() {
         Counter::Raw,
         Counter::NoSocket,
         Counter::NoMetadata,
-        Counter::Taught,
+        Counter::NapiProbe,
         Counter::CookieValid,
     ];
     for counter in Counter::ALL
@@ -243,18 +243,18 @@ fn agree_on_raw_frames_and_the_host_finds_their_channels() {
 }
 
 #[test]
-fn agree_on_teaching() {
-    let Some(mut pair) = Pair::new("agree_on_teaching") else {
+fn agree_on_napi_probes() {
+    let Some(mut pair) = Pair::new("agree_on_napi_probes") else {
         return;
     };
-    let taught = pair.run_corpus(|tables| tables.teach(0, 40_000));
-    let count = taught
+    let probes = pair.run_corpus(|tables| tables.probe_napi(0, 40_000, 4_242));
+    let count = probes
         .iter()
-        .filter(|(_, verdict)| *verdict == Verdict::Taught)
+        .filter(|(_, verdict)| *verdict == Verdict::NapiProbe)
         .count();
-    assert!(count > 20, "only {count} taught");
-    assert_eq!(pair.tables.counter(0, Counter::Taught), count as u64);
-    pair.both(|tables| tables.teach(0, 0));
+    assert!(count > 20, "only {count} probes");
+    assert_eq!(pair.tables.counter(0, Counter::NapiProbe), count as u64);
+    pair.both(|tables| tables.probe_napi(0, 0, 0));
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn agree_on_mutations() {
         let mut bytes = sample.bytes.clone();
         mutate(&mut bytes, &other.bytes, &mut random);
         if random.below(64) == 0 {
-            pair.both(|tables| tables.teach(0, 40_000));
+            pair.both(|tables| tables.probe_napi(0, 40_000, 4_242));
         }
         pair.run(&sample.name, &bytes);
         inputs += 1;

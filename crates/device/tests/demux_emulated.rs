@@ -77,7 +77,7 @@ fn agree_on_every_prefix() {
 fn agree_on_traced_raw_and_limited_frames() {
     agree(|tables| tables.start_trace(u32::MAX), frames());
     agree(|tables| tables.set_raw(true), frames());
-    agree(|tables| tables.teach(0, 40_000), frames());
+    agree(|tables| tables.probe_napi(0, 40_000, 4_242), frames());
     let limited = |tables: &Tables| {
         for class in tidewall_device::demux::layout::Class::ALL {
             tables.set_class(0, class, 10_000, 3);

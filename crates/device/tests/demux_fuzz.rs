@@ -21,7 +21,7 @@ const ENDS: [Counter; 15] = [
     Counter::Multicast,
     Counter::NotLocal,
     Counter::Unowned,
-    Counter::Taught,
+    Counter::NapiProbe,
     Counter::NoSocket,
     Counter::CookieSent,
     Counter::NoConnection,
@@ -62,7 +62,7 @@ fn check(tables: &Tables, bytes: &[u8]) {
         moved == u64::from(!arp) || (moved == 0 && orphan == 1),
         "{verdict:?} moved {moved}"
     );
-    if verdict != Verdict::Taught {
+    if verdict != Verdict::NapiProbe {
         assert_eq!(frame, bytes);
     }
     let Verdict::Channel(metadata) = verdict else {

@@ -1,6 +1,7 @@
 //! How `tidewall stat` and `tidewall trace` reach a live stack: a Unix socket
 //! in [`DIRECTORY`], named after the process, answered by a thread that
-//! otherwise sleeps. One request line a connection, one JSON answer.
+//! otherwise sleeps. One request line a connection, one JSON answer. The same
+//! thread follows the interface's changes ([`crate::link`]).
 //!
 //! | request | answer |
 //! |---|---|
@@ -9,6 +10,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -21,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::restore::Undo;
 
+use crate::link::{LinkState, LinkWatch};
+use crate::raw::poll;
 use crate::snapshot::StackSnapshot;
 use crate::stack::{Core, lock};
 use crate::trace::Line;
@@ -64,53 +68,63 @@ pub struct Trace {
     pub lines: Vec<Line>,
 }
 
-/// The answering thread; dropping it ends it and removes the socket.
+/// The thread; dropping it ends it and removes the socket.
 pub(crate) struct Control {
-    path: PathBuf,
+    path: Option<PathBuf>,
     /// Removes the socket, also when the process is killed.
     removal: Option<Undo>,
     stop: Arc<AtomicBool>,
+    link: Arc<LinkState>,
     thread: Option<JoinHandle<()>>,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Control {
-    pub(crate) fn start(core: &Arc<Core>) -> io::Result<Self> {
-        fs::create_dir_all(DIRECTORY)?;
-        // A process may have several stacks.
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = Path::new(DIRECTORY).join(format!("{}.{number}.sock", std::process::id()));
-        let _ = fs::remove_file(&path);
+    /// Follows the interface, and answers if it `listens`.
+    pub(crate) fn start(core: &Arc<Core>, listens: bool, watch: LinkWatch) -> io::Result<Self> {
+        let (path, listener) = listens.then(listen).transpose()?.unzip();
         let removal = core.device.as_ref().and_then(|device| {
             let device = lock(device);
             // A socket that is left behind is no reason not to start.
-            device.guardian()?.on_exit_remove(&path).ok()
+            device.guardian()?.on_exit_remove(path.as_ref()?).ok()
         });
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (weak, ended) = (Arc::downgrade(core), stop.clone());
+        let link = core.link.clone();
+        let (weak, ended, wake) = (Arc::downgrade(core), stop.clone(), link.clone());
         let thread = std::thread::Builder::new()
             .name("tw-control".to_owned())
-            .spawn(move || serve(&listener, &weak, &ended))?;
+            .spawn(move || serve(listener.as_ref(), watch, &wake, &weak, &ended))?;
         Ok(Control {
             path,
             removal,
             stop,
+            link,
             thread: Some(thread),
         })
     }
 }
 
+fn listen() -> io::Result<(PathBuf, UnixListener)> {
+    fs::create_dir_all(DIRECTORY)?;
+    // A process may have several stacks.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = Path::new(DIRECTORY).join(format!("{}.{number}.sock", std::process::id()));
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    Ok((path, listener))
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the thread out of accept.
-        let _ = UnixStream::connect(&self.path);
-        match self.removal.take() {
-            Some(removal) => drop(removal),
-            None => drop(fs::remove_file(&self.path)),
+        self.link.wake.signal();
+        match (self.removal.take(), &self.path) {
+            (Some(removal), _) => drop(removal),
+            (None, Some(path)) => drop(fs::remove_file(path)),
+            (None, None) => {}
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -118,15 +132,36 @@ impl Drop for Control {
     }
 }
 
-fn serve(listener: &UnixListener, core: &Weak<Core>, stop: &AtomicBool) {
-    for stream in listener.incoming() {
+fn serve(
+    listener: Option<&UnixListener>,
+    mut watch: LinkWatch,
+    link: &LinkState,
+    core: &Weak<Core>,
+    stop: &AtomicBool,
+) {
+    let descriptors = [
+        link.wake.descriptor(),
+        watch.descriptor(),
+        listener.map_or(-1, AsRawFd::as_raw_fd),
+    ];
+    let mut fired = Vec::new();
+    while !stop.load(Ordering::Acquire) {
+        if poll::readable(&descriptors, watch.timeout(), &mut fired).is_err() {
+            // A signal's handler ran.
+            fired.clear();
+        }
+        link.wake.clear();
         if stop.load(Ordering::Acquire) {
             return;
         }
-        let Ok(stream) = stream else { continue };
         let Some(core) = core.upgrade() else { return };
-        // A client that goes away in the middle is its own loss.
-        let _ = answer(&stream, &core, stop);
+        watch.turn(&core);
+        if fired.contains(&2)
+            && let Some(Ok((stream, _))) = listener.map(UnixListener::accept)
+        {
+            // A client that goes away in the middle is its own loss.
+            let _ = answer(&stream, &core, stop);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the stack knows of the host it is on: its interface's addresses.
+//! What the stack knows of the host it is on: its interface and addresses.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
-    /// Reads sysfs and the address list.
+    /// Reads sysfs and the address list (see [`options::local_addresses`]).
     ///
     /// # Errors
     /// ENODEV when there is no such interface in this network namespace.
@@ -38,7 +38,7 @@ impl Interface {
             index: attribute("ifindex")?.parse().map_err(|_| invalid())?,
             mac: attribute("address")?.parse().map_err(|_| invalid())?,
             mtu: attribute("mtu")?.parse().map_err(|_| invalid())?,
-            addresses: options::interface_addresses(name)?,
+            addresses: options::local_addresses(name)?,
         })
     }
 }

@@ -21,6 +21,7 @@ pub mod descriptor;
 mod fragments;
 mod host;
 mod kernel;
+mod link;
 mod owner;
 #[allow(unsafe_code)]
 pub(crate) mod raw;

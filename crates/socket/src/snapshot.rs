@@ -105,6 +105,9 @@ pub struct StackSnapshot {
     pub copied_out: u64,
     /// Datagrams that came through the kernel while polls were learned.
     pub strays: u64,
+    /// What does not work as it should ([`crate::Stack::warnings`]).
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// The device of an embedded stack, as it was opened.
@@ -176,6 +179,9 @@ pub struct QueueSnapshot {
     pub lost_in_ring: u64,
     /// Rounds of receiving, and those that found nothing.
     pub rounds: u64,
+    /// Frames that rounds had the driver process; the rest came by interrupt.
+    #[serde(default)]
+    pub driven: u64,
     /// Rounds that found nothing.
     pub empty_rounds: u64,
     /// Frames sent, and those refused for want of a free frame.
@@ -422,6 +428,7 @@ impl StackSnapshot {
                 stale: read(&counters.stale),
                 lost_in_ring: read(&counters.lost_in_ring),
                 rounds: read(&counters.rounds),
+                driven: read(&counters.driven),
                 empty_rounds: read(&counters.empty_rounds),
                 transmitted: sent.sent,
                 checksums_by_device: sent.offloaded,
@@ -505,6 +512,7 @@ impl StackSnapshot {
             icmp_errors: read(&core.causes.icmp_errors),
             copied_out: read(&core.causes.copied_out),
             strays: read(&core.strays),
+            warnings: core.warnings(),
         };
         if core.device.is_some() {
             snapshot.received = received(&core.name);

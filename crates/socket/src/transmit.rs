@@ -61,9 +61,7 @@ impl Transmitter {
         mac: MacAddress,
         mtu: usize,
     ) -> Self {
-        let headroom = usize::from(device.headroom());
-        let mtu = mtu.min(memory.frame_size().saturating_sub(HEADER_LEN + headroom));
-        Transmitter {
+        let mut transmitter = Transmitter {
             device,
             memory,
             free,
@@ -72,7 +70,21 @@ impl Transmitter {
             sent: Arc::default(),
             offloaded: 0,
             no_frame: 0,
-        }
+        };
+        transmitter.set_link(mac, mtu);
+        transmitter
+    }
+
+    /// Sends as an interface of this link address, and datagrams no longer than
+    /// its `mtu`, or a frame, allows.
+    pub(crate) fn set_link(&mut self, mac: MacAddress, mtu: usize) {
+        let headroom = usize::from(self.device.headroom());
+        self.mac = mac;
+        self.mtu = mtu.min(
+            self.memory
+                .frame_size()
+                .saturating_sub(HEADER_LEN + headroom),
+        );
     }
 
     /// What was done so far.

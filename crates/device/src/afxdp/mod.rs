@@ -30,6 +30,7 @@ pub mod program;
 mod socket;
 
 pub use checksums::Checksums;
+pub use napi::HELPER_PORTS;
 pub use program::Program;
 pub use socket::open_transmitter;
 

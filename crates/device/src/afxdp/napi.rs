@@ -5,10 +5,20 @@
 //! `SO_BUSY_POLL` on it silently does nothing. What does work on both: a
 //! kernel UDP socket that has once received a frame of this queue knows the
 //! queue's NAPI id, and each nonblocking `recv` on it runs the driver's poll,
-//! the XDP program and XSK delivery in the caller's context. The driver
-//! program teaches such a *helper* by sending one owned datagram to it (see
-//! "Teaching" in bpf/demux.bpf.c); that datagram, or TCP segment in the guise of
-//! one, is read back here, not lost.
+//! the XDP program and XSK delivery in the caller's context.
+//!
+//! NAPI id discovery: the driver program sends such a *helper* one owned
+//! datagram, the *probe* (bpf/napi.h), or a TCP segment rewritten into one; it is
+//! read back here, not lost. A helper takes nothing else: its filter lets only
+//! the probe's source port in, which is drawn at random, and once the id is known
+//! nothing at all. A socket keeps the first id it saw, so a driver that makes its
+//! NAPI anew (on its own down and up, on other rings) needs new helpers.
+//!
+//! A probe passes the kernel's firewall and source validation, which may drop it.
+//! One that is not there in time counts as lost and another is sent; after some,
+//! discovery is *blocked*, which the stack warns of, and tried again rarely,
+//! since each costs a datagram: no more than one in a thousand. Of TCP only bare
+//! acknowledgments are probes, whose loss costs nothing.
 //!
 //! There are two helpers a queue. One prefers busy polling: after its poll the
 //! device stays masked and only a timer may wake it, which is what keeps a
@@ -16,39 +26,70 @@
 //! unmasking the interrupt, which is what a receiver wants that is about to
 //! sleep. With `napi_defer_hard_irqs` at 1 the switch costs no extra call.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::demux::Tables;
-use crate::demux::layout::Protocol;
-use crate::queue::{Interrupt, POLL_MAX, Stray};
+use crate::demux::layout::{Counter, Protocol};
+use crate::queue::{Interrupt, NapiState, POLL_MAX, Stray};
 use crate::raw::syscall;
+
+/// UDP ports of helper sockets: what a firewall's input rules must let in. Enough
+/// for four stacks of eight queues in one network namespace.
+pub const HELPER_PORTS: RangeInclusive<u16> = 61_000..=61_063;
 
 /// Not yet in the libc crate for every target.
 const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL: i32 = 46;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
 const SO_INCOMING_NAPI_ID: i32 = 56;
-/// A segment in a datagram's guise has no UDP checksum, which IPv6 wants.
+/// A probe that was a segment has no UDP checksum, which IPv6 wants.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
 /// Microseconds; any nonzero value makes a nonblocking `recv` poll once.
 const BUSY_POLL_TIME: i32 = 50;
+/// A probe that has not come from the driver to its helper by then is lost. It
+/// comes in the driver's own poll, or soon after where another processor is to
+/// handle it (RPS).
+const PROBE_TIME: Duration = Duration::from_millis(100);
+/// So many lost one after the other are no coincidence.
+const PROBES_LOST: u32 = 3;
+/// The first and the longest pause before another probe then.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// And owned frames that must have come since.
+const SPARED: u64 = 1_000;
+/// Polls that found nothing while the device received, in a row, after which
+/// their NAPI id is doubted.
+const DOUBT: u32 = 32;
 
-/// A kernel UDP socket that learns the NAPI id of one queue.
+fn instruction(code: u32, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    }
+}
+
+/// A kernel UDP socket that has the NAPI id of one queue, or is to have it.
 struct Helper {
     socket: UdpSocket,
     port: u16,
+    /// Zero until the probe has come.
+    id: u32,
 }
 
 impl Helper {
     fn new(prefer: bool, budget: i32) -> io::Result<Self> {
-        // Dual-stack, so that the first owned datagram may be of either family.
-        let (socket, v6) = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
+        // Dual-stack, so that the probe may be of either family.
+        let (socket, v6) = match bind(Ipv6Addr::UNSPECIFIED.into()) {
             Ok(socket) => (socket, true),
-            Err(_) => (UdpSocket::bind(("0.0.0.0", 0))?, false),
+            Err(_) => (bind([0, 0, 0, 0].into())?, false),
         };
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
@@ -65,7 +106,38 @@ impl Helper {
         )?;
         syscall::want_destination(fd)?;
         let port = socket.local_addr()?.port();
-        Ok(Helper { socket, port })
+        let helper = Helper {
+            socket,
+            port,
+            id: 0,
+        };
+        helper.take_nothing()?;
+        Ok(helper)
+    }
+
+    /// Drops whatever comes, so that each `recv` polls.
+    fn take_nothing(&self) -> io::Result<()> {
+        let nothing = [instruction(libc::BPF_RET | libc::BPF_K, 0, 0)];
+        syscall::attach_filter(self.socket.as_fd(), &nothing)
+    }
+
+    /// Drops whatever has come, and what does not come from port `source`.
+    fn take_from(&self, source: u16) -> io::Result<()> {
+        let only = [
+            // The UDP header's first field.
+            instruction(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0),
+            instruction(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                1,
+                source.into(),
+            ),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
+        ];
+        let fd = self.socket.as_fd();
+        self.take_nothing()?;
+        while syscall::receive_with_destination(fd, &mut []).is_ok() {}
+        syscall::attach_filter(fd, &only)
     }
 
     fn napi_id(&self) -> u32 {
@@ -73,12 +145,26 @@ impl Helper {
     }
 }
 
-/// Which helper the driver program is asked to teach.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Lesson {
-    Masked,
-    Armed,
-    Done,
+/// A socket on the first free one of [`HELPER_PORTS`], or on any port.
+fn bind(address: IpAddr) -> io::Result<UdpSocket> {
+    for port in HELPER_PORTS {
+        match UdpSocket::bind((address, port)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+    }
+    UdpSocket::bind((address, 0))
+}
+
+/// The probe that is under way.
+#[derive(Debug, Default)]
+struct Probe {
+    /// When it was first looked for after the driver had sent it.
+    sent: Option<Instant>,
+    /// Lost one after the other.
+    lost: u32,
+    /// No other before this, nor before so many owned frames.
+    pause: Option<(Instant, u64)>,
 }
 
 /// The poll of one queue.
@@ -87,13 +173,18 @@ pub(crate) struct Napi {
     queue: u32,
     masked: Helper,
     armed: Helper,
-    lesson: Lesson,
+    probe: Probe,
     /// Frames of each of the two polls that the kernel makes of one.
     half: u32,
+    /// The driver's count of frames after the last poll.
+    frames: u64,
+    /// Polls in a row that found nothing although the count had moved.
+    idle: u32,
+    doubt: bool,
 }
 
 impl Napi {
-    /// Makes the helpers and asks the driver program to teach the first.
+    /// Makes the helpers and asks the driver program for the first probe.
     ///
     /// # Errors
     /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
@@ -101,29 +192,92 @@ impl Napi {
         let half = POLL_MAX / 2;
         let masked = Helper::new(true, half as i32)?;
         let armed = Helper::new(false, half as i32)?;
-        tables.teach(queue, masked.port);
-        Ok(Napi {
+        let mut napi = Napi {
             tables,
             queue,
             masked,
             armed,
-            lesson: Lesson::Masked,
+            probe: Probe::default(),
             half,
-        })
+            frames: 0,
+            idle: 0,
+            doubt: false,
+        };
+        napi.ask()?;
+        Ok(napi)
+    }
+
+    /// Forgets the ids and begins discovery anew, with other sockets.
+    ///
+    /// # Errors
+    /// What making sockets reports; the old ones are then kept.
+    pub(crate) fn rediscover(&mut self) -> io::Result<()> {
+        let masked = Helper::new(true, self.half as i32)?;
+        self.armed = Helper::new(false, self.half as i32)?;
+        self.masked = masked;
+        self.probe = Probe::default();
+        (self.idle, self.doubt) = (0, false);
+        self.ask()
+    }
+
+    pub(crate) fn state(&self) -> NapiState {
+        NapiState {
+            ids: [self.masked.id, self.armed.id],
+            blocked: self.probe.lost >= PROBES_LOST,
+        }
+    }
+
+    pub(crate) fn take_doubt(&mut self) -> bool {
+        std::mem::take(&mut self.doubt)
+    }
+
+    /// The helper whose id is to be found.
+    fn seeking(&mut self) -> Option<&mut Helper> {
+        [&mut self.masked, &mut self.armed]
+            .into_iter()
+            .find(|helper| helper.id == 0)
+    }
+
+    /// Asks the driver program for a probe.
+    fn ask(&mut self) -> io::Result<()> {
+        (self.probe.sent, self.probe.pause) = (None, None);
+        let Some(helper) = self.seeking() else {
+            return Ok(());
+        };
+        // Neither zero, which is no port, nor to be guessed.
+        let source = (RandomState::new().hash_one(helper.port) as u16).max(1);
+        helper.take_from(source)?;
+        let port = helper.port;
+        self.tables.probe_napi(self.queue, port, source);
+        Ok(())
     }
 
     /// One poll. The kernel makes two of it, the second when it leaves busy
     /// polling.
-    pub(crate) fn poll(&self, interrupt: Interrupt) -> io::Result<()> {
-        let helper = match (interrupt, self.lesson) {
-            // Frames come by interrupt until the first lesson is learned.
-            (_, Lesson::Masked) => return Ok(()),
-            // The timer unmasks the device when nobody polls.
-            (Interrupt::Armed, Lesson::Armed) => return Ok(()),
-            (Interrupt::Masked, _) => &self.masked,
-            (Interrupt::Armed, Lesson::Done) => &self.armed,
+    pub(crate) fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
+        let helper = match interrupt {
+            Interrupt::Masked => &self.masked,
+            Interrupt::Armed => &self.armed,
         };
-        syscall::poke_receive(helper.socket.as_fd()).map(drop)
+        // Frames come by interrupt until the first id is known. Until the second
+        // is, the timer unmasks the device when nobody polls.
+        if helper.id == 0 {
+            return Ok(());
+        }
+        let frames = || self.tables.counter(self.queue, Counter::Frames);
+        let before = frames();
+        syscall::poke_receive(helper.socket.as_fd())?;
+        let after = frames();
+        if after != before {
+            self.idle = 0;
+        } else if before != self.frames {
+            self.idle += 1;
+            if self.idle >= DOUBT {
+                (self.idle, self.doubt) = (0, true);
+            }
+        }
+        self.frames = after;
+        Ok(())
     }
 
     /// Frames one poll may take from the device.
@@ -147,63 +301,80 @@ impl Napi {
         Ok(())
     }
 
-    /// Descriptors that become readable when a teaching datagram arrives.
+    /// The descriptor that becomes readable when a probe arrives.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
-        let fd = match self.lesson {
-            Lesson::Masked => Some(self.masked.socket.as_raw_fd()),
-            Lesson::Armed => Some(self.armed.socket.as_raw_fd()),
-            Lesson::Done => None,
-        };
-        fd.into_iter()
+        [&self.masked, &self.armed]
+            .into_iter()
+            .find(|helper| helper.id == 0)
+            .map(|helper| helper.socket.as_raw_fd())
+            .into_iter()
     }
 
-    /// Reads the datagram that taught a helper and asks for the next lesson.
-    pub(crate) fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
-        let helper = match self.lesson {
-            Lesson::Masked => &self.masked,
-            Lesson::Armed => &self.armed,
-            Lesson::Done => return None,
-        };
-        let taught = self.tables.taught(self.queue)?;
-        payload.resize(u16::MAX as usize, 0);
-        let (length, source, destination) =
-            syscall::receive_with_destination(helper.socket.as_fd(), payload).ok()?;
-        payload.truncate(length);
-        let learned = helper.napi_id() != 0;
-        let next = match (self.lesson, learned) {
-            (Lesson::Masked, true) => Lesson::Armed,
-            (Lesson::Armed, true) => Lesson::Done,
-            (lesson, _) => lesson,
-        };
-        self.lesson = next;
-        match next {
-            Lesson::Masked => self.tables.teach(self.queue, self.masked.port),
-            Lesson::Armed => self.tables.teach(self.queue, self.armed.port),
-            Lesson::Done => {}
+    /// Reads the probe, if it has come, and asks for the next.
+    pub(crate) fn take_probe(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
+        self.seeking()?;
+        if let Some((pause, frames)) = self.probe.pause {
+            if self.owned_frames() >= frames && Instant::now() >= pause {
+                // A socket that cannot be filtered now can be later.
+                let _ = self.ask();
+            }
+            return None;
         }
+        let was = self.tables.napi_probe(self.queue)?;
+        payload.resize(u16::MAX as usize, 0);
+        let helper = self.seeking()?;
+        let received = syscall::receive_with_destination(helper.socket.as_fd(), payload);
+        let Ok((length, source, destination)) = received else {
+            self.miss_probe(Instant::now());
+            return None;
+        };
+        payload.truncate(length);
+        helper.id = helper.napi_id();
+        if helper.id != 0 {
+            // It is polled from now on, filtered or not.
+            let _ = helper.take_nothing();
+            self.probe.lost = 0;
+        }
+        // As above.
+        let _ = self.ask();
         let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let stray = Stray {
-            protocol: if taught.sequence.is_some() {
+            protocol: if was.sequence.is_some() {
                 Protocol::Tcp
             } else {
                 Protocol::Udp
             },
-            source: canonical(source),
-            destination: SocketAddr::new(destination.to_canonical(), taught.port),
-            neighbour: taught.neighbour,
+            source: SocketAddr::new(source.ip().to_canonical(), was.source),
+            destination: SocketAddr::new(destination.to_canonical(), was.port),
+            neighbour: was.neighbour,
         };
-        if let Some(sequence) = taught.sequence {
+        if let Some(sequence) = was.sequence {
             // The eight bytes that were UDP's header.
             let mut header = [0; 8];
-            header[..2].copy_from_slice(&stray.source.port().to_be_bytes());
-            header[2..4].copy_from_slice(&taught.port.to_be_bytes());
+            header[..2].copy_from_slice(&was.source.to_be_bytes());
+            header[2..4].copy_from_slice(&was.port.to_be_bytes());
             header[4..].copy_from_slice(&sequence.to_be_bytes());
             payload.splice(0..0, header);
         }
         Some(stray)
     }
-}
 
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    /// The driver has sent the probe, and it is not here.
+    fn miss_probe(&mut self, now: Instant) {
+        let sent = *self.probe.sent.get_or_insert(now);
+        if now.duration_since(sent) < PROBE_TIME {
+            return;
+        }
+        self.probe.lost = self.probe.lost.saturating_add(1);
+        let (pause, spared) = match self.probe.lost.checked_sub(PROBES_LOST) {
+            None => (Duration::ZERO, 0),
+            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), SPARED),
+        };
+        self.probe.pause = Some((now + pause, self.owned_frames() + spared));
+    }
+
+    fn owned_frames(&self) -> u64 {
+        let count = |counter| self.tables.counter(self.queue, counter);
+        count(Counter::Channel) + count(Counter::Raw)
+    }
 }

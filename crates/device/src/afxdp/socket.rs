@@ -12,7 +12,9 @@ use crate::capabilities;
 use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
-use crate::queue::{Interrupt, Offload, Patience, Queue, Receive, Received, Stray, Transmit};
+use crate::queue::{
+    Interrupt, NapiState, Offload, Patience, Queue, Receive, Received, Stray, Transmit,
+};
 use crate::raw::ring::Ring;
 use crate::raw::syscall;
 
@@ -394,7 +396,19 @@ impl Receive for ReceiveHalf {
     }
 
     fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
-        self.napi.take_stray(payload)
+        self.napi.take_probe(payload)
+    }
+
+    fn napi(&self) -> NapiState {
+        self.napi.state()
+    }
+
+    fn take_doubt(&mut self) -> bool {
+        self.napi.take_doubt()
+    }
+
+    fn rediscover(&mut self) -> io::Result<()> {
+        self.napi.rediscover()
     }
 }
 

@@ -43,15 +43,15 @@ pub enum Verdict {
     Channel(Metadata),
     /// To the application, which demultiplexes itself.
     Raw(Metadata),
-    /// To the kernel's helper socket, with the destination port rewritten.
-    Taught,
+    /// To the kernel's helper socket, with the ports rewritten.
+    NapiProbe,
     /// Back to where it came from: a SYN cookie.
     Answered(Answer),
 }
 
 /// Decides where a frame goes, as the driver program would at the time `now_ns`
 /// on this queue: counts, fills the channel's account and the buckets, and
-/// rewrites a teaching datagram's port in `frame`. One caller at a time for
+/// rewrites a NAPI probe's port in `frame`. One caller at a time for
 /// each queue. A queue that the tables do not have is the kernel's.
 pub fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verdict {
     let Some(counts) = tables.queue(queue) else {
@@ -155,15 +155,19 @@ impl Driver<'_> {
         if owner != EMBEDDED {
             return Err(self.kernel(Counter::Unowned, datagram.class(frame)));
         }
-        let teach = control
-            .teach_port
+        let probe = control
+            .probe_port
             .get(self.queue as usize)
             .map_or(0, |port| port.load(Acquire));
         // Of a segment behind extension headers, the last of them would have to
         // change.
         let plain = datagram.version == 4 || datagram.transport == NETWORK + V6_HEADER;
-        if teach != 0 && kind == Kind::Datagram && (datagram.protocol == UDP || plain) {
-            return Err(self.teach(frame, &datagram, teach));
+        if probe != 0
+            && kind == Kind::Datagram
+            && (datagram.protocol == UDP || plain)
+            && let Some(probe) = self.probe_napi(frame, &datagram)
+        {
+            return Err(probe);
         }
         let metadata = metadata(&datagram, self.trace);
         if control.raw.load(Relaxed) != 0 {
@@ -332,63 +336,61 @@ impl Driver<'_> {
         Ok(datagram.ends(ports))
     }
 
-    /// Gives an owned datagram to the helper socket of its queue.
-    fn teach(&self, frame: &mut [u8], datagram: &Datagram, port: u16) -> Verdict {
+    /// Gives an owned datagram to the helper socket of its queue; `None` for a
+    /// frame that is no probe.
+    fn probe_napi(&self, frame: &mut [u8], datagram: &Datagram) -> Option<Verdict> {
         let control = &self.tables.device().control;
-        let header: Option<&mut [u8; 8]> = frame
+        let queue = self.queue as usize;
+        let port_place = control.probe_port.get(queue)?;
+        let source_place = control.probe_source.get(queue)?;
+        let (port, source) = (port_place.load(Acquire), source_place.load(Acquire));
+        let segment = datagram.protocol != UDP;
+        let length = datagram.end - datagram.transport;
+        if segment {
+            let [offset, flags]: [u8; 2] = read(frame, datagram.transport + 12)?;
+            if flags & 0x3f != 0x10 || length != usize::from(offset >> 4) * 4 {
+                return None;
+            }
+        }
+        let link: [u8; 6] = read(frame, 6)?;
+        let header: &mut [u8; 8] = frame
             .get_mut(datagram.transport..)
-            .and_then(<[u8]>::first_chunk_mut);
-        let Some(header) = header else {
-            return self.drop(Counter::Truncated);
-        };
+            .and_then(<[u8]>::first_chunk_mut)?;
+        let sender = u16::from_be_bytes([header[0], header[1]]);
         let original = u16::from_be_bytes([header[2], header[3]]);
         let checksum = u16::from_be_bytes([header[6], header[7]]);
+        header[..2].copy_from_slice(&source.to_be_bytes());
         header[2..4].copy_from_slice(&port.to_be_bytes());
-        let segment = datagram.protocol != UDP;
-        let mut sequence = 0;
-        if segment {
-            sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-            let length = (datagram.end - datagram.transport) as u16;
-            header[4..6].copy_from_slice(&length.to_be_bytes());
-        }
-        let checksum = match (datagram.version, checksum) {
-            _ if segment => 0,
-            (4, _) | (_, 0) => 0,
+        let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+        let updated = |checksum, old, new| match checksum::update(checksum, old, new) {
+            _ if checksum == 0 => 0,
             // Zero is written as its other form (RFC 768).
-            (_, checksum) => match checksum::update(checksum, original, port) {
-                0 => 0xffff,
-                updated => updated,
-            },
+            0 => 0xffff,
+            updated => updated,
+        };
+        let checksum = if segment {
+            header[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+            0
+        } else {
+            updated(updated(checksum, original, port), sender, source)
         };
         header[6..8].copy_from_slice(&checksum.to_be_bytes());
         if segment {
             become_udp(frame, datagram.version);
+            control.probed_sequence.get(queue)?.store(sequence, Release);
         }
-        let queue = self.queue as usize;
-        let sender: Option<[u8; 6]> = read(frame, 6);
-        if let (Some(link), Some(sender)) = (control.taught_link.get(queue), sender) {
-            for (place, byte) in link.iter().zip(sender) {
-                place.store(byte, Release);
-            }
+        for (place, byte) in control.probed_link.get(queue)?.iter().zip(link) {
+            place.store(byte, Release);
         }
-        if let (Some(taught), Some(protocol)) = (
-            control.taught_sequence.get(queue),
-            control.taught_protocol.get(queue),
-        ) {
-            if segment {
-                taught.store(sequence, Release);
-            }
-            protocol.store(datagram.protocol, Release);
-        }
-        if let (Some(taught), Some(teach)) = (
-            control.taught_port.get(queue),
-            control.teach_port.get(queue),
-        ) {
-            taught.store(original, Release);
-            teach.store(0, Release);
-        }
-        self.count(Counter::Taught);
-        Verdict::Taught
+        source_place.store(sender, Release);
+        control
+            .probed_protocol
+            .get(queue)?
+            .store(datagram.protocol, Release);
+        control.probed_port.get(queue)?.store(original, Release);
+        port_place.store(0, Release);
+        self.count(Counter::NapiProbe);
+        Some(Verdict::NapiProbe)
     }
 
     /// Takes a place in a channel: its head after this frame, or why not.

@@ -21,7 +21,7 @@ pub const FLOW_BUCKETS: usize = 32768;
 /// Flows in one bucket; a flow is in one of two buckets.
 pub const FLOW_WAYS: usize = 8;
 /// Places in the set of local addresses; a power of two.
-pub const LOCALS: usize = 64;
+pub const LOCALS: usize = 256;
 /// Places in which one local address may stand.
 pub const LOCAL_PROBES: usize = 8;
 /// Datagrams under fragmentation that are remembered.
@@ -226,8 +226,8 @@ pub enum Counter {
     Unowned = 13,
     /// Later fragment whose first was not seen.
     FragmentOrphan = 14,
-    /// Passed to a helper socket to teach it the NAPI id.
-    Taught = 15,
+    /// Passed to a helper socket, which has the NAPI id from it.
+    NapiProbe = 15,
     /// SYN answered with a cookie (Linux: SyncookiesSent).
     CookieSent = 16,
     /// ACK with a valid cookie, counted beside where it went (SyncookiesRecv).
@@ -262,7 +262,7 @@ pub const COUNTER_NAMES: [&str; COUNTER_NUMBER] = [
     "not-local",
     "unowned",
     "fragment-orphan",
-    "taught",
+    "napi-probe",
     "cookie-sent",
     "cookie-valid",
     "cookie-failed",
@@ -287,7 +287,7 @@ impl Counter {
         Counter::NotLocal,
         Counter::Unowned,
         Counter::FragmentOrphan,
-        Counter::Taught,
+        Counter::NapiProbe,
         Counter::CookieSent,
         Counter::CookieValid,
         Counter::CookieFailed,
@@ -337,18 +337,21 @@ pub struct Control {
     pub trace_remaining: AtomicU32,
     /// Last trace id given. Writer: driver.
     pub trace_next: AtomicU32,
-    /// Host order; nonzero: teach this queue. Cleared by the driver.
-    pub teach_port: [AtomicU16; QUEUES],
-    /// Host order: original port of the teaching frame. Writer: driver.
-    pub taught_port: [AtomicU16; QUEUES],
+    /// Host order; nonzero: send a NAPI probe there. Cleared by the driver.
+    pub probe_port: [AtomicU16; QUEUES],
+    /// Host order: original port of the probe. Writer: driver.
+    pub probed_port: [AtomicU16; QUEUES],
     /// Open-addressed set of local addresses; all zero = free.
     pub locals: [[AtomicU64; 2]; LOCALS],
-    /// Host order: sequence number of a teaching segment. Writer: driver.
-    pub taught_sequence: [AtomicU32; QUEUES],
-    /// Of the teaching frame: UDP or TCP. Writer: driver.
-    pub taught_protocol: [AtomicU8; QUEUES],
-    /// Of the teaching frame: its source link address. Writer: driver.
-    pub taught_link: [[AtomicU8; 6]; QUEUES],
+    /// Host order: sequence number of a probe that was a segment. Writer: driver.
+    pub probed_sequence: [AtomicU32; QUEUES],
+    /// Of the probe: UDP or TCP. Writer: driver.
+    pub probed_protocol: [AtomicU8; QUEUES],
+    /// Of the probe: its source link address. Writer: driver.
+    pub probed_link: [[AtomicU8; 6]; QUEUES],
+    /// Host order: the source port that a probe is given, by which its helper
+    /// knows it. The driver leaves the original one in its place.
+    pub probe_source: [AtomicU16; QUEUES],
 }
 
 /// What one receive queue counts. Writer: the driver program on that queue.
@@ -520,21 +523,22 @@ mod tests {
         assert_eq!(offset_of!(Metadata, fragment), 22);
         assert_eq!(size_of::<ClassBucket>(), 48);
         assert_eq!(offset_of!(ClassBucket, passed), 32);
-        assert_eq!(size_of::<Control>(), 1176);
+        assert_eq!(size_of::<Control>(), 4264);
         assert_eq!(offset_of!(Control, raw), 16);
         assert_eq!(offset_of!(Control, trace_remaining), 24);
-        assert_eq!(offset_of!(Control, teach_port), 32);
-        assert_eq!(offset_of!(Control, taught_port), 48);
+        assert_eq!(offset_of!(Control, probe_port), 32);
+        assert_eq!(offset_of!(Control, probed_port), 48);
         assert_eq!(offset_of!(Control, locals), 64);
-        assert_eq!(offset_of!(Control, taught_sequence), 1088);
-        assert_eq!(offset_of!(Control, taught_protocol), 1120);
-        assert_eq!(offset_of!(Control, taught_link), 1128);
+        assert_eq!(offset_of!(Control, probed_sequence), 4160);
+        assert_eq!(offset_of!(Control, probed_protocol), 4192);
+        assert_eq!(offset_of!(Control, probed_link), 4200);
+        assert_eq!(offset_of!(Control, probe_source), 4248);
         assert_eq!(size_of::<Queue>(), 440);
         assert_eq!(offset_of!(Queue, metadata_in_frame), 432);
         assert_eq!(offset_of!(Queue, classes), 192);
-        assert_eq!(size_of::<Device>(), 528_984);
-        assert_eq!(offset_of!(Device, queues), 1176);
-        assert_eq!(offset_of!(Device, ports), 4696);
+        assert_eq!(size_of::<Device>(), 532_072);
+        assert_eq!(offset_of!(Device, queues), 4264);
+        assert_eq!(offset_of!(Device, ports), 7784);
         assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);

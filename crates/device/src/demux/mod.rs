@@ -33,7 +33,7 @@ pub use classify::classify_host;
 pub use cookie::Answer;
 pub use drive::{Verdict, drive};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
-pub use tables::{ClassCounts, Tables, Taught};
+pub use tables::{ClassCounts, NapiProbe, Tables};
 
 pub(crate) use maps::KernelMaps;
 pub(crate) use raw_tables::Memory;

@@ -75,11 +75,13 @@ pub(super) fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
     address.filter(|address| !address.to_canonical().is_unspecified())
 }
 
-/// A datagram that taught a helper socket.
+/// What a NAPI probe was before the driver rewrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taught {
+pub struct NapiProbe {
     /// The port that it was sent to.
     pub port: u16,
+    /// The port that it came from.
+    pub source: u16,
     /// Of a TCP segment its sequence number, in whose place UDP's length and
     /// checksum are now.
     pub sequence: Option<u32>,
@@ -284,28 +286,38 @@ impl Tables {
         self.device().control.raw.store(raw.into(), Release);
     }
 
-    /// Asks the driver to turn the next owned datagram of the queue over to the
-    /// kernel's UDP socket bound to `port`, so that the socket learns the queue's
-    /// NAPI id. Port 0 asks for nothing.
-    pub fn teach(&self, queue: u32, port: u16) {
+    /// Asks the driver to turn the next owned datagram of the queue, or TCP
+    /// segment without content, over to the kernel's UDP socket bound to `port`,
+    /// which then knows the queue's NAPI id. It comes from port `source`, by which
+    /// it is known from whatever else is sent there. Port 0 asks for nothing.
+    pub fn probe_napi(&self, queue: u32, port: u16, source: u16) {
         let control = &self.device().control;
-        if let Some(place) = control.teach_port.get(queue as usize) {
-            place.store(port, Release);
+        let queue = queue as usize;
+        if let (Some(from), Some(to)) = (
+            control.probe_source.get(queue),
+            control.probe_port.get(queue),
+        ) {
+            // Not while the driver may be taking one with the old source.
+            to.store(0, Release);
+            from.store(source, Release);
+            to.store(port, Release);
         }
     }
 
-    /// Once the driver has done what [`Tables::teach`] asked: what the datagram
-    /// was before.
-    pub fn taught(&self, queue: u32) -> Option<Taught> {
+    /// Once the driver has done what [`Tables::probe_napi`] asked: what the
+    /// datagram was before.
+    pub fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
         let control = &self.device().control;
         let queue = queue as usize;
-        let pending = control.teach_port.get(queue)?.load(Acquire);
-        let port = control.taught_port.get(queue)?.load(Acquire);
-        let protocol = control.taught_protocol.get(queue)?.load(Acquire);
-        let sequence = control.taught_sequence.get(queue)?.load(Acquire);
-        let link = control.taught_link.get(queue)?;
-        (pending == 0 && port != 0).then_some(Taught {
+        let pending = control.probe_port.get(queue)?.load(Acquire);
+        let port = control.probed_port.get(queue)?.load(Acquire);
+        let source = control.probe_source.get(queue)?.load(Acquire);
+        let protocol = control.probed_protocol.get(queue)?.load(Acquire);
+        let sequence = control.probed_sequence.get(queue)?.load(Acquire);
+        let link = control.probed_link.get(queue)?;
+        (pending == 0 && port != 0).then_some(NapiProbe {
             port,
+            source,
             sequence: (protocol != Protocol::Udp as u8).then_some(sequence),
             neighbour: MacAddress(link.each_ref().map(|byte| byte.load(Acquire))),
         })

@@ -357,9 +357,9 @@ fn mistakes_are_refused() {
     tables.set_limit(QUEUES as u32, 1, 1);
     tables.set_limit(0, 0, 1);
     tables.tail_add(0, CHANNELS as u16, 1);
-    tables.teach(QUEUES as u32, 1);
+    tables.probe_napi(QUEUES as u32, 1, 1);
     assert_eq!((tables.limit(QUEUES as u32, 1), tables.limit(0, 0)), (0, 0));
-    assert_eq!(tables.taught(QUEUES as u32), None);
+    assert_eq!(tables.napi_probe(QUEUES as u32), None);
     let verdict = drive(&tables, QUEUES as u32, &mut [], 0);
     assert_eq!(
         verdict,

@@ -55,7 +55,7 @@ pub struct KernelFrame {
     /// Queue it arrived on.
     pub queue: u32,
     /// The class that paid for it; `None` for one that the driver turned over
-    /// to a helper socket ([`Tables::teach`]).
+    /// to a helper socket ([`Tables::probe_napi`]).
     pub class: Option<Class>,
     /// When the driver passed it.
     pub time: Duration,
@@ -338,7 +338,7 @@ impl EndState {
                 Verdict::Drop { .. } => continue,
                 Verdict::Kernel { class } => Some(class),
                 // Where the helper socket is: in the kernel.
-                Verdict::Taught => None,
+                Verdict::NapiProbe => None,
                 Verdict::Answered(answer) => {
                     answers.push(answer.as_bytes().to_vec());
                     continue;

@@ -175,6 +175,17 @@ pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
     }
 }
 
+/// Attaches a classic BPF program that says of each datagram how many bytes of it
+/// the socket gets; none: it is dropped.
+pub(crate) fn attach_filter(fd: BorrowedFd<'_>, filter: &[libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        // The kernel only reads it, and has its own copy afterwards.
+        filter: filter.as_ptr().cast_mut(),
+    };
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
 /// Asks for the destination address with each datagram, of either family.
 pub(crate) fn want_destination(fd: BorrowedFd<'_>) -> io::Result<()> {
     // A v4-only host has no IPV6_RECVPKTINFO; a v6 socket takes both.

@@ -1,7 +1,7 @@
 //! What a run on a frame comes to, to compare two drivers by.
 
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
-use tidewall_device::demux::{Tables, Taught, Verdict};
+use tidewall_device::demux::{NapiProbe, Tables, Verdict};
 
 use super::CHANNELS_USED;
 
@@ -20,7 +20,7 @@ pub struct Outcome {
     counters: Vec<u64>,
     classes: Vec<(u64, u64)>,
     accounts: Vec<(u32, u64)>,
-    taught: Option<Taught>,
+    probe: Option<NapiProbe>,
 }
 
 impl Outcome {
@@ -40,7 +40,7 @@ impl Outcome {
             accounts: (0..CHANNELS_USED)
                 .map(|index| (tables.head(0, index), tables.dropped(0, index)))
                 .collect(),
-            taught: tables.taught(0),
+            probe: tables.napi_probe(0),
         }
     }
 
@@ -48,7 +48,7 @@ impl Outcome {
     pub fn of_verdict(tables: &Tables, verdict: Verdict, frame: Vec<u8>) -> Self {
         let (action, frame, metadata) = match verdict {
             Verdict::Answered(answer) => (TRANSMIT, answer.as_bytes().to_vec(), None),
-            Verdict::Kernel { .. } | Verdict::Taught => (PASS, frame, None),
+            Verdict::Kernel { .. } | Verdict::NapiProbe => (PASS, frame, None),
             Verdict::Drop { .. } => (DROP, frame, None),
             Verdict::Channel(metadata) | Verdict::Raw(metadata) => {
                 (REDIRECT, frame, Some(metadata))

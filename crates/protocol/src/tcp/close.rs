@@ -109,8 +109,9 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a reason that the application is told.
-    pub(super) fn fail(&mut self, error: Errno) {
+    /// Ends the connection for a reason that the application is told, and the peer
+    /// is not.
+    pub fn fail(&mut self, error: Errno) {
         self.finish();
         self.set_error(error);
     }

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::{Interrupt, POLL_MAX, Queue, Receive, Received, Stray, Transmit};
+use tidewall_device::queue::{
+    Interrupt, NapiState, POLL_MAX, Queue, Receive, Received, Stray, Transmit,
+};
 
 use crate::channel::{Run, Sender};
 use crate::control::{self as receive_control, Controller};
@@ -186,6 +188,24 @@ impl Poller {
         strays
     }
 
+    /// As [`Receive::napi`].
+    pub fn napi(&self) -> NapiState {
+        self.device.napi()
+    }
+
+    /// As [`Receive::take_doubt`].
+    pub fn take_doubt(&mut self) -> bool {
+        self.device.take_doubt()
+    }
+
+    /// As [`Receive::rediscover`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn rediscover(&mut self) -> io::Result<()> {
+        self.device.rediscover()
+    }
+
     /// Opens channel `id` with room for `limit` frames.
     ///
     /// # Errors
@@ -278,6 +298,7 @@ impl Poller {
         round.buffer_use = self.fullness.largest;
         let counters = &self.shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);
+        counters.driven.fetch_add(round.driven, Ordering::Relaxed);
         if round.frames == 0 {
             counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
         }
@@ -393,6 +414,7 @@ impl Poller {
         round.exhausted = taken >= u64::from(self.budget);
         let counters = &shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);
+        counters.driven.fetch_add(round.driven, Ordering::Relaxed);
         if round.frames == 0 {
             counters.empty_rounds.fetch_add(1, Ordering::Relaxed);
         }

@@ -23,6 +23,9 @@ pub struct QueueCounters {
     pub lost_in_ring: AtomicU64,
     /// Rounds.
     pub rounds: AtomicU64,
+    /// Frames that rounds had the driver process, the kernel's and the dropped
+    /// ones included; the rest came by interrupt.
+    pub driven: AtomicU64,
     /// Rounds that found nothing.
     pub empty_rounds: AtomicU64,
     /// Rounds that used up their budget.

@@ -8,6 +8,16 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+/// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
+const CHANGES: u32 = 0x1 | 0x10 | 0x100;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_MTU: u16 = 4;
+const IFLA_STATS64: u16 = 23;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
@@ -47,6 +57,148 @@ pub(crate) struct KernelNeighbour {
     pub(crate) state: u16,
 }
 
+/// An interface as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    /// `IFF_UP`: by the administrator's will.
+    pub(crate) up: bool,
+    /// `IFF_LOWER_UP`: there is a carrier.
+    pub(crate) carrier: bool,
+    /// Bytes of an IP datagram.
+    pub(crate) mtu: Option<usize>,
+    pub(crate) mac: Option<[u8; 6]>,
+    /// Frames received since it was made.
+    pub(crate) received: Option<u64>,
+}
+
+impl Link {
+    /// From the body of a message; `None` for a bridge's word on its port.
+    fn parse(body: &[u8]) -> Option<Self> {
+        // struct ifinfomsg: family, pad, type (u16), index, flags, change
+        let fixed = body.first_chunk::<16>()?;
+        if fixed[0] != libc::AF_UNSPEC as u8 {
+            return None;
+        }
+        let flags = word(&fixed[8..12]);
+        let has = |flag: i32| flags & flag as u32 != 0;
+        let mut link = Link {
+            index: word(&fixed[4..8]),
+            up: has(libc::IFF_UP),
+            carrier: has(libc::IFF_LOWER_UP),
+            mtu: None,
+            mac: None,
+            received: None,
+        };
+        for (kind, value) in attributes(body.get(16..).unwrap_or_default()) {
+            match kind {
+                IFLA_MTU => link.mtu = Some(word(value) as usize),
+                IFLA_ADDRESS => link.mac = value.try_into().ok(),
+                IFLA_STATS64 => link.received = value.first_chunk().map(|v| u64::from_ne_bytes(*v)),
+                _ => {}
+            }
+        }
+        Some(link)
+    }
+}
+
+/// What changed in the network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// An interface, or something about it.
+    Link(Link),
+    /// There is no interface of this index any more.
+    Gone(u32),
+    /// An address came or went.
+    Address,
+    /// The kernel had more to say than there was room for.
+    Missed,
+}
+
+/// A rtnetlink socket that hears of changes.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    fd: OwnedFd,
+}
+
+impl Monitor {
+    pub(crate) fn open() -> io::Result<Self> {
+        let fd = open(libc::SOCK_NONBLOCK)?;
+        // SAFETY: all-zero is a valid sockaddr_nl.
+        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        address.nl_family = libc::AF_NETLINK as u16;
+        address.nl_groups = CHANGES;
+        // SAFETY: a valid sockaddr_nl of the length given, for the call's duration.
+        let bound = unsafe {
+            libc::bind(
+                fd.as_raw_fd(),
+                (&address as *const libc::sockaddr_nl).cast(),
+                size_of::<libc::sockaddr_nl>() as libc::socklen_t,
+            )
+        };
+        if bound < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Monitor { fd })
+    }
+
+    /// Readable when there is a change.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+
+    /// What has changed since the last call.
+    pub(crate) fn changes(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut buffer = [0u8; 16_384];
+        loop {
+            // SAFETY: `buffer` is writable for its length.
+            let got = unsafe {
+                libc::recv(
+                    self.fd.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    0,
+                )
+            };
+            if got < 0 {
+                match io::Error::last_os_error().raw_os_error() {
+                    Some(libc::ENOBUFS) => changes.push(Change::Missed),
+                    Some(libc::EINTR) => {}
+                    _ => return changes,
+                }
+                continue;
+            }
+            let mut messages = buffer.get(..got as usize).unwrap_or_default();
+            while let Some(header) = messages.first_chunk::<HEADER>() {
+                let length = word(&header[..4]) as usize;
+                let Some(body) = messages.get(HEADER..length) else {
+                    break;
+                };
+                changes.extend(match u16::from_ne_bytes([header[4], header[5]]) {
+                    RTM_NEWLINK => Link::parse(body).map(Change::Link),
+                    RTM_DELLINK => Link::parse(body).map(|link| Change::Gone(link.index)),
+                    RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
+                    _ => None,
+                });
+                let next = length.next_multiple_of(4);
+                messages = messages.get(next..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+fn open(flags: i32) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// A rtnetlink socket for one request at a time.
 #[derive(Debug)]
 pub(crate) struct Netlink {
@@ -56,14 +208,7 @@ pub(crate) struct Netlink {
 
 impl Netlink {
     pub(crate) fn open() -> io::Result<Self> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor just returned to us, owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = open(0)?;
         let timeout = libc::timeval {
             tv_sec: 0,
             tv_usec: 100_000,
@@ -129,6 +274,19 @@ impl Netlink {
             }
         }
         Ok(route)
+    }
+
+    /// An interface.
+    ///
+    /// # Errors
+    /// ENODEV when there is none of this index.
+    pub(crate) fn link(&mut self, index: u32) -> io::Result<Link> {
+        // struct ifinfomsg: family, pad, type (u16), index, flags, change
+        let mut body = vec![0; 4];
+        body.extend_from_slice(&index.to_ne_bytes());
+        body.extend_from_slice(&[0; 8]);
+        let reply = self.request(RTM_GETLINK, 0, &body)?;
+        Link::parse(&reply).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// The neighbour entry of `address` on `interface`.
@@ -289,6 +447,16 @@ mod tests {
             .route(IpAddr::from([127, 0, 0, 1]), None)
             .expect("lo has a route");
         assert!(!route.unicast);
+    }
+
+    #[test]
+    fn the_first_interface_is_the_loopback_device() {
+        let mut netlink = Netlink::open().expect("netlink needs no privilege");
+        let link = netlink.link(1).expect("every namespace has it");
+        assert_eq!((link.index, link.mac), (1, Some([0; 6])));
+        assert!(link.mtu.is_some() && link.received.is_some());
+        let error = netlink.link(u32::MAX >> 1).expect_err("no such interface");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
     }
 
     #[test]

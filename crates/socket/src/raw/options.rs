@@ -379,14 +379,16 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Kerne
     Ok(datagram)
 }
 
-/// Addresses of an interface, as `getifaddrs` lists them.
-pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+/// Addresses of the network namespace at which `interface` is reached, its own
+/// first: those of other interfaces too (a service address on `lo`), but not
+/// loopback addresses, nor the link-local ones of other links.
+pub(crate) fn local_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `list` receives a list that is freed below.
     if unsafe { libc::getifaddrs(&mut list) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut addresses = Vec::new();
+    let (mut addresses, mut others) = (Vec::new(), Vec::new());
     let mut entry = list;
     while !entry.is_null() {
         // SAFETY: `entry` is a live node of the list; its name is a C string
@@ -394,17 +396,23 @@ pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
         unsafe {
             let name = std::ffi::CStr::from_ptr((*entry).ifa_name);
             let address = (*entry).ifa_addr;
-            if name.to_bytes() == interface.as_bytes() && !address.is_null() {
+            let own = name.to_bytes() == interface.as_bytes();
+            let into = if own { &mut addresses } else { &mut others };
+            if !address.is_null() {
                 match i32::from((*address).sa_family) {
                     libc::AF_INET => {
                         let raw = *address.cast::<libc::sockaddr_in>();
-                        addresses.push(IpAddr::V4(Ipv4Addr::from(u32::from_be(
-                            raw.sin_addr.s_addr,
-                        ))));
+                        let address = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
+                        if own || !(address.is_loopback() || address.is_link_local()) {
+                            into.push(IpAddr::V4(address));
+                        }
                     }
                     libc::AF_INET6 => {
                         let raw = *address.cast::<libc::sockaddr_in6>();
-                        addresses.push(IpAddr::V6(Ipv6Addr::from(raw.sin6_addr.s6_addr)));
+                        let address = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+                        if own || !(address.is_loopback() || address.is_unicast_link_local()) {
+                            into.push(IpAddr::V6(address));
+                        }
                     }
                     _ => {}
                 }
@@ -414,5 +422,7 @@ pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     }
     // SAFETY: the list from getifaddrs, freed once.
     unsafe { libc::freeifaddrs(list) };
+    others.retain(|address| !addresses.contains(address));
+    addresses.append(&mut others);
     Ok(addresses)
 }

@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config, XdpMode, queue_count};
-use tidewall_device::demux::layout::{CHANNELS, Class, Counter, Metadata, Protocol, QUEUES};
+use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
+use tidewall_device::demux::layout::{
+    CHANNELS, Class, Counter, LOCALS, Metadata, Protocol, QUEUES,
+};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::ethtool::Flow;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::InputOptions;
+use tidewall_protocol::tcp::Errno;
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
     self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
@@ -26,6 +29,7 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::control::Control;
 use crate::fragments::Fragments;
 use crate::host::Interface;
+use crate::link::{LinkState, LinkWatch};
 use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
@@ -298,7 +302,8 @@ pub(crate) struct Core {
     pub(crate) device_snapshot: Option<DeviceSnapshot>,
     /// Queues that send: the first so many.
     transmit_queues: usize,
-    pub(crate) warnings: Vec<String>,
+    pub(crate) warnings: Mutex<Vec<String>>,
+    pub(crate) link: Arc<LinkState>,
 }
 
 impl Stack {
@@ -337,7 +342,7 @@ impl Stack {
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();
-        tables.set_locals(&interface.addresses)?;
+        set_locals(&tables, &interface.addresses)?;
         tables.set_raw(config.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         tables.set_cookie_redirect(device.checksum_offload_possible);
@@ -454,6 +459,9 @@ impl Stack {
             helper,
             ..
         } = parts;
+        let watch = device
+            .is_some()
+            .then(|| LinkWatch::open(routes.interface()));
         let mut handles = Vec::new();
         let mut fragment_channels = Vec::new();
         let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
@@ -540,7 +548,8 @@ impl Stack {
             device_snapshot,
             transmit_queues: transmit_queues.max(1),
             device: device.map(Mutex::new),
-            warnings: parts.warnings,
+            warnings: Mutex::new(parts.warnings),
+            link: Arc::new(LinkState::new()?),
         });
         core.set_owner(COMMONS_CHANNEL, Owner::Commons);
         core.tcp_set_cookie_parameters();
@@ -559,11 +568,10 @@ impl Stack {
         let _ = core
             .host
             .set(threads.iter().map(HostThreads::counters).collect());
-        let control = if control {
-            Some(Control::start(&core)?)
-        } else {
-            None
-        };
+        // In memory there is nothing to follow, and nobody to answer.
+        let watch = watch.transpose()?;
+        let control = watch.map(|watch| Control::start(&core, control, watch));
+        let control = control.transpose()?;
         Ok(Stack {
             inner: Arc::new(Inner {
                 _threads: threads,
@@ -599,9 +607,10 @@ impl Stack {
         Ok(ready)
     }
 
-    /// Warnings of the start: knobs that could not be set.
-    pub fn warnings(&self) -> &[String] {
-        &self.core().warnings
+    /// What does not work as it should: knobs that could not be set at the start,
+    /// and what went wrong with the interface since.
+    pub fn warnings(&self) -> Vec<String> {
+        self.core().warnings()
     }
 
     /// Records what receive control is told of the next `rounds` rounds of each
@@ -650,6 +659,18 @@ struct Parts {
     name: String,
     warnings: Vec<String>,
     device: Option<AfXdp>,
+}
+
+fn set_locals(tables: &Tables, addresses: &[IpAddr]) -> io::Result<()> {
+    tables.set_locals(addresses).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!(
+                "{} addresses of this host do not fit into the driver's table of {LOCALS}",
+                addresses.len()
+            ),
+        )
+    })
 }
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {
@@ -729,6 +750,80 @@ impl Core {
             }
         }
         Err(io::Error::from_raw_os_error(libc::ENFILE))
+    }
+
+    /// ENODEV once the interface is no more.
+    pub(crate) fn check_device(&self) -> io::Result<()> {
+        if self.link.gone.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        Ok(())
+    }
+
+    /// The interface is no more: whoever waits, and whoever calls, hears ENODEV.
+    pub(crate) fn lose_device(&self) {
+        if self.link.gone.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.warn(format!("{} is no more", self.name));
+        let owners: Vec<Owner> = {
+            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+            sockets.iter().cloned().collect()
+        };
+        for owner in owners {
+            match owner {
+                Owner::Udp(socket) => socket.fail(libc::ENODEV),
+                Owner::Listener(listener) => listener.interrupt(),
+                _ => {}
+            }
+        }
+        for connection in self.tcp.flows.all() {
+            connection.fail(self, Errno(libc::ENODEV));
+        }
+        self.leadership.nudge();
+    }
+
+    /// Tells the driver which addresses are this host's now.
+    pub(crate) fn read_addresses(&self) {
+        let set = crate::raw::options::local_addresses(&self.name)
+            .and_then(|addresses| set_locals(&self.tables, &addresses));
+        if let Err(error) = set {
+            self.warn(format!("{}: {error}", self.name));
+        }
+    }
+
+    /// Attaches the driver program anew.
+    pub(crate) fn attach_again(&self) -> io::Result<()> {
+        let Some(device) = &self.device else {
+            return Ok(());
+        };
+        let mut device = lock(device);
+        let mode = device.mode;
+        device.program.attach(&self.name, mode)
+    }
+
+    pub(crate) fn warn(&self, warning: String) {
+        let mut warnings = lock(&self.warnings);
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
+    /// See [`Stack::warnings`].
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = lock(&self.warnings).clone();
+        let blocked = |queue: &&QueueHandle| lock(&queue.poller).napi().blocked;
+        if self.queues.iter().any(|queue| blocked(&queue)) {
+            let (name, ports) = (&self.name, HELPER_PORTS);
+            let (first, last) = (ports.start(), ports.end());
+            warnings.push(format!(
+                "{name}: the receiver does not poll, since the datagrams from which it has the \
+                 NAPI id do not reach it: a firewall or rp_filter drops what comes in to UDP \
+                 ports {first} to {last} (see: nft add rule inet filter input iifname {name} \
+                 udp dport {first}-{last} accept)"
+            ));
+        }
+        warnings
     }
 
     /// How to send to `destination`, as [`crate::routes::Routes::find`].

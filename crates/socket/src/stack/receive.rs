@@ -64,7 +64,7 @@ impl Core {
     }
 
     fn rounds(&self, leads: bool, returns: bool) -> io::Result<Progress> {
-        if self.architecture.has_threads() {
+        if self.architecture.has_threads() || self.check_device().is_err() {
             return Ok(Progress::default());
         }
         // A leader that sleeps while we poll needs the interrupt too. Where
@@ -263,7 +263,11 @@ impl Core {
     fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
         let strays = poller.take_strays();
         let short = poller.short_of_frames();
+        let doubts = poller.take_doubt();
         drop(poller);
+        if doubts && !self.link.doubts.swap(true, Ordering::Relaxed) {
+            self.link.wake.signal();
+        }
         for (stray, payload) in strays {
             self.deliver_stray(stray, &payload);
         }

@@ -58,6 +58,7 @@ impl Core {
         if has_input() {
             return Ok(true);
         }
+        self.check_device()?;
         let polls = !self.spin.is_zero() && !self.architecture.has_threads();
         let answered = polls && self.answered();
         let began = Instant::now();
@@ -131,6 +132,7 @@ impl Core {
         let mut fired = Vec::with_capacity(8);
         let mut turns = 0u32;
         loop {
+            self.check_device()?;
             let mut progress = Progress::default();
             if *led && !self.device_polls() {
                 progress = self.round(true)?;

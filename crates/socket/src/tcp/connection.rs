@@ -268,6 +268,18 @@ impl ConnectionInner {
         core.tcp_after(after);
     }
 
+    /// Ends it with an error.
+    pub(crate) fn fail(self: &Arc<Self>, core: &Core, error: Errno) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            state.connection.fail(error);
+            self.settle(core, &mut state, &mut after);
+            self.announce(&mut state);
+        }
+        core.tcp_after(after);
+    }
+
     /// Its timer has expired.
     pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
         let mut after = After::default();

@@ -43,6 +43,11 @@ impl Flows {
         table.find(hash, |other| other.flow() == flow).cloned()
     }
 
+    /// All connections.
+    pub(crate) fn all(&self) -> Vec<Arc<ConnectionInner>> {
+        lock(&self.table).iter().cloned().collect()
+    }
+
     /// Enters a connection; false when its flow has one.
     pub(crate) fn enter(&self, connection: &Arc<ConnectionInner>) -> bool {
         let flow = connection.flow();

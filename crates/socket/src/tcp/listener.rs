@@ -246,6 +246,7 @@ impl TcpListener {
             if inner.process_and_take(core) > 0 {
                 continue;
             }
+            core.check_device()?;
             if nonblocking {
                 // A selector polls, and asks the kernel.
                 if !polled && !inner.watch.is_watched() {
@@ -478,6 +479,12 @@ impl ListenerInner {
     /// True once it does not listen any more ([`TcpListener::shutdown`]).
     fn is_shut(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
+    }
+
+    /// Has whoever waits look again.
+    pub(crate) fn interrupt(&self) {
+        self.waiters.wake_all();
+        self.watch.notify(Events::STATE_CHANGED);
     }
 
     /// Frames came to its channel. A full accept queue leaves them there: the

@@ -241,6 +241,13 @@ impl SocketInner {
                 .any(|channel| !channel.looks_empty())
     }
 
+    /// Has an error for whoever receives or sends next.
+    pub(crate) fn fail(&self, errno: i32) {
+        self.pending_error.store(errno, Ordering::Relaxed);
+        self.waiters.wake_all();
+        self.watch.notify(Events::STATE_CHANGED);
+    }
+
     /// Closes a half, and tells everybody.
     pub(super) fn shut(&self, how: Shutdown) {
         self.shut.fetch_or(halves(how), Ordering::SeqCst);

@@ -434,6 +434,7 @@ impl UdpSocket {
                 continue;
             }
             self.take_pending()?;
+            core.check_device()?;
             if nonblocking {
                 if self
                     .empty_receives
@@ -634,6 +635,7 @@ impl UdpSocket {
             return errno(libc::EINVAL);
         }
         let core = self.stack.core();
+        core.check_device()?;
         let source = named.or_else(|| specified(ends.local));
         let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
             Route::Kernel

@@ -137,7 +137,7 @@ pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
         .iter()
         .map(|q| q.delivered)
         .collect();
-    // The first few of a stack teach it the device's poll, on a way of their own,
+    // The first few of a stack may be NAPI probes, on a way of their own,
     // and the flood's first burst may leave before its thread is where it belongs.
     assert!(
         delivered[0].abs_diff(asked) <= 8 + asked / 100 && delivered[1] > 0,

@@ -16,7 +16,7 @@ pub fn echo_to_kernel_peers_in_every_size() {
             "ip netns exec {peer} ethtool -K {PEER} tx {offload} >/dev/null"
         ));
         let (four, six) = (peer_socket(PEER4), peer_socket(PEER6));
-        // The first three of a stack teach it the device's poll; over an MTU,
+        // The first three of a stack may be NAPI probes; over an MTU,
         // the peer's kernel cuts the question and ours the answer.
         for size in [
             8, 8, 8, 0, 1, 2, 255, 256, 257, 1451, 1452, 1471, 1472, 1473, 2000, 4096, 8192,
@@ -147,7 +147,7 @@ pub fn marks_and_hops_reach_the_application() {
     );
     assert!(
         through[1] <= 2,
-        "only the teaching datagrams may lack them: {through:?}"
+        "only NAPI probes may lack them: {through:?}"
     );
     // Answers carry what the socket was told.
     socket.set_tos(0x2e << 2).unwrap();

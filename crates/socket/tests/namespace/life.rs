@@ -1,12 +1,13 @@
 //! How stacks end, and what they leave.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_socket::control::{self, Trace};
 use tidewall_socket::snapshot::StackSnapshot;
-use tidewall_socket::{EmbeddedConfig, Stack};
+use tidewall_socket::{EmbeddedConfig, Stack, TcpListener, UdpSocket};
 
 use super::support::*;
 
@@ -115,6 +116,241 @@ pub fn an_interface_that_goes_down_comes_back() {
         "no answer after the link came back"
     );
     echo.finish();
+}
+
+/// Frames that the stack's own polls had the driver process.
+fn driven(stack: &Stack) -> u64 {
+    let snapshot = stack.snapshot();
+    snapshot.queues.iter().map(|queue| queue.driven).sum()
+}
+
+/// Sends until `condition` holds, without waiting for answers, to a socket that
+/// is received from without sleeping.
+fn sends_until(stack: &Stack, address: Ipv4Addr, condition: impl Fn() -> bool) -> bool {
+    let socket = bind(stack, at(Ipv6Addr::UNSPECIFIED, SERVICE));
+    socket.set_nonblocking(true).unwrap();
+    let client = peer_socket(PEER4);
+    let mut buffer = [0; 64];
+    wait_until(|| {
+        for _ in 0..16 {
+            let _ = client.send_to(b"here", at(address, SERVICE));
+            while socket.recv_from(&mut buffer).is_ok() {}
+        }
+        condition()
+    })
+}
+
+pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {
+    let stack = stack();
+    assert!(
+        sends_until(&stack, HERE4, || driven(&stack) > 100),
+        "no poll"
+    );
+    for _ in 0..2 {
+        shell(&format!("ip link set {HERE} down; ip link set {HERE} up"));
+        let before = driven(&stack);
+        assert!(
+            sends_until(&stack, HERE4, || driven(&stack) > before + 100),
+            "{before} frames driven, {} now",
+            driven(&stack)
+        );
+    }
+    assert_eq!(stack.warnings(), [] as [String; 0]);
+}
+
+/// Datagrams to an address later added reach channels, not the kernel's socket.
+fn is_delivered(stack: &Stack, address: &str) -> bool {
+    let delivered = || {
+        let snapshot = stack.snapshot();
+        snapshot
+            .queues
+            .iter()
+            .map(|queue| queue.delivered)
+            .sum::<u64>()
+    };
+    let before = delivered();
+    sends_until(stack, address.parse().unwrap(), || {
+        delivered() > before + 20
+    })
+}
+
+pub fn addresses_added_later_are_its_own() {
+    let stack = stack();
+    assert!(is_delivered(&stack, "10.77.0.1"));
+    for (interface, address) in [(HERE, "10.77.0.3/24"), ("lo", "10.77.0.4/32")] {
+        shell(&format!("ip addr add {address} dev {interface}"));
+        assert!(
+            is_delivered(&stack, address.split('/').next().unwrap()),
+            "{address} is the kernel's"
+        );
+    }
+    let many: String = (1..=200)
+        .map(|n| format!("addr add 10.78.0.{n}/32 dev lo\n"))
+        .collect();
+    shell(&format!("printf '{many}' | ip -batch -"));
+    shell(&format!(
+        "ip -n {} route add 10.78.0.0/24 via 10.77.0.1",
+        peer_namespace()
+    ));
+    assert!(is_delivered(&stack, "10.78.0.200"));
+    assert_eq!(stack.warnings(), [] as [String; 0]);
+}
+
+pub fn its_mtu_is_followed() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let client = peer_socket(PEER4);
+    ask(&client, at(HERE4, SERVICE), &[1; 1000]);
+    let by_itself = || {
+        let snapshot = stack.snapshot();
+        snapshot
+            .queues
+            .iter()
+            .map(|queue| queue.transmitted)
+            .sum::<u64>()
+    };
+    let both = |mtu: u32| {
+        let namespace = peer_namespace();
+        shell(&format!(
+            "ip link set {HERE} mtu {mtu}; ip -n {namespace} link set {PEER} mtu {mtu}"
+        ));
+    };
+    both(600);
+    // Too long for a frame now: the kernel's socket sends it, in fragments.
+    assert!(wait_until(|| {
+        let before = by_itself();
+        ask(&client, at(HERE4, SERVICE), &[2; 1000]);
+        by_itself() == before
+    }));
+    both(1500);
+    assert!(wait_until(|| {
+        let before = by_itself();
+        ask(&client, at(HERE4, SERVICE), &[2; 1000]);
+        by_itself() > before
+    }));
+    echo.finish();
+}
+
+pub fn a_deleted_interface_is_enodev_for_everybody() {
+    let stack = stack();
+    let service = UdpSocket::bind(&stack, at(HERE4, SERVICE)).unwrap();
+    let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
+    let waiting = std::thread::spawn(move || service.recv_from(&mut [0; 8]).map(drop));
+    let accepting = std::thread::spawn(move || listener.accept().map(drop));
+    let other = bind(&stack, at(HERE4, SERVICE + 1));
+    std::thread::sleep(Duration::from_millis(50));
+    shell(&format!("ip link del {HERE}"));
+    let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
+    assert_eq!(errno(waiting.join().unwrap()), Some(libc::ENODEV));
+    assert_eq!(errno(accepting.join().unwrap()), Some(libc::ENODEV));
+    for _ in 0..2 {
+        assert_eq!(
+            errno(other.recv_from(&mut [0; 8]).map(drop)),
+            Some(libc::ENODEV)
+        );
+        assert_eq!(
+            errno(other.send_to(b"x", at(PEER4, 9)).map(drop)),
+            Some(libc::ENODEV)
+        );
+    }
+    assert!(
+        stack.warnings()[0].contains("no more"),
+        "{:?}",
+        stack.warnings()
+    );
+}
+
+pub fn strangers_do_not_reach_the_helpers() {
+    let ports = tidewall_device::afxdp::HELPER_PORTS;
+    let blast = || {
+        let client = peer_socket(PEER4);
+        for port in ports.clone() {
+            for _ in 0..4 {
+                let _ = client.send_to(b"I am the probe", at(HERE4, port));
+            }
+        }
+    };
+    let stack = stack();
+    let strays = || stack.snapshot().strays;
+    // Before the first owned datagram, between the probes, and after them.
+    blast();
+    assert!(sends_until(&stack, HERE4, || strays() == 1 || driven(&stack) > 0));
+    blast();
+    let all = || {
+        blast();
+        driven(&stack) > 2_000
+    };
+    assert!(sends_until(&stack, HERE4, all), "no poll");
+    assert_eq!(strays(), 2, "two probes, and nobody else's datagrams");
+    let snapshot = stack.snapshot();
+    assert_eq!(snapshot.no_socket, 0, "{snapshot:?}");
+    // Nothing waits in a helper, where the next poll would take it.
+    for table in ["udp", "udp6"] {
+        let sockets = std::fs::read_to_string(format!("/proc/self/net/{table}")).unwrap();
+        for line in sockets.lines().skip(1) {
+            let field = |n: usize| line.split_whitespace().nth(n).unwrap();
+            let port = field(1).rsplit_once(':').unwrap().1;
+            let port = u16::from_str_radix(port, 16).unwrap();
+            if ports.contains(&port) {
+                assert_eq!(field(4), "00000000:00000000", "{line}");
+            }
+        }
+    }
+}
+
+/// As by a firewall, the kernel drops what comes in: here, since it would answer
+/// by another way (strict source validation).
+pub fn probes_that_the_kernel_drops_are_warned_of() {
+    let strange = "10.79.0.1";
+    let namespace = peer_namespace();
+    shell(&format!(
+        "for each in all {HERE}; do echo 1 >/proc/sys/net/ipv4/conf/$each/rp_filter; done
+         ip route add blackhole {strange}/32
+         ip -n {namespace} addr add {strange}/32 dev {PEER}
+         ip -n {namespace} neigh replace {HERE4} dev {PEER} \
+            lladdr $(cat /sys/class/net/{HERE}/address)"
+    ));
+    let stack = stack();
+    let service = bind(&stack, at(HERE4, SERVICE));
+    let client = peer_socket(strange.parse::<Ipv4Addr>().unwrap());
+    service.set_nonblocking(true).unwrap();
+    // How many were sent until then, and how many of them were lost.
+    let send = |condition: &dyn Fn() -> bool| {
+        let (mut sent, mut came) = (0, 0);
+        let mut exchange = |more| {
+            sent += i32::from(more && client.send_to(b"here", at(HERE4, SERVICE)).is_ok());
+            while service.recv_from(&mut [0; 8]).is_ok() {
+                came += 1;
+            }
+            came == sent
+        };
+        let done = wait_until(|| {
+            for _ in 0..16 {
+                exchange(true);
+            }
+            condition()
+        });
+        assert!(done, "{:?}", stack.snapshot());
+        let end = Instant::now() + Duration::from_millis(300);
+        while !exchange(false) && Instant::now() < end {}
+        (sent, sent - came)
+    };
+    let warned = || {
+        let warnings = stack.warnings();
+        warnings
+            .iter()
+            .any(|warning| warning.contains("61000-61063"))
+    };
+    let (sent, lost) = send(&warned);
+    assert_eq!(driven(&stack), 0);
+    assert_eq!(lost, 3, "of {sent}: each of three probes is one datagram");
+    // As if its cause were gone: the next probe comes through.
+    shell(&format!(
+        "for each in all {HERE}; do echo 0 >/proc/sys/net/ipv4/conf/$each/rp_filter; done"
+    ));
+    let (_, lost) = send(&|| driven(&stack) > 100);
+    assert_eq!(lost, 0, "{:?}", stack.snapshot());
+    assert_eq!(stack.warnings(), [] as [String; 0]);
 }
 
 pub fn a_live_stack_answers_stat_and_trace() {

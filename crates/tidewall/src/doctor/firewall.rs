@@ -195,6 +195,7 @@ pub mod tests {
             icmp_errors: 0,
             copied_out: 0,
             strays: 0,
+            warnings: Vec::new(),
         }
     }
 

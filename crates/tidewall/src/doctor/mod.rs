@@ -120,6 +120,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut all = host::check(&live);
     all.append(&mut findings);
     all.extend(firewall::check(&live));
+    for stack in &live {
+        let warned = |warning: &String| Finding {
+            check: "stack",
+            severity: Severity::Warning,
+            text: format!("process {}: {warning}", stack.process),
+            mend: None,
+        };
+        all.extend(stack.warnings.iter().map(warned));
+    }
     let mut interfaces: BTreeSet<&str> =
         live.iter().map(|stack| stack.interface.as_str()).collect();
     interfaces.extend(arguments.interface.as_deref());

@@ -135,10 +135,10 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Driver,
-        "taught",
+        "napi-probe",
         Way,
-        "Datagrams passed to a helper socket so that it learns which device queue to poll; delivered all the same.",
-        "",
+        "Datagrams passed to a helper socket, which has the NAPI id of the queue from them; delivered all the same.",
+        "Many: a firewall drops them (see the warnings, and tidewall doctor).",
     ),
     entry(
         Driver,

@@ -348,22 +348,22 @@ pub const UNSEEN_CURE: &str = "Start the service anew, which attaches the progra
 /// What an operator must know although nothing was lost by it; empty where
 /// there is nothing of the kind.
 fn warning(pair: &Pair) -> String {
-    let warning = |text: &str, meaning: &str, advice: &str| {
-        format!(
-            "\nwarning\n{}{}{}",
-            wrap(text, 2, WIDTH),
-            wrap(meaning, 4, WIDTH),
-            wrap(&format!("→ {advice}"), 4, WIDTH)
-        )
-    };
     let mut text = String::new();
+    for warning in &pair.now.warnings {
+        text += &wrap(warning, 2, WIDTH);
+    }
+    let mut warning = |what: &str, meaning: &str, advice: &str| {
+        text += &wrap(what, 2, WIDTH);
+        text += &wrap(meaning, 4, WIDTH);
+        text += &wrap(&format!("→ {advice}"), 4, WIDTH);
+    };
     if let Some(packets) = pair.unseen() {
         let what = format!(
             "{} packets came to {}, and the driver program saw none of them.",
             count(packets),
             pair.now.interface
         );
-        text += &warning(&what, UNSEEN_CAUSE, UNSEEN_CURE);
+        warning(&what, UNSEEN_CAUSE, UNSEEN_CURE);
     }
     let frames = pair.now.no_metadata();
     let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
@@ -373,7 +373,10 @@ fn warning(pair: &Pair) -> String {
             count(frames),
             entry.name
         );
-        text += &warning(&what, entry.meaning, entry.advice);
+        warning(&what, entry.meaning, entry.advice);
+    }
+    if !text.is_empty() {
+        text.insert_str(0, "\nwarning\n");
     }
     text
 }
@@ -461,6 +464,7 @@ pub mod tests {
                 stale: 0,
                 lost_in_ring: 0,
                 rounds: 10,
+                driven: 0,
                 empty_rounds: 5,
                 transmitted: 1,
                 checksums_by_device: 0,
@@ -487,6 +491,7 @@ pub mod tests {
             icmp_errors: 0,
             copied_out: 0,
             strays: 2,
+            warnings: Vec::new(),
         }
     }
 
@@ -554,6 +559,17 @@ pub mod tests {
             ]
         );
         assert_eq!(losses_text(&pair).matches("Early discard").count(), 1);
+    }
+
+    #[test]
+    fn a_stack_that_warns_is_heard() {
+        let mut warns = stack(1, 5, 0);
+        warns.warnings = vec!["the receiver does not poll".to_owned()];
+        let text = text(&Pair::new(warns, None), &Shares::default());
+        assert!(
+            text.contains("\nwarning\n  the receiver does not poll\n"),
+            "{text}"
+        );
     }
 
     #[test]

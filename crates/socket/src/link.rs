@@ -1,0 +1,237 @@
+//! What changes about a stack's interface while it runs (rtnetlink(7)).
+//!
+//! The control thread waits on [`LinkWatch`] and hands each change to the stack:
+//! addresses to the driver's table, MTU and link address to the transmitters, the
+//! interface's end to everybody who waits. After a reset of the device it sees
+//! that NAPI ids are discovered anew, and that the driver still runs the program.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidewall_device::demux::layout::Counter;
+use tidewall_device::netdev::Netdev;
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::raw::netlink::{Change, Link, Monitor, Netlink};
+use crate::raw::poll::WakeFd;
+use crate::stack::{Core, lock};
+
+/// How often it is looked whether the program meets frames, after the
+/// interface was down: at first, and once it has been quiet for long.
+const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// A program that meets no frame after so many attachments will not.
+const ATTACHMENTS: u32 = 3;
+
+/// Follows one interface.
+pub(crate) struct LinkWatch {
+    monitor: Monitor,
+    netlink: Netlink,
+    /// `None` before Linux 6.3.
+    netdev: Option<Netdev>,
+    link: Link,
+    program: Option<ProgramCheck>,
+}
+
+/// After the interface was down: whether its frames meet the driver program.
+struct ProgramCheck {
+    /// What the interface had received, and the program met, at the last look.
+    received: u64,
+    met: u64,
+    /// The interface received and the program met nothing, at the last look.
+    missed: bool,
+    attachments: u32,
+    next: Instant,
+    every: Duration,
+}
+
+impl LinkWatch {
+    /// Listens to changes of the caller's network namespace.
+    ///
+    /// # Errors
+    /// ENODEV when the interface is gone already.
+    pub(crate) fn open(index: u32) -> io::Result<Self> {
+        // Before the first look, so that no change is missed between.
+        let monitor = Monitor::open()?;
+        let mut netlink = Netlink::open()?;
+        let link = netlink.link(index)?;
+        Ok(LinkWatch {
+            monitor,
+            netlink,
+            netdev: Netdev::open().ok(),
+            link,
+            program: None,
+        })
+    }
+
+    /// Readable when something has changed.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.monitor.descriptor()
+    }
+
+    /// How long to wait for a change at most; `None`: for ever.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        let next = self.program.as_ref()?.next;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Hands on what has changed, and looks at what is to be looked at.
+    pub(crate) fn turn(&mut self, core: &Core) {
+        let (mut addresses, mut gone, mut look) = (false, false, false);
+        for change in self.monitor.changes() {
+            match change {
+                Change::Link(link) if link.index == self.link.index => self.update(core, link),
+                Change::Gone(index) => gone |= index == self.link.index,
+                Change::Address => addresses = true,
+                Change::Missed => (addresses, look) = (true, true),
+                Change::Link(_) => {}
+            }
+        }
+        if look {
+            match self.netlink.link(self.link.index) {
+                Ok(link) => self.update(core, link),
+                Err(error) => gone |= error.raw_os_error() == Some(libc::ENODEV),
+            }
+        }
+        if gone {
+            self.program = None;
+            core.lose_device();
+            return;
+        }
+        if addresses {
+            core.read_addresses();
+        }
+        if core.link.doubts.swap(false, Ordering::Relaxed) {
+            self.check_napi(core, false);
+        }
+        self.check_program(core);
+    }
+
+    fn update(&mut self, core: &Core, link: Link) {
+        let old = std::mem::replace(&mut self.link, link);
+        if let (Some(mac), Some(mtu)) = (link.mac, link.mtu)
+            && (old.mac, old.mtu) != (link.mac, link.mtu)
+        {
+            for queue in &core.queues {
+                lock(&queue.transmitter).set_link(MacAddress(mac), mtu);
+            }
+        }
+        if !link.up {
+            self.program = None;
+            return;
+        }
+        let was_reset = !old.up || old.mtu != link.mtu || (!old.carrier && link.carrier);
+        if was_reset {
+            self.check_napi(core, true);
+        }
+        if !old.up {
+            self.program = Some(ProgramCheck {
+                received: link.received.unwrap_or(0),
+                met: frames_met(core),
+                missed: false,
+                attachments: 0,
+                next: Instant::now() + LOOK_EVERY[0],
+                every: LOOK_EVERY[0],
+            });
+        }
+    }
+
+    /// Discovers ids anew of which the kernel says that the interface has them no
+    /// more, or, after a reset, of which it says nothing, or which were not found.
+    fn check_napi(&mut self, core: &Core, was_reset: bool) {
+        let index = self.link.index;
+        let known = self.netdev.as_mut().and_then(|it| it.napis(index).ok());
+        // A device that is just going down has none.
+        let known = known.filter(|ids| !ids.is_empty());
+        for queue in &core.queues {
+            let mut poller = lock(&queue.poller);
+            let state = poller.napi();
+            let mut ids = state.ids.into_iter().filter(|&id| id != 0);
+            let lost = match &known {
+                _ if was_reset && state.blocked => true,
+                Some(known) => ids.any(|id| !known.contains(&id)),
+                None => was_reset && ids.next().is_some(),
+            };
+            if lost && let Err(error) = poller.rediscover() {
+                core.warn(format!("{}: NAPI id discovery: {error}", core.name));
+            }
+        }
+    }
+
+    /// Some drivers lose the program when their interface goes down, and still
+    /// say that they have it (vmxnet3 of Linux 6.12): it is attached again where
+    /// the interface receives and the program meets nothing. Not otherwise: other
+    /// drivers reset the link for it.
+    fn check_program(&mut self, core: &Core) {
+        let now = Instant::now();
+        let Some(check) = self.program.as_mut().filter(|check| now >= check.next) else {
+            return;
+        };
+        // What it has counted so far the program has met, if it meets any.
+        let Some(received) = self
+            .netlink
+            .link(self.link.index)
+            .ok()
+            .and_then(|l| l.received)
+        else {
+            return;
+        };
+        if frames_met(core) != check.met {
+            self.program = None;
+            return;
+        }
+        let moved = received != check.received;
+        check.received = received;
+        if moved && check.missed {
+            check.missed = false;
+            check.attachments += 1;
+            if check.attachments > ATTACHMENTS {
+                core.warn(format!(
+                    "{}: the driver runs the program no more since the interface was down: \
+                     restart this process",
+                    core.name
+                ));
+                self.program = None;
+                return;
+            }
+            if let Err(error) = core.attach_again() {
+                core.warn(format!("{}: {error}", core.name));
+            }
+        } else {
+            check.missed |= moved;
+        }
+        check.every = if check.missed {
+            LOOK_EVERY[0]
+        } else {
+            LOOK_EVERY[1].min(check.every * 2)
+        };
+        check.next = now + check.every;
+    }
+}
+
+fn frames_met(core: &Core) -> u64 {
+    let queues = core.queues.iter().map(|queue| queue.shared.queue());
+    queues.fold(0, |sum, queue| {
+        sum.wrapping_add(core.tables.counter(queue, Counter::Frames))
+    })
+}
+
+/// What the stack and its [`LinkWatch`] have between them.
+pub(crate) struct LinkState {
+    /// The interface is no more.
+    pub(crate) gone: AtomicBool,
+    /// A poll found nothing for some time although the device received.
+    pub(crate) doubts: AtomicBool,
+    /// Wakes the control thread.
+    pub(crate) wake: WakeFd,
+}
+
+impl LinkState {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(LinkState {
+            gone: false.into(),
+            doubts: false.into(),
+            wake: WakeFd::new()?,
+        })
+    }
+}
