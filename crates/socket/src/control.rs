@@ -1,7 +1,7 @@
 //! How `tidewall stat` and `tidewall trace` reach a live stack: a Unix socket
 //! in [`DIRECTORY`], named after the process, answered by a thread that
 //! otherwise sleeps. One request line a connection, one JSON answer. The same
-//! thread follows the interface's changes ([`crate::link`]).
+//! thread follows the interface's changes (`link.rs`).
 //!
 //! | request | answer |
 //! |---|---|
