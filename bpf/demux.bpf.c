@@ -45,10 +45,10 @@ GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
  * later: the kernel's socket that holds the port gets datagrams and SYNs. Any
  * other segment may be of a connection that is not the kernel's, which would
  * reset it. */
-GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place)
+GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place, __u32 in_frame)
 {
 	__u8 flags;
-	if (!queue || (queue->metadata_in_frame && bpf_xdp_adjust_head(ctx, sizeof(struct tw_metadata))))
+	if (!queue || (in_frame && bpf_xdp_adjust_head(ctx, sizeof(struct tw_metadata))))
 		return XDP_DROP;
 	if (PLACE_PROTOCOL(place) == TCP &&
 	    (bpf_xdp_load_bytes(ctx, PLACE_TRANSPORT(place) + 13, &flags, 1) || (flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
@@ -257,8 +257,15 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		struct tw_channel_application *bounds = &application->channels[index][number];
 		head = &application->heads[index][number];
 		__u32 limit = READ_ONCE(bounds->limit);
-		if (!limit)
-			DROP(TW_COUNT_CHANNEL_CLOSED);
+		if (!limit) {
+			/* Or no channel is open on this queue, which came later. */
+			__u32 place = owner * TW_QUEUES + index;
+			if (bpf_map_lookup_elem(&sockets, &place))
+				DROP(TW_COUNT_CHANNEL_CLOSED);
+			count(queue, TW_COUNT_NO_SOCKET);
+			*cause = TW_COUNT_NO_SOCKET;
+			return without_socket(ctx, queue, HERE, 0);
+		}
 		__u32 admitted = head->head;
 		if (admitted - READ_ONCE(bounds->tail) >= limit) {
 			head->dropped++;
@@ -294,7 +301,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	if (bpf_redirect_map(&sockets, owner * TW_QUEUES + index, XDP_DROP) != XDP_REDIRECT) {
 		count(queue, TW_COUNT_NO_SOCKET);
 		*cause = TW_COUNT_NO_SOCKET;
-		return without_socket(ctx, queue, HERE);
+		return without_socket(ctx, queue, HERE, queue->metadata_in_frame);
 	}
 	if (head) {
 		WRITE_ONCE(head->head, credit);

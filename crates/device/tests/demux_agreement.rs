@@ -418,6 +418,11 @@ fn without_a_socket_the_channel_is_not_charged() {
         assert_eq!(result.action, action, "{name}");
     }
     assert_eq!(tables.counter(0, Counter::NoSocket), 3);
+    // Nor is a channel open on a queue that came later.
+    tables.set_limit(0, 1, 0);
+    assert_eq!(program.test_run(&sample.bytes).unwrap().action, PASS);
+    assert_eq!(tables.counter(0, Counter::NoSocket), 4);
+    assert_eq!(tables.counter(0, Counter::ChannelClosed), 0);
     assert_eq!(
         u64::from(tables.head(0, 1)),
         tables.counter(0, Counter::Channel)
