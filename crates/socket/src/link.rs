@@ -17,8 +17,8 @@ use crate::raw::netlink::{Change, Link, Monitor, Netlink};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, lock};
 
-/// How often it is looked whether the program meets frames, after the
-/// interface was down: at first, and once it has been quiet for long.
+/// How often it is looked whether the program meets frames, after a reset of
+/// the device: at first, and once it has been quiet for long.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 /// A program that meets no frame after so many attachments will not.
 const ATTACHMENTS: u32 = 3;
@@ -33,7 +33,7 @@ pub(crate) struct LinkWatch {
     program: Option<ProgramCheck>,
 }
 
-/// After the interface was down: whether its frames meet the driver program.
+/// After a reset of the device: whether its frames meet the driver program.
 struct ProgramCheck {
     /// What the interface had received, and the program met, at the last look.
     received: u64,
@@ -124,12 +124,13 @@ impl LinkWatch {
         if was_reset {
             self.check_napi(core, true);
         }
-        if !old.up {
+        if was_reset {
             self.program = Some(ProgramCheck {
                 received: link.received.unwrap_or(0),
                 met: frames_met(core),
                 missed: false,
-                attachments: 0,
+                // Attaching may itself reset the link.
+                attachments: self.program.as_ref().map_or(0, |check| check.attachments),
                 next: Instant::now() + LOOK_EVERY[0],
                 every: LOOK_EVERY[0],
             });
@@ -158,7 +159,7 @@ impl LinkWatch {
         }
     }
 
-    /// Some drivers lose the program when their interface goes down, and still
+    /// Some drivers lose the program when they reset their device, and still
     /// say that they have it (vmxnet3 of Linux 6.12): it is attached again where
     /// the interface receives and the program meets nothing. Not otherwise: other
     /// drivers reset the link for it.
@@ -187,7 +188,7 @@ impl LinkWatch {
             check.attachments += 1;
             if check.attachments > ATTACHMENTS {
                 core.warn(format!(
-                    "{}: the driver runs the program no more since the interface was down: \
+                    "{}: the driver runs the program no more since the device was reset: \
                      restart this process",
                     core.name
                 ));
