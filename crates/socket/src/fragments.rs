@@ -14,7 +14,7 @@ use tidewall_receive::poller::{Channel, Done};
 use crate::owner::Owner;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
-use crate::udp::inner::Owned;
+use crate::udp::receive::Owned;
 
 /// Fragments taken from the fragment channel of a queue at a time: all that
 /// may wait there, for nobody looks again before the next fragment comes.

@@ -1,23 +1,21 @@
 //! What a UDP socket shares with the stack: its channels and what waits
 //! outside them.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, TryLockError};
 
 use tidewall_device::demux::ChannelId;
-use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::demux::layout::{Kind, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::Stray;
-use tidewall_protocol::ip::reassembly::Reassembled;
-use tidewall_protocol::udp::{self, Datagram};
-use tidewall_protocol::{Drop as Cause, InputOptions, icmp, tcp};
-use tidewall_receive::poller::{Channel, Done, Shared};
+use tidewall_protocol::{tcp, udp};
+use tidewall_receive::poller::{Channel, Shared};
 
-use super::{BindOptions, Received};
+use super::BindOptions;
+use super::receive::Owned;
 use crate::kernel::{Holder, KernelInput};
 use crate::readiness::Events;
 use crate::readiness::watch::Watch;
@@ -28,53 +26,6 @@ use crate::wait::{WaitList, Waitable};
 /// Datagrams that may wait outside the channels without credit (reassembled
 /// ones and strays); their count is bounded by their makers' limits too.
 const OUTSIDE_LIMIT: usize = 256;
-
-/// A datagram in a buffer of its own size.
-#[derive(Debug)]
-pub(crate) struct Owned {
-    payload: Box<[u8]>,
-    source: SocketAddr,
-    destination: SocketAddr,
-    traffic_class: u8,
-    hop_limit: u8,
-    /// Queue whose credit it still holds.
-    credit: Option<usize>,
-}
-
-impl Owned {
-    pub(crate) fn new(bytes: &[u8], found: &Datagram, credit: Option<usize>) -> Self {
-        Owned {
-            payload: bytes.get(found.payload.clone()).unwrap_or_default().into(),
-            source: found.source,
-            destination: found.destination,
-            traffic_class: found.traffic_class,
-            hop_limit: found.hop_limit,
-            credit,
-        }
-    }
-
-    fn copy(received: &Received<'_>, credit: Option<usize>) -> Self {
-        Owned {
-            payload: received.payload.into(),
-            source: received.source,
-            destination: received.destination,
-            traffic_class: received.traffic_class,
-            hop_limit: received.hop_limit,
-            credit,
-        }
-    }
-
-    fn borrow(&self) -> Received<'_> {
-        Received {
-            payload: &self.payload,
-            source: self.source,
-            destination: self.destination,
-            local: self.destination.ip(),
-            traffic_class: self.traffic_class,
-            hop_limit: self.hop_limit,
-        }
-    }
-}
 
 /// Address families whose datagrams a socket takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,20 +45,10 @@ impl Families {
     }
 }
 
-/// What the protocol made of a frame.
-enum Outcome<'a> {
-    /// A datagram in the frame.
-    Borrowed(Received<'a>),
-    /// A datagram whose last fragment this was.
-    Owned(Owned),
-    /// Nothing for the application: dropped and counted, or kept.
-    Nothing,
-}
-
-struct Waiting {
+pub(super) struct Waiting {
     /// One a queue; empty once the socket is closed.
-    channels: Vec<Channel>,
-    outside: VecDeque<Owned>,
+    pub(super) channels: Vec<Channel>,
+    pub(super) outside: VecDeque<Owned>,
 }
 
 pub(crate) struct SocketInner {
@@ -116,11 +57,11 @@ pub(crate) struct SocketInner {
     pub(crate) watch: Watch,
     pub(super) holder: Option<Holder>,
     pub(super) ends: Mutex<Ends>,
-    waiting: Mutex<Waiting>,
+    pub(super) waiting: Mutex<Waiting>,
     kernel_input: KernelInput,
     /// Halves that are closed.
     shut: AtomicU8,
-    pending_error: AtomicI32,
+    pub(super) pending_error: AtomicI32,
     pub(super) priority: AtomicU8,
     pub(super) traffic_class: AtomicU8,
     pub(super) hop_limit: AtomicU8,
@@ -139,14 +80,6 @@ pub(crate) struct Ends {
     pub(crate) bound: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) peer: Option<SocketAddr>,
-}
-
-thread_local! {
-    /// Frames between removal and processing; kept so that a batch allocates
-    /// nothing. A thread that is ending has lost it, and allocates.
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-    /// Where a kernel datagram is read.
-    static KERNEL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl SocketInner {
@@ -280,14 +213,7 @@ impl SocketInner {
     }
 
     pub(crate) fn push_stray(&self, stray: Stray, payload: &[u8]) {
-        let owned = Owned {
-            payload: payload.into(),
-            source: stray.source,
-            destination: stray.destination,
-            traffic_class: 0,
-            hop_limit: 0,
-            credit: None,
-        };
+        let owned = Owned::stray(stray, payload);
         lock(&self.waiting).outside.push_back(owned);
         self.has_frames();
     }
@@ -325,7 +251,7 @@ impl SocketInner {
     }
 
     /// The kernel had none.
-    fn kernel_is_empty(&self) {
+    pub(super) fn kernel_is_empty(&self) {
         let descriptor = self.kernel_descriptor();
         self.kernel_input.forget(descriptor, &self.watch);
     }
@@ -350,260 +276,6 @@ impl SocketInner {
         }
     }
 
-    /// Moves everything that waits in frames into buffers of its own size.
-    /// Leaves a socket alone that is being received from: it is not slow.
-    pub(crate) fn copy_out(&self, core: &Core) {
-        let mut waiting = match self.waiting.try_lock() {
-            Ok(waiting) => waiting,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        let mut others = Vec::new();
-        let Waiting { channels, outside } = &mut *waiting;
-        for (queue, channel) in channels.iter_mut().enumerate() {
-            let shared = channel.shared().clone();
-            let mut done = Done::default();
-            let mut kept = 0;
-            while let Some(frame) = channel.remove() {
-                match self.process(core, &shared, &frame, &mut others) {
-                    Outcome::Borrowed(received) => {
-                        outside.push_back(Owned::copy(&received, Some(queue)));
-                        kept += 1;
-                    }
-                    Outcome::Owned(owned) => {
-                        outside.push_back(Owned {
-                            credit: Some(queue),
-                            ..owned
-                        });
-                        kept += 1;
-                    }
-                    Outcome::Nothing => {}
-                }
-                done.add(&shared, frame);
-            }
-            shared.give_back(self.id, done);
-            // Those datagrams wait still, so they keep their credit.
-            shared.give_credit(self.id, 0u32.wrapping_sub(kept));
-            core.causes.copied_out(u64::from(kept));
-        }
-        // They may be ours.
-        drop(waiting);
-        core.hand_out(others);
-    }
-
-    /// Gives up to `limit` datagrams that wait in user space to `each`. Returns
-    /// how many.
-    pub(super) fn drain(
-        &self,
-        core: &Core,
-        limit: usize,
-        each: &mut dyn FnMut(Received<'_>),
-    ) -> usize {
-        let mut given = self.drain_outside(core, limit, each);
-        for queue in 0..core.queue_count() {
-            while given < limit {
-                let (taken, delivered) = self.drain_channel(core, queue, limit - given, each);
-                given += delivered;
-                if taken == 0 {
-                    break;
-                }
-            }
-        }
-        if given > 0 {
-            self.received.fetch_add(given as u64, Ordering::Relaxed);
-        }
-        given
-    }
-
-    fn drain_outside(
-        &self,
-        core: &Core,
-        limit: usize,
-        each: &mut dyn FnMut(Received<'_>),
-    ) -> usize {
-        let owned: Vec<Owned> = {
-            let mut waiting = lock(&self.waiting);
-            if waiting.outside.is_empty() {
-                return 0;
-            }
-            let count = waiting.outside.len().min(limit);
-            waiting.outside.drain(..count).collect()
-        };
-        for datagram in &owned {
-            each(datagram.borrow());
-            if let Some(queue) = datagram.credit.and_then(|queue| core.queues.get(queue)) {
-                queue.shared.give_credit(self.id, 1);
-            }
-        }
-        owned.len()
-    }
-
-    /// Returns frames taken and datagrams delivered.
-    fn drain_channel(
-        &self,
-        core: &Core,
-        queue: usize,
-        limit: usize,
-        each: &mut dyn FnMut(Received<'_>),
-    ) -> (usize, usize) {
-        // `each` may call us again, so the scratch space is taken, not borrowed.
-        let mut frames = FRAMES.try_with(RefCell::take).unwrap_or_default();
-        {
-            let mut waiting = lock(&self.waiting);
-            if let Some(channel) = waiting.channels.get_mut(queue) {
-                while frames.len() < limit
-                    && let Some(frame) = channel.remove()
-                {
-                    frames.push(frame);
-                }
-            }
-        }
-        let taken = frames.len();
-        let mut delivered = 0;
-        if let Some(handle) = core.queues.get(queue).filter(|_| taken > 0) {
-            self.last_queue.store(queue, Ordering::Relaxed);
-            let mut done = Done::default();
-            let mut others = Vec::new();
-            for frame in frames.drain(..) {
-                match self.process(core, &handle.shared, &frame, &mut others) {
-                    Outcome::Borrowed(received) => {
-                        delivered += 1;
-                        each(received);
-                    }
-                    Outcome::Owned(owned) => {
-                        delivered += 1;
-                        each(owned.borrow());
-                    }
-                    Outcome::Nothing => {}
-                }
-                done.add(&handle.shared, frame);
-            }
-            handle.shared.give_back(self.id, done);
-            core.hand_out(others);
-        }
-        let _ = FRAMES.try_with(|place| place.replace(frames));
-        (taken, delivered)
-    }
-
-    /// Runs the protocol on one frame of our channel. Datagrams that become
-    /// whole by the way, perhaps another socket's, are added to `others`.
-    #[inline]
-    fn process<'a>(
-        &self,
-        core: &Core,
-        shared: &'a Shared,
-        frame: &'a Frame,
-        others: &mut Vec<Reassembled>,
-    ) -> Outcome<'a> {
-        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-        let packet = shared.memory().packet(frame);
-        let range = usize::from(metadata.network)..usize::from(metadata.end);
-        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        let dropped = |cause: Cause| {
-            core.trace
-                .line(metadata.trace, "dropped", || cause.name().to_owned());
-            core.causes.protocol(cause);
-            Outcome::Nothing
-        };
-        let Some(bytes) = packet.get(range) else {
-            return dropped(Cause::Truncated);
-        };
-        match metadata.kind() {
-            Some(Kind::Datagram) => {
-                let options = InputOptions {
-                    verified: core.architecture.verifies_eagerly(),
-                    ..core.input_options
-                };
-                let found = match udp::input(bytes, transport, &options) {
-                    Ok(found) => found,
-                    Err(cause) => return dropped(cause),
-                };
-                core.trace.line(metadata.trace, "delivered", || {
-                    format!("{} bytes from {}", found.payload.len(), found.source)
-                });
-                Outcome::Borrowed(Received {
-                    payload: bytes.get(found.payload.clone()).unwrap_or_default(),
-                    source: found.source,
-                    destination: found.destination,
-                    local: found.destination.ip(),
-                    traffic_class: found.traffic_class,
-                    hop_limit: found.hop_limit,
-                })
-            }
-            Some(Kind::FirstFragment) => {
-                core.trace
-                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                core.first_fragment(bytes, self.id, others)
-                    .and_then(|datagram| core.whole(&datagram))
-                    .map_or(Outcome::Nothing, Outcome::Owned)
-            }
-            Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
-                Ok(error) => {
-                    let ours = self.peer().is_some_and(|peer| same(peer, error.remote));
-                    core.trace.line(metadata.trace, "icmp-error", || {
-                        format!("errno {}", error.errno)
-                    });
-                    core.causes.icmp_error();
-                    if error.is_reported(ours, false) {
-                        self.pending_error.store(error.errno, Ordering::Relaxed);
-                    }
-                    Outcome::Nothing
-                }
-                Err(cause) => dropped(cause),
-            },
-            Some(Kind::Fragment | Kind::Raw) | None => dropped(Cause::Protocol),
-        }
-    }
-
-    /// Gives up to `limit` datagrams that wait in the kernel to `each`.
-    pub(super) fn drain_kernel(
-        &self,
-        limit: usize,
-        each: &mut dyn FnMut(Received<'_>),
-    ) -> io::Result<usize> {
-        let Some(holder) = &self.holder else {
-            return Ok(0);
-        };
-        let mut buffer = KERNEL.try_with(RefCell::take).unwrap_or_default();
-        buffer.resize(usize::from(u16::MAX), 0);
-        let mut given = 0;
-        let mut failed = None;
-        while given < limit {
-            match holder.receive(&mut buffer) {
-                Ok(datagram) => {
-                    let ends = self.ends();
-                    let address = datagram.destination.unwrap_or(ends.local.ip());
-                    let any = || unspecified(address.is_ipv6());
-                    each(Received {
-                        payload: buffer.get(..datagram.length).unwrap_or_default(),
-                        source: datagram.source,
-                        destination: SocketAddr::new(address, ends.local.port()),
-                        local: datagram.local.unwrap_or_else(any),
-                        traffic_class: datagram.traffic_class,
-                        hop_limit: datagram.hop_limit,
-                    });
-                    given += 1;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.kernel_is_empty();
-                    break;
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
-            }
-        }
-        let _ = KERNEL.try_with(|place| place.replace(buffer));
-        self.received.fetch_add(given as u64, Ordering::Relaxed);
-        self.through_kernel
-            .fetch_add(given as u64, Ordering::Relaxed);
-        match failed {
-            Some(error) if given == 0 => Err(error),
-            _ => Ok(given),
-        }
-    }
-
     /// True when poll(2) has said that the kernel socket has input.
     pub(super) fn kernel_is_ready(&self) -> bool {
         self.kernel_input.is_noted()
@@ -622,14 +294,6 @@ impl SocketInner {
     }
 }
 
-/// The unspecified address of a family.
-fn unspecified(v6: bool) -> IpAddr {
-    match v6 {
-        true => Ipv6Addr::UNSPECIFIED.into(),
-        false => Ipv4Addr::UNSPECIFIED.into(),
-    }
-}
-
 /// Halves as bits: reading, writing.
 fn halves(how: Shutdown) -> u8 {
     match how {
@@ -640,7 +304,7 @@ fn halves(how: Shutdown) -> u8 {
 }
 
 /// Compares addresses as the wire does: IPv4-mapped is IPv4.
-fn same(a: SocketAddr, b: SocketAddr) -> bool {
+pub(super) fn same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
 }
 

@@ -1,6 +1,7 @@
 //! UDP sockets.
 
 pub(crate) mod inner;
+pub(crate) mod receive;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};

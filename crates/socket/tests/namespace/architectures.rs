@@ -1,5 +1,8 @@
 //! The four architectures over the same protocol code.
 
+use std::net::Ipv4Addr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
 
 use super::support::*;
@@ -12,19 +15,68 @@ pub fn all_architectures_on_two_queues() {
     exchange();
 }
 
+/// A stack of that architecture, if its threads may run as they must.
+fn start(architecture: Architecture) -> Option<Stack> {
+    let started = Stack::embedded(EmbeddedConfig {
+        architecture,
+        receiver_cpu: Some(1),
+        ..config()
+    });
+    match started {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            println!("SKIPPED {architecture}: needs CAP_SYS_NICE for SCHED_FIFO ({error})");
+            None
+        }
+        started => Some(started.unwrap()),
+    }
+}
+
+pub fn closures_that_panic_cost_no_architecture_a_frame() {
+    for architecture in Architecture::ALL {
+        let Some(stack) = start(architecture) else {
+            continue;
+        };
+        let service = bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE));
+        let client = peer_socket(PEER4);
+        let mut expected = 0u32;
+        let mut seen = Vec::new();
+        // More of them than credits: without their frames the channel is shut.
+        for _ in 0..40 {
+            for n in expected..expected + 50 {
+                client
+                    .send_to(&n.to_be_bytes(), at(HERE4, SERVICE))
+                    .unwrap();
+            }
+            expected += 50;
+            while seen.last().is_none_or(|&last| last + 1 < expected) {
+                let received = catch_unwind(AssertUnwindSafe(|| {
+                    service.recv_batch(64, |received| {
+                        let number = received.payload.first_chunk().unwrap();
+                        seen.push(u32::from_be_bytes(*number));
+                        if seen.len() % 7 == 3 {
+                            resume_unwind(Box::new("the application"));
+                        }
+                    })
+                }));
+                assert!(
+                    !matches!(received, Ok(Err(_))),
+                    "{architecture}: {received:?}"
+                );
+            }
+        }
+        // The first may have come through the kernel, and late.
+        seen.sort_unstable();
+        assert_eq!(seen, (0..expected).collect::<Vec<_>>(), "{architecture}");
+        let socket = stack.snapshot().sockets.remove(0);
+        assert_eq!(socket.received, u64::from(expected), "{architecture}");
+        assert_eq!(socket.occupancy, 0, "{architecture}: {socket:?}");
+    }
+}
+
 fn exchange() {
     for architecture in Architecture::ALL {
-        let started = Stack::embedded(EmbeddedConfig {
-            architecture,
-            receiver_cpu: Some(1),
-            ..config()
-        });
-        let stack = match started {
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                println!("SKIPPED {architecture}: needs CAP_SYS_NICE for SCHED_FIFO ({error})");
-                continue;
-            }
-            started => started.unwrap(),
+        let Some(stack) = start(architecture) else {
+            continue;
         };
         let echo = Echo::start(&stack, SERVICE);
         let other = Echo::start(&stack, SERVICE + 1);

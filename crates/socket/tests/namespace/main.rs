@@ -80,6 +80,7 @@ system_tests! {
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
     architectures::all_architectures_exchange_datagrams on 1,
     architectures::all_architectures_on_two_queues on 2,
+    architectures::closures_that_panic_cost_no_architecture_a_frame on 2,
     device::checksums_are_proven_by_a_frame_that_no_peer_sees on 1,
     device::an_interface_that_is_down_gets_no_proof_and_loses_no_frame on 1,
     device::answers_leave_where_fewer_queues_transmit_than_receive on 2,

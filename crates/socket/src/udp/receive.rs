@@ -1,0 +1,438 @@
+//! Receiving: from the frames of a UDP socket's channels, and what waits outside
+//! them, to the application's closure.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+
+use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::Stray;
+use tidewall_protocol::ip::reassembly::Reassembled;
+use tidewall_protocol::udp::{self, Datagram};
+use tidewall_protocol::{Drop as Cause, InputOptions, icmp};
+use tidewall_receive::poller::{Done, Shared};
+
+use super::Received;
+use super::inner::{SocketInner, Waiting, same};
+use crate::stack::{Core, lock};
+
+/// A datagram in a buffer of its own size.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    payload: Box<[u8]>,
+    source: SocketAddr,
+    destination: SocketAddr,
+    traffic_class: u8,
+    hop_limit: u8,
+    /// Queue whose credit it still holds.
+    pub(super) credit: Option<usize>,
+}
+
+impl Owned {
+    pub(crate) fn new(bytes: &[u8], found: &Datagram, credit: Option<usize>) -> Self {
+        Owned {
+            payload: bytes.get(found.payload.clone()).unwrap_or_default().into(),
+            source: found.source,
+            destination: found.destination,
+            traffic_class: found.traffic_class,
+            hop_limit: found.hop_limit,
+            credit,
+        }
+    }
+
+    pub(super) fn stray(stray: Stray, payload: &[u8]) -> Self {
+        Owned {
+            payload: payload.into(),
+            source: stray.source,
+            destination: stray.destination,
+            traffic_class: 0,
+            hop_limit: 0,
+            credit: None,
+        }
+    }
+
+    fn copy(received: &Received<'_>, credit: Option<usize>) -> Self {
+        Owned {
+            payload: received.payload.into(),
+            source: received.source,
+            destination: received.destination,
+            traffic_class: received.traffic_class,
+            hop_limit: received.hop_limit,
+            credit,
+        }
+    }
+
+    fn borrow(&self) -> Received<'_> {
+        Received {
+            payload: &self.payload,
+            source: self.source,
+            destination: self.destination,
+            local: self.destination.ip(),
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+        }
+    }
+}
+
+/// What the protocol made of a frame.
+enum Outcome<'a> {
+    /// A datagram in the frame.
+    Borrowed(Received<'a>),
+    /// A datagram whose last fragment this was.
+    Owned(Owned),
+    /// Nothing for the application: dropped and counted, or kept.
+    Nothing,
+}
+
+thread_local! {
+    /// Frames between removal and processing; kept so that a batch allocates
+    /// nothing. A thread that is ending has lost it, and allocates.
+    static FRAMES: RefCell<VecDeque<Frame>> = const { RefCell::new(VecDeque::new()) };
+    /// Where a kernel datagram is read.
+    static KERNEL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl SocketInner {
+    /// Moves everything that waits in frames into buffers of its own size.
+    /// Leaves a socket alone that is being received from: it is not slow.
+    pub(crate) fn copy_out(&self, core: &Core) {
+        let mut waiting = match self.waiting.try_lock() {
+            Ok(waiting) => waiting,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let mut others = Vec::new();
+        let Waiting { channels, outside } = &mut *waiting;
+        for (queue, channel) in channels.iter_mut().enumerate() {
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            let before = outside.len();
+            while let Some(frame) = channel.remove() {
+                outside.extend(self.copy(core, queue, &shared, &frame, &mut others));
+                done.add(&shared, frame);
+            }
+            let kept = outside.len() - before;
+            self.give_back(&shared, done, kept);
+            core.causes.copied_out(kept as u64);
+        }
+        // They may be ours.
+        drop(waiting);
+        core.hand_out(others);
+    }
+
+    /// The datagram of a frame in a buffer of its own, which keeps the frame's
+    /// credit.
+    fn copy(
+        &self,
+        core: &Core,
+        queue: usize,
+        shared: &Shared,
+        frame: &Frame,
+        others: &mut Vec<Reassembled>,
+    ) -> Option<Owned> {
+        let credit = Some(queue);
+        match self.process(core, shared, frame, others) {
+            Outcome::Borrowed(received) => Some(Owned::copy(&received, credit)),
+            Outcome::Owned(owned) => Some(Owned { credit, ..owned }),
+            Outcome::Nothing => None,
+        }
+    }
+
+    /// Gives frames back, and their credit but for that of `kept` datagrams.
+    fn give_back(&self, shared: &Shared, done: Done, kept: usize) {
+        shared.give_back(self.id(), done);
+        if kept > 0 {
+            shared.give_credit(self.id(), 0u32.wrapping_sub(kept as u32));
+        }
+    }
+
+    /// Gives up to `limit` datagrams that wait in user space to `each`. Returns
+    /// how many.
+    pub(super) fn drain(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> usize {
+        let mut given = self.drain_outside(core, limit, each);
+        for queue in 0..core.queue_count() {
+            while given < limit {
+                let (taken, delivered) = self.drain_channel(core, queue, limit - given, each);
+                given += delivered;
+                if taken == 0 {
+                    break;
+                }
+            }
+        }
+        given
+    }
+
+    fn drain_outside(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> usize {
+        let count = lock(&self.waiting).outside.len().min(limit);
+        for given in 0..count {
+            // One at a time: `each` may call us again, or panic.
+            let Some(datagram) = lock(&self.waiting).outside.pop_front() else {
+                return given;
+            };
+            if let Some(queue) = datagram.credit.and_then(|queue| core.queues.get(queue)) {
+                queue.shared.give_credit(self.id(), 1);
+            }
+            self.received.fetch_add(1, Ordering::Relaxed);
+            each(datagram.borrow());
+        }
+        count
+    }
+
+    /// Returns frames taken and datagrams delivered.
+    fn drain_channel(
+        &self,
+        core: &Core,
+        queue: usize,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> (usize, usize) {
+        // `each` may call us again, so the scratch space is taken, not borrowed.
+        let mut frames = FRAMES.try_with(RefCell::take).unwrap_or_default();
+        {
+            let mut waiting = lock(&self.waiting);
+            if let Some(channel) = waiting.channels.get_mut(queue) {
+                while frames.len() < limit
+                    && let Some(frame) = channel.remove()
+                {
+                    frames.push_back(frame);
+                }
+            }
+        }
+        let taken = frames.len();
+        let Some(handle) = core.queues.get(queue).filter(|_| taken > 0) else {
+            let _ = FRAMES.try_with(|place| place.replace(frames));
+            return (0, 0);
+        };
+        self.last_queue.store(queue, Ordering::Relaxed);
+        let mut batch = Batch {
+            socket: self,
+            core,
+            queue,
+            shared: &handle.shared,
+            frames,
+            done: Done::default(),
+            others: Vec::new(),
+            delivered: 0,
+        };
+        batch.deliver(each);
+        (taken, batch.delivered)
+    }
+
+    /// Runs the protocol on one frame of our channel. Datagrams that become
+    /// whole by the way, perhaps another socket's, are added to `others`.
+    #[inline]
+    fn process<'a>(
+        &self,
+        core: &Core,
+        shared: &'a Shared,
+        frame: &'a Frame,
+        others: &mut Vec<Reassembled>,
+    ) -> Outcome<'a> {
+        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
+        let packet = shared.memory().packet(frame);
+        let range = usize::from(metadata.network)..usize::from(metadata.end);
+        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
+        let dropped = |cause: Cause| {
+            core.trace
+                .line(metadata.trace, "dropped", || cause.name().to_owned());
+            core.causes.protocol(cause);
+            Outcome::Nothing
+        };
+        let Some(bytes) = packet.get(range) else {
+            return dropped(Cause::Truncated);
+        };
+        match metadata.kind() {
+            Some(Kind::Datagram) => {
+                let options = InputOptions {
+                    verified: core.architecture.verifies_eagerly(),
+                    ..core.input_options
+                };
+                let found = match udp::input(bytes, transport, &options) {
+                    Ok(found) => found,
+                    Err(cause) => return dropped(cause),
+                };
+                core.trace.line(metadata.trace, "delivered", || {
+                    format!("{} bytes from {}", found.payload.len(), found.source)
+                });
+                Outcome::Borrowed(Received {
+                    payload: bytes.get(found.payload.clone()).unwrap_or_default(),
+                    source: found.source,
+                    destination: found.destination,
+                    local: found.destination.ip(),
+                    traffic_class: found.traffic_class,
+                    hop_limit: found.hop_limit,
+                })
+            }
+            Some(Kind::FirstFragment) => {
+                core.trace
+                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
+                core.first_fragment(bytes, self.id(), others)
+                    .and_then(|datagram| core.whole(&datagram))
+                    .map_or(Outcome::Nothing, Outcome::Owned)
+            }
+            Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
+                Ok(error) => {
+                    let ours = self.peer().is_some_and(|peer| same(peer, error.remote));
+                    core.trace.line(metadata.trace, "icmp-error", || {
+                        format!("errno {}", error.errno)
+                    });
+                    core.causes.icmp_error();
+                    if error.is_reported(ours, false) {
+                        self.pending_error.store(error.errno, Ordering::Relaxed);
+                    }
+                    Outcome::Nothing
+                }
+                Err(cause) => dropped(cause),
+            },
+            Some(Kind::Fragment | Kind::Raw) | None => dropped(Cause::Protocol),
+        }
+    }
+
+    /// Gives up to `limit` datagrams that wait in the kernel to `each`.
+    pub(super) fn drain_kernel(
+        &self,
+        limit: usize,
+        each: &mut dyn FnMut(Received<'_>),
+    ) -> io::Result<usize> {
+        let Some(holder) = &self.holder else {
+            return Ok(0);
+        };
+        let mut buffer = KERNEL.try_with(RefCell::take).unwrap_or_default();
+        buffer.resize(usize::from(u16::MAX), 0);
+        let mut given = 0;
+        let mut failed = None;
+        while given < limit {
+            match holder.receive(&mut buffer) {
+                Ok(datagram) => {
+                    let ends = self.ends();
+                    let address = datagram.destination.unwrap_or(ends.local.ip());
+                    let any = || unspecified(address.is_ipv6());
+                    given += 1;
+                    self.received.fetch_add(1, Ordering::Relaxed);
+                    self.through_kernel.fetch_add(1, Ordering::Relaxed);
+                    each(Received {
+                        payload: buffer.get(..datagram.length).unwrap_or_default(),
+                        source: datagram.source,
+                        destination: SocketAddr::new(address, ends.local.port()),
+                        local: datagram.local.unwrap_or_else(any),
+                        traffic_class: datagram.traffic_class,
+                        hop_limit: datagram.hop_limit,
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.kernel_is_empty();
+                    break;
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let _ = KERNEL.try_with(|place| place.replace(buffer));
+        match failed {
+            Some(error) if given == 0 => Err(error),
+            _ => Ok(given),
+        }
+    }
+}
+
+/// Frames taken out of a channel for the application's closure. Whatever that
+/// does, all of them go back, and their credit: a closure that panics has seen
+/// its datagram, and those behind it wait in buffers of their own.
+struct Batch<'a> {
+    socket: &'a SocketInner,
+    core: &'a Core,
+    queue: usize,
+    shared: &'a Shared,
+    /// Those that are not done with, the one that is being read first.
+    frames: VecDeque<Frame>,
+    done: Done,
+    /// Datagrams that became whole by the way, perhaps another socket's.
+    others: Vec<Reassembled>,
+    delivered: usize,
+}
+
+impl Batch<'_> {
+    fn deliver(&mut self, each: &mut dyn FnMut(Received<'_>)) {
+        while let Some(frame) = self.frames.front() {
+            let others = &mut self.others;
+            match self.socket.process(self.core, self.shared, frame, others) {
+                Outcome::Borrowed(received) => {
+                    self.delivered += 1;
+                    each(received);
+                }
+                Outcome::Owned(owned) => {
+                    self.delivered += 1;
+                    each(owned.borrow());
+                }
+                Outcome::Nothing => {}
+            }
+            self.end_frame();
+        }
+    }
+
+    /// Is done with the frame that is being read.
+    fn end_frame(&mut self) {
+        if let Some(frame) = self.frames.pop_front() {
+            self.done.add(self.shared, frame);
+        }
+    }
+
+    /// Moves what `each` has not seen to where it comes next.
+    fn keep_rest(&mut self) -> usize {
+        self.end_frame();
+        let mut rest = Vec::with_capacity(self.frames.len());
+        while let Some(frame) = self.frames.front() {
+            let others = &mut self.others;
+            rest.extend(
+                self.socket
+                    .copy(self.core, self.queue, self.shared, frame, others),
+            );
+            self.end_frame();
+        }
+        let kept = rest.len();
+        let mut waiting = lock(&self.socket.waiting);
+        for owned in rest.into_iter().rev() {
+            waiting.outside.push_front(owned);
+        }
+        kept
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let kept = match self.frames.is_empty() {
+            true => 0,
+            false => self.keep_rest(),
+        };
+        let done = std::mem::take(&mut self.done);
+        self.socket.give_back(self.shared, done, kept);
+        let delivered = self.delivered as u64;
+        self.socket.received.fetch_add(delivered, Ordering::Relaxed);
+        self.core.hand_out(std::mem::take(&mut self.others));
+        let _ = FRAMES.try_with(|place| place.replace(std::mem::take(&mut self.frames)));
+    }
+}
+
+/// The unspecified address of a family.
+fn unspecified(v6: bool) -> IpAddr {
+    match v6 {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
