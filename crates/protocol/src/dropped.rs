@@ -81,6 +81,8 @@ causes! {
     /// The application does not accept TCP connections as fast as they come
     /// (Linux: ListenOverflows).
     TcpListenOverflow = "tcp-listen-overflow",
+    /// An answer to a TCP segment of no connection that could not be written.
+    TcpUnsendable = "tcp-unsendable",
     /// The ICMP checksum is wrong.
     IcmpChecksum = "icmp-checksum",
     /// An ICMP message that tells a socket nothing.

@@ -327,7 +327,8 @@ impl Poller {
         let frames = self.receive(ready);
         let mut missing = 0;
         if frames < BATCH {
-            missing = admitted.wrapping_sub(self.arrived + self.written_off) as i64;
+            let accounted = self.arrived.wrapping_add(self.written_off);
+            missing = admitted.wrapping_sub(accounted) as i64;
             if missing <= 0 {
                 self.suspicion = 0;
             } else {

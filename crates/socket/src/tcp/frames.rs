@@ -62,6 +62,8 @@ struct Loose {
 pub(crate) struct After {
     loose: Vec<Loose>,
     whole: Vec<Reassembled>,
+    /// Frames that nobody can be found for: of no kind that names a flow.
+    unknown: u64,
 }
 
 impl After {
@@ -73,7 +75,10 @@ impl After {
         let error = match metadata.kind() {
             Some(Kind::Datagram) => false,
             Some(Kind::IcmpError) => true,
-            _ => return,
+            _ => {
+                self.unknown += 1;
+                return;
+            }
         };
         self.loose.push(Loose {
             bytes: packet.get(range).unwrap_or_default().into(),
@@ -167,6 +172,9 @@ impl Core {
 
     /// Does what was put off while a connection was locked.
     pub(crate) fn tcp_after(&self, after: After) {
+        for _ in 0..after.unknown {
+            self.causes.protocol(Cause::Protocol);
+        }
         for loose in after.loose {
             self.tcp_take_loose(&loose);
         }
@@ -176,12 +184,15 @@ impl Core {
     }
 
     fn tcp_take_loose(&self, loose: &Loose) {
-        if loose.error {
-            if let Ok(error) = icmp::tcp_error(&loose.bytes, loose.transport) {
-                self.tcp_icmp_error(&error);
-            }
-        } else if let Ok(segment) = tcp::input(&loose.bytes, loose.transport, &self.input_options) {
-            self.tcp_dispatch(&segment, loose.neighbour, loose.queue);
+        let (bytes, transport) = (&loose.bytes, loose.transport);
+        let taken = if loose.error {
+            icmp::tcp_error(bytes, transport).map(|error| self.tcp_icmp_error(&error))
+        } else {
+            tcp::input(bytes, transport, &self.input_options)
+                .map(|segment| self.tcp_dispatch(&segment, loose.neighbour, loose.queue))
+        };
+        if let Err(cause) = taken {
+            self.causes.protocol(cause);
         }
     }
 
@@ -189,11 +200,10 @@ impl Core {
     /// nothing is made easy for them.
     pub(crate) fn tcp_take_datagram(&self, bytes: &[u8], transport: usize) {
         match tcp::input(bytes, transport, &self.input_options) {
-            Ok(segment) => {
-                if let Some(connection) = self.tcp.flows.find(&segment.flow) {
-                    connection.input(self, &segment, 0);
-                }
-            }
+            Ok(segment) => match self.tcp.flows.find(&segment.flow) {
+                Some(connection) => connection.input(self, &segment, 0),
+                None => self.causes.protocol(Cause::TcpNoConnection),
+            },
             Err(cause) => self.causes.protocol(cause),
         }
     }
@@ -202,7 +212,7 @@ impl Core {
     pub(crate) fn tcp_take_stray(&self, stray: Stray, bytes: &[u8]) {
         let addresses = Addresses::new(stray.source.ip(), stray.destination.ip());
         let Some(addresses) = addresses else {
-            return;
+            return self.causes.protocol(Cause::MartianSource);
         };
         let segment = match tcp::input_bare(bytes, addresses, &self.input_options) {
             Ok(segment) => segment,
@@ -254,7 +264,12 @@ impl Core {
         let Some((queue, place)) = self.sending_queue(queue) else {
             return;
         };
-        let _ = lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
+        let queued =
+            lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
+        // For want of a frame it is counted there.
+        if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
+            self.causes.protocol(Cause::TcpUnsendable);
+        }
         self.tcp.kick(queue);
     }
 

@@ -203,6 +203,55 @@ fn a_full_backlog_lets_syns_die_in_the_driver() {
 }
 
 #[test]
+fn a_syn_that_a_full_listener_gets_by_another_channel_is_counted() {
+    let meeting = Meeting::with(ListenOptions {
+        backlog: 1,
+        ..ListenOptions::default()
+    });
+    let client = meeting.connect(1);
+    let address = client.local_addr().unwrap();
+    meeting.pump();
+    let server = meeting.accept(1).unwrap();
+    // The listener's end is in TIME-WAIT, whose frames are not the listener's.
+    drop(server);
+    meeting.pump();
+    drop(client);
+    meeting.pump();
+    assert_eq!(meeting.states()[1], [("time-wait".to_owned(), 1)]);
+    let _waiting = meeting.connect(2);
+    meeting.pump();
+    assert_eq!(meeting.bed.far.snapshot().sockets[0].received, 1);
+    assert_eq!(meeting.bed.protocol("tcp-listen-overflow"), 0);
+    // One of the two is later than the connection that waits.
+    for sequence in [0, 1 << 31] {
+        meeting.bed.inject(&syn(address, sequence));
+        meeting.pump();
+    }
+    assert_eq!(meeting.bed.protocol("tcp-listen-overflow"), 1);
+}
+
+#[test]
+fn a_reassembled_segment_of_no_connection_is_counted() {
+    let meeting = Meeting::new();
+    let mut whole = syn(at(OTHER4, 1024), 7);
+    // With data, so that there is something behind the header's fragment.
+    let header = whole.len() - 34;
+    whole.extend([0; 8]);
+    let length = whole.len() as u16 - 14;
+    whole[16..18].copy_from_slice(&length.to_be_bytes());
+    let sum = u16::from_be_bytes([whole[50], whole[51]]);
+    let sum = tidewall_wire::checksum::update(sum, header as u16, header as u16 + 8);
+    whole[50..52].copy_from_slice(&sum.to_be_bytes());
+    mend_v4(&mut whole);
+    for piece in fragment(&whole, 1, header.next_multiple_of(8)) {
+        meeting.bed.inject(&piece.frame);
+    }
+    meeting.pump();
+    assert_eq!(meeting.bed.fragments("reassembled"), 1);
+    assert_eq!(meeting.bed.protocol("tcp-no-connection"), 1);
+}
+
+#[test]
 fn who_closed_first_waits_a_minute_and_is_gone() {
     let meeting = Meeting::new();
     let client = meeting.connect(1);

@@ -352,6 +352,13 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Protocol,
+        "tcp-unsendable",
+        Loss,
+        "An answer to a TCP segment of no connection could not be written.",
+        "Nothing, if it is rare: the device was going down. Otherwise report it.",
+    ),
+    entry(
+        Protocol,
         "icmp-checksum",
         Loss,
         "The ICMP checksum is wrong.",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode};
+use tidewall_protocol::Drop as Cause;
 use tidewall_protocol::tcp::{self, Connection, Flow, Handshake, Listener, Reaction, Segment};
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
@@ -97,13 +98,13 @@ impl ListenerInner {
         queue: usize,
     ) {
         if self.is_full() {
-            return;
+            return core.causes.protocol(Cause::TcpListenOverflow);
         }
         let mut after = After::default();
         {
             let mut state = lock(&self.state);
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
-                return;
+                return core.causes.protocol(Cause::TcpNoConnection);
             };
             let before = state.established;
             state.neighbour = neighbour;
