@@ -74,10 +74,10 @@ pub struct Config {
     /// What the send buffer may grow to with the congestion window.
     pub send_buffer_max: u32,
     /// The most payload of one [`Outgoing`](super::Outgoing), which the device
-    /// then cuts into segments; 0: one segment. Such a burst is no more than half of
-    /// the congestion window, and about what leaves in a millisecond at twice the
-    /// window a round trip in slow start and 1.2 times it from then on, more where
-    /// the path is short; as Linux's (`tcp_tso_autosize`).
+    /// then cuts into segments; 0: one segment, for bursts are cut here. A burst is
+    /// no more than half of the congestion window, and about what leaves in a
+    /// millisecond at twice the window a round trip in slow start and 1.2 times it
+    /// from then on, more where the path is short; as Linux's (`tcp_tso_autosize`).
     pub offload: u32,
     /// The least that a burst may be cut down to where it is to take no more than
     /// about a millisecond, in segments (`tcp_min_tso_segs`); see

@@ -16,7 +16,8 @@
 //! One concern a file: `segment` (bytes), `connection` (the state and its
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
-//! and when), `sent` (what is then remembered), `marks` (pushes and records), `assembler` and `send_buffer` (the
+//! and when), `burst` (how much together, and who cuts it), `sent` (what is then
+//! remembered), `marks` (pushes and records), `assembler` and `send_buffer` (the
 //! two buffers, each a `ring`),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
@@ -37,6 +38,7 @@
 mod acknowledgment;
 mod application;
 mod assembler;
+mod burst;
 mod close;
 mod config;
 mod congestion;

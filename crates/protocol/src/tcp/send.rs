@@ -3,7 +3,6 @@
 use core::time::Duration;
 
 use super::connection::{Connection, Pending};
-use super::ecn::ECT_0;
 use super::half_open;
 use super::recovery::Wait;
 use super::tail_probe::TailProbe;
@@ -14,10 +13,6 @@ use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 /// How long cork and silly-window avoidance may hold data back (Linux's limit of
 /// `TCP_CORK`; RFC 9293 §3.8.6.2.1 asks for 0.1 to 1 second).
 const HOLD: Duration = Duration::from_millis(200);
-
-/// The longest payload of one IP datagram beside the longest headers: what
-/// offloading is bounded by.
-const OFFLOAD_MAX: u32 = 65_535 - 60 - 60;
 
 /// A segment, or a burst of them, that may be sent now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,32 +193,6 @@ impl Connection {
             .max(1)
     }
 
-    /// The most payload of one [`Outgoing`]: full segments only.
-    #[inline]
-    fn burst(&self, mss: u32) -> u32 {
-        // What is to be told once leaves with one segment, not with each of many:
-        // CWR, and the blocks of a SACK option.
-        if self.config.offload <= mss
-            || self.ecn.has_to_tell()
-            || self.receive.assembler.has_blocks()
-        {
-            return mss;
-        }
-        let most = self.config.offload.min(OFFLOAD_MAX);
-        let most = self.burst_worth(most).min(self.congestion.window() / 2);
-        (most - most % mss).max(mss)
-    }
-
-    /// The most payload of one [`Outgoing`], whatever the congestion window: as much
-    /// as the device cuts, at most half of the largest window (Linux
-    /// `tcp_xmit_size_goal`). At least a segment.
-    pub(super) fn largest_burst(&self) -> u32 {
-        let mss = u32::from(self.send.mss).max(1);
-        let most = self.config.offload.min(OFFLOAD_MAX);
-        let most = most.min(self.send.window_max / 2);
-        (most - most % mss).max(mss)
-    }
-
     /// Bytes never sent that the windows let leave now.
     pub(super) fn may_leave(&self) -> u32 {
         if self.timers.is_running(Timer::Pace) {
@@ -398,9 +367,10 @@ impl Connection {
             Plan::PathProbe { length } => length,
             _ => self.payload_max(),
         };
-        if !self.give(header, (sequence.wrapping_sub(held), length), size, send) {
+        let payload = (sequence.wrapping_sub(held), length);
+        let Some(left) = self.give_burst(header, payload, size, send) else {
             return false;
-        }
+        };
         if tells {
             self.ecn.told();
         }
@@ -410,6 +380,11 @@ impl Connection {
         }
         self.acknowledgment_sent(&header);
         self.send.last = now;
+        if left < length {
+            // The device has no room for the rest, PSH and FIN among it.
+            self.sent_new(left, sequence.wrapping_add(left), now);
+            return false;
+        }
         let end = end.wrapping_add(fin.into());
         if let Plan::Again { .. } = plan {
             self.sent_again(sequence, end, now);
@@ -615,31 +590,5 @@ impl Connection {
         self.receive.acknowledged = header.acknowledgment;
         self.receive.window_field = header.window;
         self.timers.stop(Timer::Acknowledge);
-    }
-
-    /// Gives a segment to the caller; the payload is an offset into the send
-    /// buffer and a length; `size` is that of a full segment.
-    #[inline(always)]
-    fn give(
-        &mut self,
-        header: Header,
-        (offset, length): (u32, u32),
-        size: u32,
-        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
-    ) -> bool {
-        let mut traffic_class = self.config.traffic_class;
-        if self.ecn.is_agreed() && length > 0 && header.sequence == self.send.next {
-            traffic_class |= ECT_0;
-        }
-        let sent = send(&Outgoing {
-            header,
-            payload: self.send.buffer.slices(offset, length),
-            segment_size: size as u16,
-            traffic_class,
-        });
-        if sent {
-            self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);
-        }
-        sent
     }
 }

@@ -114,6 +114,31 @@ fn a_burst_is_at_most_half_of_the_congestion_window() {
 }
 
 #[test]
+fn a_burst_that_the_device_does_not_cut_leaves_as_segments_the_last_pushed() {
+    let mut peer = Peer::established(&Config {
+        burst_min: 40,
+        initial_window: 7,
+        ..plain()
+    });
+    peer.write(20 * MSS);
+    let pushed = both(ACK, Flags::PSH);
+    let flags: Vec<_> = bursts(&mut peer).iter().map(|burst| burst.1).collect();
+    assert_eq!(flags, [ACK, ACK, pushed, ACK, ACK, pushed, ACK]);
+    // The rest of a burst that there was no room for is one by itself.
+    peer.give(ACK, 0, 7 * MSS as u32, b"");
+    let (now, mut room) = (peer.now, 3);
+    peer.engine.output(now, &mut |_| {
+        room -= 1;
+        room >= 0
+    });
+    let flags: Vec<_> = bursts(&mut peer).iter().map(|burst| burst.1).collect();
+    assert_eq!(flags.len(), 10, "{flags:?}");
+    assert_eq!(peer.engine.info().retransmissions, 0);
+    peer.give(ACK, 0, 20 * MSS as u32, b"");
+    assert_eq!(peer.engine.info().unacknowledged, 0);
+}
+
+#[test]
 fn what_the_caller_has_no_room_for_is_kept() {
     let mut peer = Peer::established(&plain());
     peer.write(3 * MSS);
@@ -426,7 +451,11 @@ fn what_sending_waits_for_is_timed() {
 
 #[test]
 fn not_much_more_than_the_low_water_mark_waits_to_be_sent() {
-    let mut peer = Peer::established(&plain());
+    // No burst is longer than a segment.
+    let mut peer = Peer::established(&Config {
+        offload: MSS as u32,
+        ..plain()
+    });
     assert_eq!(peer.engine.not_sent_low_water(), None);
     peer.engine.set_not_sent_low_water(Some(4000));
     assert_eq!(peer.engine.not_sent_low_water(), Some(4000));
@@ -455,11 +484,7 @@ fn not_much_more_than_the_low_water_mark_waits_to_be_sent() {
 
 #[test]
 fn the_low_water_mark_is_rounded_up_to_whole_bursts() {
-    let config = Config {
-        offload: 65_000,
-        ..plain()
-    };
-    let mut peer = Peer::established(&config);
+    let mut peer = Peer::established(&plain());
     peer.engine.set_not_sent_low_water(Some(0));
     assert_eq!(peer.engine.not_sent_low_water(), Some(1));
     // Ten segments leave, and half of the peer's window waits.

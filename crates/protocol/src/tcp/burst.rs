@@ -1,0 +1,113 @@
+//! Bursts: how much leaves together, and who cuts it into segments. As Linux,
+//! which cuts in software what the device does not (GSO), bursts are the same
+//! whether the device cuts or not; only the last segment of one carries PSH.
+
+use super::Outgoing;
+use super::connection::Connection;
+use super::ecn::ECT_0;
+use tidewall_wire::tcp::{Flags, Header, before};
+
+/// The longest payload of one IP datagram beside the longest headers: what a burst
+/// is bounded by, whoever cuts it.
+const BURST_MAX: u32 = 65_535 - 60 - 60;
+
+impl Connection {
+    /// The most payload that leaves as one burst: full segments only.
+    #[inline]
+    pub(super) fn burst(&self, mss: u32) -> u32 {
+        // What is to be told once leaves with one segment, not with each of many:
+        // CWR, and the blocks of a SACK option.
+        let most = self.burst_max();
+        if most <= mss || self.ecn.has_to_tell() || self.receive.assembler.has_blocks() {
+            return mss;
+        }
+        let most = self.burst_worth(most).min(self.congestion.window() / 2);
+        (most - most % mss).max(mss)
+    }
+
+    /// What the device cuts, or, where it cuts nothing, what it could at most.
+    #[inline]
+    fn burst_max(&self) -> u32 {
+        match self.config.offload {
+            0 => BURST_MAX,
+            device => device.min(BURST_MAX),
+        }
+    }
+
+    /// The most payload of a burst, whatever the congestion window: at most half of
+    /// the largest window (Linux `tcp_xmit_size_goal`). At least a segment.
+    pub(super) fn largest_burst(&self) -> u32 {
+        let mss = u32::from(self.send.mss).max(1);
+        let most = self.burst_max().min(self.send.window_max / 2);
+        (most - most % mss).max(mss)
+    }
+
+    /// Gives a burst to the caller, cut into segments where the device cuts none.
+    /// Returns how much of the payload has left, `None` for nothing at all.
+    #[inline(always)]
+    pub(super) fn give_burst(
+        &mut self,
+        header: Header,
+        payload: (u32, u32),
+        size: u32,
+        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
+    ) -> Option<u32> {
+        let (_, length) = payload;
+        if length > size && self.config.offload == 0 {
+            return self.give_segments(header, payload, size, send);
+        }
+        self.give(header, payload, size, send).then_some(length)
+    }
+
+    #[inline(never)]
+    fn give_segments(
+        &mut self,
+        mut header: Header,
+        (offset, length): (u32, u32),
+        size: u32,
+        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
+    ) -> Option<u32> {
+        let flags = header.flags;
+        let mut left = 0;
+        while left < length {
+            let segment = size.min(length - left);
+            let last = left + segment == length;
+            let ends = if last { 0 } else { Flags::PSH.0 | Flags::FIN.0 };
+            header.flags = Flags(flags.0 & !ends);
+            if !self.give(header, (offset + left, segment), size, send) {
+                break;
+            }
+            header.sequence = header.sequence.wrapping_add(segment);
+            left += segment;
+        }
+        (left > 0).then_some(left)
+    }
+
+    /// Gives a segment to the caller; the payload is an offset into the send
+    /// buffer and a length; `size` is that of a full segment.
+    #[inline(always)]
+    pub(super) fn give(
+        &mut self,
+        header: Header,
+        (offset, length): (u32, u32),
+        size: u32,
+        send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
+    ) -> bool {
+        let mut traffic_class = self.config.traffic_class;
+        // What is sent again is not marked (RFC 3168 §6.1.5).
+        let new = !before(header.sequence, self.send.next);
+        if self.ecn.is_agreed() && length > 0 && new {
+            traffic_class |= ECT_0;
+        }
+        let sent = send(&Outgoing {
+            header,
+            payload: self.send.buffer.slices(offset, length),
+            segment_size: size as u16,
+            traffic_class,
+        });
+        if sent {
+            self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);
+        }
+        sent
+    }
+}
