@@ -36,7 +36,8 @@ impl Pair {
             if error.kind() != io::ErrorKind::PermissionDenied {
                 panic!("{error}");
             }
-            println!("SKIPPED {test}: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN, CAP_NET_RAW ({error})");
+            let what = format!("CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN, CAP_NET_RAW ({error})");
+            tidewall_skip::missing(test, what);
         };
         let mut program = Program::load_with_key(HASH_KEY).map_err(skip).ok()?;
         let socket = raw_socket::af_xdp().map_err(skip).ok()?;

@@ -44,7 +44,8 @@ fn a_linux_client_connects_by_a_cookie_of_the_driver() {
     if let Err(error) = Program::load() {
         let kind = error.kind();
         assert_eq!(kind, std::io::ErrorKind::PermissionDenied, "{error}");
-        println!("SKIPPED {name}: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN ({error})");
+        let what = format!("CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN ({error})");
+        tidewall_skip::missing(name, what);
         return;
     }
     let output = Command::new("unshare")
@@ -55,7 +56,7 @@ fn a_linux_client_connects_by_a_cookie_of_the_driver() {
     let said = String::from_utf8_lossy(&output.stdout);
     let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
     if all.contains("unshare failed: Operation not permitted") {
-        println!("SKIPPED {name}: CAP_SYS_ADMIN");
+        tidewall_skip::missing(name, "CAP_SYS_ADMIN");
         return;
     }
     // To a peer with an XDP program, and to one with GRO.

@@ -34,7 +34,8 @@ fn the_program_leaves_with_its_owner() {
             std::io::ErrorKind::PermissionDenied,
             "{error}"
         );
-        println!("SKIPPED {name}: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN ({error})");
+        let what = format!("CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN ({error})");
+        tidewall_skip::missing(name, what);
         return;
     }
     let fifo = std::env::temp_dir().join(format!("tw-demux-{}", std::process::id()));
@@ -49,7 +50,7 @@ fn the_program_leaves_with_its_owner() {
     let said = String::from_utf8_lossy(&output.stdout);
     let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
     if all.contains("unshare failed: Operation not permitted") {
-        println!("SKIPPED {name}: CAP_SYS_ADMIN");
+        tidewall_skip::missing(name, "CAP_SYS_ADMIN");
         return;
     }
     for line in ["ATTACHED", "REFUSED", "DETACHED", "HELD", "DROPPED"] {

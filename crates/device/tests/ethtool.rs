@@ -41,11 +41,11 @@ fn in_namespace(name: &str, script: &str) -> Option<String> {
     let said = String::from_utf8_lossy(&output.stdout);
     let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
     if all.contains("unshare failed: Operation not permitted") {
-        println!("SKIPPED {name}: CAP_SYS_ADMIN");
+        tidewall_skip::missing(name, "CAP_SYS_ADMIN");
         return None;
     }
     if all.contains("NO-TAP") {
-        println!("SKIPPED the tap of {name}: /dev/net/tun and ethtool(8)");
+        tidewall_skip::missing(name, "for its tap: /dev/net/tun and ethtool(8)");
     }
     Some(all)
 }
@@ -223,7 +223,7 @@ fn wait_to_be_killed() {
 fn the_peers_transmit_queue_decides_on_veth() {
     let name = "the_peers_transmit_queue_decides_on_veth";
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        println!("SKIPPED {name}: two CPUs");
+        tidewall_skip::inapplicable(name, "two CPUs");
         return;
     }
     // Counted by the poll, which veth uses for frames of a sender without TSO.
@@ -235,7 +235,7 @@ taskset -c 0 "$SELF" --exact --ignored --nocapture xps_steers_veth
 "#;
     if let Some(all) = in_namespace("steer", script) {
         if all.contains("NO-ETHTOOL") {
-            println!("SKIPPED {name}: ethtool(8)");
+            tidewall_skip::missing(name, "ethtool(8)");
         } else {
             assert_said(&all, &["STEERED"]);
         }
@@ -385,7 +385,7 @@ for i in $(seq 200); do [ "$(gro)" = on ] && break; sleep 0.02; done
 "#;
     if let Some(all) = in_namespace("features", script) {
         if all.contains("NO-ETHTOOL") {
-            println!("SKIPPED {name}: ethtool(8)");
+            tidewall_skip::missing(name, "ethtool(8)");
         } else {
             assert_said(&all, &["RESTORED", "DROPPED", "CHANGED", "BACK"]);
         }

@@ -40,7 +40,7 @@ fn in_namespace(part: &str) {
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
     if failed.contains("unshare failed: Operation not permitted") {
-        println!("SKIPPED {part}: needs root");
+        tidewall_skip::missing(part, "root");
         return;
     }
     assert!(output.status.success(), "{said}\n{failed}");

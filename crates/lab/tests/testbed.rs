@@ -13,7 +13,7 @@ fn possible(test: &str) -> bool {
     match privilege::check() {
         Ok(()) => true,
         Err(missing) => {
-            println!("SKIPPED {test}: {missing}");
+            tidewall_skip::missing(test, missing);
             false
         }
     }

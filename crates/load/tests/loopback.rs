@@ -1,7 +1,6 @@
 //! The socket sender and the ping without any privilege, over loopback.
 
 use std::net::UdpSocket;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -21,13 +20,12 @@ fn load(blast: Option<BlastSpec>, ping: Option<PingSpec>, milliseconds: u64) -> 
 
 #[test]
 fn sockets_blast_over_loopback() {
-    if Command::new("ip").arg("-V").output().is_err() {
-        println!("SKIPPED sockets_blast_over_loopback: no program ip");
+    if !tidewall_skip::has_programs("sockets_blast_over_loopback", &["ip"]) {
         return;
     }
     for address in ["127.0.0.1:0", "[::1]:0"] {
         let Ok(socket) = UdpSocket::bind(address) else {
-            println!("SKIPPED {address}: no such address here");
+            tidewall_skip::inapplicable(address, "no such address here");
             continue;
         };
         let mut blast = BlastSpec::new(SenderKind::Socket, socket.local_addr().unwrap());
@@ -46,8 +44,7 @@ fn sockets_blast_over_loopback() {
 
 #[test]
 fn a_port_that_nobody_owns_is_blasted_all_the_same() {
-    if Command::new("ip").arg("-V").output().is_err() {
-        println!("SKIPPED a_port_that_nobody_owns_is_blasted_all_the_same: no program ip");
+    if !tidewall_skip::has_programs("a_port_that_nobody_owns_is_blasted_all_the_same", &["ip"]) {
         return;
     }
     // Bound and closed again: nobody listens there.
@@ -65,8 +62,7 @@ fn a_port_that_nobody_owns_is_blasted_all_the_same() {
 
 #[test]
 fn a_rate_steps_when_it_is_told_to() {
-    if Command::new("ip").arg("-V").output().is_err() {
-        println!("SKIPPED a_rate_steps_when_it_is_told_to: no program ip");
+    if !tidewall_skip::has_programs("a_rate_steps_when_it_is_told_to", &["ip"]) {
         return;
     }
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

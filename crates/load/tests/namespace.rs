@@ -30,11 +30,6 @@ mod raw_namespace {
         }
     }
 
-    pub fn is_root() -> bool {
-        // SAFETY: no arguments, never fails.
-        unsafe { libc::geteuid() == 0 }
-    }
-
     /// Gives a socket room for a whole test's packets.
     pub fn enlarge(socket: &UdpSocket) -> io::Result<()> {
         let bytes: libc::c_int = 16 << 20;
@@ -68,15 +63,8 @@ struct Bed {
 impl Bed {
     /// `None`, with the reason printed, where there cannot be one.
     fn new(test: &str) -> Option<Bed> {
-        if !raw_namespace::is_root() {
-            println!("SKIPPED {test}: not root");
+        if !tidewall_skip::is_root(test) || !tidewall_skip::has_programs(test, &["ip", "ethtool"]) {
             return None;
-        }
-        for program in ["ip", "ethtool"] {
-            if Command::new(program).arg("--version").output().is_err() {
-                println!("SKIPPED {test}: no program {program}");
-                return None;
-            }
         }
         let id = format!("tw-load-{}-{test}", std::process::id());
         let [a, b] = ["a", "b"].map(|end| format!("{id}-{end}"));
@@ -506,8 +494,7 @@ fn answers_to_nobody_are_dropped_at_the_device() {
 #[test]
 fn a_flood_of_syns_is_taken_for_new_clients() {
     let Some(bed) = Bed::new("syn") else { return };
-    if Command::new("ss").arg("-V").output().is_err() {
-        println!("SKIPPED a_flood_of_syns_is_taken_for_new_clients: no program ss");
+    if !tidewall_skip::has_programs("a_flood_of_syns_is_taken_for_new_clients", &["ss"]) {
         return;
     }
     for route in [["10.98.0.0/16", "10.99.0.1"], ["fd98::/64", "fd99::1"]] {

@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn testbed(test: &str) -> Option<Testbed> {
     if let Err(missing) = privilege::check() {
-        println!("SKIPPED {test}: {missing}");
+        tidewall_skip::missing(test, missing);
         return None;
     }
     let config = Config {

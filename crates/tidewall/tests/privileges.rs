@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::process::{Command, Stdio};
-
 use common::bed::Bed;
 use common::{PROGRAM, text, tidewall};
 
@@ -36,13 +34,7 @@ fn each_missing_capability_is_named_and_nothing_is_left() {
     let Some(bed) = Bed::or_skip(name, "p") else {
         return;
     };
-    if Command::new("setpriv")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status()
-        .is_err()
-    {
-        println!("SKIPPED {name}: setpriv is not installed");
+    if !tidewall_skip::has_programs(name, &["setpriv"]) {
         return;
     }
     let interface = &bed.interface;
@@ -87,7 +79,7 @@ fn neither_the_kernel_s_btf_nor_bpffs_is_needed() {
         ),
     );
     if code == Some(77) {
-        println!("SKIPPED {name}: mounts are not allowed");
+        tidewall_skip::missing(name, "mounts are not allowed");
         return;
     }
     assert_eq!(code, Some(0), "{all}");

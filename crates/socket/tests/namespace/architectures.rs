@@ -24,7 +24,8 @@ fn start(architecture: Architecture) -> Option<Stack> {
     });
     match started {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            println!("SKIPPED {architecture}: needs CAP_SYS_NICE for SCHED_FIFO ({error})");
+            let what = format!("CAP_SYS_NICE for SCHED_FIFO ({error})");
+            tidewall_skip::missing(architecture.name(), what);
             None
         }
         started => Some(started.unwrap()),

@@ -71,7 +71,10 @@ pub fn a_veth_says_that_it_cannot_steer() {
 
 pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        println!("SKIPPED: two transmit queues are chosen by two processors");
+        tidewall_skip::inapplicable(
+            "the_first_class_is_served_beside_a_flood_of_the_second",
+            "two transmit queues are chosen by two processors",
+        );
         return;
     }
     let stack = Stack::embedded(classed(&[SERVICE, BELOW])).unwrap();

@@ -26,7 +26,8 @@ pub fn every_policy_serves_in_both_places() {
             });
             let stack = match started {
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                    println!("SKIPPED {architecture}: needs CAP_SYS_NICE ({error})");
+                    let what = format!("CAP_SYS_NICE ({error})");
+                    tidewall_skip::missing(architecture.name(), what);
                     break;
                 }
                 started => started.unwrap(),

@@ -23,14 +23,6 @@ use super::tcp_bulk::{receive_all, send_all};
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOTAL: usize = 400_000;
 
-fn is_missing(what: &str) -> bool {
-    let missing = Command::new("tshark").arg("--version").output().is_err();
-    if missing {
-        println!("SKIPPED {what}: needs tshark");
-    }
-    missing
-}
-
 /// Collects every frame of an interface while something runs.
 struct Capture {
     stop: Arc<AtomicBool>,
@@ -173,7 +165,7 @@ fn converse(stack: &Stack, connect: impl FnOnce() -> KernelStream) {
 }
 
 pub fn a_clean_run_of_tcp_is_clean_to_tshark() {
-    if is_missing("a_clean_run_of_tcp_is_clean_to_tshark") {
+    if !tidewall_skip::has_programs("a_clean_run_of_tcp_is_clean_to_tshark", &["tshark"]) {
         return;
     }
     // Every segment must carry its own checksum, and come as it was sent.
@@ -195,7 +187,7 @@ pub fn a_clean_run_of_tcp_is_clean_to_tshark() {
 }
 
 pub fn a_clean_run_over_a_tap_is_clean_to_tshark() {
-    if is_missing("a_clean_run_over_a_tap_is_clean_to_tshark") {
+    if !tidewall_skip::has_programs("a_clean_run_over_a_tap_is_clean_to_tshark", &["tshark"]) {
         return;
     }
     let stack = tap_stack();

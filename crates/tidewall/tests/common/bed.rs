@@ -60,7 +60,7 @@ impl Bed {
     /// A bed set up by whoever may; says that `test` is skipped and returns
     /// `None` otherwise.
     pub fn or_skip(test: &str, name: &str) -> Option<Self> {
-        let bed = Bed::new(name).map_err(|error| println!("SKIPPED {test}: {error}"));
+        let bed = Bed::new(name).map_err(|error| tidewall_skip::missing(test, error));
         bed.ok()
     }
 
@@ -89,7 +89,7 @@ impl Bed {
             .unwrap();
         // What timeout says of a program that is not there.
         if output.status.code() == Some(127) {
-            println!("SKIPPED {program}: not installed (scripts/setup.sh)");
+            tidewall_skip::missing(program, "not installed (scripts/setup.sh)");
             return None;
         }
         let said = String::from_utf8_lossy(&output.stdout);
