@@ -1,34 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What every part of the driver program needs: kernel helpers, maps, and the
- * layout of the tables asserted.
+ * What every part of the demultiplexer needs: its maps, and the layout of the
+ * tables asserted.
  */
 #ifndef TIDEWALL_PROGRAM_H
 #define TIDEWALL_PROGRAM_H
 
-#include <linux/bpf.h>
-
+#include "helpers.h"
 #include "tables.h"
-
-#define SEC(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
-/* Verified by itself, for any arguments: pointers may be null. */
-#define GLOBAL __attribute__((noinline))
-#define likely(x) __builtin_expect(!!(x), 1)
-#define unlikely(x) __builtin_expect(!!(x), 0)
-#define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
-#define WRITE_ONCE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
-
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define htons(x) ((__u16)__builtin_bswap16(x))
-/* Last eight bytes of ::ffff:a.b.c.d as one word in memory order. */
-#define MAPPED(address) ((__u64)(address) << 32 | 0xffff0000ULL)
-#else
-#define htons(x) ((__u16)(x))
-#define MAPPED(address) (0x0000ffffULL << 32 | (__u64)(address))
-#endif
-#define ntohs htons
-#define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
 
 /* crates/device/src/demux/layout.rs asserts the same numbers. */
 #define SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type)
@@ -51,28 +30,6 @@ SIZE(tw_application, 15204392);
 SIZE(tw_owner_key, 20);
 SIZE(tw_fragment_key, 40);
 SIZE(tw_trace, 296); AT(tw_trace, captured, 32); AT(tw_trace, bytes, 36);
-
-/* The helpers used here (man 7 bpf-helpers), by number. */
-static void *(*const bpf_map_lookup_elem)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
-static long (*const bpf_map_update_elem)(const void *map, const void *key, const void *value, __u64 flags) =
-	(void *)BPF_FUNC_map_update_elem;
-static __u64 (*const bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
-static long (*const bpf_redirect)(__u32 interface, __u64 flags) = (void *)BPF_FUNC_redirect;
-static long (*const bpf_redirect_map)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
-static long (*const bpf_xdp_adjust_head)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_head;
-static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_meta;
-static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)BPF_FUNC_xdp_get_buff_len;
-static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 offset, void *to, __u32 length) =
-	(void *)BPF_FUNC_xdp_load_bytes;
-static long (*const bpf_xdp_store_bytes)(struct xdp_md *ctx, __u32 offset, void *from, __u32 length) =
-	(void *)BPF_FUNC_xdp_store_bytes;
-static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_tail;
-static void *(*const bpf_ringbuf_reserve)(const void *map, __u64 size, __u64 flags) = (void *)BPF_FUNC_ringbuf_reserve;
-static void (*const bpf_ringbuf_submit)(void *record, __u64 flags) = (void *)BPF_FUNC_ringbuf_submit;
-
-/* Map definitions, in the form that loaders read from BTF. */
-#define NUMBER(name, value) int (*name)[value]
-#define TYPE(name, type) type *name
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
-# curl, wrk, ab and h2load as clients of the web server, Squid and nginx for the
-# lab to compare with, perf, valgrind to count instructions, Python for the lane
-# of kernels, and Rust where there is none. Without root only what building
-# needs is asked for: the tests that need more are skipped, by name.
+# nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
+# server, Squid and nginx for the lab to compare with, perf, valgrind to count
+# instructions, Python for the lane of kernels, and Rust where there is none.
+# Without root only what building needs is asked for: the tests that need more are
+# skipped, by name.
 set -eu
 
 need=""
@@ -22,6 +23,7 @@ fi
 if [ "$(id -u)" = 0 ]; then
 	want ip iproute2
 	want ethtool ethtool
+	want nft nftables
 	want tshark tshark
 	want ping iputils-ping
 	want taskset util-linux

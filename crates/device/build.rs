@@ -1,4 +1,4 @@
-//! Compiles the driver program, `bpf/demux.bpf.c`, with clang.
+//! Compiles the driver programs, `bpf/*.bpf.c`, with clang.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,23 @@ use std::process::{Command, exit};
 
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
+/// The driver programs: the demultiplexer, and what the laboratory compares with.
+const PROGRAMS: [&str; 2] = ["demux", "syn_limit"];
+
 fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../../bpf");
-    let source = root.join("demux.bpf.c");
     println!("cargo::rerun-if-changed={}", root.display());
-    let object = PathBuf::from(variable("OUT_DIR")).join("demux.bpf.o");
     let clang = find_clang();
-    let output = command(&clang, &source, &object).output();
+    for program in PROGRAMS {
+        let source = root.join(format!("{program}.bpf.c"));
+        let object = PathBuf::from(variable("OUT_DIR")).join(format!("{program}.bpf.o"));
+        compile(&clang, &source, &object);
+    }
+}
+
+fn compile(clang: &str, source: &Path, object: &Path) {
+    let output = command(clang, source, object).output();
     let output = match output {
         Ok(output) => output,
         Err(error) => stop(&format!("cannot run {clang}: {error}. {REMEDY}")),

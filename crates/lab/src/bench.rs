@@ -1,5 +1,6 @@
 //! One measurement: a service on a system, a load, and what came of it.
 
+mod front;
 mod processes;
 
 use std::collections::BTreeMap;
@@ -9,11 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, Prefix, SenderKind};
+use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, PingSpec, Prefix, SenderKind};
 use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
-use tidewall_service::{Reader, ServiceSpec};
+use tidewall_service::{Kind, Reader, ServiceSpec};
 
+use front::Standing;
+pub(crate) use front::{Front, SYN_LIMIT};
 pub(crate) use processes::open_files;
 use processes::{Companions, idle_parts, s_client_parts};
 
@@ -36,6 +39,9 @@ pub(crate) const WARM_UP: Duration = Duration::from_millis(150);
 pub(crate) const WINDOW: Duration = Duration::from_millis(500);
 /// Time for what is in flight to arrive or be dropped after a load.
 const SETTLE: Duration = Duration::from_millis(20);
+/// Time in which a service must answer before the first load, and after which a
+/// request of that time is given up.
+const GREETING: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(20));
 /// How often a rest looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -85,7 +91,7 @@ pub(crate) struct Window {
 }
 
 /// What came of one load.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) outcome: LoadOutcome,
     /// Packets/s dropped over the whole load, by place.
@@ -179,8 +185,34 @@ impl Bench {
             .context("cannot start the server beside it")
     }
 
-    /// Starts a service.
+    /// Which of `systems` can be had here; what the others lack is noted.
+    pub(crate) fn possible(&mut self, systems: &[System]) -> Vec<System> {
+        let mut possible = Vec::new();
+        for &system in systems {
+            let tried = system.front().map(|front| front.put(&self.testbed, &[1]));
+            match tried.transpose() {
+                Ok(_) => possible.push(system),
+                Err(error) => {
+                    let name = system.name();
+                    self.shortcomings.push(format!("{name}: {error:#}"));
+                }
+            }
+        }
+        possible
+    }
+
+    /// Starts a service, which has answered where it answers datagrams: what it
+    /// leaves unanswered from then on is a result.
     pub(crate) fn serve(&mut self, setup: &Setup) -> anyhow::Result<Session<'_>> {
+        let front = match (setup.system.front(), &setup.tcp) {
+            (Some(front), Some(tcp)) => {
+                // A program changes the device's poll, which is bound anew.
+                self.testbed.forget_mode();
+                let ports = [&[tcp.port], tcp.dummies.as_slice()].concat();
+                Some(front.put(&self.testbed, &ports)?)
+            }
+            _ => None,
+        };
         self.testbed.set_mode(setup.system.mode())?;
         let config = self.testbed.config();
         let counters = scratch("counters");
@@ -232,15 +264,18 @@ impl Bench {
         };
         let mut child = child;
         let serving = child.serving()?;
-        Ok(Session {
+        let session = Session {
             governor,
-            bench: self,
             child,
+            front,
             serving,
+            bench: self,
             counters,
             system: setup.system,
             computes: setup.compute.is_some(),
-        })
+        };
+        session.greet(&setup.services)?;
+        Ok(session)
     }
 
     /// The environment's account of this bench and the systems run on it.
@@ -266,6 +301,8 @@ pub(crate) struct Session<'a> {
     governor: Option<Governor>,
     // Before the bench: the service ends before anything else changes.
     child: Child,
+    /// What stands in front of the kernel's stack.
+    front: Option<Standing>,
     /// The process that serves: the child, or a program that it has started.
     serving: u32,
     bench: &'a mut Bench,
@@ -276,7 +313,7 @@ pub(crate) struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if self.governor.take().is_some() {
+        if self.governor.take().is_some() || self.front.is_some() {
             self.bench.testbed.forget_mode();
         }
         // The worker does it itself unless it had to be killed.
@@ -285,6 +322,38 @@ impl Drop for Session<'_> {
 }
 
 impl Session<'_> {
+    /// Asks every service that answers datagrams, beside nothing.
+    fn greet(&self, services: &[ServiceSpec]) -> anyhow::Result<()> {
+        let (time, timeout) = GREETING;
+        for service in services {
+            if service.kind == Kind::Discard {
+                continue;
+            }
+            let config = self.bench.testbed.config();
+            let place = Place {
+                namespace: self.bench.testbed.client(),
+                cpu: config.client_cpu,
+            };
+            let ping = PingSpec {
+                timeout,
+                ..PingSpec::new(server(service.port))
+            };
+            let job = LoadJob::unwatched(LoadSpec {
+                ping: Some(ping),
+                cpu: Some(config.client_cpu),
+                ..LoadSpec::new(time)
+            });
+            let outcome = run_load(place, job, || false, || Ok(()))?;
+            let echoed = outcome.report.ping.map_or(0, |ping| ping.measured.echoed);
+            anyhow::ensure!(
+                echoed > 0,
+                "the service at port {} answered nothing before any load",
+                service.port
+            );
+        }
+        Ok(())
+    }
+
     /// Runs one load against the service, looked at as `watching` says.
     pub(crate) fn measure(
         &mut self,

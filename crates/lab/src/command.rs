@@ -46,6 +46,7 @@ pub(crate) fn package(program: &str) -> Option<&'static str> {
     match program {
         "ip" | "tc" => Some("iproute2"),
         "ethtool" => Some("ethtool"),
+        "nft" => Some("nftables"),
         "taskset" => Some("util-linux"),
         "mount" | "umount" => Some("mount"),
         _ => None,

@@ -38,7 +38,7 @@ struct ClaimRow {
     measured: String,
     bound: String,
     paper: String,
-    holds: bool,
+    verdict: &'static str,
 }
 
 struct PanelTable {
@@ -64,19 +64,16 @@ struct Row {
 /// # Errors
 /// What drawing or the template reports.
 pub fn html(title: &str, results: &[ResultFile]) -> anyhow::Result<String> {
-    let claims = results
-        .iter()
-        .map(|result| result.claims.len())
-        .sum::<usize>();
-    let failed = results
-        .iter()
-        .map(|result| result.failed().count())
-        .sum::<usize>();
+    let count = |holds| {
+        let claims = results.iter().flat_map(|result| &result.claims);
+        claims.filter(|claim| claim.holds == holds).count()
+    };
+    let (kept, failed, told) = (count(Some(true)), count(Some(false)), count(None));
     let page = Page {
         title: title.to_owned(),
         summary: format!(
-            "{claims} claims, {} hold, {failed} do not.",
-            claims - failed
+            "{} claims, {kept} hold, {failed} do not; {told} figures beside them.",
+            kept + failed
         ),
         results: results.iter().map(section).collect::<anyhow::Result<_>>()?,
     };
@@ -123,9 +120,11 @@ fn section(result: &ResultFile) -> anyhow::Result<Section> {
         id: claim.id.clone(),
         text: claim.text.clone(),
         measured: optional(claim.measured),
-        bound: claim.bound.to_string(),
+        bound: claim
+            .bound
+            .map_or_else(|| "–".to_owned(), |bound| bound.to_string()),
         paper: optional(claim.paper),
-        holds: claim.holds,
+        verdict: claim.verdict(),
     });
     Ok(Section {
         name: result.experiment.clone(),
@@ -247,7 +246,7 @@ mod tests {
     fn the_page_holds_everything() {
         let page = html("A title", &[sample()]).unwrap();
         assert!(page.contains("<svg") && page.contains("</svg>"));
-        assert!(page.contains("2 claims, 1 hold, 1 do not."));
+        assert!(page.contains("2 claims, 1 hold, 1 do not; 1 figures beside them."));
         assert!(
             page.contains("a note with") && !page.contains("<angle>"),
             "text is escaped"

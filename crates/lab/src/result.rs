@@ -103,10 +103,10 @@ pub struct Claim {
     pub paper: Option<f64>,
     /// Ours, computed from the series; `None` when they lack what it takes.
     pub measured: Option<f64>,
-    /// What the figure must keep.
-    pub bound: Bound,
-    /// Whether it does.
-    pub holds: bool,
+    /// What the figure must keep; `None` for one that is only told.
+    pub bound: Option<Bound>,
+    /// Whether it does; `None` where there is nothing to keep.
+    pub holds: Option<bool>,
 }
 
 impl Claim {
@@ -118,15 +118,33 @@ impl Claim {
         measured: Option<f64>,
         bound: Bound,
     ) -> Self {
-        // What is no number has no form in JSON either.
-        let measured = measured.filter(|measured| measured.is_finite());
+        let claim = Claim::measured(id, text, paper, measured);
+        Claim {
+            bound: Some(bound),
+            holds: Some(claim.measured.is_some_and(|measured| bound.holds(measured))),
+            ..claim
+        }
+    }
+
+    /// A figure that is told and not judged: it neither holds nor fails.
+    pub fn measured(id: &str, text: &str, paper: Option<f64>, measured: Option<f64>) -> Self {
         Claim {
             id: id.to_owned(),
             text: text.to_owned(),
             paper,
-            measured,
-            bound,
-            holds: measured.is_some_and(|measured| bound.holds(measured)),
+            // What is no number has no form in JSON either.
+            measured: measured.filter(|measured| measured.is_finite()),
+            bound: None,
+            holds: None,
+        }
+    }
+
+    /// The outcome in a word: `holds`, `FAILED` or `measured`.
+    pub fn verdict(&self) -> &'static str {
+        match self.holds {
+            Some(true) => "holds",
+            Some(false) => "FAILED",
+            None => "measured",
         }
     }
 }
@@ -172,7 +190,9 @@ impl ResultFile {
 
     /// Claims that do not hold.
     pub fn failed(&self) -> impl Iterator<Item = &Claim> {
-        self.claims.iter().filter(|claim| !claim.holds)
+        self.claims
+            .iter()
+            .filter(|claim| claim.holds == Some(false))
     }
 
     /// Writes the file, whole or not at all.
@@ -298,6 +318,7 @@ pub(crate) mod tests {
                     Bound::at_least(0.95),
                 ),
                 Claim::judge("order", "a > b, & so on", None, None, Bound::above(1.0)),
+                Claim::measured("share", "of another", None, Some(2.5)),
             ],
             notes: vec!["a note with <angle> brackets".into()],
         }
@@ -338,11 +359,27 @@ pub(crate) mod tests {
 
     #[test]
     fn a_claim_is_judged_by_its_bound() {
-        let judge = |measured| Claim::judge("x", "x", None, measured, Bound::at_least(1.0)).holds;
+        let judge = |measured| {
+            let claim = Claim::judge("x", "x", None, measured, Bound::at_least(1.0));
+            claim.holds.unwrap()
+        };
         assert!(judge(Some(1.0)));
         assert!(!judge(Some(0.99)));
         assert!(!judge(None), "what was not measured does not hold");
         assert!(!judge(Some(f64::NAN)));
+    }
+
+    #[test]
+    fn a_claim_without_a_bound_never_holds() {
+        for figure in [Some(1.0), None] {
+            let mut result = sample();
+            result.claims = vec![Claim::measured("told", "a ratio", None, figure)];
+            assert_eq!(result.claims[0].verdict(), "measured");
+            assert_eq!(result.failed().count(), 0);
+            let text = serde_json::to_string(&result).unwrap();
+            assert!(text.contains(r#""bound":null,"holds":null"#), "{text}");
+            assert_eq!(serde_json::from_str::<ResultFile>(&text).unwrap(), result);
+        }
     }
 
     #[test]

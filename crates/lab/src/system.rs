@@ -3,6 +3,7 @@
 use tidewall_service::linux::{self, BusyPoll, Receive};
 use tidewall_socket::{Architecture, PolicyKind, XdpMode};
 
+use crate::bench::{Front, SYN_LIMIT};
 use crate::testbed::Mode;
 use crate::worker::{ClassSpec, HostSpec};
 
@@ -50,6 +51,10 @@ pub enum System {
     LinuxTimer,
     /// Linux, busy-polled sockets.
     LinuxBusy,
+    /// The same behind an XDP program that limits SYNs.
+    LinuxXdp,
+    /// The same behind the kernel's SYN proxy.
+    LinuxSynproxy,
     /// Linux as it comes, receiving on the sender's processor.
     LinuxPlain,
 }
@@ -77,6 +82,8 @@ impl System {
             System::LinuxRps => "linux-rps",
             System::LinuxTimer => "linux-timer",
             System::LinuxBusy => "linux-busy",
+            System::LinuxXdp => "linux-xdp",
+            System::LinuxSynproxy => "linux-synproxy",
             System::LinuxPlain => "linux-plain",
         }
     }
@@ -86,9 +93,18 @@ impl System {
         match self {
             System::LinuxRps => Mode::Rps,
             System::LinuxTimer => Mode::Timer,
-            System::LinuxBusy => Mode::Busy,
+            System::LinuxBusy | System::LinuxXdp | System::LinuxSynproxy => Mode::Busy,
             System::LinuxPlain => Mode::Plain,
             _ => Mode::Tidewall,
+        }
+    }
+
+    /// What stands in front of its stack against a SYN flood.
+    pub(crate) fn front(self) -> Option<Front> {
+        match self {
+            System::LinuxXdp => Some(Front::SynLimit),
+            System::LinuxSynproxy => Some(Front::Synproxy),
+            _ => None,
         }
     }
 
@@ -135,6 +151,7 @@ impl System {
         queues: u32,
         receiver_cpu: usize,
     ) -> HostSpec {
+        let busy = self.mode() == Mode::Busy;
         match self.architecture() {
             Some(architecture) => HostSpec::Tidewall {
                 architecture: architecture.name().to_owned(),
@@ -150,14 +167,14 @@ impl System {
             },
             None => HostSpec::Linux(linux::Options {
                 receive: receive.unwrap_or_default(),
-                busy_poll: (self == System::LinuxBusy).then_some(BusyPoll {
+                busy_poll: busy.then_some(BusyPoll {
                     microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
                     budget: BUSY_BUDGET,
                 }),
                 // Draining more than the default between two polls takes longer
                 // than the millisecond after which the softirq takes over, and
                 // then it does not let go.
-                receive_buffer: (self != System::LinuxBusy).then_some(RECEIVE_BUFFER),
+                receive_buffer: (!busy).then_some(RECEIVE_BUFFER),
             }),
         }
     }
@@ -177,6 +194,15 @@ impl System {
                 format!("{mode}; generic XDP; the receiver polls the driver")
             }
             Some(_) => format!("{mode}; the receiver polls the driver"),
+            None if self == System::LinuxXdp => format!(
+                "as linux-busy; an XDP program on its interface lets {SYN_LIMIT} SYNs/s to each \
+                 port pass and drops the others in the driver"
+            ),
+            None if self == System::LinuxSynproxy => {
+                "as linux-busy; nftables' synproxy before its ports: cookies before any socket, \
+                 connections tracked"
+                    .to_owned()
+            }
             None if self == System::LinuxBusy => format!(
                 "{mode}; the better of recv and recvmmsg; SO_BUSY_POLL {BUSY_MICROSECONDS} unless \
                  said otherwise, budget {BUSY_BUDGET}, default receive buffer"

@@ -282,7 +282,7 @@ pub struct StreamReport {
 }
 
 /// The outcome of a load.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Of the blast, if there was one.
     pub blast: Option<BlastReport>,

@@ -31,7 +31,7 @@ mod socket;
 
 pub use checksums::Checksums;
 pub use napi::HELPER_PORTS;
-pub use program::Program;
+pub use program::{Program, SynLimit};
 pub use socket::open_transmitter;
 
 /// The application number of an embedded stack, which is alone on its device.

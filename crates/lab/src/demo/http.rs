@@ -287,7 +287,7 @@ mod tests {
         let claims = claims(&[curve("ni-lrp", None, &points)]);
         assert_eq!(claims[0].measured, Some(0.75));
         assert_eq!(claims[1].measured, Some(0.95));
-        assert!(claims.iter().all(|claim| claim.holds));
+        assert!(claims.iter().all(|claim| claim.holds == Some(true)));
         assert!(super::claims(&[])[0].measured.is_none());
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use tidewall_load::{LoadSpec, PingSpec, StreamKind, StreamSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, best_linux, environment, ratio};
+use super::{Options, best_linux, environment, ratio, trips};
 use crate::bench::{Bench, Measured, Watching, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
@@ -37,6 +37,8 @@ const TCP_BULK: &str = "TCP bulk transfer, writes of 32 KiB";
 /// Bytes of a write of the bulk transfer: LRP's buffers.
 const WRITE: u32 = 32_768;
 const TCP_PORT: u16 = 5;
+/// Name of a point's value.
+const TRIPS: &str = "round trips/s";
 /// Systems whose server of a TCP connection sleeps.
 const TCP: [System; 4] = [
     System::NiLrp,
@@ -197,43 +199,38 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     if let Some(stream) = &load.stream {
         return reduce_stream(stream, measured);
     }
-    let ping = measured.outcome.report.ping.as_ref()?;
-    // No echo at all: the service was not there. Never a number.
-    let latency = ping.latency?;
-    let payload: f64 = load.ping.as_ref()?.payload.into();
-    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+    // That the service is there was shown before: what is not answered is late.
+    let (spec, ping) = (load.ping.as_ref()?, measured.outcome.report.ping.as_ref()?);
+    let payload: f64 = spec.payload.into();
+    let mut values = trips::values(ping, spec.timeout);
     let y = match curve.better {
-        Better::Lower => microseconds(latency.p50),
+        Better::Lower => *values.get(trips::P50)?,
         Better::Higher => ping.rate * payload * 8.0 / 1e6,
     };
+    values.insert(TRIPS.to_owned(), ping.rate);
     Some(Sample {
         x: payload,
         y,
         drops: measured.drops.clone(),
-        values: BTreeMap::from([
-            ("p50 µs".to_owned(), microseconds(latency.p50)),
-            ("p99 µs".to_owned(), microseconds(latency.p99)),
-            ("round trips/s".to_owned(), ping.rate),
-            ("lost".to_owned(), ping.measured.lost as f64),
-        ]),
+        values,
     })
 }
 
 fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
+    // A service that is not there refuses the connection, and there is no report.
     let stream = measured.outcome.report.stream.as_ref()?;
-    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
     let (y, values) = match spec.kind {
-        StreamKind::Bulk if stream.bytes == 0 => return None,
         StreamKind::Bulk => (stream.rate * 8.0 / 1e6, BTreeMap::new()),
         StreamKind::Echo => {
-            let latency = stream.latency?;
+            let latency = stream.latency.as_ref();
+            let (p50, p99) = trips::percentiles(latency, 0.0, stream.duration);
             let values = [
-                ("p50 µs", microseconds(latency.p50)),
-                ("p99 µs", microseconds(latency.p99)),
-                ("round trips/s", stream.rate / f64::from(spec.size)),
+                (trips::P50, p50),
+                (trips::P99, p99),
+                (TRIPS, stream.rate / f64::from(spec.size)),
             ];
             (
-                microseconds(latency.p50),
+                p50,
                 values.map(|(name, value)| (name.to_owned(), value)).into(),
             )
         }
@@ -305,11 +302,11 @@ mod tests {
         ];
         let found = claims(&series);
         assert_eq!(found[0].id, "idle-blocking");
-        assert!((found[0].measured.unwrap() - 1.1).abs() < 1e-9 && found[0].holds);
-        assert!((found[1].measured.unwrap() - 1.1).abs() < 1e-9 && !found[1].holds);
-        assert!(found[2].measured == Some(1.0) && found[2].holds);
+        assert!((found[0].measured.unwrap() - 1.1).abs() < 1e-9 && found[0].holds == Some(true));
+        assert!((found[1].measured.unwrap() - 1.1).abs() < 1e-9 && found[1].holds == Some(false));
+        assert!(found[2].measured == Some(1.0) && found[2].holds == Some(true));
         series[4].points[0].y = 9.0;
-        assert!(claims(&series)[1].holds);
+        assert!(claims(&series)[1].holds == Some(true));
     }
 
     #[test]

@@ -116,9 +116,13 @@ mod tests {
             (found[0].measured, found[1].measured),
             (Some(0.75), Some(3.0))
         );
-        assert!(found.iter().all(|claim| claim.holds));
+        assert!(found.iter().all(|claim| claim.holds == Some(true)));
         series[0].points[1].y = 9e3;
-        assert!(claims(&series).iter().all(|claim| !claim.holds));
+        assert!(
+            claims(&series)
+                .iter()
+                .all(|claim| claim.holds == Some(false))
+        );
     }
 
     #[test]

@@ -6,13 +6,12 @@
 //! within 20 ms counts as lost and the next one is sent; LRP's client waited
 //! for ever.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, best_linux, environment, ratio};
+use super::{Options, best_linux, environment, ratio, trips};
 use crate::bench::{Bench, Measured, Watching, blast, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
@@ -123,7 +122,8 @@ pub(super) fn run(
     let mut notes = swept.notes;
     notes.push(format!(
         "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
-         thread sends the blast, in bursts of at most 8, so a round trip may include a burst."
+         thread sends the blast, in bursts of at most 8, so a round trip may include a burst. Where \
+         one in a hundred is lost the 99th percentile is that time."
     ));
     notes.push(if options.spinners {
         "Background processes of nice 19 ran on both processors, as in the paper.".to_owned()
@@ -146,25 +146,21 @@ pub(super) fn run(
     })
 }
 
+/// No echo at all is the livelock that this experiment is about, and a point at
+/// zero: that the service is there was shown before the blast.
 fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let ping = report.ping.as_ref()?;
-    // No echo at all: the service was not there. Never a number.
-    let latency = ping.latency?;
-    let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+    let mut values = trips::values(ping, TIMEOUT);
+    values.insert(
+        "blast delivered/s".to_owned(),
+        measured.outcome.delivered.get(1).copied().unwrap_or(0.0),
+    );
     Some(Sample {
         x: report.blast.as_ref().map_or(0.0, |blast| blast.rate),
         y: ping.rate,
         drops: measured.drops.clone(),
-        values: BTreeMap::from([
-            ("p50 µs".to_owned(), microseconds(latency.p50)),
-            ("p99 µs".to_owned(), microseconds(latency.p99)),
-            ("lost".to_owned(), ping.measured.lost as f64),
-            (
-                "blast delivered/s".to_owned(),
-                measured.outcome.delivered.get(1).copied().unwrap_or(0.0),
-            ),
-        ]),
+        values,
     })
 }
 
@@ -177,7 +173,7 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         .collect();
     let ours = find(&owned, "ni-lrp", None).and_then(|series| series.at(JUDGED));
     let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
-    let p99 = |series: &Series| series.at(JUDGED)?.values.get("p99 µs").copied();
+    let p99 = |series: &Series| series.at(JUDGED)?.values.get(trips::P99).copied();
     vec![
         Claim::judge(
             "echo-vs-linux",
@@ -185,7 +181,9 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             None,
             ratio(
                 ours.map(|point| point.y),
-                best_linux(&owned, |series| series.at(JUDGED).map(|point| point.y)),
+                best_linux(&owned, |series| {
+                    series.at(JUDGED).map(|point| point.y.max(1.0))
+                }),
             ),
             Bound::at_least(4.0),
         ),
@@ -212,12 +210,15 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
 
 #[cfg(test)]
 mod tests {
+    use tidewall_load::LoadReport;
+
     use super::*;
     use crate::result::tests::curve;
+    use crate::worker::LoadOutcome;
 
     fn with_p99(mut series: Series, p99: f64) -> Series {
         for point in &mut series.points {
-            point.values.insert("p99 µs".into(), p99);
+            point.values.insert(trips::P99.into(), p99);
         }
         series
     }
@@ -252,15 +253,46 @@ mod tests {
                 (claim.measured.unwrap() / measured - 1.0).abs() < 1e-9,
                 "{claim:?}"
             );
-            assert!(claim.holds, "{id}");
+            assert!(claim.holds == Some(true), "{id}");
         }
+    }
+
+    #[test]
+    fn no_echo_beside_a_blast_is_a_point_at_zero() {
+        let measured = Measured {
+            outcome: LoadOutcome {
+                report: LoadReport {
+                    ping: Some(trips::tests::report(0, 25)),
+                    ..LoadReport::default()
+                },
+                ..LoadOutcome::default()
+            },
+            ..Measured::default()
+        };
+        let curves = curves(Config::default(), true);
+        let sample = reduce(&curves[0], &curves[0].loads[1], &measured).unwrap();
+        assert_eq!((sample.y, sample.values["lost"]), (0.0, 25.0));
+        assert_eq!(sample.values[trips::P99], 20_000.0);
+        // A system of the kernel that collapses is compared with, not left out.
+        let mut series = series();
+        for series in &mut series[1..3] {
+            series.points[1].y = 0.0;
+        }
+        let claim = &claims(&series)[0];
+        assert_eq!((claim.measured, claim.holds), (Some(4e4), Some(true)));
+        series[0].points[1].y = 0.0;
+        assert_eq!(claims(&series)[0].holds, Some(false));
     }
 
     #[test]
     fn a_sender_that_did_not_reach_the_rate_shows_nothing() {
         let mut series = series();
         series[0].points[1].x = 6e5;
-        assert!(claims(&series).iter().all(|claim| !claim.holds));
+        assert!(
+            claims(&series)
+                .iter()
+                .all(|claim| claim.holds == Some(false))
+        );
     }
 
     #[test]

@@ -310,14 +310,14 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             // Over 4.4BSD, in the paper.
             Some(1.51),
             ratio(peak(&plain, None), best_linux(&plain, Series::peak)),
-            Bound::at_least(1.6),
+            Bound::at_least(1.8),
         ),
         Claim::judge(
             "vs-busy",
             "at the highest offered rate: ni-lrp over Linux, busy-polled",
             None,
             against("linux-busy"),
-            Bound::at_least(2.5),
+            Bound::at_least(3.0),
         ),
         Claim::judge(
             "vs-rps",
@@ -375,7 +375,7 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             "frames as from a network card, as fast as they go: ni-lrp over Linux, busy-polled",
             None,
             with_frames("linux-busy"),
-            Bound::at_least(2.5),
+            Bound::at_least(3.0),
         ),
         Claim::judge(
             "frames-vs-timer",
@@ -497,7 +497,7 @@ mod tests {
                 (got / measured - 1.0).abs() < 1e-9,
                 "{id}: {got}, not {measured}"
             );
-            assert!(claim.holds, "{id}");
+            assert!(claim.holds == Some(true), "{id}");
         }
     }
 
@@ -505,10 +505,10 @@ mod tests {
     fn a_collapse_fails_its_claim() {
         let mut series = series();
         series[0].points[2].y = 6e5;
-        assert!(!claim(&series, "flat").holds);
-        assert!(!claim(&series, "order").holds);
+        assert!(claim(&series, "flat").holds == Some(false));
+        assert!(claim(&series, "order").holds == Some(false));
         series[9].points[1].y = 7e5;
-        assert!(!claim(&series, "work-above-linux").holds);
+        assert!(claim(&series, "work-above-linux").holds == Some(false));
     }
 
     #[test]
@@ -516,8 +516,8 @@ mod tests {
         let mut series = series();
         series.retain(|series| series.system != "soft-lrp");
         let order = claim(&series, "order");
-        assert!(!order.holds && order.measured.is_none());
-        assert!(claim(&series, "flat").holds);
+        assert!(order.holds == Some(false) && order.measured.is_none());
+        assert!(claim(&series, "flat").holds == Some(true));
     }
 
     #[test]

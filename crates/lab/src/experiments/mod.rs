@@ -22,6 +22,7 @@ pub mod select_static;
 pub(crate) mod tcp;
 pub mod tcp_bulk;
 pub mod tcp_loss;
+mod trips;
 
 use std::time::Duration;
 
@@ -298,7 +299,7 @@ mod tests {
             assert!(
                 claims
                     .iter()
-                    .all(|claim| !claim.holds && claim.measured.is_none()),
+                    .all(|claim| claim.holds != Some(true) && claim.measured.is_none()),
                 "without measurements nothing is shown"
             );
         }

@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(claims.len(), expected.len());
         for (claim, (id, measured)) in claims.iter().zip(expected) {
             assert_eq!((claim.id.as_str(), claim.measured), (id, Some(measured)));
-            assert!(claim.holds, "{id}");
+            assert!(claim.holds == Some(true), "{id}");
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
         }
         let failed: Vec<String> = claims(&series)
             .into_iter()
-            .filter(|claim| !claim.holds)
+            .filter(|claim| claim.holds == Some(false))
             .map(|claim| claim.id)
             .collect();
         assert_eq!(

@@ -9,13 +9,12 @@
 //! ring nobody empties: to the sender that is a full ring, as the flooded
 //! queue's is, and to the server nothing.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, environment, ratio};
+use super::{Options, environment, ratio, trips};
 use crate::bench::{Bench, Measured, Watching, blast, load, server};
 use crate::bound::Bound;
 use crate::progress::Progress;
@@ -185,8 +184,6 @@ pub(super) fn run(
 fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let ping = report.ping.as_ref()?;
-    // No echo at all is a result only beside a blast; else the service was not
-    // there.
     let (x, offered) = match (&load.blast, &report.blast) {
         (Some(spec), Some(blast)) if blast.measured.sent > 0 => {
             let elsewhere = spec.interface.as_deref() == Some(SINK_INTERFACE);
@@ -195,21 +192,12 @@ fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
         (None, _) => (ALONE, 0.0),
         _ => return None,
     };
-    if ping.latency.is_none() && x != BESIDE {
-        return None;
-    }
-    let mut values = BTreeMap::from([
-        ("offered/s".to_owned(), offered),
-        (
-            DISCARDED.to_owned(),
-            measured.outcome.delivered.last().copied()?,
-        ),
-        ("lost".to_owned(), ping.measured.lost as f64),
-    ]);
-    if let Some(latency) = ping.latency {
-        values.insert("p50 µs".to_owned(), latency.p50 as f64 / 1e3);
-        values.insert("p99 µs".to_owned(), latency.p99 as f64 / 1e3);
-    }
+    let mut values = trips::values(ping, load.ping.as_ref()?.timeout);
+    values.insert("offered/s".to_owned(), offered);
+    values.insert(
+        DISCARDED.to_owned(),
+        measured.outcome.delivered.last().copied()?,
+    );
     Some(Sample {
         x,
         y: ping.rate,
@@ -278,14 +266,17 @@ mod tests {
         assert_eq!(claims[0].id, "class-kept");
         assert_eq!(claims[0].measured, Some(0.85));
         assert_eq!(claims[1].measured, Some(5.0));
-        assert!(claims.iter().all(|claim| claim.holds));
+        assert!(claims.iter().all(|claim| claim.holds == Some(true)));
     }
 
     #[test]
     fn neither_class_may_starve() {
         let judged = |beside, discarded| -> Vec<bool> {
             let claims = claims(&series(beside, discarded));
-            claims.iter().map(|claim| claim.holds).collect()
+            claims
+                .iter()
+                .map(|claim| claim.holds == Some(true))
+                .collect()
         };
         assert_eq!(judged(79.0, 5.0), [false, true]);
         assert_eq!(judged(90.0, 0.0), [true, false]);

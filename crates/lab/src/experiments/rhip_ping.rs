@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidewall_load::{Latency, LoadSpec, PingSpec};
+use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
 use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
+use super::trips::{self, P50, P99};
 use super::{Options, environment, ratio};
 use crate::bench::{Bench, Measured, Setup, Watching, load, server};
 use crate::bound::Bound;
@@ -37,11 +38,6 @@ const TIMEOUT: Duration = Duration::from_millis(100);
 const BIN_MS: u32 = 1000;
 const FULL: Duration = Duration::from_secs(90);
 const QUICK: Duration = Duration::from_secs(10);
-/// One in a hundred lost: the 99th percentile is a lost one.
-const LOST: f64 = 0.01;
-
-const P50: &str = "p50 µs";
-const P99: &str = "p99 µs";
 const LATENCY_AXIS: &str = "round trip p99, µs";
 
 /// The idle machine.
@@ -228,13 +224,8 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
     let measured = session.measure(load, curve.watching)?;
     let ping = measured.outcome.report.ping.as_ref();
     let mut summary = BTreeMap::new();
-    if let Some(ping) = ping
-        && let Some(latency) = ping.latency
-    {
-        let share = ping.measured.lost as f64 / ping.measured.sent.max(1) as f64;
-        summary.insert(P50.to_owned(), latency.p50 as f64 / 1e3);
-        summary.insert(P99.to_owned(), p99(&latency, share));
-        summary.insert("lost".to_owned(), ping.measured.lost as f64);
+    if let Some(ping) = ping {
+        summary.extend(trips::values(ping, TIMEOUT));
     }
     if let Some(delivered) = measured.outcome.delivered.last() {
         summary.insert("flood delivered/s".to_owned(), *delivered);
@@ -257,50 +248,32 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
 /// A second of the trace.
 fn bin(point: &TracePoint) -> Option<Point> {
     let ping = point.ping?;
-    let ended = ping.echoed + ping.lost;
-    let share = ping.lost as f64 / ended.max(1) as f64;
-    let (p50, y) = match point.latency {
-        Some(latency) => (latency.p50 as f64 / 1e3, p99(&latency, share)),
-        // All of a second's requests were lost.
-        None if ping.lost > 0 => (timeout(), timeout()),
-        None => return None,
-    };
+    if ping.echoed + ping.lost == 0 {
+        return None;
+    }
+    let share = trips::lost(ping.lost, ping.echoed);
+    let (p50, y) = trips::percentiles(point.latency.as_ref(), share, TIMEOUT);
     Some(Point {
         x: point.at,
         y,
         low: p50,
         high: y,
         runs: 1,
-        values: BTreeMap::from([(P50.to_owned(), p50), ("lost".to_owned(), ping.lost as f64)]),
+        values: BTreeMap::from([
+            (P50.to_owned(), p50),
+            (trips::LOST.to_owned(), ping.lost as f64),
+        ]),
         ..Point::default()
     })
 }
 
-fn timeout() -> f64 {
-    TIMEOUT.as_secs_f64() * 1e6
-}
-
-/// The 99th percentile of all requests, µs, where `lost` of them (a fraction)
-/// were never answered.
-fn p99(latency: &Latency, lost: f64) -> f64 {
-    if lost > LOST {
-        timeout()
-    } else {
-        latency.p99 as f64 / 1e3
-    }
-}
-
-fn reduce_idle(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+fn reduce_idle(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let ping = measured.outcome.report.ping.as_ref()?;
-    let latency = ping.latency?;
     Some(Sample {
         x: 0.0,
         y: ping.rate,
         drops: measured.drops.clone(),
-        values: BTreeMap::from([
-            (P50.to_owned(), latency.p50 as f64 / 1e3),
-            (P99.to_owned(), latency.p99 as f64 / 1e3),
-        ]),
+        values: trips::values(ping, load.ping.as_ref()?.timeout),
     })
 }
 
@@ -396,8 +369,6 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
 
 #[cfg(test)]
 mod tests {
-    use tidewall_load::PingCounts;
-
     use super::*;
     use crate::experiments::rhip::tests::with;
     use crate::result::tests::curve;
@@ -449,7 +420,7 @@ mod tests {
         assert_eq!(claims.len(), expected.len());
         for (claim, (id, measured)) in claims.iter().zip(expected) {
             assert_eq!((claim.id.as_str(), claim.measured), (id, Some(measured)));
-            assert!(claim.holds, "{id}");
+            assert!(claim.holds == Some(true), "{id}");
         }
     }
 
@@ -459,41 +430,27 @@ mod tests {
         series[1].points[3].y = 400.0;
         let failed: Vec<String> = claims(&series)
             .into_iter()
-            .filter(|claim| !claim.holds)
+            .filter(|claim| claim.holds == Some(false))
             .map(|claim| claim.id)
             .collect();
         assert_eq!(failed, ["steady"]);
     }
 
     #[test]
-    fn lost_requests_count_as_late() {
-        let latency = Latency {
-            samples: 100,
-            min: 1,
-            mean: 1.0,
-            p50: 10_000,
-            p90: 1,
-            p99: 50_000,
-            p999: 1,
-            max: 1,
-        };
-        let second = |echoed, lost, latency| {
+    fn a_second_without_an_echo_is_a_late_one() {
+        let second = |echoed, lost| {
+            let report = trips::tests::report(echoed, lost);
             bin(&TracePoint {
                 at: 1.0,
                 received: Vec::new(),
-                ping: Some(PingCounts {
-                    echoed,
-                    lost,
-                    ..PingCounts::default()
-                }),
-                latency,
+                ping: Some(report.measured),
+                latency: report.latency,
             })
         };
-        let point = second(1000, 5, Some(latency)).unwrap();
+        let point = second(1000, 5).unwrap();
         assert_eq!((point.y, point.values[P50]), (50.0, 10.0));
-        assert_eq!(second(1000, 50, Some(latency)).unwrap().y, 1e5);
-        assert_eq!(second(0, 10, None).unwrap().y, 1e5);
-        assert!(second(0, 0, None).is_none());
+        assert_eq!(second(0, 10).unwrap().y, 1e5);
+        assert!(second(0, 0).is_none());
     }
 
     #[test]

@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(claims.len(), expected.len());
         for (claim, (id, measured)) in claims.iter().zip(expected) {
             assert_eq!((claim.id.as_str(), claim.measured), (id, Some(measured)));
-            assert!(claim.holds, "{id}");
+            assert!(claim.holds == Some(true), "{id}");
         }
     }
 
@@ -416,7 +416,7 @@ mod tests {
         series[4].points[1].values.insert(OVERFLOW.into(), 1.0);
         let failed: Vec<String> = claims(&series)
             .into_iter()
-            .filter(|claim| !claim.holds)
+            .filter(|claim| claim.holds == Some(false))
             .map(|claim| claim.id)
             .collect();
         assert_eq!(failed, ["rhip-goodput", "overflow-rhip"]);

@@ -336,14 +336,14 @@ mod tests {
     fn claims_follow_from_the_curves() {
         let all = claims(&series());
         assert_eq!(all.len(), 4 + 8);
-        assert!(all.iter().all(|claim| claim.holds), "{all:?}");
+        assert!(all.iter().all(|claim| claim.holds == Some(true)), "{all:?}");
         let up = all.iter().find(|c| c.id == "settle-rhip-up").unwrap();
         assert_eq!(up.measured, Some(40.0));
         let mut slow = series();
         slow[12].points[0].y = 201.0;
         let failed: Vec<String> = claims(&slow)
             .into_iter()
-            .filter(|claim| !claim.holds)
+            .filter(|claim| claim.holds == Some(false))
             .map(|claim| claim.id)
             .collect();
         assert_eq!(failed, ["settle-rhip-down"]);

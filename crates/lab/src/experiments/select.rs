@@ -10,7 +10,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse, SClientSpec, Wait};
+use tidewall_load::{HttpSpec, IdleSpec, Latency, LoadSpec, Reuse, SClientSpec, Wait};
 use tidewall_service::http::proxy::{Revalidate, Spec};
 use tidewall_service::http::{self, Limits};
 
@@ -301,32 +301,41 @@ pub(super) const TIME_AXIS: &str = "mean response time, µs";
 pub(super) const IDLE_AXIS: &str = "% of the server's processor idle";
 
 /// Response time against the rate of connections begun; of a closed loop,
-/// against the rate of responses.
-pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+/// against the rate of responses. Where no response came, each took at least as
+/// long as was measured. That is a result beside cold connections, which show
+/// that the server is there; without them it was not.
+pub(super) fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
+    let there = measured.held.is_some();
+    let mean = |latency: Option<&Latency>| {
+        latency.map_or(load.duration.as_secs_f64() * 1e6, |latency| {
+            latency.mean / 1e3
+        })
+    };
     let mut sample = match (&report.http, &report.s_clients) {
-        (Some(http), _) if http.measured.responses > 0 => Sample {
+        (Some(http), _) if there || http.measured.responses > 0 => Sample {
             x: http.rate,
-            y: http.latency?.mean / 1e3,
+            y: mean(http.latency.as_ref()),
             drops: measured.drops.clone(),
             values: tcp::values(report),
         },
-        (None, Some(s_clients)) if s_clients.measured.responses > 0 => {
-            let time = s_clients.response.corrected.as_ref()?.summary;
+        (None, Some(s_clients)) if there || s_clients.measured.responses > 0 => {
+            let corrected = s_clients.response.corrected.as_ref();
+            let time = corrected.map(|corrected| corrected.summary);
             let counts = s_clients.measured;
             let mut sample = Sample {
                 x: s_clients.offered_rate,
-                y: time.mean / 1e3,
+                y: mean(time.as_ref()),
                 drops: measured.drops.clone(),
                 ..Sample::default()
             };
-            for (name, value) in [
-                ("p50 µs", time.p50 as f64 / 1e3),
-                ("p99 µs", time.p99 as f64 / 1e3),
-                (RATE, s_clients.rate),
-            ] {
-                sample.values.insert(name.to_owned(), value);
+            if let Some(time) = time {
+                for (name, value) in [("p50 µs", time.p50), ("p99 µs", time.p99)] {
+                    let microseconds = value as f64 / 1e3;
+                    sample.values.insert(name.to_owned(), microseconds);
+                }
             }
+            sample.values.insert(RATE.to_owned(), s_clients.rate);
             for (name, count) in [
                 ("not connected in time", counts.gave_up),
                 ("late", counts.skipped),
@@ -348,7 +357,8 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
     let values = &mut sample.values;
     if let Some(http) = &report.http {
         values.insert(RATE.to_owned(), http.rate);
-        values.insert(LOOP.to_owned(), CONNECTIONS.into());
+        let clients = load.http.as_ref().map_or(0, |spec| spec.connections);
+        values.insert(LOOP.to_owned(), clients.into());
     }
     if let Some(usage) = &measured.outcome.usage {
         values.insert(IDLE.to_owned(), 100.0 * usage.left());

@@ -53,17 +53,28 @@ fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u3
             ..servers.curve(contestant, setting, loads.collect())
         }
     };
+    // How much the classical select costs depends on how many it finds ready.
+    let crowd = |clients, setting, cold: &[u32]| {
+        [SELECT, CLASSICAL].map(|contestant| {
+            let load = |&cold: &u32| servers.loop_of(clients, config, SMALL, cold);
+            Curve {
+                better: Better::Higher,
+                ..servers.curve(contestant, setting, cold.iter().map(load).collect())
+            }
+        })
+    };
     let program = servers
         .has(Contestant::Program)
         .then_some(Contestant::Program);
     if quick {
-        let judged = vec![
+        let mut judged = vec![
             curve(SELECTOR, SMALL, &[0, FEW, PAPERS]),
             curve(SELECT, SMALL, &[0, FEW, PAPERS]),
             curve(CLASSICAL, SMALL, &[0, PAPERS]),
             curve(SELECT, LARGE, &[PAPERS]),
             curve(CLASSICAL, LARGE, &[PAPERS]),
         ];
+        judged.extend(crowd(MOST.0, MOST.1, &[PAPERS]));
         let others = [LINEAR, LINUX_EPOLL, LINUX_SELECT]
             .into_iter()
             .chain(program);
@@ -88,28 +99,20 @@ fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u3
             curves.push(curve(contestant, document, &linear));
         }
     }
-    // How much the classical select costs depends on how many it finds ready.
-    for (clients, setting) in CROWDS {
-        for contestant in [SELECT, CLASSICAL] {
-            let loads = [0, PAPERS]
-                .map(|cold| servers.loop_of(clients, config, SMALL, cold))
-                .to_vec();
-            curves.push(Curve {
-                better: Better::Higher,
-                ..servers.curve(contestant, setting, loads)
-            });
-        }
+    for (clients, setting) in CROWDS.into_iter().chain([MOST]) {
+        curves.extend(crowd(clients, setting, &[0, PAPERS]));
     }
     vec![(curves, 5)]
 }
 
 /// Other numbers of requests under way, and their panels.
-const CROWDS: [(u32, &str); 4] = [
+const CROWDS: [(u32, &str); 3] = [
     (2, "1,259 bytes, 2 clients"),
     (8, "1,259 bytes, 8 clients"),
     (16, "1,259 bytes, 16 clients"),
-    (32, "1,259 bytes, 32 clients"),
 ];
+/// The most, with which the classical select costs least a request.
+const MOST: (u32, &str) = (32, "1,259 bytes, 32 clients");
 
 pub(super) fn run(
     bench: &mut Bench,
@@ -245,6 +248,13 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             gain(LARGE_DOCUMENT),
             Bound::at_least(1.37),
         ),
+        // The claims are about the cost of a call, which many requests share here.
+        Claim::measured(
+            "gain-32-clients",
+            "the same, 1,259 bytes, with 32 requests under way where the others have 4",
+            None,
+            gain(MOST.1),
+        ),
     ]
 }
 
@@ -270,6 +280,8 @@ mod tests {
             curve(CLASSICAL_NAME, small, &[(0.0, 3e4), (2e3, 1.5e4)]),
             curve(SELECT_NAME, large, &[(2e3, 2.1e4)]),
             curve(CLASSICAL_NAME, large, &[(2e3, 1.5e4)]),
+            curve(SELECT_NAME, Some(MOST.1), &[(2e3, 2.7e4)]),
+            curve(CLASSICAL_NAME, Some(MOST.1), &[(2e3, 3e4)]),
         ]
     }
 
@@ -283,13 +295,14 @@ mod tests {
             ("kept-100000", 0.96),
             ("gain-1259", 1.8),
             ("gain-8192", 1.4),
+            ("gain-32-clients", 0.9),
         ];
         assert_eq!(claims.len(), expected.len());
         for (claim, (id, measured)) in claims.iter().zip(expected) {
             assert_eq!(claim.id, id);
             let got = claim.measured.unwrap();
             assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert!(claim.holds, "{id}");
+            assert_ne!(claim.holds, Some(false), "{id}");
         }
     }
 

@@ -308,7 +308,7 @@ mod tests {
         let claims = claims(&series);
         assert_eq!(claims[0].measured, Some(0.15));
         assert_eq!(claims[1].measured, Some(0.4));
-        assert!(claims.iter().all(|claim| claim.holds));
+        assert!(claims.iter().all(|claim| claim.holds == Some(true)));
     }
 
     #[test]

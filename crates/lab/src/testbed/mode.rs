@@ -115,8 +115,8 @@ impl Testbed {
         self.mode = None;
     }
 
-    /// Sets the server's interface up for `mode`. No program may be attached
-    /// to it.
+    /// Sets the server's interface up for `mode`. No stack may be attached to
+    /// it.
     ///
     /// # Errors
     /// What a set-up step printed.

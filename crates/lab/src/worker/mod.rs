@@ -28,6 +28,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use tidewall_device::afxdp::SynLimit;
 use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
 use tidewall_service::ServiceSpec;
 use tidewall_service::http;
@@ -36,7 +37,7 @@ use tidewall_service::linux;
 
 use crate::bridge;
 use crate::raw_process;
-use crate::testbed::{CLIENT_INTERFACE, NOWHERE};
+use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub(crate) use bulk::CHUNK as BULK_CHUNK;
 pub use bulk::{BulkJob, BulkOutcome, Direction};
@@ -61,6 +62,9 @@ pub enum Job {
     /// Drop what comes for [`NOWHERE`] at the client's interface, until the
     /// standard input ends.
     Swallow,
+    /// Let so many SYNs a second to each port pass at the server's interface,
+    /// until the standard input ends.
+    SynLimit(u32),
     /// One end of a bulk transfer.
     Bulk(BulkJob),
     /// Forward between interfaces as the specification says, until asked for
@@ -236,8 +240,21 @@ pub struct LoadJob {
     pub trace: bool,
 }
 
+impl LoadJob {
+    /// A load that nobody looks at.
+    pub(crate) fn unwatched(spec: LoadSpec) -> Self {
+        LoadJob {
+            spec,
+            counters: None,
+            watch: None,
+            every_ms: 0,
+            trace: false,
+        }
+    }
+}
+
 /// What became of a load.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadOutcome {
     /// The generator's own report.
     pub report: LoadReport,
@@ -281,6 +298,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
         Job::Swallow => swallow(),
+        Job::SynLimit(per_second) => limit_syns(per_second),
         Job::Bulk(job) => bulk::run(&job),
         Job::Bridge(spec) => bridging::run(spec),
         Job::FlowServer(job) => flows::run(flows::FlowJob::Server(&job)),
@@ -293,6 +311,12 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
 fn swallow() -> anyhow::Result<()> {
     let prefix = Prefix::new(NOWHERE.0.into(), NOWHERE.1)?;
     let _swallow = Swallow::attach(CLIENT_INTERFACE, &prefix)?;
+    println!("ready");
+    service::until_input_ends(|_| Ok(()))
+}
+
+fn limit_syns(per_second: u32) -> anyhow::Result<()> {
+    let _limit = SynLimit::attach(SERVER_INTERFACE, per_second)?;
     println!("ready");
     service::until_input_ends(|_| Ok(()))
 }
@@ -410,6 +434,7 @@ mod tests {
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::Swallow,
+            Job::SynLimit(10_000),
             Job::Bulk(BulkJob::TapServer {
                 interface: "tw-t".into(),
                 address: [10, 78, 0, 2].into(),

@@ -1,0 +1,92 @@
+//! What an operator of Linux puts in front of the kernel's stack against a SYN
+//! flood.
+
+use anyhow::Context;
+use tidewall_device::restore::Undo;
+
+use crate::command::absolute;
+use crate::testbed::Testbed;
+use crate::worker::{Child, Job, Place};
+
+/// SYNs a second to each port that the limit lets pass: what the web server
+/// could serve of new clients, with room, and far below what a flood takes.
+pub(crate) const SYN_LIMIT: u32 = 10_000;
+
+/// The table of rules; it holds nothing but these.
+const TABLE: &str = "tidewall_lab";
+
+/// A defence in front of the server's stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Front {
+    /// An XDP program that limits the SYNs to each port.
+    SynLimit,
+    /// The kernel's SYN proxy, by nftables: cookies before any socket, and
+    /// connection tracking for those that return one.
+    Synproxy,
+}
+
+/// A defence that stands until this is dropped.
+pub(crate) enum Standing {
+    /// The process that holds the program.
+    Process { _holder: Child },
+    /// What takes the rules away.
+    Rules { _undo: Undo },
+}
+
+impl Front {
+    /// Puts it in front of these TCP ports of the server.
+    ///
+    /// # Errors
+    /// What loading the program or the rules reports: a kernel without either,
+    /// a missing `nft`.
+    pub(crate) fn put(self, testbed: &Testbed, ports: &[u16]) -> anyhow::Result<Standing> {
+        if self == Front::SynLimit {
+            let place = Place {
+                namespace: testbed.server(),
+                cpu: testbed.config().client_cpu,
+            };
+            let job = Job::SynLimit(SYN_LIMIT);
+            let holder = Child::start_ready(place, &job, "the limit of SYNs")?;
+            return Ok(Standing::Process { _holder: holder });
+        }
+        let nft = absolute("nft")?;
+        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+        testbed
+            .in_server(&[&nft, &rules(&ports.join(", "))])
+            .context("this kernel has no SYN proxy for nftables (CONFIG_NFT_SYNPROXY)")?;
+        let ip = absolute("ip")?;
+        let delete = [
+            &ip,
+            "netns",
+            "exec",
+            testbed.server(),
+            &nft,
+            "delete",
+            "table",
+            "inet",
+            TABLE,
+        ];
+        let undo = testbed.guardian().on_exit_run(&delete)?;
+        // Else the tracker takes the segment that returns a cookie for one of a
+        // connection whose beginning it missed.
+        testbed.in_server_shell("echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose")?;
+        Ok(Standing::Rules { _undo: undo })
+    }
+}
+
+/// As nftables' own manual has it (nft(8), SYNPROXY STATEMENT).
+fn rules(ports: &str) -> String {
+    format!(
+        "table inet {TABLE} {{
+            chain early {{
+                type filter hook prerouting priority raw
+                tcp dport {{ {ports} }} tcp flags syn notrack
+            }}
+            chain input {{
+                type filter hook input priority filter
+                tcp dport {{ {ports} }} ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm
+                tcp dport {{ {ports} }} ct state invalid drop
+            }}
+        }}"
+    )
+}
