@@ -22,8 +22,7 @@ pub fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
 }
 
 pub fn what_leaves_is_well_formed_to_tshark() {
-    if Command::new("tshark").arg("--version").output().is_err() {
-        println!("SKIPPED what_leaves_is_well_formed_to_tshark: needs tshark");
+    if !tidewall_skip::has_programs("what_leaves_is_well_formed_to_tshark", &["tshark"]) {
         return;
     }
     // A virtual device may leave checksums to the other end; here it may not,
@@ -32,12 +31,8 @@ pub fn what_leaves_is_well_formed_to_tshark() {
     let stack = stack();
     let echo = Echo::start(&stack, SERVICE);
     let (four, six) = (peer_socket(PEER4), peer_socket(PEER6));
-    for n in 0..8u8 {
-        ask(&four, at(HERE4, SERVICE), &[n; 8]);
-        ask(&six, at(HERE6, SERVICE), &[n; 8]);
-    }
-    // The kernel's answers about neighbours are old enough to count by now.
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    until_it_transmits(&stack, || ask(&four, at(HERE4, SERVICE), &[4; 8]));
+    until_it_transmits(&stack, || ask(&six, at(HERE6, SERVICE), &[6; 8]));
     let sent_before = stack.snapshot().queues[0].transmitted;
     let index = peer_index();
     let packets = in_peer(move || Packets::open(index).unwrap());

@@ -101,13 +101,13 @@ pub fn batches_reach_a_kernel_peer_in_order() {
     let socket = bind(&stack, at(HERE4, SERVICE));
     let peer = peer_socket(PEER4);
     let to = peer.local_addr().unwrap();
-    // So that the kernel knows the neighbour and we the route.
     let mut buffer = [0; 64];
     peer.send_to(b"first", at(HERE4, SERVICE)).unwrap();
     socket.recv(&mut buffer).unwrap();
-    socket.send_to(b"second", to).unwrap();
-    peer.recv(&mut buffer).unwrap();
-    std::thread::sleep(Duration::from_millis(30));
+    until_it_transmits(&stack, || {
+        socket.send_to(b"second", to).unwrap();
+        peer.recv(&mut buffer).unwrap();
+    });
     for batch in 0..20u32 {
         let payloads: Vec<[u8; 4]> = (0..32u32).map(|n| (batch * 32 + n).to_be_bytes()).collect();
         let sent = socket.send_batch(payloads.iter().map(|payload| (&payload[..], to)));

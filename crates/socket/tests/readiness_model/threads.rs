@@ -1,10 +1,13 @@
 //! What happens at the same time: stacks in real time, with threads that wait.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,14 +23,28 @@ const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Nothing here takes so long.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What does not happen in this time is taken not to happen.
-const QUIET: Duration = Duration::from_millis(100);
+/// Port of the datagrams that show what came before them to have been seen to.
+const SENTINEL: u16 = 9;
 
 /// Two stacks; the near one's descriptors are watched.
 struct Bed {
     near: Descriptors,
     far: Stack,
     service: TcpListener,
+    /// From the far stack to the near one.
+    sentinel: [UdpSocket; 2],
+    /// Threads that wait, by their directories in /proc.
+    waiting: Mutex<Vec<PathBuf>>,
+}
+
+/// True while a thread sleeps in the kernel: one that was woken does not, though
+/// it may not have run yet.
+fn sleeps(task: &Path) -> bool {
+    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+    // The state comes behind the name, which ends with the last parenthesis.
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| rest.starts_with('S'))
 }
 
 impl Bed {
@@ -41,11 +58,46 @@ impl Bed {
         };
         let near = Stack::in_memory(a, config(NEAR, 1, 2)).unwrap();
         let far = Stack::in_memory(b, config(FAR, 2, 1)).unwrap();
+        let bind = |stack, address| UdpSocket::bind(stack, (address, SENTINEL).into()).unwrap();
         Bed {
+            sentinel: [bind(&far, FAR), bind(&near, NEAR)],
+            waiting: Mutex::default(),
             near: Descriptors::new(&near, 4096),
             service: TcpListener::bind(&far, SocketAddr::from((FAR, 80))).unwrap(),
             far,
         }
+    }
+
+    /// Counts the calling thread among those that wait while it does.
+    fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let task = Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap());
+        self.waiting.lock().unwrap().push(task.clone());
+        let result = wait();
+        self.waiting.lock().unwrap().retain(|other| *other != task);
+        result
+    }
+
+    /// Returns when so many threads wait, and all of them sleep.
+    fn until_asleep(&self, count: usize) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let waiting = self.waiting.lock().unwrap().clone();
+            if waiting.len() == count && waiting.iter().all(|task| sleeps(task)) {
+                return;
+            }
+            assert!(Instant::now() < end, "{} wait, not {count}", waiting.len());
+            thread::yield_now();
+        }
+    }
+
+    /// Nobody but those who have returned was woken by what was sent so far: the
+    /// near stack has seen to it when a datagram behind it arrives, and so many
+    /// sleep all the same.
+    fn still_wait(&self, count: usize) {
+        let [far, near] = &self.sentinel;
+        far.send_to(b"sentinel", (NEAR, SENTINEL).into()).unwrap();
+        near.recv(&mut [0; 8]).unwrap();
+        self.until_asleep(count);
     }
 
     /// A connected pair: a nonblocking descriptor, and its peer.
@@ -92,23 +144,20 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
     let (fd, mut peer) = bed.pair();
     let set = bed.set();
     bed.add(set, fd, Events::IN | Events::EDGE);
-    let woken = AtomicUsize::new(0);
     let (tell, told) = channel();
     thread::scope(|scope| {
         for _ in 0..4 {
-            let (tell, bed, woken) = (tell.clone(), &bed, &woken);
+            let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                let event = bed.wait(set, PATIENCE);
-                woken.fetch_add(1, Ordering::SeqCst);
+                let event = bed.while_waiting(|| bed.wait(set, PATIENCE));
                 tell.send(event).unwrap();
             });
         }
-        thread::sleep(QUIET);
+        bed.until_asleep(4);
         for round in 1..=4 {
             peer.write_all(b"x").unwrap();
             assert_eq!(told.recv_timeout(PATIENCE), Ok(Some(fd as u64)));
-            assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
-            assert_eq!(woken.load(Ordering::SeqCst), round);
+            bed.still_wait(4 - round);
         }
     });
 }
@@ -128,17 +177,18 @@ fn of_exclusive_sets_one_is_woken() {
             bed.add(set, listener, Events::IN | Events::EXCLUSIVE);
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                assert_eq!(bed.wait(set, PATIENCE), Some(listener as u64));
+                let event = bed.while_waiting(|| bed.wait(set, PATIENCE));
+                assert_eq!(event, Some(listener as u64));
                 bed.near.accept4(listener, Flags::NONE).unwrap();
                 tell.send(n).unwrap();
             });
         }
-        thread::sleep(QUIET);
+        bed.until_asleep(3);
         let mut woken = Vec::new();
-        for _ in 0..3 {
+        for rest in [2, 1, 0] {
             let _connection = TcpStream::connect(&bed.far, address).unwrap();
             woken.push(told.recv_timeout(PATIENCE).unwrap());
-            assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+            bed.still_wait(rest);
         }
         woken.sort_unstable();
         assert_eq!(woken, [0, 1, 2]);
@@ -275,8 +325,8 @@ fn what_is_closed_while_somebody_waits_is_forgotten() {
             let (fd, mut other) = bed.pair();
             bed.add(set, fd, Events::IN | Events::OUT | Events::EDGE);
             assert_eq!(bed.wait(set, PATIENCE), Some(fd as u64));
-            let waiting = scope.spawn(|| bed.wait(set, PATIENCE));
-            thread::sleep(Duration::from_millis(2));
+            let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, PATIENCE)));
+            bed.until_asleep(1);
             bed.near.close(fd).unwrap();
             let _ = other.write_all(b"nobody reads this");
             peer.write_all(b"x").unwrap();
@@ -284,8 +334,8 @@ fn what_is_closed_while_somebody_waits_is_forgotten() {
             assert_eq!(bed.near.read(stays, &mut [0; 4]).unwrap(), 1);
         }
         // The set itself: who waits goes on.
-        let waiting = scope.spawn(|| bed.wait(set, PATIENCE));
-        thread::sleep(QUIET);
+        let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, PATIENCE)));
+        bed.until_asleep(1);
         bed.near.close(set).unwrap();
         peer.write_all(b"x").unwrap();
         assert_eq!(waiting.join().unwrap(), Some(stays as u64));
@@ -307,16 +357,17 @@ fn connections_that_come_together_wake_as_many() {
     let (tell, told) = channel();
     thread::scope(|scope| {
         for _ in 0..THREADS {
-            let (tell, near) = (tell.clone(), &bed.near);
+            let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                near.accept4(listener, Flags::NONE).unwrap();
+                let accepted = bed.while_waiting(|| bed.near.accept4(listener, Flags::NONE));
+                accepted.unwrap();
                 tell.send(()).unwrap();
             });
         }
-        thread::sleep(QUIET);
+        bed.until_asleep(THREADS);
         let _first = TcpStream::connect(&bed.far, address).unwrap();
         told.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+        bed.still_wait(THREADS - 1);
         let all: Vec<_> = (1..THREADS)
             .map(|_| TcpStream::connect_nonblocking(&bed.far, address).unwrap())
             .collect();
@@ -337,16 +388,16 @@ fn datagrams_that_come_together_wake_as_many() {
     let (tell, told) = channel();
     thread::scope(|scope| {
         for _ in 0..THREADS {
-            let (tell, socket) = (tell.clone(), &socket);
+            let (tell, socket, bed) = (tell.clone(), &socket, &bed);
             scope.spawn(move || {
-                socket.recv(&mut [0; 8]).unwrap();
+                bed.while_waiting(|| socket.recv(&mut [0; 8])).unwrap();
                 tell.send(()).unwrap();
             });
         }
-        thread::sleep(QUIET);
+        bed.until_asleep(THREADS);
         peer.send_to(b"one", address).unwrap();
         told.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
+        bed.still_wait(THREADS - 1);
         let rest = (1..THREADS).map(|_| (&b"more"[..], address));
         assert_eq!(peer.send_batch(rest).unwrap(), THREADS - 1);
         for _ in 1..THREADS {
@@ -365,32 +416,36 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINTR));
     };
     let (tell, told) = channel();
+    let (go_on, may_go_on) = channel();
     thread::scope(|scope| {
-        let near = &bed.near;
+        let bed = &bed;
         let waiting = scope.spawn(move || {
+            let near = &bed.near;
             let mut events = [EpollEvent::default()];
             raw_linux::block(libc::SIGUSR2);
             tell.send(raw_linux::this_thread()).unwrap();
-            interrupted(near.epoll_wait(set, &mut events, None));
+            interrupted(bed.while_waiting(|| near.epoll_wait(set, &mut events, None)));
             tell.send(raw_linux::this_thread()).unwrap();
             // One that came before is blocked until the wait.
             let mut signals = SignalSet::empty();
             signals.insert(libc::SIGUSR1).unwrap();
             assert!(signals.contains(libc::SIGUSR1) && !signals.contains(libc::SIGUSR2));
-            thread::sleep(QUIET);
+            may_go_on.recv().unwrap();
             interrupted(near.epoll_pwait2(set, &mut events, Some(PATIENCE), Some(&signals)));
             // And one that is blocked for the wait alone does not end it.
             raw_linux::signal(raw_linux::this_thread(), libc::SIGUSR2);
             let all = SignalSet::empty();
             interrupted(near.epoll_pwait2(set, &mut events, None, Some(&all)));
-            let none = near.epoll_pwait2(set, &mut events, Some(QUIET), Some(&signals));
+            let soon = Some(Duration::from_millis(20));
+            let none = near.epoll_pwait2(set, &mut events, soon, Some(&signals));
             assert_eq!(none.unwrap(), 0);
         });
         let thread = told.recv().unwrap();
-        thread::sleep(QUIET);
+        bed.until_asleep(1);
         raw_linux::signal(thread, libc::SIGUSR1);
         let thread = told.recv().unwrap();
         raw_linux::signal(thread, libc::SIGUSR2);
+        go_on.send(()).unwrap();
         waiting.join().unwrap();
     });
 }
@@ -453,8 +508,8 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let (tell, told) = channel();
     let mut times = Vec::new();
     thread::scope(|scope| {
-        let leader = scope.spawn(|| bed.wait(third, PATIENCE));
-        thread::sleep(QUIET);
+        let leader = scope.spawn(|| bed.while_waiting(|| bed.wait(third, PATIENCE)));
+        bed.until_asleep(1);
         for _ in 0..20 {
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
@@ -494,10 +549,12 @@ fn a_shutdown_ends_what_waits_for_a_peer() {
     let socket = UdpSocket::bind(bed.near.stack(), address).unwrap();
     let datagrams = bed.near.open(socket, Flags::NONE).unwrap();
     thread::scope(|scope| {
-        let near = &bed.near;
-        let accepting = [0; 2].map(|_| scope.spawn(|| near.accept4(listener, Flags::NONE)));
-        let receiving = [0; 2].map(|_| scope.spawn(|| near.recv(datagrams, &mut [0; 4], 0)));
-        thread::sleep(QUIET);
+        let (bed, near) = (&bed, &bed.near);
+        let accepting = [0; 2]
+            .map(|_| scope.spawn(|| bed.while_waiting(|| near.accept4(listener, Flags::NONE))));
+        let receiving = [0; 2]
+            .map(|_| scope.spawn(|| bed.while_waiting(|| near.recv(datagrams, &mut [0; 4], 0))));
+        bed.until_asleep(4);
         near.shutdown(listener, Shutdown::Both).unwrap();
         // It has no peer, and is shut all the same.
         let shut = near.shutdown(datagrams, Shutdown::Read).unwrap_err();
