@@ -2,7 +2,7 @@
 # Real kernels and emulated network cards, in QEMU: kernels.sh load, kernels.sh run; --help says more.
 set -eu
 if ! command -v python3 >/dev/null; then
-	echo "SKIPPED kernels: no python3 (apt-get install python3)"
+	echo "SKIPPED kernels: no python3 (apt-get install python3)" | tee -a "${TIDEWALL_SKIPPED:-/dev/null}"
 	[ "${CI:-}" != true ] && [ "${1:-}" = load ]
 	exit
 fi

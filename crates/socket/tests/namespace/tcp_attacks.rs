@@ -168,9 +168,12 @@ fn answers(bed: &Bed) -> (Vec<Header>, Numbers) {
     let data = found
         .iter()
         .rposition(|header| header.flags.contains(Flags::PSH));
-    let echo = found.remove(data.expect("an echo was seen"));
-    // An acknowledgment of the sentinel alone is no answer either.
-    found.retain(|header| header.acknowledgment != echo.acknowledgment);
+    let echo = found[data.expect("an echo was seen")];
+    // Neither an echo, which may have been repeated, nor an acknowledgment of the
+    // sentinel is an answer.
+    found.retain(|header| {
+        !header.flags.contains(Flags::PSH) && header.acknowledgment != echo.acknowledgment
+    });
     let numbers = Numbers {
         expected: echo.acknowledgment,
         next: echo.sequence.wrapping_add(SENTINEL.len() as u32),
