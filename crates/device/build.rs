@@ -6,8 +6,9 @@ use std::process::{Command, exit};
 
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
-/// The driver programs: the demultiplexer, and what the laboratory compares with.
-const PROGRAMS: [&str; 2] = ["demux", "syn_limit"];
+/// The demultiplexer, what tests the kernel's input path, and what the laboratory
+/// compares with.
+const PROGRAMS: [&str; 3] = ["demux", "pass", "syn_limit"];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");

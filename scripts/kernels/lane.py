@@ -93,7 +93,7 @@ def run(kernel, driver, wanted):
         except checks.NotHere as reason:
             result, said = "not here", str(reason)
         except Exception as reason:  # whatever goes wrong, statistics that cannot be read included
-            result, said = "known" if name in checks.KNOWN else "failed", str(reason) if isinstance(reason, Failed) else repr(reason)
+            result, said = "failed", str(reason) if isinstance(reason, Failed) else repr(reason)
             if name == "start" and driver in checks.WITHOUT_XDP and checks.REFUSED in said:
                 result, said = "refused", f"{said}; {cell.unchanged()}"
         note(name, column, result, said, time.monotonic() - began)
@@ -138,13 +138,12 @@ def table(cells):
         row = []
         for column in checks.COLUMNS:
             results = [check["result"] for check in cell["checks"] if check["column"] == column]
-            worst = next((result for result in ("failed", "known", "refused", "ok") if result in results), "–")
+            worst = next((result for result in ("failed", "refused", "ok") if result in results), "–")
             row.append("**failed**" if worst == "failed" else worst)
         lines.append(f"| {cell.get('release', cell['kernel'])} | {cell['driver']} | {' | '.join(row)} |")
         for check in cell["checks"]:
-            if check["result"] in ("failed", "known", "refused"):
-                known = f" ({checks.KNOWN[check['name']]})" if check["result"] == "known" else ""
-                _, where = reasons.setdefault((check["name"], check["result"]), (" ".join(check["said"].split()) + known, {}))
+            if check["result"] in ("failed", "refused"):
+                _, where = reasons.setdefault((check["name"], check["result"]), (" ".join(check["said"].split()), {}))
                 where.setdefault(cell["kernel"], {})[cell["driver"]] = True
     return "\n".join([*lines, "", *(
         f"- {name} {result} ({'; '.join(f'{kernel}: ' + ', '.join(drivers) for kernel, drivers in where.items())}): {said}"

@@ -235,4 +235,11 @@ impl LinkState {
             wake: WakeFd::new()?,
         })
     }
+
+    /// Has the control thread look whether NAPI ids are still the interface's.
+    pub(crate) fn doubt(&self) {
+        if !self.doubts.swap(true, Ordering::Relaxed) {
+            self.wake.signal();
+        }
+    }
 }

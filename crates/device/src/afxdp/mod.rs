@@ -25,6 +25,7 @@ use crate::raw::syscall;
 use crate::restore::{Guardian, Knob};
 
 mod checksums;
+mod input;
 mod napi;
 pub mod program;
 mod socket;
@@ -199,11 +200,20 @@ impl AfXdp {
             Some(guardian) => defer_interrupts(config, guardian, &mut warnings),
             None => (Vec::new(), None),
         };
+        let input = input::KernelInput::load(interface).ok().map(Arc::new);
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
         let mut checksums = None;
         for queue in 0..queues {
-            let opened = socket::open(interface, queue, config, mode, &tables, timer.clone())?;
+            let opened = socket::open(
+                interface,
+                queue,
+                config,
+                mode,
+                &tables,
+                timer.clone(),
+                input.clone(),
+            )?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
             let sends = transmit_queues == 0 || queue < transmit_queues;

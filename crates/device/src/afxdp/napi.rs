@@ -1,10 +1,11 @@
 //! Driving a driver's NAPI poll from the receiver's own context.
 //!
-//! On drivers that register their NAPI with the queue, an AF_XDP socket can be
-//! busy-polled itself. veth registers none, so an XSK there has NAPI id 0 and
-//! `SO_BUSY_POLL` on it silently does nothing. What does work on both: a
+//! An AF_XDP socket can be busy-polled itself where the kernel gives it its queue's
+//! NAPI id: before Linux 6.14 with the first frame, by drivers that register the
+//! id with the queue, since then in zero-copy mode. Elsewhere it has none, and
+//! `SO_BUSY_POLL` on it silently does nothing. What works everywhere: a
 //! kernel UDP socket that has once received a frame of this queue knows the
-//! queue's NAPI id, and each nonblocking `recv` on it runs the driver's poll,
+//! id, and each nonblocking `recv` on it runs the driver's poll,
 //! the XDP program and XSK delivery in the caller's context.
 //!
 //! NAPI id discovery: the driver program sends such a *helper* one owned
@@ -15,10 +16,14 @@
 //! NAPI anew (on its own down and up, on other rings) needs new helpers.
 //!
 //! A probe passes the kernel's firewall and source validation, which may drop it.
-//! One that is not there in time counts as lost and another is sent; after some,
-//! discovery is *blocked*, which the stack warns of, and tried again rarely,
-//! since each costs a datagram: no more than one in a thousand. Of TCP only bare
+//! So these are tested first with a datagram of no value (`input`); where they
+//! drop that, discovery is *blocked*, which the stack warns of, and the test is
+//! repeated. A probe that is not there in time all the same counts as lost; after
+//! some, no more than one datagram in a thousand is risked. Of TCP only bare
 //! acknowledgments are probes, whose loss costs nothing.
+//!
+//! While discovery is blocked the AF_XDP socket itself is polled where it has the
+//! id. It is not otherwise, since it would be polled by sending, too.
 //!
 //! There are two helpers a queue. One prefers busy polling: after its poll the
 //! device stays masked and only a timer may wake it, which is what keeps a
@@ -30,10 +35,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::input::{self, KernelInput};
 use crate::demux::Tables;
 use crate::demux::layout::{Counter, Protocol};
 use crate::queue::{Interrupt, NapiState, POLL_MAX, Stray};
@@ -97,13 +103,8 @@ impl Helper {
             syscall::set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, &1i32)?;
         }
         syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &BUSY_POLL_TIME)?;
-        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget)?;
-        syscall::set_option(
-            fd,
-            libc::SOL_SOCKET,
-            SO_PREFER_BUSY_POLL,
-            &i32::from(prefer),
-        )?;
+        set_budget(fd, budget)?;
+        set_prefer(fd, prefer)?;
         syscall::want_destination(fd)?;
         let port = socket.local_addr()?.port();
         let helper = Helper {
@@ -121,6 +122,14 @@ impl Helper {
         syscall::attach_filter(self.socket.as_fd(), &nothing)
     }
 
+    /// Drops whatever has come and whatever comes.
+    fn drain(&self) -> io::Result<()> {
+        self.take_nothing()?;
+        let fd = self.socket.as_fd();
+        while syscall::receive_with_destination(fd, &mut []).is_ok() {}
+        Ok(())
+    }
+
     /// Drops whatever has come, and what does not come from port `source`.
     fn take_from(&self, source: u16) -> io::Result<()> {
         let only = [
@@ -134,14 +143,8 @@ impl Helper {
             instruction(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
             instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
         ];
-        let fd = self.socket.as_fd();
-        self.take_nothing()?;
-        while syscall::receive_with_destination(fd, &mut []).is_ok() {}
-        syscall::attach_filter(fd, &only)
-    }
-
-    fn napi_id(&self) -> u32 {
-        syscall::get_option(self.socket.as_fd(), libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).unwrap_or(0)
+        self.drain()?;
+        syscall::attach_filter(self.socket.as_fd(), &only)
     }
 }
 
@@ -156,15 +159,92 @@ fn bind(address: IpAddr) -> io::Result<UdpSocket> {
     UdpSocket::bind((address, 0))
 }
 
+/// What is known of the kernel's input path.
+#[derive(Debug, Default)]
+enum Input {
+    /// The next owned frame is the pattern of a test.
+    #[default]
+    Unknown,
+    /// A test datagram is on its way since then.
+    Tested(Instant),
+    /// It lets probes in.
+    Open,
+}
+
 /// The probe that is under way.
 #[derive(Debug, Default)]
 struct Probe {
+    input: Input,
     /// When it was first looked for after the driver had sent it.
     sent: Option<Instant>,
     /// Lost one after the other.
     lost: u32,
-    /// No other before this, nor before so many owned frames.
+    /// Nothing before this, nor before so many owned frames.
     pause: Option<(Instant, u64)>,
+}
+
+/// The AF_XDP socket as one that is polled.
+struct OwnPoll {
+    socket: Arc<OwnedFd>,
+    /// Zero: it is not polled.
+    id: u32,
+    prefer: bool,
+    /// Its id is of a NAPI that is no more; it will have no other.
+    outdated: bool,
+}
+
+impl OwnPoll {
+    fn begin(&mut self, budget: i32) -> io::Result<()> {
+        let id = napi_id(self.socket.as_fd());
+        if self.outdated || self.id != 0 || id == 0 {
+            return Ok(());
+        }
+        set_budget(self.socket.as_fd(), budget)?;
+        self.set_time(BUSY_POLL_TIME)?;
+        self.id = id;
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        if self.id != 0 {
+            // At worst it is polled by sending.
+            let _ = self.prefer(false);
+            let _ = self.set_time(0);
+            self.id = 0;
+        }
+    }
+
+    fn set_time(&self, microseconds: i32) -> io::Result<()> {
+        let fd = self.socket.as_fd();
+        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &microseconds)
+    }
+
+    fn prefer(&mut self, prefer: bool) -> io::Result<()> {
+        if self.prefer != prefer {
+            set_prefer(self.socket.as_fd(), prefer)?;
+            self.prefer = prefer;
+        }
+        Ok(())
+    }
+}
+
+fn set_prefer(fd: BorrowedFd<'_>, prefer: bool) -> io::Result<()> {
+    let prefer = i32::from(prefer);
+    syscall::set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &prefer)
+}
+
+fn set_budget(fd: BorrowedFd<'_>, frames: i32) -> io::Result<()> {
+    syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &frames)
+}
+
+/// Zero: it has none.
+fn napi_id(fd: BorrowedFd<'_>) -> u32 {
+    syscall::get_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).unwrap_or(0)
+}
+
+/// Not to be guessed, and not zero, which is no port.
+fn any_port(other: u16) -> u16 {
+    (RandomState::new().hash_one(other) as u16).max(1)
 }
 
 /// The poll of one queue.
@@ -173,6 +253,9 @@ pub(crate) struct Napi {
     queue: u32,
     masked: Helper,
     armed: Helper,
+    own: OwnPoll,
+    /// `None` where the kernel cannot have it: probes are sent untested then.
+    input: Option<Arc<KernelInput>>,
     probe: Probe,
     /// Frames of each of the two polls that the kernel makes of one.
     half: u32,
@@ -184,27 +267,35 @@ pub(crate) struct Napi {
 }
 
 impl Napi {
-    /// Makes the helpers and asks the driver program for the first probe.
+    /// Makes the helpers for what `socket` receives.
     ///
     /// # Errors
     /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
-    pub(crate) fn new(tables: Arc<Tables>, queue: u32) -> io::Result<Self> {
+    pub(crate) fn new(
+        tables: Arc<Tables>,
+        queue: u32,
+        socket: Arc<OwnedFd>,
+        input: Option<Arc<KernelInput>>,
+    ) -> io::Result<Self> {
         let half = POLL_MAX / 2;
-        let masked = Helper::new(true, half as i32)?;
-        let armed = Helper::new(false, half as i32)?;
-        let mut napi = Napi {
+        Ok(Napi {
             tables,
             queue,
-            masked,
-            armed,
+            masked: Helper::new(true, half as i32)?,
+            armed: Helper::new(false, half as i32)?,
+            own: OwnPoll {
+                socket,
+                id: 0,
+                prefer: false,
+                outdated: false,
+            },
+            input,
             probe: Probe::default(),
             half,
             frames: 0,
             idle: 0,
             doubt: false,
-        };
-        napi.ask()?;
-        Ok(napi)
+        })
     }
 
     /// Forgets the ids and begins discovery anew, with other sockets.
@@ -215,15 +306,20 @@ impl Napi {
         let masked = Helper::new(true, self.half as i32)?;
         self.armed = Helper::new(false, self.half as i32)?;
         self.masked = masked;
+        self.own.end();
+        self.own.outdated = napi_id(self.own.socket.as_fd()) != 0;
         self.probe = Probe::default();
         (self.idle, self.doubt) = (0, false);
-        self.ask()
+        Ok(())
     }
 
     pub(crate) fn state(&self) -> NapiState {
         NapiState {
-            ids: [self.masked.id, self.armed.id],
-            blocked: self.probe.lost >= PROBES_LOST,
+            ids: [&self.masked, &self.armed].map(|helper| match helper.id {
+                0 => self.own.id,
+                id => id,
+            }),
+            blocked: self.probe.lost >= PROBES_LOST && self.own.id == 0,
         }
     }
 
@@ -238,14 +334,48 @@ impl Napi {
             .find(|helper| helper.id == 0)
     }
 
+    /// Whether [`Napi::test_input`] is to see an owned frame.
+    #[inline]
+    pub(crate) fn wants_frame(&self) -> bool {
+        matches!(self.probe.input, Input::Unknown) && self.probe.pause.is_none()
+    }
+
+    /// Tests whether the kernel lets in what is like `frame`.
+    pub(crate) fn test_input(&mut self, frame: &[u8]) {
+        let Some(helper) = self.seeking() else {
+            self.probe.input = Input::Open;
+            return;
+        };
+        let source = any_port(helper.port);
+        let Some(datagram) = input::datagram(frame, source, helper.port) else {
+            return;
+        };
+        let ready = helper.take_from(source);
+        match (ready, &self.input) {
+            (Ok(()), Some(input)) if input.receive(&datagram).is_ok() => {
+                self.probe.input = Input::Tested(Instant::now());
+            }
+            _ => self.open(),
+        }
+    }
+
+    /// Nothing speaks against probes.
+    fn open(&mut self) {
+        self.probe.input = Input::Open;
+        // A socket that cannot be filtered now can be later.
+        if self.ask().is_err() {
+            self.probe.input = Input::Unknown;
+        }
+    }
+
     /// Asks the driver program for a probe.
     fn ask(&mut self) -> io::Result<()> {
-        (self.probe.sent, self.probe.pause) = (None, None);
+        self.probe.sent = None;
         let Some(helper) = self.seeking() else {
+            self.own.end();
             return Ok(());
         };
-        // Neither zero, which is no port, nor to be guessed.
-        let source = (RandomState::new().hash_one(helper.port) as u16).max(1);
+        let source = any_port(helper.port);
         helper.take_from(source)?;
         let port = helper.port;
         self.tables.probe_napi(self.queue, port, source);
@@ -261,12 +391,17 @@ impl Napi {
         };
         // Frames come by interrupt until the first id is known. Until the second
         // is, the timer unmasks the device when nobody polls.
-        if helper.id == 0 {
-            return Ok(());
-        }
+        let socket = match helper.id {
+            0 if self.own.id == 0 => return Ok(()),
+            0 => {
+                self.own.prefer(interrupt == Interrupt::Masked)?;
+                self.own.socket.as_fd()
+            }
+            _ => helper.socket.as_fd(),
+        };
         let frames = || self.tables.counter(self.queue, Counter::Frames);
         let before = frames();
-        syscall::poke_receive(helper.socket.as_fd())?;
+        syscall::poke_receive(socket)?;
         let after = frames();
         if after != before {
             self.idle = 0;
@@ -287,14 +422,10 @@ impl Napi {
         }
         let half = frames.div_ceil(2);
         if half != self.half {
-            for helper in [&self.masked, &self.armed] {
-                let value = half as i32;
-                syscall::set_option(
-                    helper.socket.as_fd(),
-                    libc::SOL_SOCKET,
-                    SO_BUSY_POLL_BUDGET,
-                    &value,
-                )?;
+            set_budget(self.masked.socket.as_fd(), half as i32)?;
+            set_budget(self.armed.socket.as_fd(), half as i32)?;
+            if self.own.id != 0 {
+                set_budget(self.own.socket.as_fd(), half as i32)?;
             }
             self.half = half;
         }
@@ -315,10 +446,25 @@ impl Napi {
         self.seeking()?;
         if let Some((pause, frames)) = self.probe.pause {
             if self.owned_frames() >= frames && Instant::now() >= pause {
-                // A socket that cannot be filtered now can be later.
-                let _ = self.ask();
+                self.probe.pause = None;
             }
             return None;
+        }
+        match self.probe.input {
+            Input::Unknown => return None,
+            Input::Tested(sent) => {
+                let helper = self.seeking()?;
+                let fd = helper.socket.as_fd();
+                if syscall::receive_with_destination(fd, &mut []).is_ok() {
+                    self.open();
+                } else if sent.elapsed() >= PROBE_TIME {
+                    // A probe would not come either.
+                    self.probe.lost = self.probe.lost.max(PROBES_LOST - 1);
+                    self.pause(0);
+                }
+                return None;
+            }
+            Input::Open => {}
         }
         let was = self.tables.napi_probe(self.queue)?;
         payload.resize(u16::MAX as usize, 0);
@@ -329,14 +475,13 @@ impl Napi {
             return None;
         };
         payload.truncate(length);
-        helper.id = helper.napi_id();
+        helper.id = napi_id(helper.socket.as_fd());
         if helper.id != 0 {
             // It is polled from now on, filtered or not.
             let _ = helper.take_nothing();
             self.probe.lost = 0;
         }
-        // As above.
-        let _ = self.ask();
+        self.open();
         let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let stray = Stray {
             protocol: if was.sequence.is_some() {
@@ -365,12 +510,27 @@ impl Napi {
         if now.duration_since(sent) < PROBE_TIME {
             return;
         }
+        self.pause(SPARED);
+    }
+
+    /// After a loss: the next time, and the next test, after some time; after
+    /// several losses not before `spared` owned frames.
+    fn pause(&mut self, spared: u64) {
         self.probe.lost = self.probe.lost.saturating_add(1);
         let (pause, spared) = match self.probe.lost.checked_sub(PROBES_LOST) {
             None => (Duration::ZERO, 0),
-            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), SPARED),
+            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), spared),
         };
-        self.probe.pause = Some((now + pause, self.owned_frames() + spared));
+        if let Some(helper) = self.seeking() {
+            // What comes late would wake a sleeper again and again.
+            let _ = helper.drain();
+        }
+        self.probe.input = Input::Unknown;
+        self.probe.pause = Some((Instant::now() + pause, self.owned_frames() + spared));
+        if self.probe.lost >= PROBES_LOST {
+            // Without it, frames come by interrupt.
+            let _ = self.own.begin(self.half as i32);
+        }
     }
 
     fn owned_frames(&self) -> u64 {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::checksums::{self, Checksums};
+use super::input::KernelInput;
 use super::napi::Napi;
 use super::{Config, FlushTimer, XdpMode};
 use crate::capabilities;
@@ -257,6 +258,7 @@ pub(super) fn open(
     mode: XdpMode,
     tables: &Arc<Tables>,
     timer: Option<FlushTimer>,
+    input: Option<Arc<KernelInput>>,
 ) -> io::Result<Opened> {
     let flags = match mode {
         // Neither XDP_COPY nor XDP_ZEROCOPY: the kernel takes the driver's
@@ -283,7 +285,7 @@ pub(super) fn open(
         flags,
     )?;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
-    let napi = Napi::new(tables.clone(), queue)
+    let napi = Napi::new(tables.clone(), queue, fd.clone(), input)
         .map_err(|error| refused(&config.interface, queue, "prefer busy polling", &error))?;
     let checksums = transmit.checksums;
     let queue = Queue {
@@ -362,6 +364,9 @@ impl Receive for ReceiveHalf {
             let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
             let mut frame = Frame::new(index, 0, 0);
             frame.set_extent(offset, length.saturating_sub(in_frame));
+            if self.napi.wants_frame() {
+                self.napi.test_input(self.memory.packet(&frame));
+            }
             let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
             batch.push(Received { metadata, frame });
         }

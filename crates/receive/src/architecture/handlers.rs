@@ -31,6 +31,9 @@ impl InterruptHandler {
                 let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
                 let taken = poller.take_round(interrupt, |_, received| self.frame(received));
                 let taken = taken.map_or(0, |round| round.frames);
+                if poller.take_doubt() {
+                    (self.upcalls.doubt)();
+                }
                 (
                     taken,
                     poller.take_strays(),

@@ -154,6 +154,8 @@ pub struct Upcalls {
     pub sent: Box<dyn Fn() -> u64 + Send + Sync>,
     /// A datagram came through the kernel during start-up.
     pub stray: Box<Strayed>,
+    /// See [`crate::poller::Poller::take_doubt`]. Called with the poller held.
+    pub doubt: Box<dyn Fn() + Send + Sync>,
 }
 
 /// Counters of a host architecture.

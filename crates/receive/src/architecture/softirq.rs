@@ -147,7 +147,11 @@ impl ReceiveSoftirq {
     fn round(&self, start: Instant, activity: Activity) -> Next {
         let (next, strays) = {
             let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-            self.polls(&mut poller, start, activity)
+            let next = self.polls(&mut poller, start, activity);
+            if poller.take_doubt() {
+                (self.upcalls.doubt)();
+            }
+            next
         };
         for (stray, payload) in strays {
             (self.upcalls.stray)(stray, &payload);

@@ -675,7 +675,7 @@ fn set_locals(tables: &Tables, addresses: &[IpAddr]) -> io::Result<()> {
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {
     let weak = || Arc::downgrade(core);
-    let (input, ready, sent, stray) = (weak(), weak(), weak(), weak());
+    let (input, ready, sent, stray, doubt) = (weak(), weak(), weak(), weak(), weak());
     Upcalls {
         input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
             input
@@ -696,6 +696,11 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         stray: Box::new(move |from, payload| {
             if let Some(core) = stray.upgrade() {
                 core.deliver_stray(from, payload);
+            }
+        }),
+        doubt: Box::new(move || {
+            if let Some(core) = doubt.upgrade() {
+                core.link.doubt();
             }
         }),
     }

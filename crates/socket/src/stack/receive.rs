@@ -265,8 +265,8 @@ impl Core {
         let short = poller.short_of_frames();
         let doubts = poller.take_doubt();
         drop(poller);
-        if doubts && !self.link.doubts.swap(true, Ordering::Relaxed) {
-            self.link.wake.signal();
+        if doubts {
+            self.link.doubt();
         }
         for (stray, payload) in strays {
             self.deliver_stray(stray, &payload);

@@ -69,6 +69,7 @@ system_tests! {
     life::an_interface_that_goes_down_comes_back on 1,
     life::its_own_interface_goes_down_and_up_and_is_polled_again on 2,
     life::addresses_added_later_are_its_own on 1,
+    life::its_link_address_is_followed on 1,
     life::its_mtu_is_followed on 1,
     life::a_deleted_interface_is_enodev_for_everybody on 1,
     life::strangers_do_not_reach_the_helpers on 1,
