@@ -15,6 +15,7 @@
 //! | 4 | processor time of its waiting calls, ns, where it is counted ([`Timed`](crate::Timed)) |
 //! | 5 | processor time of its calls that accept and connect, ns |
 //! | 6 | processor time of its thread, ns |
+//! | 7 | lines that its access log has lost |
 //! | 8 + 8·n | datagrams that service n received |
 //! | 9 + 8·n | bytes of their payloads |
 //! | 10 + 8·n | replies that it handed to the stack |
@@ -56,6 +57,7 @@ const COUNT: usize = 1;
 const TURNS: usize = 2;
 const WAITS: usize = 3;
 const TIMES: usize = 4;
+const LOG_LOST: usize = 7;
 
 /// What one service has done since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +175,11 @@ impl Counters {
 
     pub(crate) fn waited(&self) {
         bump(self.page.words().get(WAITS), 1);
+    }
+
+    /// The access log has lost so many lines.
+    pub(crate) fn log_lost(&self, lines: u64) {
+        bump(self.page.words().get(LOG_LOST), lines);
     }
 
     /// A call that waits, or one that opens a connection, took so much processor
@@ -382,6 +389,12 @@ impl Reader {
             opening: word(1),
             total: word(2),
         }
+    }
+
+    /// Lines that the access log has lost so far: whoever writes them down was
+    /// too slow, or could not.
+    pub fn log_lost(&self) -> u64 {
+        self.page.words()[LOG_LOST].load(Ordering::Relaxed)
     }
 
     /// Turns of the event loop so far.

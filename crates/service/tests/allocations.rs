@@ -79,7 +79,7 @@ fn send(connection: &mut Connection) -> usize {
     let mut total = 0;
     while let Output::Bytes { bytes, .. } = connection.output() {
         let count = bytes.len();
-        connection.sent(count, Duration::ZERO);
+        connection.sent(count, Duration::ZERO, &Limits::default());
         total += count;
     }
     total

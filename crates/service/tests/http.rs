@@ -427,7 +427,7 @@ fn deferred_accept_serves_the_same() {
         &place,
         options,
         Limits::default(),
-        Some(Log::new(file)),
+        Some(Log::new(file).unwrap()),
         |server| {
             for _ in 0..10 {
                 let mut stream = server.connect();

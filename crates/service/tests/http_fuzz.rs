@@ -79,7 +79,7 @@ fn drain(connection: &mut Connection, site: &mut Site<Memory>, step: usize, sent
                 assert!(!bytes.is_empty(), "nothing to send is Nothing");
                 let count = bytes.len().min(step);
                 sent.extend_from_slice(&bytes[..count]);
-                connection.sent(count, site.clock.now());
+                connection.sent(count, site.clock.now(), &site.limits);
             }
             Output::File { .. } => panic!("there are no files"),
         }

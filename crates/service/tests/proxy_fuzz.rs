@@ -53,7 +53,9 @@ fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec
                 assert!(!bytes.is_empty(), "nothing to send is Nothing");
                 let count = bytes.len().min(step);
                 out[0].extend_from_slice(&bytes[..count]);
-                session.connection_mut().sent(count, shared.clock.now());
+                session
+                    .connection_mut()
+                    .sent(count, shared.clock.now(), &shared.spec.limits);
             }
             Output::File { .. } => panic!("there are no files"),
         }

@@ -40,7 +40,7 @@ use proxy::Proxy;
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
     tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
-    tidewall serve proxy --interface eth1                a caching HTTP proxy on TCP port 3128\n  \
+    tidewall serve proxy --interface eth1 --allow-client 10.0.0.0/8\n                                                         a caching HTTP proxy on TCP port 3128\n  \
     tidewall serve proxy --interface eth1 --origin 10.0.0.2:80  in front of one web server, on port 80\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
@@ -50,8 +50,10 @@ use proxy::Proxy;
     one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
     served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
     The proxy keeps what may be kept (RFC 9111) in memory and asks the origin whether it is current\n\
-    wherever no lifetime is named. It answers whoever can reach it: choose its --address. No CONNECT,\n\
-    no https.\n\n\
+    wherever no lifetime is named. No CONNECT, no https. Without --origin it listens on loopback unless\n\
+    --address or --allow-client is given, and goes to the public Internet: not to loopback, link-local,\n\
+    private or multicast addresses nor to this host's own, whatever name leads there, unless\n\
+    --allow-destination names them. What it does not do is answered 403.\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
@@ -68,9 +70,10 @@ pub struct Arguments {
     /// 80 for http and for a proxy with an origin, 3128 for one without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Local address to listen at; :: takes IPv6 and IPv4
-    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
-    address: IpAddr,
+    /// Local address to listen at; :: takes IPv6 and IPv4 [default: 0.0.0.0; 127.0.0.1 for a proxy
+    /// without --origin and without --allow-client]
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
     /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     queues: Option<u32>,
@@ -132,12 +135,25 @@ pub struct Arguments {
     #[arg(long)]
     profile: bool,
     /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
-    /// standard output
+    /// standard output. Lines that it cannot take in time are lost and counted: serving does not wait
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Print a line of statistics every second even when not on a terminal
     #[arg(long)]
     stats: bool,
+}
+
+impl Arguments {
+    /// Where to listen. A proxy that goes wherever it is told to must not be
+    /// everybody's by default.
+    fn address(&self) -> IpAddr {
+        let open = self.service == Service::Proxy && self.proxy.is_open();
+        let usual = match open {
+            true => Ipv4Addr::LOCALHOST,
+            false => Ipv4Addr::UNSPECIFIED,
+        };
+        self.address.unwrap_or(usual.into())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -459,7 +475,7 @@ fn datagrams<H: Host>(
         let services = std::slice::from_ref(service);
         serve(
             host,
-            arguments.address,
+            arguments.address(),
             services,
             tidewall_service::BATCH,
             counters,

@@ -34,7 +34,9 @@ fn passes_on(name: &str, options: &[&str]) {
     let origin = serve(&bed.client, &["http", &root, "--on", "linux"]);
     let at = &origin.first;
     assert!(at.starts_with("http on 0.0.0.0:80/tcp"), "{at}");
-    let proxy = [&["proxy", "--interface", &bed.interface], options].concat();
+    let own = "--allow-client 10.99.0.0/24 --allow-destination 10.99.0.1";
+    let own: Vec<&str> = own.split(' ').collect();
+    let proxy = [&["proxy", "--interface", &bed.interface], &own[..], options].concat();
     let proxy = serve(&bed.server, &proxy);
     let first = &proxy.first;
     assert!(

@@ -121,3 +121,56 @@ fn a_proxy_passes_on_to_a_clean_end() {
         "{totals}"
     );
 }
+
+#[test]
+fn a_proxy_for_whatever_is_asked_is_not_everybodys() {
+    let port = tcp_port().to_string();
+    let here = ["serve", "proxy", "--on", "linux", "--port", &port];
+    for (options, address) in [
+        (&[][..], "127.0.0.1"),
+        (&["--address", "0.0.0.0"], "0.0.0.0"),
+        (&["--allow-client", "127.0.0.0/8"], "0.0.0.0"),
+        (&["--origin", "127.0.0.1:9"], "0.0.0.0"),
+    ] {
+        let service = Service::start(program(&[&here, options].concat()));
+        let expected = format!("proxy on {address}:{port}/tcp, ");
+        assert!(service.first.starts_with(&expected), "{}", service.first);
+        service.end();
+    }
+}
+
+#[test]
+fn a_log_that_takes_nothing_does_not_stop_the_server() {
+    let place = Place::new("stuck").with("index.html", "<p>hello");
+    let (root, log) = (place.name(""), place.name("pipe"));
+    let made = Command::new("mkfifo").arg(&log).status().unwrap();
+    assert!(made.success());
+    // Somebody has it open, and reads nothing.
+    let reader = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&log);
+    let _reader = reader.unwrap();
+    let port = tcp_port();
+    let service = serve(port, &["http", &root, "--log", &log]);
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    // More than a pipe and what may wait before it hold.
+    let target = "x".repeat(4000);
+    let request = format!("GET /{target} HTTP/1.1\r\nHost: x\r\n\r\n");
+    for _ in 0..1500 {
+        client.write_all(request.as_bytes()).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"Not Found\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+    }
+    drop(client);
+    let totals = service.end();
+    assert!(totals.starts_with("answered 1,500 requests"), "{totals}");
+    assert!(totals.contains(" lines of the access log lost"), "{totals}");
+}

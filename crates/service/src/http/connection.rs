@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::Limits;
 use super::entry::{Bytes, Entry};
+use super::pace::Pace;
 use super::request::{FIELDS_MAX, Head, Parsed, parse};
 use super::site::{Clock, Site, Store};
 use super::status::Status;
@@ -152,6 +153,8 @@ pub struct Connection {
     since: Option<Duration>,
     /// When a byte last moved.
     moved: Duration,
+    /// How the peer takes what is sent.
+    pace: Pace,
 }
 
 impl Connection {
@@ -170,6 +173,7 @@ impl Connection {
             pieces: VecDeque::new(),
             since: Some(now),
             moved: now,
+            pace: Pace::default(),
         }
     }
 
@@ -286,8 +290,13 @@ impl Connection {
         }
     }
 
-    /// Takes note that so many bytes of [`Connection::output`] were sent.
-    pub fn sent(&mut self, count: usize, now: Duration) {
+    /// Takes note that so many bytes of [`Connection::output`] were sent; none:
+    /// that the peer takes no more for now.
+    pub fn sent(&mut self, count: usize, now: Duration, limits: &Limits) {
+        self.pace.moved(count, now, limits);
+        if count == 0 {
+            return;
+        }
         self.moved = now;
         if self.written < self.output.len() {
             self.written = self.output.len().min(self.written + count);
@@ -315,9 +324,12 @@ impl Connection {
                 self.pieces.pop_front();
             }
         }
-        // What waited behind a response was not late.
-        if !self.is_sending() && self.since.is_some() {
-            self.since = Some(now);
+        if !self.is_sending() {
+            self.pace.rest();
+            // What waited behind a response was not late.
+            if self.since.is_some() {
+                self.since = Some(now);
+            }
         }
     }
 
@@ -369,7 +381,10 @@ impl Connection {
         match (self.state, self.since) {
             (State::Lingering { until, .. }, _) => until,
             (State::Over, _) => Duration::ZERO,
-            _ if self.is_sending() => self.moved + limits.stall,
+            _ if self.is_sending() => {
+                let due = self.pace.deadline(limits);
+                due.unwrap_or(self.moved + limits.stall)
+            }
             // Whoever answers it has a deadline of their own.
             _ if self.held => Duration::MAX,
             (_, Some(since)) => since + limits.request,
@@ -584,12 +599,33 @@ mod tests {
             } else if connection.wants_input() {
                 connection.receive(&requests, &mut site);
             }
-            connection.sent(1000, Duration::ZERO);
+            connection.sent(1000, Duration::ZERO, &site.limits);
             assert!(connection.is_sending());
         }
         let most = 4 * OUTPUT_FULL;
         let capacity = connection.output.capacity();
         assert!(capacity <= most, "{capacity} bytes for 10,000 answers");
+    }
+
+    /// It has asked for more than buffers hold, takes a byte now and then, and
+    /// goes on asking.
+    #[test]
+    fn a_peer_that_takes_a_byte_now_and_then_is_let_go() {
+        let (mut connection, mut site) = answering(100_000);
+        let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        connection.receive(request, &mut site);
+        connection.sent(50_000, Duration::ZERO, &site.limits);
+        let mut now = Duration::ZERO;
+        while connection.end() == End::Open {
+            now += Duration::from_secs(20);
+            assert!(now < Duration::from_secs(100), "it goes on and on");
+            connection.sent(1, now, &site.limits);
+            connection.receive(b"G", &mut site);
+            connection.sent(0, now, &site.limits);
+            site.clock.set(now, 0);
+            connection.expire(&mut site);
+        }
+        assert_eq!(connection.end(), End::Close);
     }
 
     #[test]
@@ -608,7 +644,7 @@ mod tests {
                 ..
             }
         ));
-        connection.sent(5, Duration::ZERO);
+        connection.sent(5, Duration::ZERO, &site.limits);
         assert_eq!(connection.end(), End::Shutdown);
         assert!(!connection.wants_input() && !connection.has_work());
     }

@@ -79,6 +79,12 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
     /// # Errors
     /// What waiting reports.
     pub(super) fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        let result = self.turns(stop);
+        self.front.write_log(true);
+        result
+    }
+
+    fn turns(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let begun = Instant::now();
         let mut events = Vec::new();
         let mut turn = Vec::new();
@@ -100,7 +106,9 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
                 counters.waited();
             }
             self.front.host.wait(&mut events, timeout)?;
-            self.front.world.tick(begun.elapsed(), unix());
+            if self.front.world.tick(begun.elapsed(), unix()) {
+                self.front.write_log(false);
+            }
             counters.turned();
             // Connections that are there come before new ones, so that a flood
             // of these does not starve those.

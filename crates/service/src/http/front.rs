@@ -15,6 +15,7 @@ use slab::Slab;
 use super::Limits;
 use super::connection::{Connection, End, Output};
 use super::link::{BEHIND, Link, READ_BYTES, parts};
+use super::log::Log;
 use super::site::{Clock, Counts};
 use super::wheel::Wheel;
 use crate::counters::Counters;
@@ -67,8 +68,11 @@ pub(super) trait World {
     /// The time.
     fn clock(&self) -> &Clock;
 
-    /// Sets the time, and does what is to be done once a second.
-    fn tick(&mut self, now: Duration, unix: u64);
+    /// Sets the time; returns whether another second has begun.
+    fn tick(&mut self, now: Duration, unix: u64) -> bool;
+
+    /// The access log, if one is kept.
+    fn log(&mut self) -> Option<&mut Log>;
 
     /// What a client may take.
     fn limits(&self) -> &Limits;
@@ -166,7 +170,9 @@ impl<S: Stream, P: Session> Client<S, P> {
                 None => {}
                 Some(Ok(count)) => {
                     tally.counters.sent(tally.number, count as u64);
-                    self.session.connection_mut().sent(count, now);
+                    self.session
+                        .connection_mut()
+                        .sent(count, now, world.limits());
                     left = left.saturating_sub(count);
                     if left == 0 {
                         return Outcome::Runnable;
@@ -175,7 +181,10 @@ impl<S: Stream, P: Session> Client<S, P> {
                 }
                 Some(Err(error)) => match error.kind() {
                     io::ErrorKind::Interrupted => continue,
-                    io::ErrorKind::WouldBlock => {}
+                    // The peer's time begins.
+                    io::ErrorKind::WouldBlock => {
+                        self.session.connection_mut().sent(0, now, world.limits());
+                    }
                     _ => return Outcome::Failed,
                 },
             }
@@ -289,6 +298,18 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     pub(super) fn generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         self.generation
+    }
+
+    /// Has the log written what it has collected, and counts what it has lost;
+    /// waits for it at the `end`.
+    pub(super) fn write_log(&mut self, end: bool) {
+        if let Some(log) = self.world.log() {
+            match end {
+                true => log.finish(),
+                false => log.flush(),
+            }
+            self.tally.counters.log_lost(log.take_lost());
+        }
     }
 
     // ---- Accepting ----------------------------------------------------------

@@ -3,39 +3,82 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
+use std::time::Duration;
 
 use super::site::Clock;
 use super::status::Status;
 
-/// Bytes that wait at most before they are written.
+/// Bytes that are collected at most before they are handed over.
 const BUFFER: usize = 64 * 1024;
+/// Buffers that wait at most for the thread that writes: 4 MiB.
+const WAITING: usize = 64;
+/// How long the end waits for what has been handed over.
+const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// An access log: `address - - [06/Nov/1994:08:49:37 +0000] "GET / HTTP/1.1" 200 1300`
-/// a request. Lines are collected and written together, about once a second.
+/// a request. Lines are collected and written together, about once a second, by
+/// a thread of their own: whoever serves never waits for a disk or a pipe. What
+/// it cannot take is lost, and counted.
 pub struct Log {
-    to: Box<dyn Write + Send>,
     buffer: Vec<u8>,
-    failed: bool,
+    lines: u64,
+    /// `None` once it has ended.
+    to: Option<SyncSender<Chunk>>,
+    tally: Arc<Tally>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+}
+
+/// Lines to be written together.
+struct Chunk {
+    bytes: Vec<u8>,
+    lines: u64,
+}
+
+#[derive(Default)]
+struct Tally {
+    /// Lines that the thread has been given and is not done with.
+    waiting: AtomicU64,
+    /// Lines that were lost since somebody last took the number.
+    lost: AtomicU64,
 }
 
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Log")
-            .field("waiting", &self.buffer.len())
-            .field("failed", &self.failed)
+            .field("collected", &self.lines)
+            .field("waiting", &self.tally.waiting)
+            .field("lost", &self.tally.lost)
             .finish_non_exhaustive()
     }
 }
 
 impl Log {
-    /// A log that is written to `to`. Writing blocks the server: a file, not a
-    /// pipe to something slow.
-    pub fn new(to: impl Write + Send + 'static) -> Self {
-        Log {
-            to: Box::new(to),
+    /// A log that is written to `to`.
+    ///
+    /// # Errors
+    /// What starting a thread reports.
+    pub fn new(to: impl Write + Send + 'static) -> io::Result<Self> {
+        let (sender, chunks) = sync_channel(WAITING);
+        let (end, ended) = channel();
+        let tally = Arc::new(Tally::default());
+        let shared = tally.clone();
+        std::thread::Builder::new()
+            .name("tidewall-log".to_owned())
+            .spawn(move || {
+                write(to, &chunks, &shared);
+                drop(end);
+            })?;
+        Ok(Log {
             buffer: Vec::new(),
-            failed: false,
-        }
+            lines: 0,
+            to: Some(sender),
+            tally,
+            ended,
+        })
     }
 
     /// Adds a line. `request` is the request line's method, target and minor
@@ -68,35 +111,77 @@ impl Log {
             None => self.buffer.push(b'-'),
         }
         let _ = writeln!(self.buffer, "\" {} {length}", status.0);
+        self.lines += 1;
         if self.buffer.len() >= BUFFER {
             self.flush();
         }
     }
 
-    /// Writes what has been collected.
+    /// Hands over what has been collected. Where too much waits already, it goes
+    /// on being collected, and is lost once it is more than a buffer.
     pub fn flush(&mut self) {
-        if self.buffer.is_empty() {
+        let lines = std::mem::take(&mut self.lines);
+        let Some(to) = self.to.as_ref().filter(|_| lines > 0) else {
+            return;
+        };
+        let bytes = std::mem::take(&mut self.buffer);
+        self.tally.waiting.fetch_add(lines, Ordering::Relaxed);
+        let (TrySendError::Full(chunk) | TrySendError::Disconnected(chunk)) =
+            match to.try_send(Chunk { bytes, lines }) {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+        self.tally.waiting.fetch_sub(lines, Ordering::Relaxed);
+        if chunk.bytes.len() < BUFFER {
+            (self.buffer, self.lines) = (chunk.bytes, lines);
+        } else {
+            self.tally.lost.fetch_add(lines, Ordering::Relaxed);
+        }
+    }
+
+    /// Lines that were lost since this was last asked.
+    pub fn take_lost(&self) -> u64 {
+        self.tally.lost.swap(0, Ordering::Relaxed)
+    }
+
+    /// Hands over what there is and waits, for a second at most, until it has
+    /// been written; nothing is added after it. What has not been written then is
+    /// lost.
+    pub fn finish(&mut self) {
+        self.flush();
+        if self.to.take().is_none() {
             return;
         }
-        let written: io::Result<()> = self
-            .to
-            .write_all(&self.buffer)
-            .and_then(|()| self.to.flush());
-        self.buffer.clear();
-        // A log that cannot be written is no reason not to serve; it is said
-        // once.
-        if let Err(error) = written
-            && !self.failed
-        {
-            self.failed = true;
-            eprintln!("tidewall: the access log cannot be written: {error}");
+        let mut lost = std::mem::take(&mut self.lines);
+        // It says nothing; it ends.
+        let waited = self.ended.recv_timeout(END_WITHIN);
+        if waited == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            lost += self.tally.waiting.swap(0, Ordering::Relaxed);
         }
+        self.tally.lost.fetch_add(lost, Ordering::Relaxed);
     }
 }
 
 impl Drop for Log {
     fn drop(&mut self) {
-        self.flush();
+        self.finish();
+    }
+}
+
+/// Writes chunks until there are no more.
+fn write(mut to: impl Write, chunks: &Receiver<Chunk>, tally: &Tally) {
+    let mut failed = false;
+    while let Ok(Chunk { bytes, lines }) = chunks.recv() {
+        let written = to.write_all(&bytes).and_then(|()| to.flush());
+        tally.waiting.fetch_sub(lines, Ordering::Relaxed);
+        // A log that cannot be written is no reason not to serve; it is said
+        // once.
+        if let Err(error) = written {
+            tally.lost.fetch_add(lines, Ordering::Relaxed);
+            if !std::mem::replace(&mut failed, true) {
+                eprintln!("tidewall: the access log cannot be written: {error}");
+            }
+        }
     }
 }
 
@@ -115,10 +200,15 @@ fn escape(text: &str, to: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::sync::{Arc, Mutex};
-    use std::time::Duration;
+    use std::sync::Mutex;
 
     use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn clock() -> Clock {
+        Clock::new(Duration::ZERO, 784_111_777)
+    }
 
     #[derive(Clone, Default)]
     struct Page(Arc<Mutex<Vec<u8>>>);
@@ -136,18 +226,73 @@ mod tests {
     #[test]
     fn a_line_a_request_and_none_forged() {
         let page = Page::default();
-        let mut log = Log::new(page.clone());
-        let clock = Clock::new(Duration::ZERO, 784_111_777);
-        let peer = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        log.add(peer, &clock, Some(("GET", "/a\"\n€", 1)), Status::OK, 1300);
-        log.add(peer, &clock, None, Status::BAD_REQUEST, 16);
+        let mut log = Log::new(page.clone()).unwrap();
+        let clock = clock();
+        log.add(PEER, &clock, Some(("GET", "/a\"\n€", 1)), Status::OK, 1300);
+        log.add(PEER, &clock, None, Status::BAD_REQUEST, 16);
         assert!(page.0.lock().unwrap().is_empty(), "collected first");
-        drop(log);
+        log.finish();
+        assert_eq!(log.take_lost(), 0);
         let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
         assert_eq!(
             text,
             "127.0.0.1 - - [06/Nov/1994:08:49:37 +0000] \"GET /a\\x22\\x0a\\xe2\\x82\\xac HTTP/1.1\" 200 1300\n\
              127.0.0.1 - - [06/Nov/1994:08:49:37 +0000] \"-\" 400 16\n"
         );
+    }
+
+    /// Takes nothing until the other end of its channel has gone.
+    struct Stuck(Receiver<()>);
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // It says nothing; it ends.
+            let _ = self.0.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whoever_serves_does_not_wait_for_what_takes_nothing() {
+        let (go, stuck) = channel();
+        let mut log = Log::new(Stuck(stuck)).unwrap();
+        let target = "x".repeat(1000);
+        let lines = 2 * (WAITING * BUFFER / target.len()) as u64;
+        for _ in 0..lines {
+            log.add(PEER, &clock(), Some(("GET", &target, 1)), Status::OK, 1);
+            log.flush();
+            assert!(log.buffer.capacity() <= 4 * BUFFER);
+        }
+        let early = log.take_lost();
+        assert!(early > 0 && early < lines, "{early}");
+        // Nor does its end, for long.
+        log.finish();
+        assert_eq!(early + log.take_lost(), lines, "nothing was written");
+        drop(go);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut log = Log::new(Full).unwrap();
+        for _ in 0..3 {
+            log.add(PEER, &clock(), None, Status::BAD_REQUEST, 16);
+            log.flush();
+        }
+        log.finish();
+        assert_eq!(log.take_lost(), 3);
     }
 }

@@ -24,6 +24,7 @@ pub mod files;
 mod front;
 mod link;
 pub mod log;
+mod pace;
 pub mod path;
 pub mod proxy;
 pub mod range;
@@ -65,8 +66,12 @@ pub struct Limits {
     pub request: Duration,
     /// Time between a response and the next request.
     pub idle: Duration,
-    /// Time in which the peer takes no byte of a response.
+    /// How far, in time, the peer may fall behind `min_rate`: one that moves no
+    /// byte for so long is let go, and so is one that moves too few.
     pub stall: Duration,
+    /// Least rate at which a peer takes responses, and at which a proxy's clients
+    /// send content, bytes/s, as Apache's `RequestReadTimeout` has it.
+    pub min_rate: u32,
     /// Time for responses at hand once the server is to stop.
     pub grace: Duration,
 }
@@ -82,6 +87,7 @@ impl Default for Limits {
             request: Duration::from_secs(10),
             idle: Duration::from_secs(60),
             stall: Duration::from_secs(30),
+            min_rate: 500,
             grace: Duration::from_secs(5),
         }
     }

@@ -183,13 +183,14 @@ fn head<'h, 'b>(
         method_text,
         target,
         version,
-        keep_alive: version >= 1,
+        keep_alive: false,
         content: Content::Length(0),
         expects_continue: false,
         conditional: false,
         fields,
     };
     let (mut hosts, mut length, mut coded) = (0, None, None);
+    let mut persistence = Persistence::new(version);
     for field in fields {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         // By length first: most fields are none of these.
@@ -203,24 +204,13 @@ fn head<'h, 'b>(
                 head.expects_continue = version >= 1;
             }
             8 if is("If-Match") => head.conditional = true,
-            10 if is("Connection") => {
-                for option in tokens(field.value) {
-                    if option.eq_ignore_ascii_case(b"close") {
-                        head.keep_alive = false;
-                        break;
-                    }
-                    if option.eq_ignore_ascii_case(b"keep-alive") {
-                        head.keep_alive = true;
-                    }
-                }
-            }
+            10 if is("Connection") => persistence.note(field.value),
             13 if is("If-None-Match") => head.conditional = true,
             14 if is("Content-Length") => {
-                let value = decimal(field.value).ok_or(Status::BAD_REQUEST)?;
-                if length.is_some_and(|length| length != value) {
-                    return Err(Status::BAD_REQUEST);
-                }
-                length = Some(value);
+                // Also one that is there twice, which RFC 9110 §8.6 leaves to us:
+                // others may take only the first or the last for it.
+                let value = decimal(field.value).filter(|_| length.is_none());
+                length = Some(value.ok_or(Status::BAD_REQUEST)?);
             }
             17 if is("Transfer-Encoding") => {
                 let chunked = field.value.eq_ignore_ascii_case(b"chunked") && coded.is_none();
@@ -231,6 +221,7 @@ fn head<'h, 'b>(
             _ => {}
         }
     }
+    head.keep_alive = persistence.holds();
     // RFC 9112 §3.2: exactly one Host in HTTP/1.1.
     if hosts > 1 || hosts == 0 && version >= 1 {
         return Err(Status::BAD_REQUEST);
@@ -245,6 +236,35 @@ fn head<'h, 'b>(
         (Some(false), None) => return Err(Status::NOT_IMPLEMENTED),
     };
     Ok(head)
+}
+
+/// Whether a connection goes on after a message (RFC 9112 §9.3): `close` wins,
+/// whatever stands beside it and in whichever field.
+pub(super) struct Persistence {
+    close: bool,
+    keep_alive: bool,
+}
+
+impl Persistence {
+    /// As the minor version of HTTP says, while no field does.
+    pub(super) fn new(version: u8) -> Self {
+        Persistence {
+            close: false,
+            keep_alive: version >= 1,
+        }
+    }
+
+    /// Reads a Connection field.
+    pub(super) fn note(&mut self, field: &[u8]) {
+        for option in tokens(field) {
+            self.close |= option.eq_ignore_ascii_case(b"close");
+            self.keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
+        }
+    }
+
+    pub(super) fn holds(&self) -> bool {
+        self.keep_alive && !self.close
+    }
 }
 
 /// The elements of a comma-separated field.
@@ -316,6 +336,14 @@ mod tests {
                 "GET / HTTP/1.1\r\nHost: x\r\nConnection: x, Close\r\n\r\n",
                 false,
             ),
+            (
+                "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n",
+                false,
+            ),
+            (
+                "GET / HTTP/1.0\r\nConnection: keep-alive\r\nConnection: x, close\r\n\r\n",
+                false,
+            ),
             ("GET / HTTP/1.0\r\n\r\n", false),
             ("GET / HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", true),
             ("GET / HTTP/1.0\n\n", false),
@@ -335,6 +363,7 @@ mod tests {
             ("Accept: x", 400),
             ("Host: a\r\nHost: a", 400),
             ("Host: a\r\nContent-Length: 1\r\nContent-Length: 2", 400),
+            ("Host: a\r\nContent-Length: 1\r\nContent-Length: 1", 400),
             ("Host: a\r\nContent-Length: -1", 400),
             ("Host: a\r\nContent-Length: 1, 1", 400),
             ("Host: a\r\nContent-Length: 99999999999999999999", 400),

@@ -30,7 +30,7 @@ fn versioned() -> (Origin, Arc<AtomicUsize>) {
 #[test]
 fn each_use_without_a_lifetime_is_confirmed() {
     let (origin, version) = versioned();
-    proxying(&Spec::new(0, None), |proxy| {
+    proxying(&forward(), |proxy| {
         let mut stream = proxy.connect();
         let first = get(&mut stream, &origin.url("/a"), "");
         assert_eq!(
@@ -109,7 +109,7 @@ fn the_papers_way_is_a_connection_for_each_request() {
 fn a_lifetime_spares_the_origin() {
     let fields = "Cache-Control: max-age=100\r\nAge: 40\r\nETag: \"e\"\r\n";
     let origin = Origin::saying(reply("200 OK", fields, b"fresh"));
-    proxying(&Spec::new(0, None), |proxy| {
+    proxying(&forward(), |proxy| {
         let url = origin.url("/a");
         let mut stream = proxy.connect();
         assert_eq!(get(&mut stream, &url, "").field("Age"), Some("40"));
@@ -147,7 +147,7 @@ fn a_lifetime_spares_the_origin() {
     });
     let spec = Spec {
         revalidate: Revalidate::Always,
-        ..Spec::new(0, None)
+        ..forward()
     };
     proxying(&spec, |proxy| {
         let before = origin.heads().len();
@@ -195,7 +195,7 @@ fn what_must_not_be_kept_is_not() {
         ),
     ] {
         let origin = Origin::saying(reply("200 OK", fields, b"x"));
-        proxying(&Spec::new(0, None), |proxy| {
+        proxying(&forward(), |proxy| {
             let mut stream = proxy.connect();
             for _ in 0..2 {
                 assert_eq!(get(&mut stream, &origin.url("/"), request).body, b"x");
@@ -215,7 +215,7 @@ fn vary_tells_variants_apart() {
             .write_all(&reply("200 OK", fields, language.as_bytes()))
             .is_ok()
     });
-    proxying(&Spec::new(0, None), |proxy| {
+    proxying(&forward(), |proxy| {
         let mut stream = proxy.connect();
         for _ in 0..2 {
             for (fields, body) in [

@@ -43,7 +43,7 @@ fn with_web_server(during: impl FnOnce(SocketAddr, &Path)) {
 /// The same story on any host.
 pub fn curl_through<H: StreamHost>(host: impl FnOnce() -> H + Send) {
     with_web_server(|origin, root| {
-        proxying_on(host, &Spec::new(0, None), |proxy| {
+        proxying_on(host, &forward(), |proxy| {
             let url = format!("http://{origin}/a.txt");
             for _ in 0..3 {
                 assert_eq!(proxy.curl(&[&url]), (0, text(1259)));
@@ -110,7 +110,7 @@ fn curl_goes_through() {
 #[test]
 fn names_are_resolved() {
     with_web_server(|origin, _| {
-        proxying(&Spec::new(0, None), |proxy| {
+        proxying(&forward(), |proxy| {
             let url = format!("http://localhost:{}/a.txt", origin.port());
             assert_eq!(proxy.curl(&[&url]), (0, text(1259)));
             assert_eq!(proxy.curl(&[&url]), (0, text(1259)));
@@ -128,7 +128,7 @@ fn a_neighbours_fields_go_no_further() {
          Proxy-Authenticate: Basic\r\nVia: 1.0 inner\r\n",
         b"x",
     ));
-    proxying(&Spec::new(0, None), |proxy| {
+    proxying(&forward(), |proxy| {
         let mut stream = proxy.connect();
         let got = get(
             &mut stream,
@@ -297,7 +297,7 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn what_is_not_for_a_proxy_is_refused() {
     let origin = Origin::saying(reply("200 OK", "", b"x"));
-    proxying(&Spec::new(0, None), |proxy| {
+    proxying(&forward(), |proxy| {
         let url = origin.url("/");
         let seen = get(&mut proxy.connect(), &url, "");
         let own = seen.field("Via").unwrap().to_owned();

@@ -1,6 +1,7 @@
 //! The proxy on Linux sockets over loopback, between plain clients and origins
 //! that do as they are told.
 
+mod access;
 mod cache;
 #[path = "../common/mod.rs"]
 mod common;
@@ -8,6 +9,7 @@ mod forwarding;
 mod hosts;
 mod origin;
 mod poison;
+mod slow;
 mod trouble;
 
 use std::io::{Read, Write};
@@ -19,7 +21,21 @@ use std::time::{Duration, Instant};
 use common::{LOCAL, Running, ask, epoll, get, proxying_at, response, text};
 use tidewall_service::counters::ProxyCounts;
 use tidewall_service::http::proxy::Spec;
+use tidewall_service::http::proxy::access::Access;
 use tidewall_service::{Reader, StreamHost};
+
+/// A forward proxy that may go to the origins here, which are on loopback.
+fn forward() -> Spec {
+    let destinations = vec!["127.0.0.0/8".parse().unwrap()];
+    let access = Access {
+        destinations,
+        ..Access::default()
+    };
+    Spec {
+        access,
+        ..Spec::new(0, None)
+    }
+}
 
 /// Runs a proxy on `host` while `during` does.
 fn proxying_on<H: StreamHost>(

@@ -208,7 +208,7 @@ fn connections_that_nobody_uses_make_room_for_other_origins() {
             connections: 1,
             ..UpstreamLimits::default()
         },
-        ..Spec::new(0, None)
+        ..forward()
     };
     proxying(&spec, |proxy| {
         let mut stream = proxy.connect();
@@ -253,22 +253,24 @@ fn an_answer_that_is_whole_is_not_lost_with_the_next() {
         "/good" => stream.write_all(&reply("200 OK", fields, b"good")).is_ok(),
         _ => stream.read(&mut [0; 16]).is_ok_and(|count| count > 9),
     });
-    proxying(&Spec::new(0, Some(origin.address)), |proxy| {
-        let mut stream = proxy.connect();
-        assert_eq!(get(&mut stream, "/good", "").body, b"good");
-        stream
-            .write_all(
-                b"GET /good HTTP/1.1\r\nHost: x\r\n\r\n\
-                  POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
-            )
-            .unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
-        assert_eq!(response(&mut stream, true).unwrap().body, b"good");
-        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
-        proxy.until("over", |uses, reader| {
-            uses.upstream_open == 0 && reader.read()[0].open == 0
+    // The origin has been asked if the client waits for its word.
+    for (expect, left) in [("", 1), ("Expect: 100-continue\r\n", 0)] {
+        proxying(&Spec::new(0, Some(origin.address)), |proxy| {
+            let mut stream = proxy.connect();
+            assert_eq!(get(&mut stream, "/good", "").body, b"good");
+            let both = format!(
+                "GET /good HTTP/1.1\r\nHost: x\r\n\r\n\
+                 POST / HTTP/1.1\r\nHost: x\r\n{expect}Content-Length: 9\r\n\r\nhalf"
+            );
+            stream.write_all(both.as_bytes()).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(response(&mut stream, true).unwrap().body, b"good");
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+            proxy.until("over", |uses, reader| {
+                uses.upstream_open == left && reader.read()[0].open == 0
+            });
         });
-    });
+    }
 }
 
 #[test]

@@ -224,6 +224,8 @@ fn an_upload_that_nobody_wants_ends_early() {
     };
     let spec = Spec {
         limits,
+        // Otherwise the proxy has to have it all before it asks.
+        object_bytes: 0,
         ..Spec::new(0, Some(origin.address))
     };
     proxying(&spec, |proxy| {

@@ -24,6 +24,8 @@ pub(super) struct Look {
     pub(super) service: ServiceCounts,
     /// Zeroes of whatever is no proxy.
     pub(super) proxy: ProxyCounts,
+    /// Lines that the access log has lost.
+    pub(super) log_lost: u64,
 }
 
 impl Look {
@@ -31,7 +33,16 @@ impl Look {
         Some(Look {
             service: reader.read().first().copied()?,
             proxy: reader.proxy(),
+            log_lost: reader.log_lost(),
         })
+    }
+
+    /// What is to be said of the access log.
+    fn losses(&self) -> String {
+        match self.log_lost {
+            0 => String::new(),
+            lost => format!(", {} lines of the access log lost", units::count(lost)),
+        }
     }
 }
 
@@ -70,7 +81,8 @@ pub(super) fn begin(
     }
     let look = Reader::open(&path).ok();
     if let Some(look) = look.as_ref().and_then(Look::at) {
-        let _ = say_line(&(words.totals)(&look, begun.elapsed()));
+        let totals = (words.totals)(&look, begun.elapsed());
+        let _ = say_line(&(totals + &look.losses()));
     }
     if let Some(times) = look.filter(|_| arguments.profile).map(|look| look.times()) {
         let _ = say_line(&parts(&times));
@@ -119,7 +131,7 @@ fn watch(
         let Some(now) = Look::at(reader) else {
             continue;
         };
-        let mut line = rates(&now, &last, elapsed);
+        let mut line = rates(&now, &last, elapsed) + &now.losses();
         if let Some(stack) = stack {
             let queues = stack.snapshot().queues;
             let control = control::short(queues.iter().map(|queue| &queue.control));

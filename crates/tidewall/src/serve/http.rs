@@ -63,7 +63,7 @@ impl Web {
                 let files = spec.root.display();
                 say_where(&format!("http on {address}/tcp, files of {files}"), what);
             };
-            let address = arguments.address;
+            let address = arguments.address();
             let host = Timed::new(host, arguments.profile.then_some(counters));
             http::serve(&host, address, &spec, log, counters, 0, stop, ready)
         })
@@ -73,10 +73,10 @@ impl Web {
 /// Opens the access log.
 pub fn log(path: &Path) -> Result<Log, Failure> {
     if path == Path::new("-") {
-        return Ok(Log::new(io::stdout()));
+        return Log::new(io::stdout()).map_err(|error| Failure::io("beginning the log", &error));
     }
     let file = OpenOptions::new().create(true).append(true).open(path);
-    file.map(Log::new)
+    file.and_then(Log::new)
         .map_err(|error| Failure::io(&format!("opening the log {}", path.display()), &error))
 }
 

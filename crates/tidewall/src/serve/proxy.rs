@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tidewall_service::http::Log;
+use tidewall_service::http::proxy::access::{Access, Cidr};
 use tidewall_service::http::proxy::{self, Revalidate, Spec};
 use tidewall_service::{StreamHost, Timed};
 use tidewall_socket::Stack;
@@ -38,7 +39,19 @@ pub struct Options {
     /// Memory for what the proxy keeps, as 64M or 2G [default: 256M]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     cache: Option<usize>,
-    /// Largest response that the proxy keeps [default: 4M]
+    /// Clients that the proxy answers (repeat it) [default: all that reach its --address]
+    #[arg(long = "allow-client", value_name = "CIDR")]
+    allow_client: Vec<Cidr>,
+    /// Addresses inside, such as 10.0.0.0/8, to which a proxy without --origin goes all the same
+    /// (repeat it) [default: none]
+    #[arg(
+        long = "allow-destination",
+        value_name = "CIDR",
+        conflicts_with = "origin"
+    )]
+    allow_destination: Vec<Cidr>,
+    /// Largest response that the proxy keeps, and most of a request's content that it collects before
+    /// it asks the origin [default: 4M]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     object: Option<usize>,
 }
@@ -52,6 +65,11 @@ enum When {
 }
 
 impl Options {
+    /// Whether it would do for anybody who reaches it whatever is asked for.
+    pub fn is_open(&self) -> bool {
+        self.origin.is_none() && self.allow_client.is_empty()
+    }
+
     /// The name of one that was given.
     pub fn given(&self) -> Option<&'static str> {
         let Options {
@@ -60,6 +78,8 @@ impl Options {
             revalidate,
             cache,
             object,
+            allow_client,
+            allow_destination,
         } = self;
         let given = [
             ("--origin", origin.is_some()),
@@ -67,6 +87,8 @@ impl Options {
             ("--revalidate", revalidate.is_some()),
             ("--cache", cache.is_some()),
             ("--object", object.is_some()),
+            ("--allow-client", !allow_client.is_empty()),
+            ("--allow-destination", !allow_destination.is_empty()),
         ];
         given
             .into_iter()
@@ -111,6 +133,10 @@ impl Proxy {
         spec.cache_bytes = options.cache.unwrap_or(spec.cache_bytes);
         spec.object_bytes = options.object.unwrap_or(spec.object_bytes);
         spec.work = arguments.work;
+        spec.access = Access {
+            clients: options.allow_client.clone(),
+            destinations: options.allow_destination.clone(),
+        };
         let log = arguments.log.as_deref().map(log).transpose()?;
         Ok(Proxy { spec, log })
     }
@@ -136,7 +162,7 @@ impl Proxy {
                 };
                 say_where(&format!("proxy on {address}/tcp, {whom}"), what);
             };
-            let address = arguments.address;
+            let address = arguments.address();
             let host = Timed::new(host, arguments.profile.then_some(counters));
             proxy::serve(&host, address, &spec, log, counters, 0, stop, ready)
         })
@@ -244,6 +270,7 @@ mod tests {
                 upstream_errors: 1,
                 ..ProxyCounts::default()
             },
+            ..Look::default()
         };
         assert_eq!(
             rates(&now, &last, Duration::from_secs(2)),

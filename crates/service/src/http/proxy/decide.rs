@@ -13,7 +13,7 @@ use super::super::reply::{COPY_MAX, Last};
 use super::super::request::{Content, Head, Method};
 use super::super::status::Status;
 use super::Revalidate;
-use super::exchange::{Answer, Asked, Client, Exchange, Kind, Origin, Validation};
+use super::exchange::{Answer, Asked, Client, Collected, Exchange, Kind, Origin, Validation};
 use super::message::{Facts, Onward, forward, has_name, joined, lines};
 use super::shared::Shared;
 use super::store::Stored;
@@ -109,6 +109,9 @@ impl Shared {
         empty: bool,
         peer: IpAddr,
     ) -> Result<Prepared, Status> {
+        if !self.spec.access.admits(peer) {
+            return Err(Status::FORBIDDEN);
+        }
         match (head.method_text, head.content) {
             // There are no tunnels here.
             ("CONNECT", _) => return Err(Status::NOT_IMPLEMENTED),
@@ -187,14 +190,19 @@ impl Shared {
             forwards: facts.forwards,
         };
         forward(&mut request, head, &onward);
+        let most_of_all = self.spec.upstream.collected_bytes;
         let mut exchange = Exchange::new(
             origin,
             self.spec.fresh_upstream,
             request,
             head.content,
+            Collected::new(&self.collected, self.spec.object_bytes, most_of_all),
             client,
             self.clock.now(),
         );
+        if head.expects_continue {
+            exchange.collect_nothing();
+        }
         exchange.validation = validates.map(|stored| Validation {
             answer: answer(head, &facts, &stored),
             stored,
@@ -324,6 +332,9 @@ impl Shared {
             Status::NOT_IMPLEMENTED => {
                 "501 Not Implemented: this proxy has http alone, no CONNECT and no https\n"
                     .to_owned()
+            }
+            Status::FORBIDDEN => {
+                "403 Forbidden: the access rules of this proxy do not allow it\n".to_owned()
             }
             Status(code) => format!("{code} {}\n", status.reason()),
         };

@@ -1,10 +1,13 @@
 //! One request that an origin is asked for, and its answer as it comes.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::super::Limits;
+use super::super::pace::Pace;
 use super::super::request::Content;
 use super::UpstreamLimits;
 use super::body::Body;
@@ -26,6 +29,9 @@ pub enum Origin {
 /// What has become of a connection to the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
+    /// There is none, and none is needed before the client's content is whole or
+    /// too much to be collected.
+    Collecting { fresh: bool },
     /// There is none: one is needed, and a new one if `fresh`.
     Wanted { fresh: bool },
     /// It is being made.
@@ -114,6 +120,42 @@ pub(super) struct Client {
     pub(super) no_store: bool,
 }
 
+/// Memory that an exchange has of what all may have for collecting content.
+#[derive(Debug)]
+pub(super) struct Collected {
+    all: Rc<Cell<usize>>,
+    own: usize,
+    /// Most that this one may have, and that all may.
+    most: usize,
+    most_of_all: usize,
+}
+
+impl Collected {
+    /// None yet of `all`, of which `most_of_all` may be taken, by one `most`.
+    pub(super) fn new(all: &Rc<Cell<usize>>, most: usize, most_of_all: usize) -> Self {
+        Collected {
+            all: all.clone(),
+            own: 0,
+            most,
+            most_of_all,
+        }
+    }
+
+    /// Takes note that so many bytes have been collected; returns whether more
+    /// may be.
+    fn hold(&mut self, bytes: usize) -> bool {
+        self.all.set(self.all.get() - self.own + bytes);
+        self.own = bytes;
+        bytes < self.most && self.all.get() < self.most_of_all
+    }
+}
+
+impl Drop for Collected {
+    fn drop(&mut self) {
+        self.hold(0);
+    }
+}
+
 /// One request that an origin is asked for.
 #[derive(Debug)]
 pub(super) struct Exchange {
@@ -129,6 +171,9 @@ pub(super) struct Exchange {
     /// Content on its way, of which `content_sent` bytes have left.
     pub(super) outgoing: Vec<u8>,
     pub(super) outgoing_sent: usize,
+    collected: Collected,
+    /// How the client sends it.
+    pace: Pace,
     /// Bytes of content that have been taken, and cannot be sent again.
     taken: u64,
     /// What has come of a head, and how much of that has no end.
@@ -162,22 +207,34 @@ impl Exchange {
         fresh: bool,
         request: Vec<u8>,
         content: Content,
+        collected: Collected,
         client: Client,
         now: Duration,
     ) -> Self {
         let chunks = content == Content::Chunked;
+        let content = match content {
+            Content::Length(length) => Body::Length(length),
+            Content::Chunked => Body::chunked(),
+        };
+        let mut pace = Pace::default();
+        let link = match content.is_over() {
+            true => Link::Wanted { fresh },
+            false => {
+                pace.start(now);
+                Link::Collecting { fresh }
+            }
+        };
         Exchange {
             origin,
-            link: Link::Wanted { fresh },
+            link,
             request,
             sent: 0,
-            content: match content {
-                Content::Length(length) => Body::Length(length),
-                Content::Chunked => Body::chunked(),
-            },
+            content,
             chunks,
             outgoing: Vec::new(),
             outgoing_sent: 0,
+            collected,
+            pace,
             taken: 0,
             input: Vec::new(),
             scanned: 0,
@@ -220,9 +277,17 @@ impl Exchange {
         } else {
             self.outgoing_sent = self.outgoing.len().min(self.outgoing_sent + count);
             if self.outgoing_sent == self.outgoing.len() {
-                self.outgoing.clear();
+                // What was collected may be far more than what goes through.
+                match self.outgoing.capacity() > 2 * CONTENT_FULL {
+                    true => self.outgoing = Vec::new(),
+                    false => self.outgoing.clear(),
+                }
                 self.outgoing_sent = 0;
+                self.collected.hold(0);
             }
+        }
+        if self.wants_content() {
+            self.pace.start(now);
         }
     }
 
@@ -233,13 +298,23 @@ impl Exchange {
 
     /// Whether more of the client's content is wanted now.
     pub(super) fn wants_content(&self) -> bool {
-        !self.content.is_over() && self.outgoing.len() < CONTENT_FULL
+        let collects = matches!(self.link, Link::Collecting { .. });
+        !self.content.is_over() && (collects || self.outgoing.len() < CONTENT_FULL)
     }
 
     /// Takes content from the client; returns how many bytes belong to it,
     /// `None` when it is malformed.
-    pub(super) fn take_content(&mut self, bytes: &[u8], now: Duration) -> Option<usize> {
+    pub(super) fn take_content(
+        &mut self,
+        bytes: &[u8],
+        now: Duration,
+        limits: &Limits,
+    ) -> Option<usize> {
         let mut used = 0;
+        if self.outgoing.is_empty() {
+            // The origin has had nothing to take.
+            self.moved = now;
+        }
         while self.wants_content() {
             let rest = bytes.get(used..).unwrap_or_default();
             let piece = self.content.take(rest).ok()?;
@@ -251,13 +326,28 @@ impl Exchange {
             self.taken += content.len() as u64;
             chunk(&mut self.outgoing, content, self.chunks);
         }
-        if used > 0 {
-            self.moved = now;
-            if self.content.is_over() && self.chunks {
-                self.outgoing.extend_from_slice(b"0\r\n\r\n");
-            }
+        if used > 0 && self.content.is_over() && self.chunks {
+            self.outgoing.extend_from_slice(b"0\r\n\r\n");
+        }
+        self.pace.moved(used, now, limits);
+        if let Link::Collecting { fresh } = self.link
+            && (!self.collected.hold(self.outgoing.len()) || self.content.is_over())
+        {
+            self.link = Link::Wanted { fresh };
+            self.since = now;
+        }
+        if !self.wants_content() {
+            self.pace.rest();
         }
         Some(used)
+    }
+
+    /// A connection is needed at once, whatever has come of the content: the
+    /// client waits for the origin's word before it sends any.
+    pub(super) fn collect_nothing(&mut self) {
+        if let Link::Collecting { fresh } = self.link {
+            self.link = Link::Wanted { fresh };
+        }
     }
 
     /// Bytes of content that the client has sent.
@@ -284,10 +374,20 @@ impl Exchange {
         (self.since, self.moved) = (now, now);
     }
 
-    /// When something must have happened.
-    pub(super) fn deadline(&self, limits: &UpstreamLimits) -> Duration {
+    /// When the client must have sent more of its content.
+    pub(super) fn client_deadline(&self, limits: &Limits) -> Duration {
+        self.pace.deadline(limits).unwrap_or(Duration::MAX)
+    }
+
+    /// When something must have happened on the origin's side.
+    pub(super) fn origin_deadline(&self, limits: &UpstreamLimits) -> Duration {
         match self.link {
+            Link::Collecting { .. } => Duration::MAX,
             Link::Wanted { .. } | Link::Connecting => self.since + limits.connect,
+            // It cannot answer before it has been asked.
+            Link::There { .. } if self.output().0.is_empty() && !self.content.is_over() => {
+                Duration::MAX
+            }
             Link::There { .. } => self.moved + limits.answer,
         }
     }

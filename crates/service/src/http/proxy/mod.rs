@@ -17,11 +17,15 @@
 //!               └► not stored ─► the request ───► origin ─► 200 ─► store
 //! ```
 //!
+//! A request goes on once its content is here, up to [`Spec::object_bytes`] of
+//! it: a client that sends slowly holds no connection to an origin meanwhile.
+//!
 //! A response for which the origin names no lifetime is confirmed with the
 //! origin each time it is used: nothing is guessed. That is one
 //! If-Modified-Since for each hit, as in Banga and Mogul's experiments (USENIX
 //! 1998) and their two connections a request with [`Spec::fresh_upstream`].
 
+pub mod access;
 mod answer;
 pub mod body;
 pub mod control;
@@ -30,6 +34,7 @@ mod exchange;
 mod message;
 mod origins;
 mod pool;
+mod prefix;
 mod resolve;
 pub mod response;
 mod server;
@@ -44,6 +49,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
+use access::Access;
 
 pub use server::serve;
 
@@ -62,6 +68,11 @@ pub struct UpstreamLimits {
     pub idle_connections: usize,
     /// Connections to origins at a time; then 503.
     pub connections: usize,
+    /// Of those in use for clients of one /24 or /64; then 503 for these.
+    pub prefix_connections: usize,
+    /// Bytes of clients' content that wait for the rest of it, of all clients
+    /// together; what comes beyond goes on as it comes.
+    pub collected_bytes: usize,
     /// Bytes of a response's head; beyond, 502.
     pub head_bytes: usize,
 }
@@ -74,6 +85,8 @@ impl Default for UpstreamLimits {
             idle: Duration::from_secs(30),
             idle_connections: 256,
             connections: 100_000,
+            prefix_connections: 12_500,
+            collected_bytes: 64 << 20,
             head_bytes: 64 * 1024,
         }
     }
@@ -110,7 +123,8 @@ pub struct Spec {
     /// Bytes that the cache may take.
     #[serde(default = "cache_bytes")]
     pub cache_bytes: usize,
-    /// Most bytes of a response that is stored.
+    /// Most bytes of a response that is stored, and of a request's content that
+    /// is collected before a connection to the origin is taken for it.
     #[serde(default = "object_bytes")]
     pub object_bytes: usize,
     /// Floating-point multiplications it makes for each request
@@ -124,6 +138,10 @@ pub struct Spec {
     /// What an origin may take.
     #[serde(default)]
     pub upstream: UpstreamLimits,
+    /// Who may use it, and where it goes for them; of a reverse proxy, who may
+    /// use it.
+    #[serde(default)]
+    pub access: Access,
 }
 
 fn limits() -> Limits {
@@ -143,7 +161,8 @@ fn object_bytes() -> usize {
 
 impl Spec {
     /// A proxy at `port` for `origin`, or for whatever is asked for, with the
-    /// usual limits: 256 MiB of cache, responses of up to 4 MiB.
+    /// usual limits: 256 MiB of cache, responses of up to 4 MiB, the public
+    /// Internet.
     pub fn new(port: u16, origin: Option<SocketAddr>) -> Self {
         Spec {
             port,
@@ -155,6 +174,7 @@ impl Spec {
             work: 0,
             limits: limits(),
             upstream: UpstreamLimits::default(),
+            access: Access::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::super::front::{self, is_shortage};
 use super::super::link::{BEHIND, Link, READ_BYTES, parts};
 use super::super::wheel::Wheel;
 use super::pool::Pool;
+use super::prefix::{Prefix, Shares};
 use super::resolve::{Known, Resolver, system};
 use super::session::{Failure, Left, Origin, Session};
 use super::shared::Shared;
@@ -24,6 +25,8 @@ struct Upstream<S> {
     address: SocketAddr,
     /// Whose it is; nobody's while it waits to be used again.
     client: Option<usize>,
+    /// On whose account it is in use.
+    prefix: Option<Prefix>,
     /// It is not known to be there.
     connecting: bool,
     /// Addresses to try if this one is not.
@@ -115,6 +118,8 @@ impl<S: Stream> Upstream<S> {
 pub(super) struct Origins<S> {
     upstreams: Slab<Upstream<S>>,
     idle: Pool,
+    /// Those in use.
+    shares: Shares,
     pub(super) resolver: Resolver,
 }
 
@@ -124,6 +129,7 @@ impl<S: Stream> Origins<S> {
         Origins {
             upstreams: Slab::new(),
             idle: Pool::default(),
+            shares: Shares::default(),
             resolver: Resolver::new(system),
         }
     }
@@ -174,10 +180,12 @@ impl<S: Stream> Origins<S> {
         let Some((origin, fresh)) = client.session.wants_upstream() else {
             return;
         };
+        let peer = client.session.connection().peer;
+        let spec = &front.world.spec;
         let mut addresses = match origin {
             Origin::Address(address) => vec![*address],
             Origin::Name(name, port) => {
-                match self.resolver.ask(name, client.link.token(key), now) {
+                match self.resolver.ask(name, client.link.token(key), peer, now) {
                     Known::Addresses(all) => {
                         let port = *port;
                         let all = all.into_iter();
@@ -191,12 +199,26 @@ impl<S: Stream> Origins<S> {
                 }
             }
         };
+        // Of the origin that the proxy was told there is no doubt.
+        let has_some = !addresses.is_empty();
+        if spec.origin.is_none() {
+            addresses.retain(|address| spec.access.reaches(address.ip()));
+        }
+        if has_some && addresses.is_empty() {
+            let failure = Failure::Denied;
+            return client.session.upstream_failed(failure, &mut front.world);
+        }
+        let prefix = Prefix::of(peer);
+        if !self.shares.take(prefix, spec.upstream.prefix_connections) {
+            let failure = Failure::Full;
+            return client.session.upstream_failed(failure, &mut front.world);
+        }
         if !fresh && let Some(&address) = addresses.first() {
             while let Some(place) = self.idle.take(address) {
                 let Some(upstream) = self.upstreams.get_mut(place) else {
                     continue;
                 };
-                upstream.client = Some(key);
+                (upstream.client, upstream.prefix) = (Some(key), Some(prefix));
                 upstream.link.may_write = true;
                 client.session.place = Some(place);
                 client.session.connected(true, now);
@@ -205,14 +227,16 @@ impl<S: Stream> Origins<S> {
             }
         }
         addresses.reverse();
-        self.connect(front, key, addresses);
+        self.connect(front, key, prefix, addresses);
     }
 
-    /// Connects to the last of `addresses`, or the one before it, for a client.
+    /// Connects to the last of `addresses`, or the one before it, for a client,
+    /// on the account of a prefix that has been charged for it.
     fn connect<H: StreamHost<Stream = S>>(
         &mut self,
         front: &mut Front<'_, H>,
         key: usize,
+        prefix: Prefix,
         mut addresses: Vec<SocketAddr>,
     ) {
         let mut failure = Failure::Broken;
@@ -244,6 +268,7 @@ impl<S: Stream> Origins<S> {
                 link: Link::new(stream, front.generation(), false, there),
                 address,
                 client: Some(key),
+                prefix: Some(prefix),
                 connecting: !there,
                 others: addresses,
                 idle_since: Duration::ZERO,
@@ -259,6 +284,7 @@ impl<S: Stream> Origins<S> {
             }
             return;
         }
+        self.shares.give(prefix);
         if let Some(client) = front.clients.get_mut(key) {
             client.session.upstream_failed(failure, &mut front.world);
         }
@@ -286,10 +312,13 @@ impl<S: Stream> Origins<S> {
             Went::Somewhere => true,
             Went::Wrong(error) => {
                 let others = std::mem::take(&mut upstream.others);
-                if upstream.connecting && !others.is_empty() {
+                if upstream.connecting
+                    && !others.is_empty()
+                    && let Some(prefix) = upstream.prefix.take()
+                {
                     client.session.place = None;
                     self.close(front, place);
-                    self.connect(front, key, others);
+                    self.connect(front, key, prefix, others);
                 } else {
                     let failure = failure_of(&error);
                     client.session.upstream_failed(failure, &mut front.world);
@@ -325,6 +354,9 @@ impl<S: Stream> Origins<S> {
         }
         upstream.client = None;
         upstream.idle_since = now;
+        if let Some(prefix) = upstream.prefix.take() {
+            self.shares.give(prefix);
+        }
         let key = place | BEHIND;
         let watched = upstream.link.watch(front.host, key, Interest::READABLE);
         let deadline = now + limits.idle;
@@ -410,6 +442,9 @@ impl<S: Stream> Origins<S> {
     ) {
         if let Some(upstream) = self.upstreams.try_remove(place) {
             upstream.link.close(front.host);
+            if let Some(prefix) = upstream.prefix {
+                self.shares.give(prefix);
+            }
             self.idle.closed(upstream.address, place);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::super::request::{end_of_head, tokens};
+use super::super::request::{Persistence, end_of_head};
 use super::body::Body;
 
 /// Most header fields of a response.
@@ -112,22 +112,12 @@ fn head<'h, 'b>(
     if !(100..=599).contains(&status) {
         return None;
     }
-    let mut keep_alive = version >= 1;
+    let mut persistence = Persistence::new(version);
     let (mut length, mut coded) = (None, None);
     for field in fields {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         match field.name.len() {
-            10 if is("Connection") => {
-                for option in tokens(field.value) {
-                    if option.eq_ignore_ascii_case(b"close") {
-                        keep_alive = false;
-                        break;
-                    }
-                    if option.eq_ignore_ascii_case(b"keep-alive") {
-                        keep_alive = true;
-                    }
-                }
-            }
+            10 if is("Connection") => persistence.note(field.value),
             14 if is("Content-Length") => {
                 // One number, or the same again and again (RFC 9112 §6.3).
                 for value in field.value.split(|&byte| byte == b',') {
@@ -145,6 +135,7 @@ fn head<'h, 'b>(
             _ => {}
         }
     }
+    let mut keep_alive = persistence.holds();
     let none = to_head || status < 200 || status == 204 || status == 304;
     let body = match (coded, length) {
         _ if none => Body::Length(0),
@@ -242,6 +233,12 @@ mod tests {
                 "Content-Length: 1\r\nConnection: keep-alive\r\n",
                 Body::Length(1),
                 true,
+            ),
+            (
+                "1.1 200",
+                "Content-Length: 2\r\nConnection: close\r\nConnection: keep-alive\r\n",
+                Body::Length(2),
+                false,
             ),
             (
                 "1.1 200",

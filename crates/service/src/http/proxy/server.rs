@@ -156,12 +156,12 @@ impl World for Shared {
         &self.clock
     }
 
-    fn tick(&mut self, now: Duration, unix: u64) {
-        if self.clock.set(now, unix)
-            && let Some(log) = &mut self.log
-        {
-            log.flush();
-        }
+    fn tick(&mut self, now: Duration, unix: u64) -> bool {
+        self.clock.set(now, unix)
+    }
+
+    fn log(&mut self) -> Option<&mut Log> {
+        self.log.as_mut()
     }
 
     fn limits(&self) -> &Limits {

@@ -34,6 +34,8 @@ pub enum Failure {
     Timeout,
     /// This proxy has no room for a further connection: 503.
     Full,
+    /// This proxy does not go there: 403.
+    Denied,
 }
 
 /// What becomes of a connection to an origin that is no longer needed.
@@ -153,9 +155,9 @@ impl Session {
         let own = self.connection.deadline_within(&shared.spec.limits);
         match &self.exchange {
             // While the client is the slow one its own deadline counts.
-            Some(exchange) if self.connection.unsent() < ANSWER_FULL => {
-                own.min(exchange.deadline(&shared.spec.upstream))
-            }
+            Some(exchange) if self.connection.unsent() < ANSWER_FULL => own
+                .min(exchange.client_deadline(&shared.spec.limits))
+                .min(exchange.origin_deadline(&shared.spec.upstream)),
             _ => own,
         }
     }
@@ -167,10 +169,10 @@ impl Session {
             return;
         }
         if now < self.connection.deadline_within(&shared.spec.limits) {
-            let waits_for_client = self.exchange.as_ref().is_some_and(|exchange| {
-                exchange.output().0.is_empty() && !exchange.content.is_over()
-            });
-            return match waits_for_client {
+            let limits = &shared.spec.limits;
+            let exchange = self.exchange.as_ref();
+            let late = exchange.is_some_and(|exchange| now >= exchange.client_deadline(limits));
+            return match late {
                 true => self.fail(Status::REQUEST_TIMEOUT, shared),
                 false => self.upstream_failed(Failure::Timeout, shared),
             };
@@ -218,8 +220,10 @@ impl Session {
     /// What is to be sent to the origin next; true if more follows at once.
     pub fn upstream_output(&self) -> (&[u8], bool) {
         match &self.exchange {
-            Some(exchange) => exchange.output(),
-            None => (&[], false),
+            Some(exchange) if !matches!(exchange.link, Link::Collecting { .. }) => {
+                exchange.output()
+            }
+            _ => (&[], false),
         }
     }
 
@@ -284,6 +288,7 @@ impl Session {
             Failure::Broken => Status::BAD_GATEWAY,
             Failure::Timeout => Status::GATEWAY_TIMEOUT,
             Failure::Full => Status::SERVICE_UNAVAILABLE,
+            Failure::Denied => Status::FORBIDDEN,
         };
         self.fail(status, shared);
     }
@@ -299,7 +304,8 @@ impl Session {
             return;
         }
         let now = shared.clock.now();
-        let used = exchange.take_content(self.connection.waiting(), now);
+        let limits = &shared.spec.limits;
+        let used = exchange.take_content(self.connection.waiting(), now, limits);
         let too_much = exchange.taken() > shared.spec.limits.content_bytes;
         match used {
             Some(used) if !too_much => self.connection.used(used),

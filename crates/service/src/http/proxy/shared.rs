@@ -1,5 +1,8 @@
 //! What all connections of a proxy share.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::super::log::Log;
 use super::super::site::{Clock, Counts};
 use super::Spec;
@@ -48,6 +51,8 @@ pub struct Shared {
     pub uses: Uses,
     /// The access log.
     pub log: Option<Log>,
+    /// Bytes of content that are collected now.
+    pub(super) collected: Rc<Cell<usize>>,
     /// Its name in Via.
     pub(super) pseudonym: String,
     /// Room for the key of the request at hand.
@@ -66,6 +71,7 @@ impl Shared {
             counts: Counts::default(),
             uses: Uses::default(),
             log: None,
+            collected: Rc::default(),
             pseudonym: format!("tidewall-{number:x}"),
             key: Vec::new(),
         }
