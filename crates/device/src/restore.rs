@@ -20,9 +20,13 @@
 //! so; steps must bear that (writing a value and deleting a thing do).
 //!
 //! What it cannot survive: SIGKILL sent to itself, a kill of the whole cgroup,
-//! and the machine going down.
+//! and the machine going down. For the second there is a [`record`] of what is
+//! to be undone.
+
+pub mod record;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -34,6 +38,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::raw::{ethtool, fork, syscall};
+use record::Record;
 
 /// Most undo steps registered at one time.
 pub const STEPS: usize = fork::STEPS;
@@ -65,6 +70,7 @@ struct Shared {
 struct Registered {
     next: u64,
     live: usize,
+    record: Option<Record>,
 }
 
 impl Drop for Shared {
@@ -77,6 +83,12 @@ impl Drop for Shared {
                 let _ = socket.shutdown(Shutdown::Both);
             }
             fork::reap(self.pid);
+            let registered = self.registered.get_mut();
+            let registered = registered.unwrap_or_else(PoisonError::into_inner);
+            // The guardian has done it, unless it was killed before.
+            if let Some(record) = registered.record.take_if(|_| registered.live == 0) {
+                record.remove();
+            }
         }
     }
 }
@@ -91,7 +103,7 @@ impl Shared {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let number = registered.next;
-        self.send(operation, number, payload)?;
+        self.note(&mut registered, operation, number, payload)?;
         registered.next += 1;
         registered.live += 1;
         Ok(number)
@@ -102,9 +114,24 @@ impl Shared {
             .registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.send(fork::FORGET, number, &[])?;
         registered.live = registered.live.saturating_sub(1);
-        Ok(())
+        self.note(&mut registered, fork::FORGET, number, &[])
+    }
+
+    /// Says it to the guardian, and puts it on record first.
+    fn note(
+        &self,
+        registered: &mut Registered,
+        operation: u32,
+        number: u64,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        if self.owner == std::process::id()
+            && let Some(record) = &mut registered.record
+        {
+            record.append(&fork::message(operation, number, payload))?;
+        }
+        self.send(operation, number, payload)
     }
 
     fn send(&self, operation: u32, number: u64, payload: &[u8]) -> io::Result<()> {
@@ -112,12 +139,7 @@ impl Shared {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-        let mut message = Vec::with_capacity(fork::HEADER + payload.len());
-        message.extend_from_slice(&operation.to_ne_bytes());
-        message.extend_from_slice(&(payload.len() as u32).to_ne_bytes());
-        message.extend_from_slice(&number.to_ne_bytes());
-        message.extend_from_slice(payload);
-        fork::send_all(socket.as_fd(), &message)
+        fork::send_all(socket.as_fd(), &fork::message(operation, number, payload))
     }
 }
 
@@ -129,8 +151,29 @@ impl Guardian {
     /// # Errors
     /// What `socketpair`, `pidfd_open` (Linux 5.3) or `fork` report.
     pub fn start() -> io::Result<Guardian> {
-        let (socket, pid) = fork::start()?;
-        let registered = Mutex::new(Registered { next: 1, live: 0 });
+        Self::start_with(None)
+    }
+
+    /// The same, with what is registered kept in a `record`, which the guardian
+    /// removes at its end.
+    ///
+    /// # Errors
+    /// As [`Guardian::start`].
+    pub fn start_recorded(record: Record) -> io::Result<Guardian> {
+        let path = record.path_text()?;
+        let guardian = Self::start_with(Some(record))?;
+        // As the oldest step: the last to be undone.
+        guardian.shared.send(fork::REMOVE, 0, &path)?;
+        Ok(guardian)
+    }
+
+    fn start_with(record: Option<Record>) -> io::Result<Guardian> {
+        let (socket, pid) = fork::start(record.as_ref().map(Record::descriptor))?;
+        let registered = Mutex::new(Registered {
+            next: 1,
+            live: 0,
+            record,
+        });
         let owner = std::process::id();
         Ok(Guardian {
             shared: Arc::new(Shared {
@@ -246,6 +289,27 @@ enum Step {
     Run(Vec<String>),
     Request([u8; ethtool::NAME_BYTES], Vec<u8>),
     Remove(PathBuf),
+}
+
+/// What it does.
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Write(path, bytes) => {
+                let value = String::from_utf8_lossy(bytes);
+                write!(f, "{} set to {}", path.display(), value.trim_end())
+            }
+            Step::Run(arguments) => f.write_str(&arguments.join(" ")),
+            Step::Request(interface, _) => {
+                let name = interface
+                    .split(|&byte| byte == 0)
+                    .next()
+                    .unwrap_or_default();
+                write!(f, "features of {}", String::from_utf8_lossy(name))
+            }
+            Step::Remove(path) => write!(f, "{} removed", path.display()),
+        }
+    }
 }
 
 impl Step {

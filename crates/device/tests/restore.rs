@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tidewall_device::restore::record::Record;
 use tidewall_device::restore::{Guardian, Knob, STEP_BYTES, STEPS};
 
 const DIRECTORY: &str = "TW_RESTORE_DIRECTORY";
@@ -76,7 +77,14 @@ fn send_signal(signal: &str, target: &str) {
 fn subject() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("started by another test"));
     let knob = directory.join("knob");
-    let guardian = Guardian::start().unwrap();
+    let (record, _) = Record::open(&directory.join("record")).unwrap();
+    let guardian = Guardian::start_recorded(record).unwrap();
+    // The guardian's last step but one, for the test that makes it wait.
+    let wait = format!(
+        "while test -e {}/wait; do sleep 0.01; done",
+        directory.display()
+    );
+    let _wait = guardian.on_exit_run(&["/bin/sh", "-c", &wait]).unwrap();
     let _one = Knob::set(&guardian, &knob, "one\n").unwrap();
     let script = format!("cat {0}/knob >> {0}/log", directory.display());
     let _log = guardian.on_exit_run(&["/bin/sh", "-c", &script]).unwrap();
@@ -125,6 +133,7 @@ fn killed_process_is_undone_newest_first() {
     );
     assert_eq!(directory.value(), "old\n");
     assert!(!directory.0.join("made").exists());
+    assert!(!directory.0.join("record").exists());
     // The command ran after the newer value was undone, before the older.
     assert_eq!(
         fs::read_to_string(directory.0.join("log")).unwrap(),
@@ -141,13 +150,14 @@ fn signals_to_the_group_do_not_reach_the_guardian() {
     }
     let name = fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap();
     assert_eq!(name, "tw-guardian\n");
-    // Only its socket, the pidfd and /dev/null: no pipe of ours is held open.
+    // Only its socket, the pidfd, the record and /dev/null: no pipe of ours is
+    // held open.
     let mut open: Vec<String> = fs::read_dir(format!("/proc/{guardian}/fd"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     open.sort();
-    assert_eq!(open, ["0", "1", "2", "3", "4"]);
+    assert_eq!(open, ["0", "1", "2", "3", "4", "5"]);
     assert_eq!(directory.value(), "two\n");
     send_signal("-KILL", &format!("-{}", child.id()));
     child.wait().unwrap();
@@ -269,4 +279,93 @@ fn dead_guardian_refuses_before_anything_is_touched() {
         "{error}"
     );
     assert_eq!(directory.value(), "old\n");
+}
+
+/// As by a kill of the whole cgroup.
+fn kill_with_guardian(child: &mut Child, guardian: i32) {
+    send_signal("-KILL", &guardian.to_string());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(wait_until(|| ended(guardian)));
+}
+
+#[test]
+fn what_was_killed_with_its_guardian_is_undone_by_the_next() {
+    let directory = Directory::new("cgroup");
+    let record = directory.0.join("record");
+    // Twice: the second one undoes what the first has left, then changes it.
+    for _ in 0..2 {
+        let (mut child, guardian) = start_subject(&directory.0);
+        assert_eq!(directory.value(), "two\n");
+        kill_with_guardian(&mut child, guardian);
+        assert_eq!(directory.value(), "two\n", "nobody was left to undo it");
+    }
+    let (record_file, undone) = Record::open(&record).unwrap();
+    assert_eq!(directory.value(), "old\n");
+    let log = fs::read_to_string(directory.0.join("log")).unwrap();
+    assert!(log.ends_with("one\n"), "newest first: {log}");
+    assert!(!directory.0.join("made").exists());
+    let knob_at = directory.knob().display().to_string();
+    assert!(
+        undone.contains(&format!("{knob_at} set to old")),
+        "{undone:?}"
+    );
+    // What it restores itself is what the first one had found.
+    let guardian = Guardian::start_recorded(record_file).unwrap();
+    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    assert_eq!(knob.old(), "old");
+    drop(knob);
+    drop(guardian);
+    assert_eq!(directory.value(), "old\n");
+    assert!(!record.exists(), "nothing is left of an orderly end");
+}
+
+/// The first is dead, its guardian not done: what the knob holds is not what it
+/// held before.
+#[test]
+fn a_restart_waits_for_the_guardian() {
+    let directory = Directory::new("restart");
+    let (mut child, guardian) = start_subject(&directory.0);
+    let wait = directory.0.join("wait");
+    fs::write(&wait, "").unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (record, knob) = (directory.0.join("record"), directory.knob());
+    let next = std::thread::spawn(move || {
+        let (record, undone) = Record::open(&record).unwrap();
+        (record, undone, fs::read_to_string(knob).unwrap())
+    });
+    // The guardian's younger steps are done, it hangs in the oldest.
+    assert!(wait_until(|| directory.value() == "old\n"));
+    fs::write(directory.knob(), "not yet\n").unwrap();
+    assert!(!ended(guardian) && !next.is_finished());
+    fs::write(directory.knob(), "old\n").unwrap();
+    fs::remove_file(wait).unwrap();
+    let (record, undone, value) = next.join().unwrap();
+    assert!(wait_until(|| ended(guardian)), "it was waited for");
+    assert_eq!((undone.as_slice(), value.as_str()), (&[][..], "old\n"));
+    // And it is ours now, although the guardian has removed the one it had.
+    let busy = Record::open(&directory.0.join("record")).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::ResourceBusy, "{busy}");
+    drop(record);
+}
+
+#[test]
+fn a_live_process_keeps_its_record() {
+    let directory = Directory::new("live");
+    let (mut child, guardian) = start_subject(&directory.0);
+    let busy = Record::open(&directory.0.join("record")).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::ResourceBusy);
+    let said = busy.to_string();
+    assert!(
+        said.starts_with(&format!("process {} has it", child.id())),
+        "{said}"
+    );
+    assert_eq!(directory.value(), "two\n");
+    // It holds on to it without its guardian, too.
+    send_signal("-KILL", &guardian.to_string());
+    let busy = Record::open(&directory.0.join("record")).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::ResourceBusy);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -8,11 +8,12 @@
 //! | `stat` | a [`crate::snapshot::StackSnapshot`] |
 //! | `trace N` | a [`Trace`] of the next N frames, after they came or two seconds passed |
 
+mod listener;
+
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,6 +29,7 @@ use crate::raw::poll;
 use crate::snapshot::StackSnapshot;
 use crate::stack::{Core, lock};
 use crate::trace::Line;
+use listener::Listener;
 
 /// Where the sockets are.
 pub const DIRECTORY: &str = "/run/tidewall";
@@ -83,7 +85,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 impl Control {
     /// Follows the interface, and answers if it `listens`.
     pub(crate) fn start(core: &Arc<Core>, listens: bool, watch: LinkWatch) -> io::Result<Self> {
-        let (path, listener) = listens.then(listen).transpose()?.unzip();
+        let listener = listens.then(listen).transpose()?;
+        let path = listener.as_ref().map(|listener| listener.path().to_owned());
         let removal = core.device.as_ref().and_then(|device| {
             let device = lock(device);
             // A socket that is left behind is no reason not to start.
@@ -94,7 +97,7 @@ impl Control {
         let (weak, ended, wake) = (Arc::downgrade(core), stop.clone(), link.clone());
         let thread = std::thread::Builder::new()
             .name("tw-control".to_owned())
-            .spawn(move || serve(listener.as_ref(), watch, &wake, &weak, &ended))?;
+            .spawn(move || serve(listener, watch, &wake, &weak, &ended))?;
         Ok(Control {
             path,
             removal,
@@ -105,16 +108,18 @@ impl Control {
     }
 }
 
-fn listen() -> io::Result<(PathBuf, UnixListener)> {
+fn listen() -> io::Result<Listener> {
     fs::create_dir_all(DIRECTORY)?;
     // A process may have several stacks.
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = Path::new(DIRECTORY).join(format!("{}.{number}.sock", std::process::id()));
     let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    Ok((path, listener))
+    Listener::open(path)
+}
+
+/// Whether a file of [`DIRECTORY`] is named as a stack's socket.
+pub fn is_socket(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("sock"))
 }
 
 impl Drop for Control {
@@ -133,20 +138,22 @@ impl Drop for Control {
 }
 
 fn serve(
-    listener: Option<&UnixListener>,
+    mut listener: Option<Listener>,
     mut watch: LinkWatch,
     link: &LinkState,
     core: &Weak<Core>,
     stop: &AtomicBool,
 ) {
-    let descriptors = [
-        link.wake.descriptor(),
-        watch.descriptor(),
-        listener.map_or(-1, AsRawFd::as_raw_fd),
-    ];
     let mut fired = Vec::new();
     while !stop.load(Ordering::Acquire) {
-        if poll::readable(&descriptors, watch.timeout(), &mut fired).is_err() {
+        let descriptors = [
+            link.wake.descriptor(),
+            watch.descriptor(),
+            listener.as_ref().map_or(-1, Listener::descriptor),
+        ];
+        let paused = listener.as_ref().and_then(Listener::timeout);
+        let timeout = watch.timeout().into_iter().chain(paused).min();
+        if poll::readable(&descriptors, timeout, &mut fired).is_err() {
             // A signal's handler ran.
             fired.clear();
         }
@@ -157,7 +164,7 @@ fn serve(
         let Some(core) = core.upgrade() else { return };
         watch.turn(&core);
         if fired.contains(&2)
-            && let Some(Ok((stream, _))) = listener.map(UnixListener::accept)
+            && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {
             // A client that goes away in the middle is its own loss.
             let _ = answer(&stream, &core, stop);
@@ -246,7 +253,8 @@ pub fn live() -> io::Result<Vec<PathBuf>> {
         Err(error) => return Err(error),
     };
     let mut paths = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
+    let paths_there = entries.flatten().map(|entry| entry.path());
+    for path in paths_there.filter(|path| is_socket(path)) {
         match UnixStream::connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = fs::remove_file(&path);

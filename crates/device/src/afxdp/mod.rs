@@ -22,6 +22,7 @@ use crate::demux::layout::QUEUES;
 use crate::ethtool::{self, Coalescing, Features, Filters, Flow, Steering};
 use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
 use crate::raw::syscall;
+use crate::restore::record::{self, Record};
 use crate::restore::{Guardian, Knob};
 
 mod checksums;
@@ -141,7 +142,7 @@ impl AfXdp {
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON; ENODEV; EBUSY when
-    /// another program is attached; EINVAL for a configuration out of range;
+    /// another program is attached or another process has the interface; EINVAL for a configuration out of range;
     /// what the kernel reports otherwise. Nothing is left behind.
     pub fn open(config: &Config) -> io::Result<Self> {
         let invalid =
@@ -162,8 +163,9 @@ impl AfXdp {
         let interface = syscall::interface_index(&config.interface)?;
         let mut warnings = Vec::new();
         // Before anything is mapped: its image of us is small then.
-        let guardian = match Guardian::start() {
+        let guardian = match guard(&config.interface, &mut warnings) {
             Ok(guardian) => Some(guardian),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(error),
             Err(error) => {
                 warnings.push(format!(
                     "no guardian process ({error}): interrupt deferral left as it is"
@@ -280,6 +282,27 @@ impl AfXdp {
     /// The demux tables.
     pub fn tables(&self) -> Arc<Tables> {
         self.program.tables()
+    }
+}
+
+/// Starts the guardian, with a record in case that both are killed; undoes first
+/// what such a kill has left.
+fn guard(interface: &str, warnings: &mut Vec<String>) -> io::Result<Guardian> {
+    match Record::of(interface) {
+        Ok((record, undone)) => {
+            let left = |step| format!("an earlier process had left it to be done: {step}");
+            warnings.extend(undone.into_iter().map(left));
+            Guardian::start_recorded(record)
+        }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(error),
+        Err(error) => {
+            warnings.push(format!(
+                "no record in {} ({error}): a kill of the whole cgroup would leave settings of \
+                 {interface} changed",
+                record::DIRECTORY
+            ));
+            Guardian::start()
+        }
     }
 }
 

@@ -50,7 +50,9 @@ const COMMAND_LIMIT_MS: c_int = 10_000;
 /// Where the child puts its descriptors; everything above is closed.
 const SOCKET: RawFd = 3;
 const PARENT: RawFd = 4;
-const FIRST_CLOSED: RawFd = 5;
+/// The lock on the record of what is to be undone, where there is one.
+const LOCK: RawFd = 5;
+const FIRST_CLOSED: RawFd = 6;
 
 struct Step {
     /// [`WRITE`], [`RUN`], or 0 for a free slot.
@@ -61,11 +63,13 @@ struct Step {
 }
 
 /// Forks the child. Returns once it is safe from signals sent to the parent's
-/// process group or terminal: the socket to send messages to, and its pid.
+/// process group or terminal: the socket to send messages to, and its pid. A
+/// `lock` (flock(2)) is kept until all is undone, and then let go whoever else
+/// has inherited it.
 ///
 /// # Errors
 /// What `socketpair`, `fork` or the child's own start report.
-pub(crate) fn start() -> io::Result<(UnixStream, i32)> {
+pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, i32)> {
     let (ours, theirs) = UnixStream::pair()?;
     // SAFETY: no pointers. The flag-free pidfd_open (Linux 5.3) of ourselves.
     let parent = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as RawFd;
@@ -104,6 +108,7 @@ pub(crate) fn start() -> io::Result<(UnixStream, i32)> {
         child(
             theirs.as_raw_fd(),
             parent.as_raw_fd(),
+            lock.map(|lock| lock.as_raw_fd()),
             &mut steps,
             &mut buffer,
         );
@@ -122,6 +127,16 @@ pub(crate) fn start() -> io::Result<(UnixStream, i32)> {
         return Err(error);
     }
     Ok((ours, pid))
+}
+
+/// A message to the child.
+pub(crate) fn message(operation: u32, number: u64, payload: &[u8]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER + payload.len());
+    message.extend_from_slice(&operation.to_ne_bytes());
+    message.extend_from_slice(&(payload.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&number.to_ne_bytes());
+    message.extend_from_slice(payload);
+    message
 }
 
 /// Sends all of `bytes` without SIGPIPE, whatever the process does about it.
@@ -160,8 +175,14 @@ pub(crate) fn reap(pid: i32) {
 }
 
 /// The child, from fork to exit.
-fn child(socket: RawFd, parent: RawFd, steps: &mut [Step], buffer: &mut [u8]) -> ! {
-    detach(socket, parent);
+fn child(
+    socket: RawFd,
+    parent: RawFd,
+    lock: Option<RawFd>,
+    steps: &mut [Step],
+    buffer: &mut [u8],
+) -> ! {
+    detach(socket, parent, lock);
     if write_all(SOCKET, &[1]) {
         listen(steps, buffer);
     }
@@ -180,13 +201,16 @@ fn child(socket: RawFd, parent: RawFd, steps: &mut [Step], buffer: &mut [u8]) ->
         }
         step.operation = 0;
     }
-    // SAFETY: ends the process without running exit handlers, which belong
-    // to the parent.
-    unsafe { libc::_exit(0) }
+    // SAFETY: no pointers; without a lock nothing is open there. Then ends the
+    // process without running exit handlers, which belong to the parent.
+    unsafe {
+        libc::flock(LOCK, libc::LOCK_UN);
+        libc::_exit(0)
+    }
 }
 
 /// Cuts every tie to the parent but the socket and the two shared namespaces.
-fn detach(socket: RawFd, parent: RawFd) {
+fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
     // SAFETY: system calls with valid constant strings and integers only.
     // Failures leave the child less well hidden but still useful, so they are
     // not looked at; if the descriptors could not be placed, the first write
@@ -207,8 +231,13 @@ fn detach(socket: RawFd, parent: RawFd) {
         // other; dup2 also makes copies that no longer close on exec.
         let socket = libc::fcntl(socket, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED);
         let parent = libc::fcntl(parent, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED);
+        let lock = lock.map(|lock| libc::fcntl(lock, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED));
         libc::dup2(socket, SOCKET);
         libc::dup2(parent, PARENT);
+        match lock {
+            Some(lock) => libc::dup2(lock, LOCK),
+            None => libc::close(LOCK),
+        };
         // The standard three stay open on /dev/null: a command run later must
         // not find its files there, and a pipe of the parent's must end.
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
@@ -342,7 +371,9 @@ fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> Option
     Some(filled - start)
 }
 
-fn header(message: &[u8]) -> Option<(u32, u32, u64)> {
+/// Operation, length of the payload and number of the message that begins with
+/// these bytes, if all of its header is there.
+pub(crate) fn header(message: &[u8]) -> Option<(u32, u32, u64)> {
     let (operation, rest) = message.split_first_chunk::<4>()?;
     let (length, rest) = rest.split_first_chunk::<4>()?;
     let (number, _) = rest.split_first_chunk::<8>()?;

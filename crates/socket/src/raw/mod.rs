@@ -6,3 +6,4 @@ pub(crate) mod epoll;
 pub(crate) mod netlink;
 pub(crate) mod options;
 pub(crate) mod poll;
+pub(crate) mod unix;

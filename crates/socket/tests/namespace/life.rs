@@ -1,7 +1,9 @@
 //! How stacks end, and what they leave.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -390,6 +392,29 @@ pub fn probes_that_the_kernel_drops_are_warned_of() {
     assert_eq!(stack.warnings(), [] as [String; 0]);
 }
 
+/// As a cleaner of /run does, or systemd at the end of its RuntimeDirectory.
+pub fn a_stack_whose_socket_was_removed_ends() {
+    let stack = stack_with(EmbeddedConfig {
+        control: true,
+        ..config()
+    });
+    fs::remove_file(own_socket()).unwrap();
+    let (ended, has_ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(stack);
+        let _ = ended.send(());
+    });
+    has_ended.recv_timeout(Duration::from_secs(10)).unwrap();
+}
+
+/// The control socket of this process's stack.
+fn own_socket() -> PathBuf {
+    let mine = format!("/{}.", std::process::id());
+    let mut live = control::live().unwrap().into_iter();
+    live.find(|path| path.to_string_lossy().contains(&mine))
+        .unwrap()
+}
+
 pub fn a_live_stack_answers_stat_and_trace() {
     let stack = stack_with(EmbeddedConfig {
         control: true,
@@ -400,12 +425,7 @@ pub fn a_live_stack_answers_stat_and_trace() {
     for n in 0..5u8 {
         ask(&client, at(HERE4, SERVICE), &[n; 8]);
     }
-    let mine = format!("/{}.", std::process::id());
-    let path = control::live()
-        .unwrap()
-        .into_iter()
-        .find(|path| path.to_string_lossy().contains(&mine))
-        .unwrap();
+    let path = own_socket();
     let snapshot: StackSnapshot =
         serde_json::from_str(&control::ask(&path, "stat").unwrap()).unwrap();
     assert_eq!(snapshot.interface, HERE);

@@ -75,6 +75,7 @@ system_tests! {
     life::strangers_do_not_reach_the_helpers on 1,
     life::probes_that_the_kernel_drops_are_warned_of on 1,
     life::a_live_stack_answers_stat_and_trace on 1,
+    life::a_stack_whose_socket_was_removed_ends on 1,
     readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,

@@ -1,18 +1,64 @@
-//! What earlier runs may have left: namespaces and control sockets.
+//! What earlier runs may have left: settings, namespaces and control sockets.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use tidewall_device::restore::record::{self, Left};
 use tidewall_socket::control;
 
 use super::{Finding, tool};
+use crate::end::{Failure, Outcome, say_line};
 
 /// Looks for leftovers.
 pub fn check() -> Vec<Finding> {
     vec![
+        settings(record::left()),
         namespaces(Path::new("/run/netns"), in_use),
         sockets(Path::new(control::DIRECTORY)),
     ]
+}
+
+/// Settings that a process could not put back, killed as it was with its
+/// guardian.
+fn settings(left: io::Result<Vec<Left>>) -> Finding {
+    const CHECK: &str = "leftover settings";
+    let left = match left {
+        Ok(left) => left,
+        Err(error) => {
+            let text = format!("reading {}: {error}", record::DIRECTORY);
+            return Finding::unknown(CHECK, text);
+        }
+    };
+    if left.is_empty() {
+        return Finding::ok(CHECK, "none");
+    }
+    let one = |left: &Left| format!("{}: {}", left.interface, left.steps.join("; "));
+    let all: Vec<String> = left.iter().map(one).collect();
+    Finding::warning(
+        CHECK,
+        format!(
+            "a process that was killed with its tw-guardian has left to be done for {}; until then \
+             interrupts may come late; the next stack on the interface does it, too",
+            all.join(", and for ")
+        ),
+        "tidewall doctor --mend",
+    )
+}
+
+/// Puts back what is left, of one interface if it is named, and says what.
+pub fn mend(interface: Option<&str>) -> Outcome {
+    let failed =
+        |error: io::Error| Failure::io(&format!("putting back by {}", record::DIRECTORY), &error);
+    for left in record::left().map_err(failed)? {
+        if interface.is_some_and(|interface| interface != left.interface) {
+            continue;
+        }
+        for step in record::mend(&left).map_err(failed)? {
+            say_line(&format!("{}: {step}", left.interface))?;
+        }
+    }
+    Ok(())
 }
 
 /// True when a process lives in a namespace; on doubt too.
@@ -66,6 +112,7 @@ fn sockets(directory: &Path) -> Finding {
     const CHECK: &str = "stale sockets";
     let dead: Vec<String> = names(directory)
         .into_iter()
+        .filter(|name| control::is_socket(Path::new(name)))
         .filter(|name| {
             let refused = UnixStream::connect(directory.join(name))
                 .err()
@@ -102,6 +149,13 @@ mod tests {
     }
 
     #[test]
+    fn what_was_left_comes_with_what_mends_it() {
+        assert_eq!(settings(Ok(Vec::new())).severity, Severity::Ok);
+        let denied = settings(Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(denied.severity, Severity::Warning);
+    }
+
+    #[test]
     fn only_idle_namespaces_of_ours_are_leftovers() {
         let path = directory("netns");
         for name in ["tw-old", "tw-used", "other"] {
@@ -122,6 +176,7 @@ mod tests {
         let path = directory("sockets");
         let live = UnixListener::bind(path.join("1.0.sock")).unwrap();
         drop(UnixListener::bind(path.join("2.0.sock")).unwrap());
+        std::fs::write(path.join("record"), "").unwrap();
         let finding = sockets(&path);
         assert_eq!(
             finding.mend,

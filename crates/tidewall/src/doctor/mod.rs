@@ -20,14 +20,17 @@ use crate::table::wrap;
 
 /// Check kernel, privileges, interface and firewall, and say what mends what is wrong.
 ///
-/// Looks only; it changes nothing. Interfaces of live stacks are checked, and
-/// the one named by --interface. Some checks need root, or ethtool and ip;
-/// without them they say so.
+/// Looks only; it changes nothing but with --mend. Interfaces of live stacks are
+/// checked, and the one named by --interface. Some checks need root, or ethtool
+/// and ip; without them they say so.
 #[derive(clap::Args)]
 #[command(
-    override_usage = "tidewall doctor [--interface IF] [--json]",
+    override_usage = "tidewall doctor [--interface IF] [--json | --mend]",
     after_help = "Examples:\n  tidewall doctor                     this host and the interfaces of live stacks\n  \
     tidewall doctor --interface eth1    and whether eth1 suits\n  \
+    tidewall doctor --mend              what stacks left that were killed with their tw-guardian (docker\n                                      \
+    kill, a cgroup out of memory): put back, and nothing else; for a\n                                      \
+    service, ExecStopPost=tidewall doctor --mend --interface eth1\n  \
     tidewall doctor --json | jq '.[] | select(.severity == \"problem\")'\n\n\
     Severities: ok; warning (works, but slower, or something to know); problem (does not work, or not \
     safely). Exit codes: 0 no problem; 1 a problem was found; 2 no such interface."
@@ -39,6 +42,10 @@ pub struct Arguments {
     /// Print a JSON array of findings
     #[arg(long)]
     json: bool,
+    /// Put back settings that a stack has left which was killed together with its tw-guardian,
+    /// and look at nothing else
+    #[arg(long, conflicts_with = "json")]
+    mend: bool,
 }
 
 /// How bad a finding is.
@@ -110,6 +117,10 @@ impl Finding {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
+    if arguments.mend {
+        // Of an interface that is gone, too: it may have been all that was left.
+        return leftovers::mend(arguments.interface.as_deref());
+    }
     if let Some(interface) = &arguments.interface {
         check_interface(interface)?;
     }

@@ -1,0 +1,146 @@
+//! The Unix socket that requests come to.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::raw::unix;
+
+/// For how long nobody is accepted when descriptors or memory have run out.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Listens where only the owner may connect.
+pub(super) struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Nobody is accepted until then: whoever cannot be accepted keeps the socket
+    /// readable, and waiting on it would not wait.
+    paused_until: Option<Instant>,
+}
+
+impl Listener {
+    /// # Errors
+    /// What `bind` reports.
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        Ok(Listener {
+            socket: unix::listen(&path, 0o600)?,
+            path,
+            paused_until: None,
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Readable when somebody waits; -1, which poll(2) ignores, while nobody is
+    /// accepted.
+    pub(super) fn descriptor(&self) -> i32 {
+        match self.timeout() {
+            Some(left) if !left.is_zero() => -1,
+            _ => self.socket.as_raw_fd(),
+        }
+    }
+
+    /// How long nobody is accepted yet.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        let until = self.paused_until?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Who waits, if anybody does.
+    pub(super) fn accept(&mut self) -> Option<UnixStream> {
+        self.paused_until = None;
+        let error = match self.socket.accept() {
+            Ok((stream, _)) => return Some(stream),
+            Err(error) => error,
+        };
+        let short = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+        if error
+            .raw_os_error()
+            .is_some_and(|code| short.contains(&code))
+        {
+            self.paused_until = Some(Instant::now() + BACK_OFF);
+        }
+        // Otherwise whoever waited has gone again.
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::raw::poll;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tw-listener-{}-{name}", std::process::id()))
+    }
+
+    /// From the first moment on: nothing sets it afterwards.
+    #[test]
+    fn only_the_owner_may_connect() {
+        let listener = Listener::open(path("mode")).unwrap();
+        let mode = fs::metadata(listener.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::remove_file(listener.path()).unwrap();
+    }
+
+    #[test]
+    fn a_path_too_long_is_an_error() {
+        let error = Listener::open(path(&"x".repeat(200)))
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    /// In a process of its own, which has few descriptors.
+    #[test]
+    fn without_descriptors_it_waits() {
+        let program = std::env::current_exe().unwrap();
+        let body = "control::listener::tests::inside_without_descriptors";
+        let status = Command::new("/bin/sh")
+            .args(["-c", "ulimit -n 40; exec \"$0\" \"$@\""])
+            .arg(program)
+            .args([body, "--exact", "--ignored", "--nocapture"])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    #[test]
+    #[ignore = "run by the test before it"]
+    fn inside_without_descriptors() {
+        let mut listener = Listener::open(path("short")).unwrap();
+        let _client = UnixStream::connect(listener.path()).unwrap();
+        fs::remove_file(listener.path()).unwrap();
+        let mut all = Vec::new();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            all.push(file);
+        }
+        // As the control thread does, for as long as three back-offs.
+        let (mut fired, mut turns) = (Vec::new(), 0);
+        let end = Instant::now() + 3 * BACK_OFF;
+        while Instant::now() < end {
+            let timeout = listener.timeout();
+            poll::readable(&[listener.descriptor()], timeout, &mut fired).unwrap();
+            if !fired.is_empty() {
+                assert!(listener.accept().is_none());
+            }
+            turns += 1;
+        }
+        assert!(turns <= 8, "{turns} turns");
+        // Nobody is forgotten over it.
+        all.clear();
+        let accepted = (0..8).find_map(|_| {
+            poll::readable(&[listener.descriptor()], listener.timeout(), &mut fired).unwrap();
+            listener.accept()
+        });
+        assert!(accepted.is_some());
+    }
+}

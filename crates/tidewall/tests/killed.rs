@@ -1,0 +1,132 @@
+//! A service that is killed together with its guardian, as by a kill of its
+//! whole cgroup, and what it takes to put its interface back. Needs root;
+//! skipped without.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::bed::Bed;
+use common::{Service, text};
+
+const KNOBS: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
+/// What an administrator has set before: not what a device begins with.
+const SET: &str = "3 70000";
+
+fn knobs(bed: &Bed) -> String {
+    let read = KNOBS.map(|knob| {
+        let path = format!("/sys/class/net/{}/{knob}", bed.interface);
+        let read = Bed::other(&bed.server, "cat", &[&path]).output().unwrap();
+        text(&read.stdout).trim().to_owned()
+    });
+    read.join(" ")
+}
+
+/// A bed whose knobs an administrator has set.
+fn bed(test: &str, name: &str) -> Option<Bed> {
+    let bed = Bed::or_skip(test, name)?;
+    for (knob, value) in KNOBS.iter().zip(SET.split(' ')) {
+        let script = format!("echo {value} > /sys/class/net/{}/{knob}", bed.interface);
+        let set = Bed::other(&bed.server, "sh", &["-c", &script]).status();
+        assert!(set.unwrap().success());
+    }
+    Some(bed)
+}
+
+fn serve(bed: &Bed) -> Service {
+    let service = Bed::command(
+        &bed.server,
+        &["serve", "echo", "--interface", &bed.interface],
+    );
+    let service = Service::start(service);
+    assert!(service.first.starts_with("echo on "), "{}", service.first);
+    service
+}
+
+/// Kills it and its guardian.
+fn kill_all(mut service: Service) {
+    let id = service.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let guardians: Vec<&str> = children.split_whitespace().collect();
+    assert_eq!(guardians.len(), 1, "{children}");
+    let killed = Command::new("kill")
+        .arg("-KILL")
+        .args(&guardians)
+        .arg(&id)
+        .status();
+    assert!(killed.unwrap().success());
+    service.process.0.wait().unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    let alive = |pid: &&str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| name.starts_with("tw-guardian"))
+            && Path::new(&format!("/proc/{pid}/exe")).exists()
+    };
+    while guardians.iter().any(alive) {
+        assert!(Instant::now() < end, "it is not gone");
+        std::thread::yield_now();
+    }
+}
+
+/// What the program prints in the server's namespace.
+fn doctor(bed: &Bed, arguments: &[&str]) -> String {
+    let output = Bed::command(&bed.server, &[&["doctor"], arguments].concat()).output();
+    text(&output.unwrap().stdout)
+}
+
+#[test]
+fn doctor_finds_and_mends_what_was_left() {
+    let Some(bed) = bed("doctor_finds_and_mends_what_was_left", "k") else {
+        return;
+    };
+    let service = serve(&bed);
+    assert_ne!(knobs(&bed), SET);
+    // What a live stack has set is not left over.
+    assert!(doctor(&bed, &[]).contains("leftover settings: none"));
+    assert_eq!(doctor(&bed, &["--mend"]), "");
+    assert_ne!(knobs(&bed), SET);
+    kill_all(service);
+    assert_ne!(knobs(&bed), SET, "nobody was left to put them back");
+    let found = doctor(&bed, &[]);
+    assert!(found.contains("mend: tidewall doctor --mend\n"), "{found}");
+    assert_eq!(doctor(&bed, &["--mend", "--interface", "lo"]), "");
+    let mended = doctor(&bed, &["--mend", "--interface", &bed.interface]);
+    assert!(
+        mended.contains("napi_defer_hard_irqs set to 3\n"),
+        "{mended}"
+    );
+    assert_eq!(knobs(&bed), SET);
+    assert!(doctor(&bed, &[]).contains("leftover settings: none"));
+}
+
+#[test]
+fn a_restart_restores_what_the_first_one_found() {
+    let Some(bed) = bed("a_restart_restores_what_the_first_one_found", "r") else {
+        return;
+    };
+    for _ in 0..3 {
+        kill_all(serve(&bed));
+        assert_ne!(knobs(&bed), SET);
+    }
+    serve(&bed).end();
+    assert_eq!(knobs(&bed), SET);
+}
+
+/// As systemd does with Restart=always: the guardian of the dead one may be at
+/// work while the next one begins.
+#[test]
+fn restarts_in_a_row_keep_what_the_first_one_found() {
+    let Some(bed) = bed("restarts_in_a_row_keep_what_the_first_one_found", "w") else {
+        return;
+    };
+    for _ in 0..5 {
+        let mut service = serve(&bed);
+        service.process.0.kill().unwrap();
+        service.process.0.wait().unwrap();
+    }
+    serve(&bed).end();
+    assert_eq!(knobs(&bed), SET);
+}
