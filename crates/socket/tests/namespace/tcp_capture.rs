@@ -1,17 +1,17 @@
 //! A clean run of TCP, as an independent dissector sees it: nothing malformed,
 //! and nothing sent twice that was not lost.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, Shutdown, TcpStream as KernelStream};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_socket::{Stack, TcpListener, TcpStream};
+use tidewall_wire::tcp::{Flags, Packet};
 
 use super::capture::pcap;
 use super::kernel::peer_index;
@@ -23,36 +23,49 @@ use super::tcp_bulk::{receive_all, send_all};
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOTAL: usize = 400_000;
 
-/// Collects every frame of an interface while something runs.
-struct Capture {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Vec<u8>>>,
-}
+/// Collects every frame of an interface until a connection on it is closed.
+struct Capture(JoinHandle<Vec<Vec<u8>>>);
 
 impl Capture {
     fn start(packets: Packets) -> Capture {
         let packets = packets.hold(64 << 20).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread = std::thread::spawn(move || {
+        Capture(std::thread::spawn(move || {
             let mut frames = Vec::new();
+            let mut ends = HashSet::new();
+            let end = Instant::now() + PATIENCE;
             loop {
-                match packets.receive() {
-                    Some(frame) => frames.push(frame),
-                    None if stopped.load(Ordering::Acquire) => return frames,
-                    None => std::thread::sleep(Duration::from_micros(100)),
+                let Some(frame) = packets.receive() else {
+                    assert!(Instant::now() < end, "the connection was not closed");
+                    std::thread::sleep(Duration::from_micros(100));
+                    continue;
+                };
+                let segment = segment(&frame);
+                // What acknowledges the second FIN is the last.
+                let closed = segment.is_some() && ends.len() == 2;
+                if let Some((port, _)) = segment.filter(|(_, flags)| flags.contains(Flags::FIN)) {
+                    ends.insert(port);
+                }
+                frames.push(frame);
+                if closed {
+                    return frames;
                 }
             }
-        });
-        Capture { stop, thread }
+        }))
     }
 
     fn finish(self) -> Vec<Vec<u8>> {
-        // The last segments are on their way.
-        std::thread::sleep(Duration::from_millis(100));
-        self.stop.store(true, Ordering::Release);
-        self.thread.join().unwrap()
+        self.0.join().unwrap()
     }
+}
+
+/// Source port and flags of a TCP segment in a frame.
+fn segment(frame: &[u8]) -> Option<(u16, Flags)> {
+    let (protocol, at) = match frame.get(12..14)? {
+        [0x86, 0xdd] => (frame.get(20)?, 54),
+        _ => (frame.get(23)?, 34),
+    };
+    let header = Packet::new(frame.get(at..)?).ok()?.header();
+    (*protocol == 6).then_some((header.source_port, header.flags))
 }
 
 /// What tshark prints of each TCP segment, by field.
