@@ -90,3 +90,30 @@ fn rules(ports: &str) -> String {
         }}"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testbed::{Config, privilege};
+
+    #[test]
+    fn the_proxy_stands_and_leaves_no_rules() {
+        let test = "the_proxy_stands_and_leaves_no_rules";
+        if let Err(missing) = privilege::check() {
+            return tidewall_skip::missing(test, missing);
+        }
+        if !tidewall_skip::has_programs(test, &["nft"]) {
+            return;
+        }
+        let testbed = Testbed::new(Config::default()).unwrap();
+        let listed = || testbed.in_server(&["nft", "list", "ruleset"]).unwrap();
+        let standing = match Front::Synproxy.put(&testbed, &[80, 81]) {
+            Ok(standing) => standing,
+            Err(error) => return tidewall_skip::inapplicable(test, format!("{error:#}")),
+        };
+        let rules = listed();
+        assert!(rules.contains("tcp dport { 80, 81 } ct state invalid,untracked synproxy"));
+        drop(standing);
+        assert!(!listed().contains(TABLE), "{}", listed());
+    }
+}
