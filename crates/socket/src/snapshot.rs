@@ -177,6 +177,10 @@ pub struct QueueSnapshot {
     pub stale: u64,
     /// Frames that the driver admitted and the receive ring lost.
     pub lost_in_ring: u64,
+    /// NAPI ids that polls use, with the interrupt masked and armed; 0: frames
+    /// come by interrupt.
+    #[serde(default)]
+    pub napi: [u32; 2],
     /// Rounds of receiving, and those that found nothing.
     pub rounds: u64,
     /// Frames that rounds had the driver process; the rest came by interrupt.
@@ -427,6 +431,7 @@ impl StackSnapshot {
                 delivered: read(&counters.delivered),
                 stale: read(&counters.stale),
                 lost_in_ring: read(&counters.lost_in_ring),
+                napi: lock(&queue.poller).napi().ids,
                 rounds: read(&counters.rounds),
                 driven: read(&counters.driven),
                 empty_rounds: read(&counters.empty_rounds),

@@ -463,6 +463,7 @@ pub mod tests {
                 delivered: frames - full,
                 stale: 0,
                 lost_in_ring: 0,
+                napi: [0; 2],
                 rounds: 10,
                 driven: 0,
                 empty_rounds: 5,
