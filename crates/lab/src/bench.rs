@@ -1,42 +1,40 @@
 //! One measurement: a service on a system, a load, and what came of it.
 
 mod front;
+mod idle;
+mod loads;
 mod processes;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_load::{BlastSpec, IdleSpec, LoadSpec, PingSpec, Prefix, SenderKind};
+use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
 use tidewall_service::{Kind, Reader, ServiceSpec};
 
 use front::Standing;
 pub(crate) use front::{Front, SYN_LIMIT};
+pub(crate) use idle::Held;
+use idle::open;
+pub(crate) use loads::{blast, flood, load, server};
 pub(crate) use processes::open_files;
-use processes::{Companions, idle_parts, s_client_parts};
+use processes::{Companions, s_client_parts};
 
 use crate::environment::Environment;
 use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::profile::{Profile, Recorder};
 use crate::system::{Control, System};
-use crate::testbed::{
-    CLIENT_INTERFACE, Config, NOWHERE, RealTime, SERVER, SERVER_MAC_ADDRESS, Testbed,
-};
+use crate::testbed::{Config, RealTime, Testbed};
 use crate::worker::{
     Account, Child, ClassSpec, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec,
     Times, Usage, Watch, run_load, scratch,
 };
 
-/// Load before measuring begins.
-pub(crate) const WARM_UP: Duration = Duration::from_millis(150);
-/// Time measured. Counters are sampled every 200 ms.
-pub(crate) const WINDOW: Duration = Duration::from_millis(500);
 /// Time for what is in flight to arrive or be dropped after a load.
 const SETTLE: Duration = Duration::from_millis(20);
 /// Time in which a service must answer before the first load, and after which a
@@ -107,20 +105,6 @@ pub(crate) struct Measured {
     /// Seconds, and how much processor time the calls of an event loop took in
     /// them, if that was counted.
     pub(crate) times: Option<(f64, LoopTimes)>,
-}
-
-/// Idle connections.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
-    /// How many were asked for.
-    pub(crate) connections: u32,
-    /// How many were open at the end of the load.
-    pub(crate) open: u64,
-    /// Bytes by which the service's process grew.
-    pub(crate) process: u64,
-    /// Bytes by which the kernel's own objects grew, those of the client's ends
-    /// included.
-    pub(crate) kernel: u64,
 }
 
 /// A test bed with everything that measuring on it needs.
@@ -468,43 +452,6 @@ impl Session<'_> {
         })
     }
 
-    /// Opens idle connections, from as many processes as the limit of open
-    /// files makes necessary. They stay until the workers are dropped.
-    fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
-        let process = self.serving;
-        let before = (resident(process), kernel_objects());
-        let testbed = &self.bench.testbed;
-        let place = Place {
-            namespace: testbed.client(),
-            cpu: testbed.config().client_cpu,
-        };
-        let mut workers = Vec::new();
-        for part in idle_parts(idle, open_files()) {
-            let patience = part.opening_max() + HOLD_START;
-            let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
-            let line = worker.line(patience)?;
-            if line != "ready" {
-                anyhow::bail!("idle connections: expected `ready`, got `{line}`");
-            }
-            workers.push(worker);
-        }
-        thread::sleep(SETTLE);
-        let after = (resident(process), kernel_objects());
-        let open = open(&mut workers)?;
-        if open * 100 < u64::from(idle.connections) * 99 {
-            anyhow::bail!("{open} idle connections of {} stand", idle.connections);
-        }
-        Ok((
-            Held {
-                connections: idle.connections,
-                open,
-                process: after.0.saturating_sub(before.0),
-                kernel: after.1.saturating_sub(before.1),
-            },
-            workers,
-        ))
-    }
-
     /// Steps/s that the computing thread makes with the processor to itself.
     pub(crate) fn steps_alone(&mut self, time: Duration) -> anyhow::Result<f64> {
         thread::sleep(SETTLE);
@@ -553,37 +500,6 @@ impl Session<'_> {
     }
 }
 
-/// Time for a worker with connections to start and to say so.
-const HOLD_START: Duration = Duration::from_secs(5);
-
-/// Idle connections that stand.
-fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
-    let mut open = 0;
-    for worker in workers {
-        open += worker.open()?;
-    }
-    Ok(open)
-}
-
-/// Bytes of a process in memory.
-fn resident(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    kilobytes(&status, "VmRSS:") << 10
-}
-
-/// Bytes of the kernel's own objects, sockets among them.
-fn kernel_objects() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    kilobytes(&info, "Slab:") << 10
-}
-
-fn kilobytes(text: &str, name: &str) -> u64 {
-    text.lines()
-        .find_map(|line| line.strip_prefix(name))
-        .and_then(|fields| fields.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
-}
-
 fn window(first: &Account, last: &Account, seconds: f64) -> Window {
     let rate = |of: &dyn Fn(&Account) -> u64| {
         of(last).saturating_sub(of(first)) as f64 / seconds.max(1e-9)
@@ -614,43 +530,6 @@ fn rates(before: &Drops, after: &Drops, seconds: f64) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// The server's address with this port.
-pub(crate) fn server(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(SERVER.0), port)
-}
-
-/// A blast of LRP's 14-byte packets at `port`.
-pub(crate) fn blast(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec {
-    BlastSpec {
-        interface: Some(CLIENT_INTERFACE.to_owned()),
-        destination_mac: Some(SERVER_MAC_ADDRESS),
-        rate,
-        ..BlastSpec::new(kind, server(port))
-    }
-}
-
-/// A flood of SYN segments at `port`, from the addresses that lead nowhere.
-pub(crate) fn flood(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec {
-    BlastSpec {
-        interface: Some(CLIENT_INTERFACE.to_owned()),
-        destination_mac: Some(SERVER_MAC_ADDRESS),
-        spoof: Prefix::new(IpAddr::V4(NOWHERE.0), NOWHERE.1).ok(),
-        // So that a source address that comes again asks from another port.
-        flows: 256,
-        rate,
-        ..BlastSpec::syn(kind, server(port))
-    }
-}
-
-/// A load of the usual length.
-pub(crate) fn load(config: Config) -> LoadSpec {
-    LoadSpec {
-        warm_up: WARM_UP,
-        cpu: Some(config.client_cpu),
-        ..LoadSpec::new(WINDOW)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -672,20 +551,6 @@ mod tests {
         assert_eq!((window.rounds, window.exhausted), (400.0, 200.0));
         assert_eq!(window.interrupts, 2.0);
         assert_eq!(window.control.unwrap().budget, 75);
-    }
-
-    #[test]
-    fn sizes_are_read_as_the_kernel_writes_them() {
-        assert_eq!(kilobytes("Name: x\nVmRSS:\t    1234 kB\n", "VmRSS:"), 1234);
-        assert_eq!(kilobytes("", "VmRSS:"), 0);
-        assert!(resident(std::process::id()) > 0);
-    }
-
-    #[test]
-    fn a_flood_comes_from_nowhere() {
-        let flood = flood(SenderKind::Frame, 81, Some(400_000));
-        flood.check().unwrap();
-        assert_eq!(flood.spoof.unwrap().to_string(), "10.78.0.0/16");
     }
 
     #[test]

@@ -30,11 +30,13 @@ mod input;
 mod napi;
 pub mod program;
 mod socket;
+mod syn_limit;
 
 pub use checksums::Checksums;
 pub use napi::HELPER_PORTS;
-pub use program::{Program, SynLimit};
+pub use program::Program;
 pub use socket::open_transmitter;
+pub use syn_limit::SynLimit;
 
 /// The application number of an embedded stack, which is alone on its device.
 pub const EMBEDDED_APPLICATION: u16 = 0;

@@ -23,7 +23,6 @@ use crate::raw::mapping::Mapping;
 use crate::raw::syscall;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
-static SYN_LIMIT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));
 
 /// The demultiplexer in the driver (`bpf/demux.bpf.c`) and its maps.
 ///
@@ -289,7 +288,7 @@ impl Program {
 }
 
 /// Attaches a loaded program by a link, which ends with its descriptor.
-fn attach(xdp: &mut Xdp, interface: &str, mode: super::XdpMode) -> io::Result<FdLink> {
+pub(super) fn attach(xdp: &mut Xdp, interface: &str, mode: super::XdpMode) -> io::Result<FdLink> {
     if interface.bytes().any(|byte| byte == 0) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -311,54 +310,6 @@ fn attach(xdp: &mut Xdp, interface: &str, mode: super::XdpMode) -> io::Result<Fd
     })
 }
 
-/// A limit of SYNs to each TCP port in front of the kernel's own stack
-/// (`bpf/syn_limit.bpf.c`): what Linux is compared with under a SYN flood. It
-/// ends when this is dropped.
-pub struct SynLimit {
-    _link: FdLink,
-    _loaded: Ebpf,
-}
-
-impl fmt::Debug for SynLimit {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("SynLimit").finish_non_exhaustive()
-    }
-}
-
-impl SynLimit {
-    /// Windows in which SYNs are counted, a second.
-    const WINDOWS: u32 = 100;
-    const NAME: &str = "syn_limit";
-
-    /// Lets `per_second` SYNs to a port pass, in multiples of a hundred, and
-    /// drops the others in the driver of an interface of the caller's network
-    /// namespace.
-    ///
-    /// # Errors
-    /// As [`Program::load`] and [`Program::attach`].
-    pub fn attach(interface: &str, per_second: u32) -> io::Result<Self> {
-        let mut loaded = Self::load(per_second)?;
-        let xdp = xdp_named(&mut loaded, Self::NAME)?;
-        Ok(SynLimit {
-            _link: attach(xdp, interface, super::XdpMode::Native)?,
-            _loaded: loaded,
-        })
-    }
-
-    fn load(per_second: u32) -> io::Result<Ebpf> {
-        let limit = per_second.div_ceil(Self::WINDOWS);
-        let mut loaded = EbpfLoader::new()
-            .btf(None)
-            .override_global("limit", &limit, true)
-            .load(SYN_LIMIT)
-            .map_err(|error| describe("load the limit's maps", error))?;
-        xdp_named(&mut loaded, Self::NAME)?
-            .load()
-            .map_err(|error| describe("load the limit", error))?;
-        Ok(loaded)
-    }
-}
-
 /// The program answers a SYN with no longer frame than this.
 const ANSWER_LONGEST: usize = 128;
 
@@ -366,7 +317,7 @@ fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
     xdp_named(loaded, "demux")
 }
 
-fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a mut Xdp> {
+pub(super) fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a mut Xdp> {
     let program = loaded.program_mut(name).ok_or(io::ErrorKind::NotFound)?;
     program
         .try_into()
@@ -451,7 +402,7 @@ fn kind_of(errno: Option<i32>) -> io::ErrorKind {
     })
 }
 
-fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
+pub(super) fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
     let errno = root_errno(&error);
     if errno == Some(libc::EPERM) {
         return unprivileged(what);
@@ -651,59 +602,6 @@ mod tests {
         let error = refused("load it", &denied, "", "6.12.0");
         assert!(!error.to_string().contains("the verifier of"), "{error}");
         assert!(parts(&error).cure.contains("security module"));
-    }
-
-    #[test]
-    fn syns_are_limited_by_port_and_nothing_else_is() {
-        const PASS: u32 = 2;
-        let mut loaded = match SynLimit::load(1_000) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let test = "syns_are_limited_by_port_and_nothing_else_is";
-                return tidewall_skip::missing(test, error);
-            }
-            loaded => loaded.unwrap(),
-        };
-        let mut passed = |version: u8, port: u16, flags: u8, count: u32| {
-            let mut frame = [0u8; 74];
-            let segment = match version {
-                4 => {
-                    frame[12..14].copy_from_slice(&[8, 0]);
-                    (frame[14], frame[23]) = (0x45, 6);
-                    34
-                }
-                _ => {
-                    frame[12..14].copy_from_slice(&[0x86, 0xdd]);
-                    frame[20] = 6;
-                    54
-                }
-            };
-            frame[segment + 2..segment + 4].copy_from_slice(&port.to_be_bytes());
-            frame[segment + 13] = flags;
-            let begun = std::time::Instant::now();
-            let xdp = xdp_named(&mut loaded, SynLimit::NAME).unwrap();
-            let passed = (0..count)
-                .filter(|_| {
-                    let options = TestRunOptions {
-                        data_in: Some(&frame),
-                        ..TestRunOptions::new()
-                    };
-                    xdp.test_run(options).unwrap().return_value == PASS
-                })
-                .count() as u32;
-            // Ten a window, of which the first and the last may be begun.
-            let windows = begun.elapsed().as_millis() as u32 / 10 + 2;
-            (passed, 10 * windows)
-        };
-        const SYN: u8 = 0x02;
-        const ACK: u8 = 0x10;
-        for version in [4, 6] {
-            let (syns, most) = passed(version, 80 + u16::from(version), SYN, 2_000);
-            assert!((10..=most).contains(&syns), "{syns} of {most}");
-            assert_eq!(passed(version, 90 + u16::from(version), SYN, 10).0, 10);
-            for flags in [ACK, SYN | ACK] {
-                assert_eq!(passed(version, 80 + u16::from(version), flags, 100).0, 100);
-            }
-        }
     }
 
     #[test]
