@@ -2,7 +2,7 @@
 //! of each, for a minute.
 //!
 //! All wait equally long, so they leave in the order they came: entries are in
-//! one queue, and a table of places in it finds them. 56 bytes an entry and at
+//! one queue, and a table of places in it finds them. 60 bytes an entry and at
 //! most 8 of the table, IPv6 or not.
 
 use core::time::Duration;
@@ -17,8 +17,10 @@ use super::{Flow, Time, TimeWaitEntry, keyed, timestamp};
 /// How long TIME-WAIT lasts (Linux's `TCP_TIMEWAIT_LEN`).
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// Answers a second to segments other than a repeated FIN (RFC 5961 §7).
-const ANSWERS: u32 = 1_000;
+/// Time between answers of one connection to segments other than a repeated FIN
+/// (RFC 5961 §7; Linux's `tcp_invalid_ratelimit`). A budget of all connections
+/// would say what others had of it (CVE-2016-5696).
+const ANSWERS_APART: Duration = Duration::from_millis(500);
 
 /// Milliseconds in a tick of [`Compact::deadline`].
 const TICK: u128 = 10;
@@ -26,13 +28,15 @@ const TICK: u128 = 10;
 const TICKS: u16 = 0x7fff;
 /// Bit of [`Compact::deadline`]: timestamps are in use.
 const TIMESTAMPS: u16 = 0x8000;
+/// Bit of [`Compact::answered`]: there was an answer.
+const ANSWERED: u16 = 0x8000;
 
 /// Positions in the queue are counted modulo 2^31.
 const POSITIONS: u32 = 0x7fff_ffff;
 /// A free place of the table; others hold a position plus one.
 const FREE: u32 = 0;
 
-/// A [`TimeWaitEntry`] in 56 bytes.
+/// A [`TimeWaitEntry`] in 60 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Compact {
     local: [u8; 16],
@@ -46,9 +50,11 @@ struct Compact {
     timestamp_offset: u32,
     window: u16,
     deadline: u16,
+    /// Time of the last answer, in ticks.
+    answered: u16,
 }
 
-const _: () = assert!(size_of::<Compact>() == 56);
+const _: () = assert!(size_of::<Compact>() == 60);
 
 fn octets(address: IpAddr) -> [u8; 16] {
     match address {
@@ -99,6 +105,17 @@ impl Compact {
     fn set_deadline(&mut self, now: Time) {
         let deadline = ticks(now + TIME_WAIT).wrapping_add(1) & TICKS;
         self.deadline = self.deadline & TIMESTAMPS | deadline;
+    }
+
+    /// Takes note of an answer; false so soon after the last that there is none.
+    fn may_answer(&mut self, now: Time) -> bool {
+        let since = ticks(now).wrapping_sub(self.answered) & TICKS;
+        let apart = Duration::from_millis(u64::from(since) * TICK as u64) >= ANSWERS_APART;
+        let may = apart || self.answered & ANSWERED == 0;
+        if may {
+            self.answered = ticks(now) | ANSWERED;
+        }
+        may
     }
 
     fn timestamps(&self) -> Option<u32> {
@@ -159,13 +176,10 @@ pub struct TimeWaitTable {
     live: usize,
     /// Open addressing with linear probing: positions in the queue, plus one.
     places: Vec<u32>,
-    /// Answers given in the second that began at `answers_since`.
-    answers: u32,
-    answers_since: Time,
 }
 
 impl TimeWaitTable {
-    /// A table of at most `limit` connections (1 to 2^24), so of at most 64
+    /// A table of at most `limit` connections (1 to 2^24), so of at most 68
     /// times as many bytes. `key` is a secret, such as
     /// [`Secrets::sequence`](super::Secrets::sequence).
     #[must_use]
@@ -177,8 +191,6 @@ impl TimeWaitTable {
             first: 0,
             live: 0,
             places: Vec::new(),
-            answers: 0,
-            answers_since: Time::ZERO,
         }
     }
 
@@ -219,6 +231,7 @@ impl TimeWaitTable {
                 Some(_) => TIMESTAMPS,
                 None => 0,
             },
+            answered: 0,
         };
         compact.set_deadline(now);
         self.push(compact);
@@ -293,20 +306,10 @@ impl TimeWaitTable {
             // An acknowledgment that was on its way.
             return TimeWaitReaction::Handled;
         }
-        let entry = *entry;
-        if self.may_answer(now) {
+        if entry.may_answer(now) {
             send(&segment.flow, &entry.acknowledgment(now));
         }
         TimeWaitReaction::Handled
-    }
-
-    fn may_answer(&mut self, now: Time) -> bool {
-        if now.saturating_sub(self.answers_since) >= Duration::from_secs(1) {
-            self.answers = 0;
-            self.answers_since = now;
-        }
-        self.answers += 1;
-        self.answers <= ANSWERS
     }
 
     /// When the next connection will have waited long enough.

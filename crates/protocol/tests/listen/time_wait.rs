@@ -163,16 +163,24 @@ fn a_new_connection_may_reuse_the_flow() {
 #[test]
 fn answers_to_what_is_out_of_place_are_bounded() {
     let mut table = table(100);
-    let flow = client(1, 1);
+    let (flow, other) = (client(1, 1), client(2, 2));
     table.insert(&entry(flow), START);
-    let mut answers = 0;
-    for number in 0..10_000 {
-        let stray = segment(flow, Flags::ACK, number, number, Options::default());
-        answers += give(&mut table, &stray, START).1.len();
-    }
-    assert_eq!(answers, 1_000);
-    let stray = segment(flow, Flags::ACK, 1, 1, Options::default());
-    assert_eq!(give(&mut table, &stray, START + SECOND).1.len(), 1);
+    table.insert(&entry(other), START);
+    let mut answers = |flow, now| {
+        (0..10_000)
+            .map(|number| {
+                let stray = segment(flow, Flags::ACK, number, number, Options::default());
+                give(&mut table, &stray, now).1.len()
+            })
+            .sum::<usize>()
+    };
+    assert_eq!(answers(flow, START), 1);
+    // What one had says nothing of another (CVE-2016-5696).
+    assert_eq!(answers(other, START), 1);
+    let half = Duration::from_millis(500);
+    assert_eq!(answers(flow, START + half - Duration::from_millis(10)), 0);
+    assert_eq!(answers(flow, START + half), 1);
+    assert_eq!(answers(flow, START + SECOND), 1);
     // An acknowledgment in place needs none.
     let fine = segment(
         flow,
