@@ -53,7 +53,7 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 	if (PLACE_PROTOCOL(place) == TCP &&
 	    (bpf_xdp_load_bytes(ctx, PLACE_TRANSPORT(place) + 13, &flags, 1) || (flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
 		return XDP_DROP;
-	return to_kernel(queue, TW_CLASS_OTHER);
+	return datagram_to_kernel(ctx, queue, place);
 }
 
 #define DROP(counter)                                                          \
@@ -63,12 +63,21 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 		return XDP_DROP;                                                       \
 	} while (0)
 
-#define KERNEL(counter, class)                                                 \
+#define KERNEL(counter, class, place)                                          \
 	do {                                                                       \
 		count(queue, counter);                                                 \
 		*cause = counter;                                                      \
-		return to_kernel(queue, class);                                        \
+		return to_kernel(ctx, queue, class, place);                            \
 	} while (0)
+
+#define DATAGRAM_TO_KERNEL(counter)                                            \
+	do {                                                                       \
+		count(queue, counter);                                                 \
+		*cause = counter;                                                      \
+		return datagram_to_kernel(ctx, queue, HERE);                           \
+	} while (0)
+
+#define HERE PLACE(transport, end, version, protocol, first)
 
 INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __u32 trace, __u32 *cause,
 		   __u32 *traced_channel)
@@ -82,7 +91,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		DROP(TW_COUNT_TRUNCATED);
 	__u16 ethertype = *(__u16 *)(data + 12);
 	if (unlikely(data[0] & 1))
-		KERNEL(TW_COUNT_MULTICAST, group_class(ctx, ntohs(ethertype)));
+		KERNEL(TW_COUNT_MULTICAST, group_class(ctx, ntohs(ethertype)), 0);
 
 	__u32 transport, end, protocol, version, fragment = 0;
 	__u32 later = 0, first = 0;
@@ -107,8 +116,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		}
 		__u32 destination = *(__u32 *)(data + NETWORK + 16);
 		if (unlikely(data[NETWORK + 16] >> 4 == 14 || destination == 0xffffffff))
-			KERNEL(TW_COUNT_MULTICAST,
-			       datagram_class(ctx, later ? 255 : protocol, transport, end, version));
+			KERNEL(TW_COUNT_MULTICAST, group_class(ctx, 0x0800), 0);
 		high = 0;
 		low = MAPPED(destination);
 	} else if (ethertype == htons(0x86dd)) {
@@ -120,7 +128,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (end > data_end - data)
 			DROP(TW_COUNT_TRUNCATED);
 		if (unlikely(data[NETWORK + 24] == 0xff))
-			KERNEL(TW_COUNT_MULTICAST, group_class(ctx, 0x86dd));
+			KERNEL(TW_COUNT_MULTICAST, group_class(ctx, 0x86dd), 0);
 		version = 6;
 		transport = NETWORK + V6_HEADER;
 		protocol = data[NETWORK + 6];
@@ -138,18 +146,17 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 				fragment = WALK_FRAGMENT(walked);
 		}
 	} else if (ethertype == htons(0x0806)) {
-		return to_kernel(queue, TW_CLASS_NEIGHBOUR);
+		return to_kernel(ctx, queue, TW_CLASS_ARP, 0);
 	} else if (ethertype == htons(0x8100) || ethertype == htons(0x88a8)) {
-		KERNEL(TW_COUNT_TAGGED, TW_CLASS_OTHER);
+		KERNEL(TW_COUNT_TAGGED, TW_CLASS_FORWARDED, 0);
 	} else {
-		KERNEL(TW_COUNT_UNKNOWN, TW_CLASS_OTHER);
+		KERNEL(TW_COUNT_UNKNOWN, TW_CLASS_FORWARDED, 0);
 	}
 	if (unlikely(!is_local(control, high, low)))
-		KERNEL(TW_COUNT_NOT_LOCAL, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
+		KERNEL(TW_COUNT_NOT_LOCAL, TW_CLASS_FORWARDED, 0);
 
 	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0;
 	__u64 listener = 0;
-#define HERE PLACE(transport, end, version, protocol, first)
 	if (unlikely(later)) {
 		kind = TW_KIND_FRAGMENT;
 		__u64 decision = fragment_decision(ctx, HERE, fragment);
@@ -158,11 +165,11 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 			*cause = TW_COUNT_FRAGMENT_ORPHAN;
 			owner = READ_ONCE(control->fragment_application) - 1;
 			if (owner == NO_OWNER)
-				return to_kernel(queue, TW_CLASS_OTHER);
+				return to_kernel(ctx, queue, TW_CLASS_OTHER, HERE);
 		} else {
 			owner = (__u32)decision - 1;
 			if (owner == NO_OWNER)
-				KERNEL(TW_COUNT_UNOWNED, TW_CLASS_OTHER);
+				KERNEL(TW_COUNT_UNOWNED, TW_CLASS_OTHER, HERE);
 		}
 	} else if (likely(protocol == UDP || protocol == TCP)) {
 		if (transport + (protocol == UDP ? 8 : 20) > end)
@@ -194,7 +201,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		owner = quoted_owner(ctx, device, HERE);
 	}
 	if (owner == NO_OWNER)
-		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, protocol, transport, end, version));
+		DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 
 	struct tw_application *application = 0;
 	void *map = bpf_map_lookup_elem(&applications, &owner);
@@ -202,8 +209,11 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		__u32 zero = 0;
 		application = bpf_map_lookup_elem(map, &zero);
 	}
-	if (!application)
-		KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, later ? 255 : protocol, transport, end, version));
+	if (!application) {
+		if (later)
+			KERNEL(TW_COUNT_UNOWNED, TW_CLASS_OTHER, HERE);
+		DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
+	}
 
 	/* Of a segment behind extension headers, the last of them would have to
 	 * change. */
@@ -244,12 +254,12 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 				if (found & IGNORED)
 					DROP(TW_COUNT_NO_CONNECTION);
 				if (found & REFUSED)
-					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION);
+					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION, HERE);
 				channel = found;
 			}
 		}
 		if (!channel && kind != TW_KIND_FRAGMENT)
-			KERNEL(TW_COUNT_UNOWNED, datagram_class(ctx, protocol, transport, end, version));
+			DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 		*traced_channel = channel;
 		__u32 number = channel & 0xffff;
 		if (number >= TW_CHANNELS)
@@ -278,10 +288,10 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	if (likely(!bpf_xdp_adjust_meta(ctx, -(int)sizeof(*metadata)))) {
 		metadata = (void *)(long)ctx->data_meta;
 		if ((void *)(metadata + 1) > (void *)(long)ctx->data)
-			KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
+			DATAGRAM_TO_KERNEL(TW_COUNT_NO_METADATA);
 	} else {
 		if (!metadata_in_frame(ctx, queue))
-			KERNEL(TW_COUNT_NO_METADATA, TW_CLASS_OTHER);
+			DATAGRAM_TO_KERNEL(TW_COUNT_NO_METADATA);
 		metadata = (void *)(long)ctx->data;
 		if ((void *)(metadata + 1) > (void *)(long)ctx->data_end)
 			DROP(TW_COUNT_NO_METADATA);

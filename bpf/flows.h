@@ -7,22 +7,7 @@
 
 #include "headers.h"
 #include "owners.h"
-
-#define ROTATE(x, b) ((x) << (b) | (x) >> (64 - (b)))
-#define ROUND                                                                  \
-	do {                                                                       \
-		v0 += v1; v1 = ROTATE(v1, 13); v1 ^= v0; v0 = ROTATE(v0, 32);          \
-		v2 += v3; v3 = ROTATE(v3, 16); v3 ^= v2;                               \
-		v0 += v3; v3 = ROTATE(v3, 21); v3 ^= v0;                               \
-		v2 += v1; v1 = ROTATE(v1, 17); v1 ^= v2; v2 = ROTATE(v2, 32);          \
-	} while (0)
-#define ABSORB(word)                                                           \
-	do {                                                                       \
-		__u64 w = (word);                                                      \
-		v3 ^= w;                                                               \
-		ROUND;                                                                 \
-		v0 ^= w;                                                               \
-	} while (0)
+#include "siphash.h"
 
 /* SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
  * know the key cannot fill one bucket. */

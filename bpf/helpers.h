@@ -32,6 +32,11 @@ static void *(*const bpf_map_lookup_elem)(const void *map, const void *key) = (v
 static long (*const bpf_map_update_elem)(const void *map, const void *key, const void *value, __u64 flags) =
 	(void *)BPF_FUNC_map_update_elem;
 static __u64 (*const bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+static struct bpf_sock *(*const bpf_sk_lookup_udp)(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns,
+						    __u64 flags) = (void *)BPF_FUNC_sk_lookup_udp;
+static struct bpf_sock *(*const bpf_skc_lookup_tcp)(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns,
+						     __u64 flags) = (void *)BPF_FUNC_skc_lookup_tcp;
+static long (*const bpf_sk_release)(void *socket) = (void *)BPF_FUNC_sk_release;
 static long (*const bpf_redirect)(__u32 interface, __u64 flags) = (void *)BPF_FUNC_redirect;
 static long (*const bpf_redirect_map)(const void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
 static long (*const bpf_xdp_adjust_head)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_head;

@@ -13,11 +13,11 @@
 #define SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type)
 #define AT(type, field, offset) _Static_assert(__builtin_offsetof(struct type, field) == (offset), #type "." #field)
 SIZE(tw_metadata, 24); AT(tw_metadata, kind, 12); AT(tw_metadata, network, 16); AT(tw_metadata, fragment, 22);
-SIZE(tw_class_bucket, 48); AT(tw_class_bucket, passed, 32);
+SIZE(tw_class_bucket, 72); AT(tw_class_bucket, passed, 32); AT(tw_class_bucket, drawn, 64);
 SIZE(tw_control, 4264); AT(tw_control, probe_source, 4248); AT(tw_control, probed_sequence, 4160); AT(tw_control, probed_protocol, 4192); AT(tw_control, probed_link, 4200); AT(tw_control, raw, 16); AT(tw_control, trace_remaining, 24);
 AT(tw_control, probe_port, 32); AT(tw_control, probed_port, 48); AT(tw_control, locals, 64);
-SIZE(tw_queue, 440); AT(tw_queue, classes, 192); AT(tw_queue, metadata_in_frame, 432);
-SIZE(tw_device, 532072); AT(tw_device, queues, 4264); AT(tw_device, ports, 7784);
+SIZE(tw_queue, 992); AT(tw_queue, classes, 192); AT(tw_queue, metadata_in_frame, 984);
+SIZE(tw_device, 602024); AT(tw_device, queues, 4264); AT(tw_device, ports, 12200); AT(tw_device, kernel_shares, 536488);
 SIZE(tw_listener, 12);
 SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);

@@ -19,6 +19,7 @@
 #define TW_FLOW_WAYS 8          /* tags of a bucket are one word; a flow is in one of two buckets */
 #define TW_LOCALS 256           /* local addresses; a power of two */
 #define TW_LOCAL_PROBES 8
+#define TW_KERNEL_SHARES 512          /* places for shares of kernel-bound frames; a power of two */
 
 /* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
 
@@ -50,21 +51,36 @@ struct tw_metadata {
 
 /* Classes of kernel-bound frames, each a token bucket a queue. */
 enum tw_class {
-	TW_CLASS_NEIGHBOUR = 0,   /* ARP, IPv6 neighbour and router discovery */
-	TW_CLASS_ICMP = 1,        /* other ICMP and ICMPv6, MLD, IGMP */
-	TW_CLASS_ESTABLISHED = 2, /* TCP segments with ACK set and SYN clear */
-	TW_CLASS_OTHER = 3,       /* everything else: UDP, SYNs, multicast, tagged, unknown */
-	TW_CLASS_NO_CONNECTION = 4, /* TCP segments to a strict listener's port that belong to nothing */
-	TW_CLASSES = 5,
+	TW_CLASS_NEIGHBOUR = 0,   /* IPv6 neighbour and router discovery from this link */
+	TW_CLASS_ARP = 1,
+	TW_CLASS_ICMP = 2,        /* other ICMP and ICMPv6, MLD, IGMP */
+	TW_CLASS_ESTABLISHED = 3, /* TCP segments with ACK or RST set */
+	TW_CLASS_SYN = 4,         /* TCP segments with neither */
+	TW_CLASS_UDP = 5,
+	TW_CLASS_OPEN = 6,        /* of the last three beyond their rates, what the kernel has a socket for */
+	TW_CLASS_MULTICAST = 7,   /* other IP datagrams in frames to a group or to all */
+	TW_CLASS_OTHER = 8,       /* other IP protocols, later fragments */
+	TW_CLASS_FORWARDED = 9,   /* to other hosts, tagged, of unknown type: unlimited unless asked for */
+	TW_CLASS_NO_CONNECTION = 10, /* TCP segments to a strict listener's port that belong to nothing */
+	TW_CLASSES = 11,
 };
 
+/* A class's frames pass while its bucket has tokens. When it has none, a frame
+ * passes if there is a token in one of its two places among tw_device.kernel_shares:
+ * that of its sender and that of what it is for. So whoever empties the bucket
+ * leaves others their share, and what the kernel has a socket for has a bucket
+ * more: looking for that costs more than all else here. Rate and burst are drawn anew, 0.5 to 1.5 of what
+ * is set, and the places change, in each epoch (1.07 s). */
 struct tw_class_bucket {
 	__u64 rate;    /* frames a second; 0 = unlimited. Writer: manager */
-	__u64 burst;   /* most tokens held. Writer: manager */
+	__u64 burst;   /* most tokens held; 0 = shares alone. Writer: manager */
 	__u64 tokens;  /* in billionths of a frame. Writer: driver */
 	__u64 updated; /* ns of the last refill. Writer: driver */
 	__u64 passed;  /* Writer: driver */
-	__u64 dropped; /* over the rate. Writer: driver */
+	__u64 dropped; /* over the rate, and over the shares. Writer: driver */
+	__u64 share_interval;  /* ns between the frames of one place; 0: no shares. Writer: manager */
+	__u64 share_tolerance; /* ns that they may be early: (burst - 1) intervals. Writer: manager */
+	__u64 drawn;   /* 256ths of rate and burst in this epoch. Writer: driver */
 };
 
 /* Per-queue counters: one for each way a frame can go in the driver.
@@ -95,7 +111,7 @@ enum tw_counter {
 
 /* Device-wide state. Writer: manager, unless a field says otherwise. */
 struct tw_control {
-	__u64 hash_key[2];             /* SipHash key */
+	__u64 hash_key[2];             /* SipHash key of flows and of places */
 	__u32 raw;                     /* 1: redirect owned frames without demultiplexing */
 	__u32 fragment_application;    /* 1 + application that gets orphan fragments; 0: none */
 	__u32 trace_remaining;         /* frames still to sample. Writer: manager sets, driver counts down */
@@ -140,6 +156,9 @@ struct tw_device {
 	struct tw_control control;
 	struct tw_queue queues[TW_QUEUES];
 	__u32 ports[2 * 65536];
+	/* Of senders and of purposes: when the next frame of a place is due, ns
+	 * (GCRA, ITU-T I.371). Writer: driver */
+	__u64 kernel_shares[TW_QUEUES][2][TW_KERNEL_SHARES];
 };
 
 /* Application level, one per application, memory-mapped by it. */

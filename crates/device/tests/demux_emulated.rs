@@ -12,7 +12,7 @@ use demux_support::{HASH_KEY, Random, corpus, mutate, set_up};
 use emulator::Emulator;
 use tidewall_device::demux::layout::Metadata;
 use tidewall_device::demux::layout::Protocol::Udp;
-use tidewall_device::demux::{Tables, drive};
+use tidewall_device::demux::{ClassLimit, Tables, drive};
 
 /// Runs both on every frame that `frames` makes, and compares.
 fn agree(act: impl Fn(&Tables), frames: impl IntoIterator<Item = (String, Vec<u8>)>) {
@@ -80,7 +80,7 @@ fn agree_on_traced_raw_and_limited_frames() {
     agree(|tables| tables.probe_napi(0, 40_000, 4_242), frames());
     let limited = |tables: &Tables| {
         for class in tidewall_device::demux::layout::Class::ALL {
-            tables.set_class(0, class, 10_000, 3);
+            tables.set_class(0, class, ClassLimit::of(10_000, 3).and_each(1_000, 2));
         }
     };
     agree(limited, frames());

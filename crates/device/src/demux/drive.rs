@@ -10,8 +10,9 @@ use tidewall_wire::checksum;
 use super::cookie::{Answer, Strict, strict};
 use super::headers::{
     Datagram, Ends, ICMP, ICMPV6, NETWORK, Part, Refused, TCP, UDP, V4_HEADER, V6_HEADER,
-    group_class, local_slot, parse_v4, parse_v6, read, read_u16,
+    local_slot, parse_v4, parse_v6, read, read_u16,
 };
+use super::kernel::group_class;
 use super::layout::{
     Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LISTEN_TCP_STRICT,
     LOCAL_PROBES, LOCALS, Metadata, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey,
@@ -21,8 +22,6 @@ use super::{ChannelId, Tables};
 
 /// The application whose tables [`Tables`] maps.
 const EMBEDDED: u32 = 0;
-/// Billionths of a frame in a token.
-const TOKEN: u64 = 1_000_000_000;
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,15 +86,15 @@ fn begin_trace(tables: &Tables) -> u32 {
 }
 
 /// One more, by the only writer.
-fn add_one(counter: &AtomicU64) {
+pub(super) fn add_one(counter: &AtomicU64) {
     counter.store(counter.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
-struct Driver<'a> {
-    tables: &'a Tables,
-    counts: &'a Queue,
-    queue: u32,
-    now_ns: u64,
+pub(super) struct Driver<'a> {
+    pub(super) tables: &'a Tables,
+    pub(super) counts: &'a Queue,
+    pub(super) queue: u32,
+    pub(super) now_ns: u64,
     trace: u32,
 }
 
@@ -111,35 +110,14 @@ impl Driver<'_> {
         Verdict::Drop { counter }
     }
 
-    fn kernel(&self, counter: Counter, class: Class) -> Verdict {
+    fn kernel(&self, counter: Counter, class: Class, frame: &[u8]) -> Verdict {
         self.count(counter);
-        self.to_kernel(counter, class)
+        self.to_kernel(counter, class, frame, None)
     }
 
-    /// Lets a kernel-bound frame pass if its class has a token.
-    fn to_kernel(&self, counter: Counter, class: Class) -> Verdict {
-        let Some(bucket) = self.counts.classes.get(class as usize) else {
-            return Verdict::Drop { counter };
-        };
-        let rate = bucket.rate.load(Acquire);
-        if rate == 0 {
-            add_one(&bucket.passed);
-            return Verdict::Kernel { class };
-        }
-        let elapsed = self.now_ns.saturating_sub(bucket.updated.load(Relaxed));
-        // 4.29 s: keeps the product below 2^63 for any rate below 2^31.
-        let earned = elapsed.min(u32::MAX.into()).wrapping_mul(rate);
-        let most = bucket.burst.load(Relaxed).wrapping_mul(TOKEN);
-        let tokens = bucket.tokens.load(Relaxed).wrapping_add(earned).min(most);
-        bucket.updated.store(self.now_ns, Relaxed);
-        if tokens < TOKEN {
-            bucket.tokens.store(tokens, Relaxed);
-            add_one(&bucket.dropped);
-            return Verdict::Drop { counter };
-        }
-        bucket.tokens.store(tokens - TOKEN, Relaxed);
-        add_one(&bucket.passed);
-        Verdict::Kernel { class }
+    fn datagram_to_kernel(&self, counter: Counter, frame: &[u8], datagram: &Datagram) -> Verdict {
+        self.count(counter);
+        self.to_kernel(counter, datagram.class(frame), frame, Some(datagram))
     }
 
     /// Both arms are answers; the error arm is the one found early.
@@ -149,11 +127,11 @@ impl Driver<'_> {
         self.count(Counter::Frames);
         let datagram = self.parse(frame)?;
         if !is_local(tables, datagram.destination) {
-            return Err(self.kernel(Counter::NotLocal, datagram.class(frame)));
+            return Err(self.kernel(Counter::NotLocal, Class::Forwarded, frame));
         }
         let (owner, kind, ends) = self.owner(frame, &datagram)?;
         if owner != EMBEDDED {
-            return Err(self.kernel(Counter::Unowned, datagram.class(frame)));
+            return Err(self.datagram_to_kernel(Counter::Unowned, frame, &datagram));
         }
         let probe = control
             .probe_port
@@ -186,7 +164,7 @@ impl Driver<'_> {
                     find_channel(tables, &ends)
                 };
                 if channel.is_none() {
-                    return Err(self.kernel(Counter::Unowned, datagram.class(frame)));
+                    return Err(self.datagram_to_kernel(Counter::Unowned, frame, &datagram));
                 }
                 channel
             }
@@ -224,7 +202,9 @@ impl Driver<'_> {
             self.count(Counter::CookieFailed);
         }
         Err(if reset {
-            self.kernel(Counter::NoConnection, Class::NoConnection)
+            let (counter, class) = (Counter::NoConnection, Class::NoConnection);
+            self.count(counter);
+            self.to_kernel(counter, class, frame, Some(datagram))
         } else {
             self.drop(Counter::NoConnection)
         })
@@ -239,20 +219,22 @@ impl Driver<'_> {
             // Offsets would not fit; no device makes such frames.
             return Err(self.drop(Counter::Malformed));
         }
+        let multicast =
+            |ethertype| self.kernel(Counter::Multicast, group_class(frame, ethertype), frame);
         if frame.first().is_some_and(|byte| byte & 1 != 0) {
-            return Err(self.kernel(Counter::Multicast, group_class(frame, ethertype)));
+            return Err(multicast(ethertype));
         }
         let parsed = match ethertype {
             0x0800 => parse_v4(frame),
             0x86dd => parse_v6(frame),
-            0x0806 => return Err(self.to_kernel(Counter::Frames, Class::Neighbour)),
-            0x8100 | 0x88a8 => return Err(self.kernel(Counter::Tagged, Class::Other)),
-            _ => return Err(self.kernel(Counter::Unknown, Class::Other)),
+            0x0806 => return Err(self.to_kernel(Counter::Frames, Class::Arp, frame, None)),
+            0x8100 | 0x88a8 => return Err(self.kernel(Counter::Tagged, Class::Forwarded, frame)),
+            _ => return Err(self.kernel(Counter::Unknown, Class::Forwarded, frame)),
         };
         parsed.map_err(|refused| match refused {
             Refused::Truncated => self.drop(Counter::Truncated),
             Refused::Malformed => self.drop(Counter::Malformed),
-            Refused::Multicast(class) => self.kernel(Counter::Multicast, class),
+            Refused::Multicast => multicast(ethertype),
         })
     }
 
@@ -264,7 +246,7 @@ impl Driver<'_> {
         datagram: &Datagram,
     ) -> Result<(u32, Kind, Option<Ends>), Verdict> {
         let tables = self.tables;
-        let unowned = || Err(self.kernel(Counter::Unowned, datagram.class(frame)));
+        let unowned = || Err(self.datagram_to_kernel(Counter::Unowned, frame, datagram));
         if datagram.part == Part::Later {
             let owner = match tables.fragment_decision(&fragment_key(frame, datagram)) {
                 Some(0) => return unowned(),
@@ -273,7 +255,10 @@ impl Driver<'_> {
                     self.count(Counter::FragmentOrphan);
                     let application = &tables.device().control.fragment_application;
                     match application.load(Relaxed) {
-                        0 => return Err(self.to_kernel(Counter::FragmentOrphan, Class::Other)),
+                        0 => {
+                            let (counter, class) = (Counter::FragmentOrphan, Class::Other);
+                            return Err(self.to_kernel(counter, class, frame, Some(datagram)));
+                        }
                         application => application - 1,
                     }
                 }

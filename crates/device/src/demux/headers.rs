@@ -5,7 +5,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::layout::{Class, LOCALS};
+use super::layout::LOCALS;
+use super::siphash::siphash;
 
 /// Offset of the IP header: a frame with a tag is not parsed on.
 pub(super) const NETWORK: usize = 14;
@@ -15,11 +16,11 @@ pub(super) const V6_HEADER: usize = 40;
 const EXTENSION_HEADERS: usize = 8;
 
 pub(super) const ICMP: u8 = 1;
-const IGMP: u8 = 2;
+pub(super) const IGMP: u8 = 2;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 pub(super) const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
+pub(super) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
@@ -112,7 +113,7 @@ impl Ends {
 /// SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
 /// know the key cannot fill one bucket.
 pub(super) fn flow_hash(key: [u64; 2], ends: &Ends) -> u64 {
-    siphash::<1, 3>(key, ends, None)
+    siphash::<1, 3>(key, flow_words(ends))
 }
 
 /// The byte of a flow's hash that neither of its buckets' numbers has; never 0.
@@ -122,70 +123,26 @@ pub(super) fn flow_tag(hash: u64) -> u8 {
 
 /// SipHash-2-4 of a flow and perhaps one word more, for SYN cookies.
 pub(super) fn cookie_hash(key: [u64; 2], ends: &Ends, word: Option<u64>) -> u64 {
-    siphash::<2, 4>(key, ends, word)
+    siphash::<2, 4>(key, flow_words(ends).chain(word))
 }
 
-fn siphash<const ABSORB: usize, const FINISH: usize>(
-    key: [u64; 2],
-    ends: &Ends,
-    word: Option<u64>,
-) -> u64 {
-    let mut v = [
-        key[0] ^ 0x736f_6d65_7073_6575,
-        key[1] ^ 0x646f_7261_6e64_6f6d,
-        key[0] ^ 0x6c79_6765_6e65_7261,
-        key[1] ^ 0x7465_6462_7974_6573,
-    ];
-    let mut length = 0;
-    let mut absorb = |word: u64| {
-        v[3] ^= word;
-        for _ in 0..ABSORB {
-            round(&mut v);
-        }
-        v[0] ^= word;
-    };
-    let mut absorb_counted = |word: u64| {
-        absorb(word);
-        length += 8;
-    };
+/// What is hashed of a flow: two words, or five.
+fn flow_words(ends: &Ends) -> impl Iterator<Item = u64> {
     let last = |word: u64| {
         let [.., a, b, c, d] = word.to_ne_bytes();
         u64::from(u32::from_ne_bytes([a, b, c, d]))
     };
-    if ends.is_v4() {
-        absorb_counted(last(ends.local[1]) << 32 | last(ends.remote[1]));
+    let addresses = if ends.is_v4() {
+        let both = last(ends.local[1]) << 32 | last(ends.remote[1]);
+        [Some(both), None, None, None]
     } else {
-        for word in ends.local.into_iter().chain(ends.remote) {
-            absorb_counted(word);
-        }
-    }
-    absorb_counted(
-        u64::from(ends.local_port.to_be()) << 32
-            | u64::from(ends.remote_port.to_be()) << 16
-            | u64::from(ends.protocol),
-    );
-    if let Some(word) = word {
-        absorb_counted(word);
-    }
-    absorb(length << 56);
-    v[2] ^= 0xff;
-    for _ in 0..FINISH {
-        round(&mut v);
-    }
-    v[0] ^ v[1] ^ v[2] ^ v[3]
-}
-
-fn round(v: &mut [u64; 4]) {
-    v[0] = v[0].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(13) ^ v[0];
-    v[0] = v[0].rotate_left(32);
-    v[2] = v[2].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(16) ^ v[2];
-    v[0] = v[0].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(21) ^ v[0];
-    v[2] = v[2].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(17) ^ v[2];
-    v[2] = v[2].rotate_left(32);
+        let ([a, b], [c, d]) = (ends.local, ends.remote);
+        [a, b, c, d].map(Some)
+    };
+    let ports = u64::from(ends.local_port.to_be()) << 32
+        | u64::from(ends.remote_port.to_be()) << 16
+        | u64::from(ends.protocol);
+    addresses.into_iter().flatten().chain([ports])
 }
 
 /// Place of a datagram among its fragments.
@@ -219,7 +176,7 @@ pub(super) enum Refused {
     Truncated,
     Malformed,
     /// To a group or to everybody.
-    Multicast(Class),
+    Multicast,
 }
 
 /// Parses the IPv4 header (RFC 791 §3.1).
@@ -251,7 +208,7 @@ pub(super) fn parse_v4(frame: &[u8]) -> Result<Datagram, Refused> {
         destination: mapped([header[16], header[17], header[18], header[19]]),
     };
     if header[16] >> 4 == 14 || header[16..20] == [255; 4] {
-        return Err(Refused::Multicast(datagram.class(frame)));
+        return Err(Refused::Multicast);
     }
     Ok(datagram)
 }
@@ -268,7 +225,7 @@ pub(super) fn parse_v6(frame: &[u8]) -> Result<Datagram, Refused> {
         return Err(Refused::Truncated);
     }
     if header[24] == 0xff {
-        return Err(Refused::Multicast(group_class(frame, 0x86dd)));
+        return Err(Refused::Multicast);
     }
     let walked = walk_extensions(frame, transport, end, header[6]).ok_or(Refused::Malformed)?;
     let address = |at: usize| {
@@ -356,58 +313,7 @@ fn walk_extensions(frame: &[u8], mut at: usize, end: usize, mut next: u8) -> Opt
     None
 }
 
-fn icmpv6_class(message: u8) -> Class {
-    // Router and neighbour solicitation and advertisement, redirect (RFC 4861).
-    if (133..=137).contains(&message) {
-        Class::Neighbour
-    } else {
-        Class::Icmp
-    }
-}
-
-/// Class of a frame to a group, of which nothing was checked yet.
-pub(super) fn group_class(frame: &[u8], ethertype: u16) -> Class {
-    match ethertype {
-        0x0806 => Class::Neighbour,
-        0x0800 => match read_u8(frame, NETWORK + 9) {
-            Some(ICMP | IGMP) => Class::Icmp,
-            _ => Class::Other,
-        },
-        0x86dd => {
-            let Some(next) = read_u8(frame, NETWORK + 6) else {
-                return Class::Other;
-            };
-            match (next, read::<2>(frame, NETWORK + V6_HEADER)) {
-                (ICMPV6, Some([message, _])) => icmpv6_class(message),
-                (ICMPV6, None) => Class::Icmp,
-                // MLD comes behind a router alert (RFC 3810 §5).
-                (HOP_BY_HOP, Some([ICMPV6, _])) => Class::Icmp,
-                _ => Class::Other,
-            }
-        }
-        _ => Class::Other,
-    }
-}
-
 impl Datagram {
-    /// Which bucket pays for it when it goes to the kernel.
-    pub(super) fn class(&self, frame: &[u8]) -> Class {
-        if self.part == Part::Later {
-            return Class::Other;
-        }
-        let inside = |at: usize| read_u8(frame, at).filter(|_| at < self.end);
-        match (self.protocol, self.version) {
-            // ACK set, SYN clear (RFC 9293 §3.1).
-            (TCP, _) => match inside(self.transport + 13) {
-                Some(flags) if flags & 0x12 == 0x10 => Class::Established,
-                _ => Class::Other,
-            },
-            (ICMP | IGMP, 4) => Class::Icmp,
-            (ICMPV6, 6) => inside(self.transport).map_or(Class::Icmp, icmpv6_class),
-            _ => Class::Other,
-        }
-    }
-
     /// Ends of a datagram to us; `ports` as on the wire.
     pub(super) fn ends(&self, ports: [u8; 4]) -> Ends {
         let [a, b, c, d] = ports;

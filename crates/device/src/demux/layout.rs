@@ -10,6 +10,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ChannelId;
 
+mod class;
+
+pub use class::{CLASSES, Class, ClassBucket};
+
 /// Receive queues of one device.
 pub const QUEUES: usize = 8;
 /// Trust domains on one device.
@@ -24,6 +28,8 @@ pub const FLOW_WAYS: usize = 8;
 pub const LOCALS: usize = 256;
 /// Places in which one local address may stand.
 pub const LOCAL_PROBES: usize = 8;
+/// Places for shares of kernel-bound frames; a power of two.
+pub const KERNEL_SHARES: usize = 512;
 /// Datagrams under fragmentation that are remembered.
 pub const FRAGMENTS: usize = 4096;
 /// Entries of the `owners` table.
@@ -150,47 +156,6 @@ impl Metadata {
     }
 }
 
-/// Classes of kernel-bound frames, each a token bucket a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Class {
-    /// ARP, IPv6 neighbour and router discovery.
-    Neighbour = 0,
-    /// Other ICMP and ICMPv6, MLD, IGMP.
-    Icmp = 1,
-    /// TCP segments with ACK set and SYN clear.
-    Established = 2,
-    /// Everything else: UDP, SYNs, multicast, tagged, unknown.
-    Other = 3,
-    /// TCP segments to a strict listener's port that belong to no connection.
-    NoConnection = 4,
-}
-
-/// Number of classes.
-pub const CLASSES: usize = 5;
-
-impl Class {
-    /// All, in table order.
-    pub const ALL: [Class; CLASSES] = [
-        Class::Neighbour,
-        Class::Icmp,
-        Class::Established,
-        Class::Other,
-        Class::NoConnection,
-    ];
-
-    /// Name for people: lower case, one word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Class::Neighbour => "neighbour",
-            Class::Icmp => "icmp",
-            Class::Established => "established",
-            Class::Other => "other",
-            Class::NoConnection => "no-connection",
-        }
-    }
-}
-
 /// Counters of one queue: one for each way a frame can go in the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -305,29 +270,11 @@ impl Counter {
     }
 }
 
-/// A token bucket for one class of kernel-bound frames.
-#[derive(Debug)]
-#[repr(C)]
-pub struct ClassBucket {
-    /// Frames a second; 0 = unlimited. Writer: manager.
-    pub rate: AtomicU64,
-    /// Most tokens held. Writer: manager.
-    pub burst: AtomicU64,
-    /// In billionths of a frame. Writer: driver.
-    pub tokens: AtomicU64,
-    /// Time of the last refill, ns. Writer: driver.
-    pub updated: AtomicU64,
-    /// Frames let through. Writer: driver.
-    pub passed: AtomicU64,
-    /// Frames over the rate. Writer: driver.
-    pub dropped: AtomicU64,
-}
-
 /// Device-wide state. Writer: manager, unless a field says otherwise.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Control {
-    /// SipHash key of the flow tables.
+    /// SipHash key of flows and of places for shares.
     pub hash_key: [AtomicU64; 2],
     /// 1: redirect owned frames without demultiplexing.
     pub raw: AtomicU32,
@@ -379,6 +326,9 @@ pub struct Device {
     pub queues: [Queue; QUEUES],
     /// Owners by port: UDP, then TCP. Writer: manager.
     pub ports: [AtomicU32; 2 * 65536],
+    /// By queue, of senders and of purposes: when the next frame of a place is
+    /// due, ns. Writer: driver.
+    pub kernel_shares: [[[AtomicU64; KERNEL_SHARES]; 2]; QUEUES],
 }
 
 /// Who listens on a port. Writer: application.
@@ -521,8 +471,9 @@ mod tests {
         assert_eq!(offset_of!(Metadata, kind), 12);
         assert_eq!(offset_of!(Metadata, network), 16);
         assert_eq!(offset_of!(Metadata, fragment), 22);
-        assert_eq!(size_of::<ClassBucket>(), 48);
+        assert_eq!(size_of::<ClassBucket>(), 72);
         assert_eq!(offset_of!(ClassBucket, passed), 32);
+        assert_eq!(offset_of!(ClassBucket, drawn), 64);
         assert_eq!(size_of::<Control>(), 4264);
         assert_eq!(offset_of!(Control, raw), 16);
         assert_eq!(offset_of!(Control, trace_remaining), 24);
@@ -533,12 +484,13 @@ mod tests {
         assert_eq!(offset_of!(Control, probed_protocol), 4192);
         assert_eq!(offset_of!(Control, probed_link), 4200);
         assert_eq!(offset_of!(Control, probe_source), 4248);
-        assert_eq!(size_of::<Queue>(), 440);
-        assert_eq!(offset_of!(Queue, metadata_in_frame), 432);
+        assert_eq!(size_of::<Queue>(), 992);
+        assert_eq!(offset_of!(Queue, metadata_in_frame), 984);
         assert_eq!(offset_of!(Queue, classes), 192);
-        assert_eq!(size_of::<Device>(), 532_072);
+        assert_eq!(size_of::<Device>(), 602_024);
         assert_eq!(offset_of!(Device, queues), 4264);
-        assert_eq!(offset_of!(Device, ports), 7784);
+        assert_eq!(offset_of!(Device, ports), 12_200);
+        assert_eq!(offset_of!(Device, kernel_shares), 536_488);
         assert_eq!(size_of::<Listener>(), 12);
         assert_eq!(size_of::<Flow>(), 48);
         assert_eq!(offset_of!(Flow, local_port), 32);

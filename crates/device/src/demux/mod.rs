@@ -20,11 +20,13 @@ mod classify;
 mod cookie;
 mod drive;
 mod headers;
+mod kernel;
 pub mod layout;
 mod listen;
 mod maps;
 #[allow(unsafe_code)]
 mod raw_tables;
+mod siphash;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -32,8 +34,9 @@ mod tests;
 pub use classify::classify_host;
 pub use cookie::Answer;
 pub use drive::{Verdict, drive};
+pub use kernel::{ClassCounts, ClassLimit};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
-pub use tables::{ClassCounts, NapiProbe, Tables};
+pub use tables::{NapiProbe, Tables};
 
 pub(crate) use maps::KernelMaps;
 pub(crate) use raw_tables::Memory;

@@ -11,21 +11,12 @@ use super::headers::{Ends, address_bytes, address_words, flow_hash, flow_tag, lo
 use tidewall_wire::ethernet::MacAddress;
 
 use super::layout::{
-    APPLICATIONS, Application, CHANNELS, Class, ClassBucket, Counter, Device, FLOW_BUCKETS,
-    FLOW_WAYS, Flow, FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener,
-    OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
+    APPLICATIONS, Application, CHANNELS, Counter, Device, FLOW_BUCKETS, FLOW_WAYS, Flow,
+    FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener, OWNER_ANY,
+    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
 };
 use super::maps::{KernelMaps, State, no_room};
 use super::raw_tables::Memory;
-
-/// Most frames a second that a class may be given: keeps the bucket's
-/// arithmetic below 2^64.
-const MAXIMUM_RATE: u64 = (1 << 31) - 1;
-
-/// Segments of no connection that a queue lets through to the kernel's
-/// listening socket, a second, unless [`Tables::set_class`] says otherwise:
-/// each costs the kernel a reset (RFC 9293 §3.5.2), which none needs fast.
-const RESETS: u64 = 1_000;
 
 /// Tables of a device and of the application that lives on it; shared by
 /// threads in an `Arc`. They lie in the driver program's maps or, for a device
@@ -41,15 +32,6 @@ pub struct Tables {
     memory: Memory,
     hash_key: [u64; 2],
     state: Mutex<State>,
-}
-
-/// What happened to kernel-bound frames of one class on one queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClassCounts {
-    /// Let through to the kernel.
-    pub passed: u64,
-    /// Dropped, for want of a token.
-    pub dropped: u64,
 }
 
 pub(super) fn invalid(what: &str) -> io::Error {
@@ -117,17 +99,13 @@ impl Tables {
         for (place, key) in memory.device().control.hash_key.iter().zip(hash_key) {
             place.store(key, Release);
         }
-        for queue in &memory.device().queues {
-            if let Some(bucket) = queue.classes.get(Class::NoConnection as usize) {
-                bucket.burst.store(RESETS, Relaxed);
-                bucket.rate.store(RESETS, Release);
-            }
-        }
-        Tables {
+        let tables = Tables {
             memory,
             hash_key,
             state: Mutex::new(state),
-        }
+        };
+        tables.limit_resets();
+        tables
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -150,7 +128,7 @@ impl Tables {
         self.device().queues.get(queue as usize)
     }
 
-    /// Key of the flow table.
+    /// Key of the flow table and of the places for shares.
     pub fn hash_key(&self) -> [u64; 2] {
         self.hash_key
     }
@@ -257,21 +235,6 @@ impl Tables {
             }
         }
         Ok(())
-    }
-
-    /// Bounds a class of kernel-bound frames on a queue to `rate` frames a
-    /// second after a burst of `burst`. Rate 0 is no bound. Clamped to
-    /// 2^31 - 1 a second and a burst of 1 to 2^32 - 1.
-    pub fn set_class(&self, queue: u32, class: Class, rate: u64, burst: u64) {
-        let _state = self.state();
-        if let Some(bucket) = self.bucket(queue, class) {
-            bucket.burst.store(burst.clamp(1, u32::MAX.into()), Relaxed);
-            bucket.rate.store(rate.min(MAXIMUM_RATE), Release);
-        }
-    }
-
-    pub(super) fn bucket(&self, queue: u32, class: Class) -> Option<&ClassBucket> {
-        self.queue(queue)?.classes.get(class as usize)
     }
 
     /// True where the driver program writes its metadata as the first bytes of
@@ -625,15 +588,6 @@ impl Tables {
             .queue(queue)
             .and_then(|queue| queue.counters.get(counter as usize));
         place.map_or(0, |place| place.load(Relaxed))
-    }
-
-    /// What happened to kernel-bound frames of a class on a queue.
-    pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
-        self.bucket(queue, class)
-            .map_or(ClassCounts::default(), |bucket| ClassCounts {
-                passed: bucket.passed.load(Relaxed),
-                dropped: bucket.dropped.load(Relaxed),
-            })
     }
 
     // ---- Hash maps --------------------------------------------------------

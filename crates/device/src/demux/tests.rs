@@ -65,9 +65,7 @@ fn open(tables: &Tables, index: u16) -> ChannelId {
 fn a_port_is_the_kernels_until_owned_and_again_after() {
     let tables = tables();
     let one = open(&tables, 1);
-    let unowned = Verdict::Kernel {
-        class: Class::Other,
-    };
+    let unowned = Verdict::Kernel { class: Class::Udp };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     tables.own_port(Udp, None, 7, 0).unwrap();
     // Owned, but nobody listens yet.
@@ -84,7 +82,7 @@ fn a_port_is_the_kernels_until_owned_and_again_after() {
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     assert_eq!(tables.counter(0, Counter::Unowned), 4);
     assert_eq!(
-        tables.class(0, Class::Other),
+        tables.class(0, Class::Udp),
         ClassCounts {
             passed: 4,
             dropped: 0
@@ -174,9 +172,7 @@ fn an_owner_of_one_address_owns_no_other() {
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
-    let unowned = Verdict::Kernel {
-        class: Class::Other,
-    };
+    let unowned = Verdict::Kernel { class: Class::Udp };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.2:7"), unowned);
     tables.disown_port(Udp, Some(ip("192.0.2.2")), 7).unwrap();
     assert_eq!(
@@ -239,47 +235,6 @@ fn a_channel_admits_up_to_its_limit_and_again_after_credit() {
     );
     assert_eq!(channel_of(verdict), 1);
     assert_eq!((tables.head(0, 1), tables.head(1, 1)), (3, 1));
-}
-
-#[test]
-fn a_class_earns_its_rate_up_to_its_burst() {
-    let tables = tables();
-    tables.set_class(0, Class::Other, 10, 3);
-    let passed = |now: u64| {
-        let mut count = 0;
-        while let Verdict::Kernel {
-            class: Class::Other,
-        } = drive(
-            &tables,
-            0,
-            &mut datagram("198.51.100.1:9", "192.0.2.1:7"),
-            now,
-        ) {
-            count += 1;
-        }
-        count
-    };
-    const SECOND: u64 = 1_000_000_000;
-    assert_eq!(passed(1000 * SECOND), 3);
-    assert_eq!(passed(1000 * SECOND), 0);
-    // A clock that steps back earns nothing, and spends nothing.
-    assert_eq!(passed(999 * SECOND), 0);
-    assert_eq!(passed(999 * SECOND + SECOND / 5), 2);
-    assert_eq!(passed(2000 * SECOND), 3);
-    // Extremes do not overflow.
-    tables.set_class(0, Class::Other, u64::MAX, u64::MAX);
-    let verdict = drive(
-        &tables,
-        0,
-        &mut datagram("198.51.100.1:9", "192.0.2.1:7"),
-        u64::MAX,
-    );
-    assert_eq!(
-        verdict,
-        Verdict::Kernel {
-            class: Class::Other
-        }
-    );
 }
 
 #[test]
@@ -462,28 +417,6 @@ fn a_strict_port_is_so_until_its_last_listener_goes() {
             class: Class::Established
         }
     ));
-}
-
-#[test]
-fn a_queue_lets_a_thousand_a_second_be_reset() {
-    let tables = tables();
-    tables.own_port(Tcp, None, 80, 0).unwrap();
-    tables
-        .listen_tcp(None, 80, open(&tables, 1), &OFFER)
-        .unwrap();
-    let mut ack = syn("198.51.100.1:9", "192.0.2.1:80");
-    ack[47] = 0x10;
-    let second = 1_000_000_000;
-    let passed = |from: u64| {
-        let verdicts = (0..5000).map(|_| drive(&tables, 0, &mut ack.clone(), from));
-        verdicts
-            .filter(|verdict| matches!(verdict, Verdict::Kernel { .. }))
-            .count()
-    };
-    assert_eq!((passed(100 * second), passed(101 * second)), (1000, 1000));
-    assert_eq!(tables.counter(0, Counter::NoConnection), 10_000);
-    let counts = tables.class(0, Class::NoConnection);
-    assert_eq!((counts.passed, counts.dropped), (2000, 8000));
 }
 
 #[test]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
-use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer, CookieParameters, Tables};
+use tidewall_device::demux::{
+    ChannelId, ClassLimit, CookieMode, CookieOffer, CookieParameters, Tables,
+};
 
 pub mod outcome;
 pub mod raw_clock;
@@ -148,7 +150,7 @@ pub fn set_up(tables: &Tables) {
         tables.set_cookies(port, CookieMode::Answer).unwrap();
     }
     // The driver's clock runs on, the twin's as it is told: unbounded here.
-    tables.set_class(0, Class::NoConnection, 0, 1);
+    tables.set_class(0, Class::NoConnection, ClassLimit::NONE);
 
     tables.set_fragment_channel(channel(10));
     for index in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15] {

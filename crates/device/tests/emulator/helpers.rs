@@ -18,11 +18,14 @@ fn status(good: bool) -> u64 {
     if good { 0 } else { error(libc::EINVAL) }
 }
 
-const HELPERS: [(bpf_func_id, &str); 14] = [
+const HELPERS: [(bpf_func_id, &str); 17] = [
     (BPF_FUNC_map_lookup_elem, "map_lookup_elem"),
     (BPF_FUNC_map_update_elem, "map_update_elem"),
     (BPF_FUNC_ktime_get_ns, "ktime_get_ns"),
     (BPF_FUNC_get_smp_processor_id, "get_smp_processor_id"),
+    (BPF_FUNC_sk_lookup_udp, "sk_lookup_udp"),
+    (BPF_FUNC_skc_lookup_tcp, "skc_lookup_tcp"),
+    (BPF_FUNC_sk_release, "sk_release"),
     (BPF_FUNC_redirect, "redirect"),
     (BPF_FUNC_redirect_map, "redirect_map"),
     (BPF_FUNC_xdp_adjust_head, "xdp_adjust_head"),
@@ -50,6 +53,11 @@ impl Emulator<'_> {
             BPF_FUNC_map_lookup_elem | BPF_FUNC_map_update_elem | BPF_FUNC_redirect_map => {
                 self.of_map(id, arguments)
             }
+            BPF_FUNC_sk_lookup_udp | BPF_FUNC_skc_lookup_tcp => self.socket(name, arguments),
+            BPF_FUNC_sk_release => {
+                self.memory.remove(arguments[0]);
+                Ok(0)
+            }
             BPF_FUNC_ringbuf_reserve => self.number_of(arguments[0]).map(|map| {
                 let ring = self.maps[map].most;
                 self.memory.open_record(arguments[1] as usize, ring)
@@ -64,6 +72,22 @@ impl Emulator<'_> {
             _ => self.of_frame(id, arguments),
         };
         result.map_err(|what: String| self.fault(format!("{name}: {what}")))
+    }
+
+    /// A `bpf_sock` with no more than its state, or none.
+    fn socket(&mut self, name: &'static str, arguments: [u64; 5]) -> Result<u64, String> {
+        const STATE: usize = 72;
+        let [context, tuple, length, namespace, flags] = arguments;
+        if context != CONTEXT || namespace as i32 != -1 || flags != 0 {
+            return Err("arguments that are not ours".into());
+        }
+        let tuple = self.memory.load(tuple, length as u32 as usize)?;
+        let Some(state) = self.sockets.get(&(name, tuple)) else {
+            return Ok(0);
+        };
+        let mut bytes = vec![0; STATE + 8];
+        bytes[STATE..STATE + 4].copy_from_slice(&state.to_ne_bytes());
+        Ok(self.memory.add(bytes))
     }
 
     fn number_of(&self, pointer: u64) -> Result<usize, String> {

@@ -94,6 +94,8 @@ pub struct Emulator<'a> {
     pub records: Vec<Vec<u8>>,
     /// What `bpf_ktime_get_ns` says.
     pub time: u64,
+    /// Sockets of the kernel: each its helper's `bpf_sock_tuple` and its state.
+    pub sockets: HashMap<(&'static str, Vec<u8>), u32>,
 }
 
 impl<'a> Emulator<'a> {

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockEr
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
-use tidewall_device::demux::layout::{
-    CHANNELS, Class, Counter, LOCALS, Metadata, Protocol, QUEUES,
-};
+use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::ethtool::Flow;
 use tidewall_device::frame::Frame;
@@ -82,14 +80,6 @@ const DO_NOT_SLEEP: u64 = u64::MAX;
 const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
 /// How long a poller waits that receive control forbids to take anything.
 const STOPPED_NAP: Duration = Duration::from_micros(100);
-
-/// Rates of kernel-bound frames, a queue: frames a second and burst.
-const CLASS_RATES: [(Class, u64, u64); 4] = [
-    (Class::Neighbour, 2_000, 200),
-    (Class::Icmp, 2_000, 200),
-    (Class::Established, 200_000, 4_096),
-    (Class::Other, 10_000, 512),
-];
 
 /// How to start an embedded stack: one process that owns an interface's queues
 /// and everything above them.
@@ -346,12 +336,7 @@ impl Stack {
         tables.set_raw(config.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         tables.set_cookie_redirect(device.checksum_offload_possible);
-        // Queues may be added later, too.
-        for queue in 0..QUEUES as u32 {
-            for (class, rate, burst) in CLASS_RATES {
-                tables.set_class(queue, class, rate, burst);
-            }
-        }
+        tables.limit_kernel_frames(interface.forwards);
         for (queue, class) in config.classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {

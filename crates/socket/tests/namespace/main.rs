@@ -14,6 +14,7 @@ mod event_loop;
 mod exchange;
 mod fast_open;
 mod kernel;
+mod kernel_frames;
 mod life;
 mod policies;
 mod raw_system;
@@ -64,6 +65,9 @@ system_tests! {
     kernel::ping_and_tcp_go_on_beside_a_stack on 1,
     kernel::a_flood_at_the_kernel_is_limited_and_an_owned_port_served on 1,
     kernel::tagged_and_unknown_frames_are_counted on 1,
+    kernel_frames::a_blast_at_a_closed_port_leaves_syns_and_answers on 1,
+    kernel_frames::neighbours_are_found_beside_floods_of_their_questions on 1,
+    kernel_frames::a_router_forwards_as_without_a_stack on 1,
     life::a_killed_owner_leaves_nothing_behind on 1,
     life::stacks_can_follow_each_other_at_once on 2,
     life::an_interface_that_goes_down_comes_back on 1,

@@ -94,7 +94,19 @@ pub struct Packets {
 impl Packets {
     /// Opens one in the calling thread's namespace.
     pub fn open(interface: u32) -> io::Result<Packets> {
-        let protocol = (libc::ETH_P_ALL as u16).to_be();
+        Self::with_protocol(interface, libc::ETH_P_ALL as u16)
+    }
+
+    /// As [`Packets::open`], but it receives nothing and no queueing discipline
+    /// holds what it sends.
+    pub fn sender(interface: u32) -> io::Result<Packets> {
+        let packets = Self::with_protocol(interface, 0)?;
+        packets.set(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+        Ok(packets)
+    }
+
+    fn with_protocol(interface: u32, protocol: u16) -> io::Result<Packets> {
+        let protocol = protocol.to_be();
         // SAFETY: no pointers; the descriptor returned is nobody else's; the
         // address is valid for its length during the call.
         unsafe {
@@ -118,21 +130,53 @@ impl Packets {
 
     /// Lets so many bytes of frames wait, whatever the system's limit.
     pub fn hold(self, bytes: i32) -> io::Result<Packets> {
+        self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)?;
+        Ok(self)
+    }
+
+    fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
         // SAFETY: four valid bytes for the call's duration.
         let result = unsafe {
             libc::setsockopt(
                 self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_RCVBUFFORCE,
-                (&raw const bytes).cast(),
-                size_of_val(&bytes) as libc::socklen_t,
+                level,
+                option,
+                (&raw const value).cast(),
+                size_of_val(&value) as libc::socklen_t,
             )
         };
         if result < 0 {
             Err(io::Error::last_os_error())
         } else {
-            Ok(self)
+            Ok(())
         }
+    }
+
+    /// Sends frames with one call; how many were taken.
+    pub fn send_all(&self, frames: &[Vec<u8>]) -> usize {
+        let mut vectors: Vec<libc::iovec> = frames
+            .iter()
+            .map(|frame| libc::iovec {
+                iov_base: frame.as_ptr().cast_mut().cast(),
+                iov_len: frame.len(),
+            })
+            .collect();
+        // SAFETY: a msghdr of zeros is one without any part.
+        let empty: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        let mut messages: Vec<libc::mmsghdr> = vectors
+            .iter_mut()
+            .map(|vector| {
+                let mut message = empty;
+                message.msg_hdr.msg_iov = vector;
+                message.msg_hdr.msg_iovlen = 1;
+                message
+            })
+            .collect();
+        let count = messages.len() as u32;
+        // SAFETY: every message names one vector of a frame that outlives the
+        // call, which only reads them.
+        let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
+        usize::try_from(sent).unwrap_or(0)
     }
 
     /// Sends a frame.

@@ -191,7 +191,7 @@ fn kernel_list_is_bounded_and_tells_queue_and_time() {
     poll(&mut b);
     let frame = |number| KernelFrame {
         queue: 0,
-        class: Some(Class::Other),
+        class: Some(Class::Forwarded),
         time: ms(4),
         bytes: numbered(number),
     };

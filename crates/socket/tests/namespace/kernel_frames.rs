@@ -1,0 +1,331 @@
+//! A host that runs a stack is not worse off than one that does not: what its
+//! kernel gets while somebody sends too much, and what it forwards. Each test
+//! prints its figures.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket as KernelSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tidewall_socket::Stack;
+
+use super::kernel::peer_index;
+use super::raw_system::Packets;
+use super::support::*;
+
+/// Before anything that was lost is sent again.
+const ONCE: Duration = Duration::from_millis(900);
+const CLOSED: u16 = 9_999;
+const SSH: u16 = 22;
+const RESOLVER: u16 = 53;
+
+/// Something that goes on in the peer's namespace until it is finished.
+struct Going<T> {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<T>,
+}
+
+impl<T: Send + 'static> Going<T> {
+    /// Calls `step` again and again with what `start` made.
+    fn in_peer(
+        start: impl FnOnce() -> T + Send + 'static,
+        step: impl Fn(&mut T) + Send + 'static,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = spawn_in_peer(move || {
+            let mut state = start();
+            while !stopped.load(Ordering::Relaxed) {
+                step(&mut state);
+            }
+            state
+        });
+        Going { stop, thread }
+    }
+
+    fn finish(self) -> T {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Sends these frames from the peer in turn, so many a second or as fast as
+/// goes, and counts them.
+fn blast(frames: Vec<Vec<u8>>, rate: Option<u64>) -> (Going<Packets>, Arc<AtomicU64>) {
+    let sent = Arc::new(AtomicU64::new(0));
+    let count = sent.clone();
+    let index = peer_index();
+    let begin = Instant::now();
+    let step = move |packets: &mut Packets| {
+        let due = rate.map_or(f64::INFINITY, |rate| {
+            begin.elapsed().as_secs_f64() * rate as f64
+        });
+        if (count.load(Ordering::Relaxed) as f64) < due {
+            count.fetch_add(packets.send_all(&frames) as u64, Ordering::Relaxed);
+        }
+    };
+    let going = Going::in_peer(move || Packets::sender(index).unwrap(), step);
+    (going, sent)
+}
+
+fn mac_of(script: &str) -> Vec<u8> {
+    let text = shell(script);
+    let bytes = text.trim().split(':');
+    bytes
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect()
+}
+
+fn here_mac() -> Vec<u8> {
+    mac_of(&format!("cat /sys/class/net/{HERE}/address"))
+}
+
+/// A UDP datagram of 18 bytes from elsewhere.
+fn datagram(port: u16) -> Vec<u8> {
+    let mut frame = here_mac();
+    frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);
+    let at = frame.len();
+    frame.extend([0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 79, 0, 9]);
+    frame.extend(HERE4.octets());
+    let sum = frame[at..]
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = sum.sum();
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[at + 10..at + 12].copy_from_slice(&checksum.to_be_bytes());
+    frame.extend(4_000u16.to_be_bytes());
+    frame.extend(port.to_be_bytes());
+    frame.extend([0, 26, 0, 0]);
+    frame.extend([0; 18]);
+    frame
+}
+
+fn class(stack: &Stack, name: &str) -> (u64, u64) {
+    stack.snapshot().queues[0].kernel[name]
+}
+
+pub fn a_blast_at_a_closed_port_leaves_syns_and_answers() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let listener = TcpListener::bind(at(HERE4, SSH)).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let resolver = peer_resolver();
+    let ask = |timeout| {
+        let socket = KernelSocket::bind(at(HERE4, 0)).unwrap();
+        socket.set_read_timeout(Some(timeout)).unwrap();
+        ask_once(&socket, at(PEER4, RESOLVER), b"who is it?")
+    };
+    assert!(wait_until(|| ask(ONCE)));
+    let (blast, sent) = blast(vec![datagram(CLOSED); 64], None);
+    assert!(wait_until(|| class(&stack, "udp").1 > 1_000), "no blast");
+    let (before, begin) = (sent.load(Ordering::Relaxed), Instant::now());
+    let clients = Going::in_peer(
+        || (0u32, 0u32),
+        |counts| {
+            let stream = TcpStream::connect_timeout(&at(HERE4, SSH), ONCE);
+            counts.0 += u32::from(stream.is_ok());
+            counts.1 += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        },
+    );
+    let mut answers = (0u32, 0u32);
+    while begin.elapsed() < Duration::from_secs(4) {
+        answers.0 += u32::from(ask(ONCE));
+        answers.1 += 1;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let rate = (sent.load(Ordering::Relaxed) - before) as f64 / begin.elapsed().as_secs_f64();
+    let connected = clients.finish();
+    blast.finish();
+    println!(
+        "{rate:.0} datagrams/s at a closed port: {} of {} SYNs got through, {} of {} answers; {:?} passed and dropped",
+        connected.0,
+        connected.1,
+        answers.0,
+        answers.1,
+        class(&stack, "udp"),
+    );
+    drop(resolver);
+    echo.finish();
+    for (passed, of) in [connected, answers] {
+        assert!(of > 50 && passed * 100 >= of * 99, "{passed} of {of}");
+    }
+}
+
+/// Answers whatever it is asked, until the process ends.
+fn peer_resolver() -> JoinHandle<()> {
+    let socket = in_peer(|| KernelSocket::bind(at(std::net::Ipv6Addr::UNSPECIFIED, RESOLVER)));
+    let socket = socket.unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            drop(socket.send_to(&buffer[..length], from));
+        }
+    })
+}
+
+pub fn neighbours_are_found_beside_floods_of_their_questions() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let resolver = peer_resolver();
+    // From beyond the link, and from one other neighbour.
+    let mut solicitation = here_mac();
+    solicitation.extend([2, 0, 0, 0, 0, 9, 0x86, 0xdd, 0x60, 0, 0, 0, 0, 24, 58, 50]);
+    solicitation.extend([0x20, 1, 0x0d, 0xb8, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    solicitation.extend(HERE6.octets());
+    solicitation.extend([135, 0, 0, 0, 0, 0, 0, 0]);
+    solicitation.extend(HERE6.octets());
+    let mut request = vec![0xff; 6];
+    request.extend([2, 0, 0, 0, 0, 9, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    request.extend([
+        2, 0, 0, 0, 0, 9, 10, 77, 0, 9, 0, 0, 0, 0, 0, 0, 10, 77, 0, 77,
+    ]);
+    for (name, frame, address) in [
+        (
+            "neighbour solicitations from beyond the link",
+            solicitation,
+            PEER6.into(),
+        ),
+        (
+            "ARP requests of one neighbour",
+            request,
+            std::net::IpAddr::from(PEER4),
+        ),
+    ] {
+        let (blast, sent) = blast(vec![frame; 32], Some(100_000));
+        let local: std::net::IpAddr = match address {
+            std::net::IpAddr::V4(_) => HERE4.into(),
+            std::net::IpAddr::V6(_) => HERE6.into(),
+        };
+        let socket = KernelSocket::bind(at(local, 0)).unwrap();
+        // Less than the second after which the kernel asks again.
+        socket.set_read_timeout(Some(ONCE)).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let (before, begin) = (sent.load(Ordering::Relaxed), Instant::now());
+        let count = 200;
+        let found = (0..count).filter(|_| {
+            shell(&format!(
+                "ip neigh del {address} dev {HERE} 2>/dev/null || true"
+            ));
+            ask_once(&socket, at(address, RESOLVER), b"where are you?")
+        });
+        let found = found.count();
+        let rate = (sent.load(Ordering::Relaxed) - before) as f64 / begin.elapsed().as_secs_f64();
+        blast.finish();
+        println!(
+            "{rate:.0} {name} a second: the neighbour was found {found} times of {count}; {:?}",
+            stack.snapshot().queues[0].kernel
+        );
+        assert!(found * 100 >= count * 99, "{found} of {count}");
+    }
+    assert_eq!(class(&stack, "neighbour").1, 0);
+    assert!(class(&stack, "icmp").1 > 10_000, "no flood");
+    drop(resolver);
+    echo.finish();
+}
+
+/// A third namespace, which goes when this does.
+struct Far(String);
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        drop(
+            std::process::Command::new("ip")
+                .args(["netns", "del", &self.0])
+                .status(),
+        );
+    }
+}
+
+pub fn a_router_forwards_as_without_a_stack() {
+    const FAR4: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 2);
+    let far = Far(format!("tw-sock-{}-c", std::process::id()));
+    let (name, peer) = (&far.0, peer_namespace());
+    // Frames of one size, and GRO, with and without: what XDP asks of a veth.
+    shell(&format!(
+        "ip netns add {name}; ip -n {name} link set lo up
+         ip link add tw-out type veth peer name tw-far netns {name}
+         ip addr add 10.80.0.1/24 dev tw-out; ip -n {name} addr add {FAR4}/24 dev tw-far
+         ip link set tw-out up; ip -n {name} link set tw-far up
+         ip -n {name} route add default via 10.80.0.1
+         ip -n {peer} route add 10.80.0.0/24 via {HERE4}
+         echo 1 > /proc/sys/net/ipv4/ip_forward
+         ip netns exec {peer} ethtool -K {PEER} tso off gso off
+         ethtool -K {HERE} gro on; ethtool -K tw-out tso off gso off gro on"
+    ));
+    let namespace = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
+    let in_far = |run: Box<dyn FnOnce() -> (KernelSocket, TcpListener) + Send>| {
+        let namespace = namespace.try_clone().unwrap();
+        let thread = std::thread::spawn(move || {
+            super::raw_system::enter(&namespace).unwrap();
+            run()
+        });
+        thread.join().unwrap()
+    };
+    let (sink, listener) = in_far(Box::new(|| {
+        let sink = KernelSocket::bind(at(FAR4, 9)).unwrap();
+        (sink, TcpListener::bind(at(FAR4, 9)).unwrap())
+    }));
+    sink.set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+    let time = Duration::from_millis(700);
+    // Datagrams a second that arrive, and bytes a second.
+    let measure = || {
+        let sender = Going::in_peer(
+            || KernelSocket::bind(at(PEER4, 0)).unwrap(),
+            |socket| drop(socket.send_to(&[0; 1000], at(FAR4, 9))),
+        );
+        let mut buffer = vec![0; 65_536];
+        sink.recv_from(&mut buffer).unwrap();
+        let begin = Instant::now();
+        let mut datagrams = 0u64;
+        while begin.elapsed() < time {
+            datagrams += u64::from(sink.recv_from(&mut buffer).is_ok());
+        }
+        let datagrams = datagrams as f64 / begin.elapsed().as_secs_f64();
+        sender.finish();
+        while sink.recv_from(&mut buffer).is_ok() {}
+        let mut stream = in_peer(|| TcpStream::connect_timeout(&at(FAR4, 9), ONCE).unwrap());
+        let (mut server, _) = listener.accept().unwrap();
+        let reader = std::thread::spawn(move || {
+            let (mut bytes, begin) = (0, Instant::now());
+            loop {
+                match server.read(&mut buffer).unwrap() {
+                    0 => break bytes as f64 / begin.elapsed().as_secs_f64(),
+                    got => bytes += got,
+                }
+            }
+        });
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            stream.write_all(&[0; 65_536]).unwrap();
+        }
+        drop(stream);
+        [datagrams, reader.join().unwrap()]
+    };
+    measure();
+    let mut ratios = [Vec::new(), Vec::new()];
+    for _ in 0..5 {
+        let without = measure();
+        let stack = stack();
+        let with = measure();
+        let frames = class(&stack, "forwarded");
+        drop(stack);
+        println!(
+            "without and with a stack: {without:.0?} and {with:.0?} UDP/s and TCP B/s, {frames:?}"
+        );
+        assert!(frames.0 > 1_000 && frames.1 == 0, "{frames:?}");
+        for (ratios, (with, without)) in ratios.iter_mut().zip(with.into_iter().zip(without)) {
+            ratios.push(with / without);
+        }
+    }
+    for (name, mut ratios) in ["UDP", "TCP"].into_iter().zip(ratios) {
+        ratios.sort_by(f64::total_cmp);
+        println!(
+            "{name} forwarded with a stack over without: {:.3} {ratios:.3?}",
+            ratios[2]
+        );
+    }
+}
