@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tidewall_socket::descriptor::{Allocator, Flags};
 use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
-use tidewall_socket::{Descriptors, ListenOptions, OpenFile, Stack};
+use tidewall_socket::{Descriptors, ListenOptions, OpenFile, Stack, StreamOptions};
 
 use crate::poll_host::{Entry, PollCall};
 use crate::select_host::{Bitmap, SelectCall};
@@ -160,7 +160,10 @@ impl Sockets for DescriptorSockets {
     fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<DescriptorListener> {
         let options = ListenOptions {
             backlog,
-            nodelay: true,
+            stream: StreamOptions {
+                nodelay: true,
+                ..StreamOptions::default()
+            },
             ..ListenOptions::default()
         };
         let number = self.descriptors.listen(address, options, Flags::NONBLOCK)?;

@@ -11,7 +11,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
 use tidewall_socket::Stack;
-use tidewall_socket::tcp::{self, ListenOptions, Selector, TcpListener, TcpStream};
+use tidewall_socket::tcp::{self, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
 
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
@@ -91,7 +91,10 @@ impl StreamHost for TidewallStreams {
     fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
         let options = ListenOptions {
             backlog,
-            nodelay: true,
+            stream: StreamOptions {
+                nodelay: true,
+                ..StreamOptions::default()
+            },
             ..ListenOptions::default()
         };
         let listener = TcpListener::bind_with(&self.stack, address, options)?;

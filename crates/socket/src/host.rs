@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use tidewall_protocol::tcp::Sysctl;
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::raw::options;
@@ -49,4 +50,10 @@ impl Interface {
             forwards: forwards("ipv4") || forwards("ipv6"),
         })
     }
+}
+
+/// The parameters of TCP in the caller's network namespace; Linux's default for one
+/// that cannot be read.
+pub(crate) fn sysctl() -> Sysctl {
+    Sysctl::read(|name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok())
 }

@@ -37,7 +37,7 @@ mod wait;
 
 pub use descriptor::{Descriptors, OpenFile};
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
-pub use tcp::{ListenOptions, Selector, TcpListener, TcpStream};
+pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
 pub use tidewall_device::afxdp::XdpMode;
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};

@@ -2,7 +2,6 @@
 //! parameters by shell commands, for a kernel under test. Their values are read
 //! where Linux has them, so that they mean the same here.
 
-use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
@@ -46,10 +45,8 @@ impl Flags {
     /// The MTU as it is now.
     pub(super) fn mtu(&self) -> u16 {
         let path = format!("/sys/class/net/{}/mtu", self.interface);
-        let named = || number(&fs::read_to_string(path).ok()?);
-        self.mtu
-            .or_else(|| u16::try_from(named()?).ok())
-            .unwrap_or(1500)
+        let named = || fs::read_to_string(path).ok()?.trim().parse().ok();
+        self.mtu.or_else(named).unwrap_or(1500)
     }
 
     /// Whether the device cuts long packets, as it is now.
@@ -75,53 +72,9 @@ impl Flags {
     }
 }
 
-/// A number, decimal or hexadecimal.
-fn number(text: &str) -> Option<i64> {
-    let text = text.trim();
-    match text.strip_prefix("0x") {
-        Some(digits) => i64::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
-/// The parameters as they are now in this network namespace; Linux's default
-/// for one that cannot be read.
+/// The parameters as they are now in this network namespace.
 pub(super) fn sysctl() -> Sysctl {
-    let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
-    let value = |name: &str| number(&read(name)?);
-    let three = |name: &str, default: [u32; 3]| {
-        let text = read(name).unwrap_or_default();
-        let mut numbers = text
-            .split_whitespace()
-            .filter_map(|word| word.parse::<u32>().ok());
-        default.map(|default| numbers.next().unwrap_or(default))
-    };
-    let flag = |name: &str, default: bool| value(name).map_or(default, |value| value != 0);
-    let small =
-        |name: &str, default: u8| value(name).map_or(default, |value| value.clamp(0, 255) as u8);
-    let large = |name: &str, default: u32| value(name).map_or(default, |value| value as u32);
-    let default = Sysctl::default();
-    let fin = value("tcp_fin_timeout").and_then(|seconds| u64::try_from(seconds).ok());
-    Sysctl {
-        receive_memory: three("tcp_rmem", default.receive_memory),
-        send_memory: three("tcp_wmem", default.send_memory),
-        timestamps: flag("tcp_timestamps", default.timestamps),
-        sack: flag("tcp_sack", default.sack),
-        window_scaling: flag("tcp_window_scaling", default.window_scaling),
-        ecn: small("tcp_ecn", default.ecn),
-        mtu_probing: small("tcp_mtu_probing", default.mtu_probing),
-        syn_retries: small("tcp_syn_retries", default.syn_retries),
-        synack_retries: small("tcp_synack_retries", default.synack_retries),
-        retries: small("tcp_retries2", default.retries),
-        slow_start_after_idle: flag("tcp_slow_start_after_idle", default.slow_start_after_idle),
-        notsent_lowat: large("tcp_notsent_lowat", default.notsent_lowat),
-        fin_timeout: fin.map_or(default.fin_timeout, Duration::from_secs),
-        burst_min: small("tcp_min_tso_segs", default.burst_min),
-        fastopen: large("tcp_fastopen", default.fastopen),
-        fastopen_keys: read("tcp_fastopen_key")
-            .and_then(|text| Sysctl::parse_fast_open_keys(&text))
-            .filter(|keys| keys.primary != [0; 16]),
-    }
+    Sysctl::read(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use crate::script::{Command, OptionLine, ParseError, Position, Script};
 use crate::stack::{HostConfig, Sysctl};
+use tidewall_protocol::tcp::SysctlError;
 
 /// The family of addresses that a script runs with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -181,50 +182,20 @@ impl Settings {
 /// Puts a command's settings into kernel parameters.
 pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String> {
     for (name, value) in &command.settings {
-        let wrong = || format!("{name} cannot be `{value}`");
-        let number = || value.trim().parse::<u32>().map_err(|_| wrong());
-        let byte = || value.trim().parse::<u8>().map_err(|_| wrong());
-        let three = || -> Result<[u32; 3], String> {
-            let numbers: Result<Vec<u32>, _> =
-                value.split_whitespace().map(str::parse::<u32>).collect();
-            numbers
-                .ok()
-                .and_then(|numbers| numbers.try_into().ok())
-                .ok_or_else(wrong)
+        let short = name.strip_prefix("net.ipv4.").unwrap_or_default();
+        let unknown = match sysctl.set(short, value) {
+            Ok(()) => continue,
+            Err(SysctlError::Value) => return Err(format!("{name} cannot be `{value}`")),
+            Err(SysctlError::Unknown) => format!("{name} is not a setting of this stack"),
         };
-        match name.as_str() {
-            "net.ipv4.tcp_rmem" => sysctl.receive_memory = three()?,
-            "net.ipv4.tcp_wmem" => sysctl.send_memory = three()?,
-            "net.ipv4.tcp_timestamps" => sysctl.timestamps = number()? != 0,
-            "net.ipv4.tcp_sack" => sysctl.sack = number()? != 0,
-            "net.ipv4.tcp_window_scaling" => sysctl.window_scaling = number()? != 0,
-            "net.ipv4.tcp_ecn" => sysctl.ecn = byte()?,
-            "net.ipv4.tcp_mtu_probing" => sysctl.mtu_probing = byte()?,
-            "net.ipv4.tcp_syn_retries" => sysctl.syn_retries = byte()?,
-            "net.ipv4.tcp_synack_retries" => sysctl.synack_retries = byte()?,
-            "net.ipv4.tcp_retries2" => sysctl.retries = byte()?,
-            "net.ipv4.tcp_slow_start_after_idle" => {
-                sysctl.slow_start_after_idle = number()? != 0;
-            }
-            "net.ipv4.tcp_notsent_lowat" => sysctl.notsent_lowat = number()?,
-            "net.ipv4.tcp_min_tso_segs" => sysctl.burst_min = byte()?,
+        match (short, value.trim()) {
             // How long Linux waits to make a burst; the engine does not.
-            "net.ipv4.tcp_tso_win_divisor" => {
-                number()?;
-            }
-            "net.ipv4.tcp_fin_timeout" => {
-                sysctl.fin_timeout = Duration::from_secs(number()?.into());
-            }
+            ("tcp_tso_win_divisor", _) => {}
             // Of Linux's own, only the value that makes it do as this stack does.
-            "net.ipv4.tcp_syn_linear_timeouts" if number()? == 0 => {}
-            "net.ipv4.tcp_rfc1337" | "net.ipv4.tcp_syncookies" if number()? == 1 => {}
-            "net.ipv4.tcp_retries1" if number()? == 3 => {}
-            "net.ipv4.tcp_fastopen" => sysctl.fastopen = number()?,
-            "net.ipv4.tcp_fastopen_key" => {
-                let keys = Sysctl::parse_fast_open_keys(value);
-                sysctl.fastopen_keys = Some(keys.ok_or("no Fast Open keys")?);
-            }
-            _ => return Err(format!("{name} is not a setting of this stack")),
+            ("tcp_syn_linear_timeouts", "0")
+            | ("tcp_rfc1337" | "tcp_syncookies", "1")
+            | ("tcp_retries1", "3") => {}
+            _ => return Err(unknown),
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use tidewall_protocol::tcp::{Connection, FastOpenKeys, FastOpenServer, Flow, Sta
 
 use super::address::check_family;
 use super::socket::Kind;
-use super::{ConnectionId, Failure, Fd, Host, Result, Sysctl};
+use super::{ConnectionId, Failure, Fd, Host, Result};
 
 /// Flags of `tcp_fastopen` (`Documentation/networking/ip-sysctl.rst`).
 mod enable {
@@ -17,30 +17,6 @@ mod enable {
     pub(super) const SERVER_NO_COOKIE: u32 = 0x200;
     /// Every listener has it, with its backlog for a queue.
     pub(super) const EVERY_LISTENER: u32 = 0x400;
-}
-
-impl Sysctl {
-    /// Reads `tcp_fastopen_key`: one key or two of four hexadecimal words each,
-    /// hyphens between them, a comma between the keys.
-    #[must_use]
-    pub fn parse_fast_open_keys(text: &str) -> Option<FastOpenKeys> {
-        let mut keys = text.trim().split(',').map(|key| {
-            let mut bytes = [0; 16];
-            let mut words = key.split('-');
-            for place in bytes.as_chunks_mut::<4>().0 {
-                *place = u32::from_str_radix(words.next()?, 16).ok()?.to_le_bytes();
-            }
-            words.next().is_none().then_some(bytes)
-        });
-        let primary = keys.next()??;
-        let backup = match keys.next() {
-            Some(key) => Some(key?),
-            None => None,
-        };
-        keys.next()
-            .is_none()
-            .then_some(FastOpenKeys { primary, backup })
-    }
 }
 
 /// `TCP_FASTOPEN_KEY`: one key, or two.
@@ -66,12 +42,12 @@ impl Host {
             primary: self.secrets.cookie.map(|byte| byte ^ 0x5a),
             backup: None,
         };
-        Ok(own.or(self.config.sysctl.fastopen_keys).unwrap_or(drawn))
+        Ok(own.or(self.config.sysctl.fast_open_keys).unwrap_or(drawn))
     }
 
     /// What a listener is told.
     pub(super) fn fast_open_server(&self, fd: Fd) -> Result<Option<FastOpenServer>> {
-        let flags = self.config.sysctl.fastopen;
+        let flags = self.config.sysctl.fast_open;
         let backlog = self
             .listeners
             .get(&fd)
@@ -91,7 +67,7 @@ impl Host {
     }
 
     fn without_cookie(&self) -> bool {
-        self.config.sysctl.fastopen & enable::CLIENT_NO_COOKIE != 0
+        self.config.sysctl.fast_open & enable::CLIENT_NO_COOKIE != 0
     }
 
     /// A connection that is opened by its SYN's data, or asks for a cookie.
@@ -124,7 +100,7 @@ impl Host {
 
     /// Whether clients may use Fast Open.
     pub(super) fn fast_client(&self) -> bool {
-        self.config.sysctl.fastopen & enable::CLIENT != 0
+        self.config.sysctl.fast_open & enable::CLIENT != 0
     }
 
     /// A socket's `connect` is to be a fast one (`TCP_FASTOPEN_CONNECT`).

@@ -39,11 +39,12 @@ use tidewall_protocol::tcp::{
     Connection, Errno, FastOpenPeer, Flow, Listener, Secrets, TimeWaitTable,
 };
 
-pub use config::{HostConfig, Sysctl};
+pub use config::HostConfig;
 pub use info::TcpInfo;
 pub use notification::{ExtendedError, time_control};
 pub use poll::{EpollEvent, PollFd};
 use socket::Socket;
+pub use tidewall_protocol::tcp::Sysctl;
 pub use transfer::Received;
 
 /// A descriptor of a [`Host`]. They begin at [`Host::FIRST_FD`], above what a

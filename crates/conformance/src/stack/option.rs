@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use tidewall_protocol::tcp::Config;
+use tidewall_protocol::tcp::{Config, Congestion, Connection, StreamOptions};
 
 use super::fast_open::keys_of;
 use super::socket::{Kind, Options};
@@ -25,6 +25,9 @@ const RECEIVE_BUFFER_MIN: u32 = 2304;
 /// `net.core.wmem_max`, above Linux's default so that scripts get what they ask.
 const BUFFER_MAX: u32 = 1 << 26;
 
+/// The length of a congestion control's name (`TCP_CA_NAME_MAX`).
+const CONGESTION_NAME: usize = 16;
+
 /// An option's value as an int. One byte is enough for the IP options.
 fn int(value: &[u8]) -> Result<i32> {
     match value {
@@ -40,6 +43,13 @@ fn between(value: i32, least: i32, most: i32) -> Result<u32> {
     } else {
         Err(Failure::Errno(libc::EINVAL))
     }
+}
+
+/// `SO_SNDBUF` and `SO_RCVBUF` as the engine takes them: Linux doubles what is asked
+/// and takes half of that for data.
+fn buffer(value: i32, least: u32) -> u32 {
+    let bytes = u32::try_from(value).unwrap_or(u32::MAX).min(BUFFER_MAX);
+    bytes.max(least / 2)
 }
 
 fn milliseconds(value: i32) -> Result<Option<Duration>> {
@@ -58,31 +68,21 @@ impl Host {
         if !v4 {
             config.mss = config.mss.saturating_sub(20);
         }
-        if options.maximum_segment != 0 {
-            config.mss = config.mss.min(options.maximum_segment);
-        }
-        if options.receive_buffer != 0 {
-            config.receive_buffer = options.receive_buffer / 2;
-            config.receive_buffer_max = options.receive_buffer / 2;
-        }
-        config.nodelay = options.nodelay;
-        config.keepalive = options.keepalive_on.then_some(options.keepalive);
-        config.user_timeout = options.user_timeout;
-        config.traffic_class = options.traffic_class;
-        if let Some(retries) = options.syn_retries {
-            config.syn_retries = retries;
-        }
-        Ok(config)
+        let stream = StreamOptions {
+            keepalive: options.keepalive_on.then_some(options.keepalive),
+            // Applied to connections: the first is what Linux begins with, too.
+            send_buffer: None,
+            ..options.stream
+        };
+        Ok(stream.apply(config))
     }
 
     /// Tells a new connection the options that its configuration does not carry.
     pub(super) fn adopt_options(&mut self, fd: Fd, id: ConnectionId) -> Result<()> {
         let options = self.get(fd)?.options.clone();
-        let low_water = self.not_sent_low_water(&options);
         if let Some(entry) = self.connections.get_mut(&id) {
-            entry.connection.set_not_sent_low_water(low_water);
-            if options.send_buffer != 0 {
-                entry.connection.set_send_buffer(options.send_buffer / 2);
+            if let Some(bytes) = options.stream.send_buffer {
+                entry.connection.set_send_buffer(bytes);
             }
             entry.connection.set_cork(options.cork);
             entry.connection.set_zero_copy(options.zero_copy);
@@ -92,22 +92,12 @@ impl Host {
         Ok(())
     }
 
-    /// `TCP_NOTSENT_LOWAT` of a socket, or the kernel parameter where it has none,
-    /// as the engine takes it.
-    fn not_sent_low_water(&self, options: &Options) -> Option<u32> {
-        let bytes = match options.notsent_lowat {
-            0 => self.config.sysctl.notsent_lowat,
-            own => own,
-        };
-        (bytes != u32::MAX).then_some(bytes)
-    }
-
-    /// `setsockopt(2)`, with Linux's constants and layouts. Options that change
-    /// nothing here (SO_MARK, IP_FREEBIND and others) are remembered.
+    /// `setsockopt(2)`, with Linux's constants and layouts: those options that a
+    /// stack's listeners and streams have.
     ///
     /// # Errors
-    /// EINVAL for a value out of range or too short, ENOPROTOOPT for an unknown
-    /// level.
+    /// EINVAL for a value out of range or too short, ENOPROTOOPT for any other
+    /// option, ENOENT for an algorithm that the engine has not.
     pub fn setsockopt(&mut self, fd: Fd, level: i32, option: i32, value: &[u8]) -> Result<()> {
         self.stream(fd)?;
         if (level, option) == (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) {
@@ -117,6 +107,7 @@ impl Host {
         let fast_client = self.fast_client();
         let socket = self.get_mut(fd)?;
         let options = &mut socket.options;
+        let stream = &mut options.stream;
         match (level, option) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address = int(value)? != 0,
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on = int(value)? != 0,
@@ -127,12 +118,10 @@ impl Host {
                 options.linger = on.then(|| Duration::from_secs(seconds));
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
-                options.send_buffer = (bytes.min(BUFFER_MAX) * 2).max(SEND_BUFFER_MIN);
+                stream.send_buffer = Some(buffer(int(value)?, SEND_BUFFER_MIN));
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                let bytes = u32::try_from(int(value)?).unwrap_or(u32::MAX);
-                options.receive_buffer = (bytes.min(BUFFER_MAX) * 2).max(RECEIVE_BUFFER_MIN);
+                stream.receive_buffer = Some(buffer(int(value)?, RECEIVE_BUFFER_MIN));
             }
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
                 options.timestamping = int(value)? as u32;
@@ -140,15 +129,16 @@ impl Host {
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
                 options.zero_copy = between(int(value)?, 0, 1)? != 0;
             }
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.nodelay = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
-                let size = int(value)?;
-                options.maximum_segment = match size {
-                    0 => 0,
-                    // TCP_MIN_MSS and MAX_TCP_WINDOW
-                    size => between(size, 88, 32_767)? as u16,
+                let size = u16::try_from(int(value)?).map_err(|_| Failure::Errno(libc::EINVAL))?;
+                let asked = StreamOptions {
+                    maximum_segment: (size != 0).then_some(size),
+                    ..*stream
                 };
+                asked.check()?;
+                *stream = asked;
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
                 let seconds = between(int(value)?, 1, 32_767)?;
@@ -162,13 +152,29 @@ impl Host {
                 options.keepalive.count = between(int(value)?, 1, 127)? as u8;
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
-                options.syn_retries = Some(between(int(value)?, 1, 127)? as u8);
+                stream.syn_retries = Some(between(int(value)?, 1, 127)? as u8);
             }
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                options.user_timeout = milliseconds(int(value)?)?;
+                stream.user_timeout = milliseconds(int(value)?)?;
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                // Zero is the kernel parameter's; below, FIN-WAIT-2 does not last.
+                let seconds = int(value)?;
+                let time = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+                stream.fin_timeout = (seconds != 0).then_some(time);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
+                let known = core::str::from_utf8(name)
+                    .ok()
+                    .and_then(Congestion::from_name);
+                stream.congestion = Some(known.ok_or(Failure::Errno(libc::ENOENT))?);
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.quickack = int(value)? & 1 != 0,
-            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat = int(value)? as u32,
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => {
+                let bytes = int(value)? as u32;
+                stream.not_sent_low_water = (bytes != 0).then_some(bytes);
+            }
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
                 if matches!(socket.kind, Kind::Stream(_)) {
                     return Err(Failure::Errno(libc::EINVAL));
@@ -192,16 +198,13 @@ impl Host {
                 options.inquiry = between(int(value)?, 0, 1)? != 0;
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                options.traffic_class = int(value)? as u8 & !3;
+                stream.traffic_class = int(value)? as u8 & !3;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6 = int(value)? != 0,
-            (libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {
-                options.others.insert((level, option), value.to_vec());
-            }
             _ => return Err(Failure::Errno(libc::ENOPROTOOPT)),
         }
         if matches!(socket.kind, Kind::Listener) {
-            return self.refresh_listener(fd, true);
+            return self.refresh_listener(fd);
         }
         let (options, kind) = (options.clone(), &socket.kind);
         if let Kind::Stream(id) = *kind {
@@ -210,14 +213,9 @@ impl Host {
         Ok(())
     }
 
-    /// A listener answers with the options as they are now, to peers of one
-    /// family at least.
-    pub(super) fn refresh_listener(&mut self, fd: Fd, v4: bool) -> Result<()> {
-        let mut config = self.engine_config(fd, v4)?;
-        if !v4 {
-            // The listener takes the 20 bytes off itself.
-            config.mss = config.mss.saturating_add(20);
-        }
+    /// A listener answers with the options as they are now.
+    pub(super) fn refresh_listener(&mut self, fd: Fd) -> Result<()> {
+        let config = self.engine_config(fd, true)?;
         let fast_open = self.fast_open_server(fd)?;
         if let Some(listening) = self.listeners.get_mut(&fd) {
             listening.protocol.set_config(&config);
@@ -230,44 +228,54 @@ impl Host {
     pub(super) fn refresh_listeners(&mut self) {
         let listeners: Vec<_> = self.listeners.keys().copied().collect();
         for fd in listeners {
-            let _ = self.refresh_listener(fd, true);
+            let _ = self.refresh_listener(fd);
         }
     }
 
     /// Tells a connection of an option that was set.
     fn apply(&mut self, id: ConnectionId, which: (i32, i32), options: &Options, now: Duration) {
-        let low_water = self.not_sent_low_water(options);
+        let stack = self.config.engine();
+        let stream = options.stream;
         self.on_connection(id, |connection| match which {
-            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => connection.set_not_sent_low_water(low_water),
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => connection
+                .set_not_sent_low_water(stream.not_sent_low_water.or(stack.not_sent_low_water)),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
             | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
                 let keepalive = options.keepalive_on.then_some(options.keepalive);
                 connection.set_keepalive(keepalive, now);
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                connection.set_receive_buffer(options.receive_buffer / 2);
+                connection.set_receive_buffer(stream.receive_buffer.unwrap_or(0));
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                connection.set_send_buffer(options.send_buffer / 2);
+                connection.set_send_buffer(stream.send_buffer.unwrap_or(0));
             }
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
                 connection.set_timestamping(notification::timestamping(options.timestamping));
             }
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => connection.set_zero_copy(options.zero_copy),
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(options.nodelay),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => connection.set_nodelay(stream.nodelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => connection.set_cork(options.cork),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                connection.set_user_timeout(options.user_timeout);
+                connection.set_user_timeout(stream.user_timeout);
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
-                connection.set_syn_retries(options.syn_retries.unwrap_or(6));
+                connection.set_syn_retries(stream.syn_retries.unwrap_or(stack.syn_retries));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                connection.set_fin_timeout(stream.fin_timeout.unwrap_or(stack.fin_timeout));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                connection.set_congestion(stream.congestion.unwrap_or(stack.congestion));
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => connection.set_quick_ack(options.quickack),
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if options.maximum_segment != 0 => {
-                connection.set_maximum_segment(options.maximum_segment);
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                if let Some(bytes) = stream.maximum_segment {
+                    connection.set_maximum_segment(bytes);
+                }
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                connection.set_traffic_class(options.traffic_class);
+                connection.set_traffic_class(stream.traffic_class);
             }
             _ => {}
         });
@@ -281,6 +289,8 @@ impl Host {
         let stream = self.stream(fd)?;
         let socket = self.get(fd)?;
         let options = &socket.options;
+        let own = &options.stream;
+        let stack = self.config.engine();
         let connection = stream
             .and_then(|id| self.connections.get(&id))
             .map(|entry| &entry.connection);
@@ -289,7 +299,13 @@ impl Host {
             (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(self.tcp_info(fd)?.to_bytes()),
             (libc::IPPROTO_TCP, TCP_CC_INFO) => return Ok(Vec::new()),
             (libc::SOL_SOCKET, SO_MEMINFO) => return self.memory_info(fd),
-            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => return Ok(b"cubic\0".to_vec()),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                let own = own.congestion.unwrap_or(stack.congestion);
+                let name = connection.map_or(own, Connection::congestion).name();
+                let mut value = name.as_bytes().to_vec();
+                value.resize(CONGESTION_NAME, 0);
+                return Ok(value);
+            }
             (libc::SOL_SOCKET, libc::SO_ERROR) => return self.take_error(fd),
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address.into(),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on.into(),
@@ -302,42 +318,48 @@ impl Host {
                 let time = seconds(options.linger.unwrap_or_default());
                 return Ok([on.to_ne_bytes(), time.to_ne_bytes()].concat());
             }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => match options.send_buffer {
-                0 => self.config.sysctl.send_memory[1] as i32,
-                bytes => bytes as i32,
-            },
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => match options.receive_buffer {
-                0 => self.config.sysctl.receive_memory[1] as i32,
-                bytes => bytes as i32,
-            },
+            // Bytes of memory, of which half holds data.
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => own
+                .send_buffer
+                .map_or(self.config.sysctl.send_memory[1], |bytes| bytes * 2)
+                as i32,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => own
+                .receive_buffer
+                .map_or(self.config.sysctl.receive_memory[1], |bytes| bytes * 2)
+                as i32,
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => options.zero_copy.into(),
             // struct so_timestamping: the flags, and no clock of hardware.
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
                 return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
             }
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => own.nodelay.into(),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match connection {
                 Some(connection) => connection.maximum_segment().into(),
-                None if options.maximum_segment != 0 => options.maximum_segment.into(),
                 // TCP_MSS_DEFAULT
-                None => 536,
+                None => own.maximum_segment.unwrap_or(536).into(),
             },
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => seconds(options.keepalive.idle),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => seconds(options.keepalive.interval),
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => options.keepalive.count.into(),
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options
-                .syn_retries
-                .unwrap_or(self.config.sysctl.syn_retries)
-                .into(),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                own.syn_retries.unwrap_or(stack.syn_retries).into()
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => match own.fin_timeout {
+                Some(Duration::ZERO) => -1,
+                own => seconds(
+                    own.unwrap_or(stack.fin_timeout)
+                        .min(StreamOptions::FIN_TIMEOUT_MAX),
+                ),
+            },
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                options.user_timeout.unwrap_or_default().as_millis() as i32
+                own.user_timeout.unwrap_or_default().as_millis() as i32
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => match connection {
                 Some(connection) => connection.quick_ack().into(),
                 None => options.quickack.into(),
             },
-            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => options.notsent_lowat as i32,
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => own.not_sent_low_water.unwrap_or(0) as i32,
             (libc::IPPROTO_TCP, TCP_INQ) => options.inquiry.into(),
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => options.fast_open_queue.unwrap_or(0) as i32,
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => options.fast_open_connect.into(),
@@ -347,16 +369,10 @@ impl Host {
                 return Ok([&keys.primary, backup].concat());
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                options.traffic_class.into()
+                own.traffic_class.into()
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6.into(),
-            other => {
-                return options
-                    .others
-                    .get(&other)
-                    .cloned()
-                    .ok_or(Failure::Errno(libc::ENOPROTOOPT));
-            }
+            _ => return Err(Failure::Errno(libc::ENOPROTOOPT)),
         };
         Ok(value.to_ne_bytes().to_vec())
     }

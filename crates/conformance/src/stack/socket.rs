@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use tidewall_protocol::tcp::{
-    Connection, FastOpenKeys, Flow, Keepalive, Listener, Shutdown, State, isn,
+    Connection, FastOpenKeys, Flow, Keepalive, Listener, Shutdown, State, StreamOptions, isn,
 };
 
 use super::address::{canonical, check_family, shown, wildcard};
@@ -24,21 +24,14 @@ pub(super) enum Kind {
 /// The options of a socket that its connection does not keep itself.
 #[derive(Clone)]
 pub(super) struct Options {
+    /// What its connections begin with.
+    pub(super) stream: StreamOptions,
     pub(super) reuse_address: bool,
     pub(super) keepalive_on: bool,
     pub(super) keepalive: Keepalive,
     pub(super) linger: Option<Duration>,
     pub(super) only_v6: bool,
-    pub(super) nodelay: bool,
     pub(super) cork: bool,
-    pub(super) maximum_segment: u16,
-    pub(super) user_timeout: Option<Duration>,
-    /// Bytes of memory, doubled as Linux does; zero: the kernel's choice.
-    pub(super) send_buffer: u32,
-    pub(super) receive_buffer: u32,
-    pub(super) notsent_lowat: u32,
-    pub(super) syn_retries: Option<u8>,
-    pub(super) traffic_class: u8,
     pub(super) inquiry: bool,
     pub(super) quickack: bool,
     /// `TCP_FASTOPEN`.
@@ -48,27 +41,18 @@ pub(super) struct Options {
     /// `SOF_TIMESTAMPING_…`
     pub(super) timestamping: u32,
     pub(super) zero_copy: bool,
-    /// Every other option that was set and changes nothing here.
-    pub(super) others: std::collections::BTreeMap<(i32, i32), Vec<u8>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
+            stream: StreamOptions::default(),
             reuse_address: false,
             keepalive_on: false,
             keepalive: Keepalive::default(),
             linger: None,
             only_v6: false,
-            nodelay: false,
             cork: false,
-            maximum_segment: 0,
-            user_timeout: None,
-            send_buffer: 0,
-            receive_buffer: 0,
-            notsent_lowat: 0,
-            syn_retries: None,
-            traffic_class: 0,
             inquiry: false,
             quickack: true,
             fast_open_queue: None,
@@ -76,7 +60,6 @@ impl Default for Options {
             fast_open_connect: false,
             timestamping: 0,
             zero_copy: false,
-            others: std::collections::BTreeMap::new(),
         }
     }
 }
@@ -131,6 +114,7 @@ impl Host {
             return Err(Failure::Errno(libc::EPROTONOSUPPORT));
         }
         let mut socket = Socket::new(domain, Kind::Fresh);
+        socket.options.keepalive = self.config.sysctl.keepalive;
         socket.nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         let fd = self.allocate();
         self.sockets.insert(fd, socket);
@@ -235,7 +219,7 @@ impl Host {
             },
         );
         self.get_mut(fd)?.kind = Kind::Listener;
-        self.refresh_listener(fd, true)
+        self.refresh_listener(fd)
     }
 
     /// `accept(2)`: a descriptor and the peer's address.

@@ -188,3 +188,44 @@ fn timers_expire_at_their_times() {
     let timed_out = client.connect(fd, to);
     assert_eq!(timed_out, Err(Failure::Errno(libc::ETIMEDOUT)));
 }
+
+#[test]
+fn options_are_those_that_sockets_have() {
+    let mut pair = pair(libc::AF_INET, "192.0.2.2:8080");
+    let (host, fd) = (&mut pair.client, pair.to_server);
+    let unknown = Err(Failure::Errno(libc::ENOPROTOOPT));
+    let one = 1i32.to_ne_bytes();
+    for (level, option) in [
+        (libc::SOL_SOCKET, libc::SO_MARK),
+        (libc::IPPROTO_IP, libc::IP_FREEBIND),
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+        (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+        (libc::IPPROTO_TCP, 250),
+    ] {
+        assert_eq!(host.setsockopt(fd, level, option, &one), unknown);
+        assert_eq!(host.getsockopt(fd, level, option).err(), unknown.err());
+    }
+    let tcp = libc::IPPROTO_TCP;
+    for size in [-1, 87, 32_768, 65_536 + 1000] {
+        let size = i32::to_ne_bytes(size);
+        let set = host.setsockopt(fd, tcp, libc::TCP_MAXSEG, &size);
+        assert_eq!(set, Err(Failure::Errno(libc::EINVAL)));
+    }
+    // The algorithm that runs.
+    let name = |host: &mut Host| host.getsockopt(fd, tcp, libc::TCP_CONGESTION).unwrap();
+    assert_eq!(name(host), b"cubic\0\0\0\0\0\0\0\0\0\0\0");
+    let set = host.setsockopt(fd, tcp, libc::TCP_CONGESTION, b"bbr");
+    assert_eq!(set, Err(Failure::Errno(libc::ENOENT)));
+    host.setsockopt(fd, tcp, libc::TCP_CONGESTION, b"reno")
+        .unwrap();
+    assert_eq!(name(host), b"reno\0\0\0\0\0\0\0\0\0\0\0\0");
+    let value = |host: &mut Host| {
+        let value = host.getsockopt(fd, tcp, libc::TCP_LINGER2).unwrap();
+        i32::from_ne_bytes(value.try_into().unwrap())
+    };
+    for (set, got) in [(0, 60), (5, 5), (1000, 120), (-7, -1)] {
+        let set = i32::to_ne_bytes(set);
+        host.setsockopt(fd, tcp, libc::TCP_LINGER2, &set).unwrap();
+        assert_eq!(value(host), got);
+    }
+}

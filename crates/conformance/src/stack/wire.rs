@@ -122,13 +122,6 @@ impl Host {
             }
             return self.emit(sent);
         };
-        // With TCP_MAXSEG, what is announced depends on the family.
-        if self
-            .get(fd)
-            .is_ok_and(|socket| socket.options.maximum_segment != 0)
-        {
-            let _ = self.refresh_listener(fd, segment.flow.local.is_ipv4());
-        }
         let Some(listening) = self.listeners.get_mut(&fd) else {
             return;
         };

@@ -64,6 +64,9 @@ pub struct Config {
     /// The maximum segment size we announce and never exceed, in bytes of
     /// payload and TCP options: the link's MTU less 40 (IPv4) or 60 (IPv6).
     pub mss: u16,
+    /// The same whatever the link and the family (`TCP_MAXSEG`); `u16::MAX` is no
+    /// limit.
+    pub mss_max: u16,
     /// Bytes of the receive buffer at first, and so the window.
     pub receive_buffer: u32,
     /// What the receive buffer may grow to while the application keeps up; also
@@ -79,6 +82,9 @@ pub struct Config {
     /// millisecond at twice the window a round trip in slow start and 1.2 times it
     /// from then on, more where the path is short; as Linux's (`tcp_tso_autosize`).
     pub offload: u32,
+    /// Bytes not sent above which no more is taken (`TCP_NOTSENT_LOWAT`); see
+    /// [`Connection::set_not_sent_low_water`](super::Connection::set_not_sent_low_water).
+    pub not_sent_low_water: Option<u32>,
     /// The least that a burst may be cut down to where it is to take no more than
     /// about a millisecond, in segments (`tcp_min_tso_segs`); see
     /// [`Config::offload`].
@@ -109,6 +115,9 @@ pub struct Config {
     pub orphan_retries: u8,
     /// The initial congestion window in segments (RFC 6928).
     pub initial_window: u8,
+    /// A congestion window that was not used for a retransmission timeout is that
+    /// of the beginning, or nearly (RFC 2861; `tcp_slow_start_after_idle`).
+    pub slow_start_after_idle: bool,
     /// How the congestion window moves (`TCP_CONGESTION`).
     pub congestion: Congestion,
     /// Let data leave in bursts of about a millisecond's worth, at twice the
@@ -143,11 +152,13 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             mss: 1460,
+            mss_max: u16::MAX,
             receive_buffer: 131_072,
             receive_buffer_max: 6 << 20,
             send_buffer: 87_040,
             send_buffer_max: 4 << 20,
             offload: 0,
+            not_sent_low_water: None,
             burst_min: 2,
             timestamps: true,
             sack: true,
@@ -160,6 +171,7 @@ impl Default for Config {
             retries: 15,
             orphan_retries: 8,
             initial_window: 10,
+            slow_start_after_idle: true,
             congestion: Congestion::Cubic,
             pacing: false,
             pacing_rate_max: None,
@@ -244,6 +256,7 @@ pub(super) struct Settings {
     pub(super) ecn: Ecn,
     pub(super) mtu_probing: MtuProbing,
     pub(super) burst_min: u8,
+    pub(super) slow_start_after_idle: bool,
     pub(super) nodelay: bool,
     pub(super) pacing: bool,
     /// `u32::MAX` is none.
@@ -268,7 +281,7 @@ impl Settings {
             timeout_min: Span::new(config.timeout_min),
             timeout_max: Span::new(config.timeout_max),
             fin_timeout: Span::new(config.fin_timeout),
-            mss: config.mss.max(MSS_MIN),
+            mss: config.mss.min(config.mss_max).max(MSS_MIN),
             keepalive_count: 0,
             syn_retries: config.syn_retries,
             syn_ack_retries: config.syn_ack_retries,
@@ -279,10 +292,11 @@ impl Settings {
             ecn: config.ecn,
             mtu_probing: config.mtu_probing,
             burst_min: config.burst_min.max(1),
+            slow_start_after_idle: config.slow_start_after_idle,
             nodelay: config.nodelay,
             pacing: config.pacing,
             pacing_rate_max: u32::MAX,
-            not_sent_low_water: u32::MAX,
+            not_sent_low_water: config.not_sent_low_water.unwrap_or(u32::MAX).max(1),
             congestion: config.congestion,
         };
         settings.set_keepalive(config.keepalive);

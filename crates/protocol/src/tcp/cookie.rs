@@ -157,7 +157,7 @@ pub(super) fn peer_mss(flow: &Flow, options: &Options) -> u16 {
 /// What a listener announces: see [`Listener::new`](super::Listener::new).
 fn announced_mss(flow: &Flow, config: &Config) -> u16 {
     let longer = if flow.remote.is_ipv4() { 0 } else { 20 };
-    config.mss.saturating_sub(longer)
+    config.mss.saturating_sub(longer).min(config.mss_max)
 }
 
 /// A SYN-ACK; `options` but for the maximum segment size.

@@ -567,6 +567,7 @@ fn config<C: Codec>(config: &Settings, codec: &mut C) -> Settings {
             _ => Ecn::Active,
         },
         burst_min: codec.u8(config.burst_min).max(1),
+        slow_start_after_idle: codec.flag(config.slow_start_after_idle),
         nodelay: codec.flag(config.nodelay),
         pacing: codec.flag(config.pacing),
         pacing_rate_max: codec.u32(config.pacing_rate_max).max(1),

@@ -25,7 +25,8 @@
 //! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
 //! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
 //! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
-//! `sending_times` (what sending waited for). Before a
+//! `sending_times` (what sending waited for), `sysctl` and `stream_options` (what
+//! makes a [`Config`]). Before a
 //! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
@@ -69,6 +70,8 @@ mod send;
 mod send_buffer;
 mod sending_times;
 mod sent;
+mod stream_options;
+mod sysctl;
 mod tail_probe;
 mod time_wait;
 mod timers;
@@ -93,6 +96,8 @@ pub use listen::{Listener, Reaction, Secrets};
 pub use notifications::{Keys, Moment, Notification, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
 pub use sending_times::SendingTimes;
+pub use stream_options::StreamOptions;
+pub use sysctl::{Sysctl, SysctlError};
 pub use tidewall_wire::tcp::{FastOpen, Timestamps};
 pub use tidewall_wire::udp::Checksum;
 pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};

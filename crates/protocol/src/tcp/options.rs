@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::config::Span;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection, Pending};
 use super::timers::Timer;
-use super::{Congestion, Keepalive, State, Time};
+use super::{Congestion, Keepalive, State, StreamOptions, Time};
 
 impl Connection {
     /// Sends small segments at once (`TCP_NODELAY`). What cork or
@@ -123,6 +123,19 @@ impl Connection {
     #[must_use]
     pub fn syn_retries(&self) -> u8 {
         self.config.syn_retries
+    }
+
+    /// How long FIN-WAIT-2 lasts once the application has closed (`TCP_LINGER2`);
+    /// [`StreamOptions::FIN_TIMEOUT_MAX`](super::StreamOptions::FIN_TIMEOUT_MAX) at
+    /// most.
+    pub fn set_fin_timeout(&mut self, time: Duration) {
+        self.config.fin_timeout = Span::new(time.min(StreamOptions::FIN_TIMEOUT_MAX));
+    }
+
+    /// See [`Connection::set_fin_timeout`].
+    #[must_use]
+    pub fn fin_timeout(&self) -> Duration {
+        self.config.fin_timeout.get()
     }
 
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was

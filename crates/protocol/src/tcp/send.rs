@@ -230,7 +230,11 @@ impl Connection {
         // No retransmission timeout is shorter than its slack: most of the time that
         // says enough. A window validated without anything sent, and an idle time of
         // just 71 minutes, at which microseconds wrap, are judged the next time.
-        if self.send.first == self.send.next && self.unsent() > 0 && age >= self.round_trip.slack {
+        if self.send.first == self.send.next
+            && self.unsent() > 0
+            && age >= self.round_trip.slack
+            && self.config.slow_start_after_idle
+        {
             let idle = now.saturating_sub(self.send.last);
             let timeout = self.retransmission_micros();
             let micros = idle.as_secs().saturating_mul(1_000_000) + u64::from(idle.subsec_micros());

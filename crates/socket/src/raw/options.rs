@@ -65,22 +65,33 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()>
 
 /// `getsockopt` of an int.
 pub(crate) fn get(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
-    let mut value = 0i32;
-    let mut length = mem::size_of::<i32>() as libc::socklen_t;
-    // SAFETY: four writable bytes and their length for the call's duration.
+    let mut value = [0; 4];
+    get_bytes(fd, level, name, &mut value)?;
+    Ok(i32::from_ne_bytes(value))
+}
+
+/// `getsockopt`; the length of the value.
+pub(crate) fn get_bytes(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: &mut [u8],
+) -> io::Result<usize> {
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: writable bytes and their length for the call's duration.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
             level,
             name,
-            (&mut value as *mut i32).cast(),
+            value.as_mut_ptr().cast(),
             &mut length,
         )
     };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(value)
+    Ok(length as usize)
 }
 
 /// `send` on a stream; what would be SIGPIPE is EPIPE.
@@ -121,14 +132,19 @@ pub(crate) fn set_linger(fd: BorrowedFd<'_>, seconds: Option<i32>) -> io::Result
 
 /// `setsockopt` with an int.
 pub(crate) fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: four valid bytes for the call's duration.
+    set_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// `setsockopt`.
+pub(crate) fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    // SAFETY: the bytes and their length for the call's duration.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             level,
             name,
-            (&value as *const i32).cast(),
-            mem::size_of::<i32>() as libc::socklen_t,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
         )
     };
     if result < 0 {

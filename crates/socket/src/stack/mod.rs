@@ -15,7 +15,7 @@ use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::InputOptions;
-use tidewall_protocol::tcp::Errno;
+use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
     self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
@@ -26,7 +26,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::control::Control;
 use crate::fragments::Fragments;
-use crate::host::Interface;
+use crate::host::{self, Interface};
 use crate::link::{LinkState, LinkWatch};
 use crate::owner::Owner;
 use crate::raw::poll;
@@ -116,6 +116,10 @@ pub struct EmbeddedConfig {
     /// Where the driver program is to run. `None`: in the driver, or, on a card
     /// whose driver has no native XDP, generically.
     pub xdp: Option<XdpMode>,
+    /// What TCP connections begin with. `None`: what the caller's network namespace
+    /// says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those of
+    /// [`Sysctl::NAMES`]), as a program on Linux has it.
+    pub tcp: Option<Sysctl>,
     /// Serve `tidewall stat` and `tidewall trace` for this process.
     pub control: bool,
 }
@@ -134,6 +138,7 @@ impl Default for EmbeddedConfig {
             spin: Duration::from_micros(20),
             frames: 8192,
             xdp: None,
+            tcp: None,
             control: true,
         }
     }
@@ -368,6 +373,7 @@ impl Stack {
             classes: config.classes.clone(),
             has_kernel: true,
             helper: true,
+            sysctl: config.tcp.unwrap_or_else(host::sysctl),
             name: config.interface.clone(),
             warnings: device.warnings.clone(),
             device: Some(device),
@@ -424,6 +430,7 @@ impl Stack {
             classes: Vec::new(),
             has_kernel: false,
             helper,
+            sysctl: Sysctl::default(),
             name: "memory".to_owned(),
             warnings: Vec::new(),
             device: None,
@@ -492,7 +499,7 @@ impl Stack {
             queues => queues.min(handles.len()),
         };
         tables.set_fragment_channel(fragment_id);
-        let tcp = Tcp::new(&handles, helper)?;
+        let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
         let core = Arc::new(Core {
             queues: handles,
             tables,
@@ -641,6 +648,7 @@ struct Parts {
     /// Whether a thread may see to connections that the application leaves
     /// alone.
     helper: bool,
+    sysctl: Sysctl,
     name: String,
     warnings: Vec<String>,
     device: Option<AfXdp>,

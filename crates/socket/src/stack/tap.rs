@@ -91,6 +91,7 @@ impl Stack {
             classes: Vec::new(),
             has_kernel: false,
             helper: true,
+            sysctl: host::sysctl(),
             name: config.name,
             warnings: Vec::new(),
             device: None,

@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, Flow};
+use tidewall_protocol::tcp::{
+    FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, Flow, Sysctl,
+};
 
 use crate::stack::{Core, Stack, lock};
 
@@ -55,13 +57,10 @@ struct Pause {
 }
 
 impl FastOpen {
-    pub(crate) fn new(key: [u8; 16]) -> Self {
+    pub(crate) fn new(keys: FastOpenKeys) -> Self {
         FastOpen {
             clients: Mutex::default(),
-            keys: Mutex::new(FastOpenKeys {
-                primary: key,
-                backup: None,
-            }),
+            keys: Mutex::new(keys),
         }
     }
 
@@ -139,8 +138,15 @@ impl Core {
 }
 
 impl Stack {
+    /// The kernel's parameters of TCP as they were when the stack started: what its
+    /// connections begin with.
+    pub fn sysctl(&self) -> &Sysctl {
+        self.core().tcp.sysctl()
+    }
+
     /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
-    /// machines that serve one address. At the start the key is random.
+    /// machines that serve one address. At the start they are the network
+    /// namespace's, or random where that has none.
     pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
         self.core().tcp_set_fast_open_keys(keys);
     }
@@ -170,6 +176,10 @@ mod tests {
     use tidewall_protocol::tcp::{FastOpen as Cookie, FastOpenForm};
 
     const START: Duration = Duration::from_secs(5);
+    const KEYS: FastOpenKeys = FastOpenKeys {
+        primary: [1; 16],
+        backup: None,
+    };
 
     fn flow(server: u32) -> Flow {
         Flow {
@@ -193,7 +203,7 @@ mod tests {
 
     #[test]
     fn as_many_servers_as_there_is_room_for_are_remembered() {
-        let memory = FastOpen::new([1; 16]);
+        let memory = FastOpen::new(KEYS);
         assert_eq!(
             memory.server(&flow(0), START),
             Some(FastOpenPeer::default())
@@ -211,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_server_whose_syns_are_lost_is_left_alone_for_longer_each_time() {
-        let memory = FastOpen::new([1; 16]);
+        let memory = FastOpen::new(KEYS);
         let mut now = START;
         memory.learn(&flow(1), &news(cookie(), false), now);
         memory.learn(&flow(1), &news(None, true), now);
@@ -234,7 +244,7 @@ mod tests {
 
     #[test]
     fn after_a_black_hole_nobody_tries_until_one_connection_succeeds() {
-        let memory = FastOpen::new([1; 16]);
+        let memory = FastOpen::new(KEYS);
         let mut now = START;
         for hours in [1, 2, 4] {
             memory.suspect(now);
@@ -253,7 +263,7 @@ mod tests {
 
     #[test]
     fn keys_are_given_to_those_who_listen() {
-        let memory = FastOpen::new([1; 16]);
+        let memory = FastOpen::new(KEYS);
         assert_eq!(memory.serving(0), None);
         let serving = memory.serving(7).unwrap();
         assert_eq!((serving.queue, serving.keys.primary), (7, [1; 16]));

@@ -3,13 +3,16 @@
 
 use std::io;
 use std::net::TcpStream as KernelTcp;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{Keepalive, SendFlags};
+use tidewall_protocol::tcp::{Congestion, Keepalive, SendFlags, StreamOptions};
 
 use crate::raw::options;
 use crate::readiness::watch::Watch;
+
+/// `linux/tcp.h`
+pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;
 
 /// A stream of the kernel's.
 pub(crate) struct KernelStream {
@@ -20,6 +23,98 @@ pub(crate) struct KernelStream {
 /// Whole seconds for an option that knows no finer ones; at least one.
 fn seconds(time: Duration) -> i32 {
     i32::try_from(time.as_secs().max(1)).unwrap_or(i32::MAX)
+}
+
+/// Sets what connections begin with on a socket of the kernel's, which those that
+/// it accepts inherit.
+///
+/// # Errors
+/// What the kernel reports (ENOENT for an algorithm that it has not, EPERM for one
+/// that the namespace may not choose).
+pub(crate) fn set_options(fd: BorrowedFd<'_>, v6: bool, wanted: &StreamOptions) -> io::Result<()> {
+    let tcp = |name, value: u32| options::set(fd, libc::IPPROTO_TCP, name, number(value));
+    let socket = |name, value: u32| options::set(fd, libc::SOL_SOCKET, name, number(value));
+    if wanted.nodelay {
+        tcp(libc::TCP_NODELAY, 1)?;
+    }
+    if wanted.keepalive.is_some() {
+        set_keepalive(fd, wanted.keepalive)?;
+    }
+    if let Some(bytes) = wanted.receive_buffer {
+        socket(libc::SO_RCVBUF, bytes)?;
+    }
+    if let Some(bytes) = wanted.send_buffer {
+        socket(libc::SO_SNDBUF, bytes)?;
+    }
+    if let Some(bytes) = wanted.maximum_segment {
+        tcp(libc::TCP_MAXSEG, bytes.into())?;
+    }
+    if let Some(count) = wanted.syn_retries {
+        tcp(libc::TCP_SYNCNT, count.into())?;
+    }
+    if let Some(time) = wanted.user_timeout {
+        tcp(libc::TCP_USER_TIMEOUT, milliseconds(time))?;
+    }
+    if let Some(time) = wanted.fin_timeout {
+        options::set(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, linger2(time))?;
+    }
+    if let Some(bytes) = wanted.not_sent_low_water {
+        options::set(
+            fd,
+            libc::IPPROTO_TCP,
+            TCP_NOTSENT_LOWAT,
+            bytes.max(1).cast_signed(),
+        )?;
+    }
+    if let Some(congestion) = wanted.congestion {
+        set_congestion(fd, congestion)?;
+    }
+    if wanted.traffic_class != 0 {
+        set_traffic_class(fd, v6, wanted.traffic_class)?;
+    }
+    Ok(())
+}
+
+/// As large as an int can be.
+fn number(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// TCP_USER_TIMEOUT.
+pub(crate) fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// TCP_LINGER2, whose zero is the namespace's time and whose -1 is none.
+pub(crate) fn linger2(time: Duration) -> i32 {
+    if time.is_zero() { -1 } else { seconds(time) }
+}
+
+/// TCP_CONGESTION.
+pub(crate) fn set_congestion(fd: BorrowedFd<'_>, congestion: Congestion) -> io::Result<()> {
+    let name = congestion.name().as_bytes();
+    options::set_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name)
+}
+
+/// IP_TOS or IPV6_TCLASS, and both of a socket that may have either's connections.
+pub(crate) fn set_traffic_class(fd: BorrowedFd<'_>, v6: bool, class: u8) -> io::Result<()> {
+    let set_v4 = options::set(fd, libc::IPPROTO_IP, libc::IP_TOS, class.into());
+    if v6 {
+        // Of IPv4 an IPv6 socket may know nothing (IPV6_V6ONLY).
+        return options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class.into());
+    }
+    set_v4
+}
+
+fn set_keepalive(fd: BorrowedFd<'_>, keepalive: Option<Keepalive>) -> io::Result<()> {
+    let tcp = |name, value| options::set(fd, libc::IPPROTO_TCP, name, value);
+    if let Some(keepalive) = keepalive {
+        tcp(libc::TCP_KEEPIDLE, seconds(keepalive.idle))?;
+        tcp(libc::TCP_KEEPINTVL, seconds(keepalive.interval))?;
+        tcp(libc::TCP_KEEPCNT, keepalive.count.into())?;
+    }
+    let on = i32::from(keepalive.is_some());
+    options::set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, on)
 }
 
 impl KernelStream {
@@ -49,14 +144,7 @@ impl KernelStream {
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        if let Some(keepalive) = keepalive {
-            let tcp = libc::IPPROTO_TCP;
-            self.set(tcp, libc::TCP_KEEPIDLE, seconds(keepalive.idle))?;
-            self.set(tcp, libc::TCP_KEEPINTVL, seconds(keepalive.interval))?;
-            self.set(tcp, libc::TCP_KEEPCNT, keepalive.count.into())?;
-        }
-        let on = i32::from(keepalive.is_some());
-        self.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, on)
+        set_keepalive(self.stream.as_fd(), keepalive)
     }
 
     pub(crate) fn keepalive(&self) -> io::Result<Option<Keepalive>> {

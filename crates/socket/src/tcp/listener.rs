@@ -13,7 +13,7 @@ use tidewall_device::demux::{CookieMode, CookieOffer};
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::connection::ConnectionInner;
+use super::connection::{ConnectionInner, error};
 use super::frames::ChannelSet;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
@@ -116,7 +116,7 @@ impl TcpListener {
     /// Listens with options.
     ///
     /// # Errors
-    /// As [`TcpListener::bind`]; EINVAL for a backlog out of range.
+    /// As [`TcpListener::bind`]; EINVAL for a backlog or an option out of range.
     pub fn bind_with(
         stack: &Stack,
         address: SocketAddr,
@@ -125,6 +125,7 @@ impl TcpListener {
         if !(1..=BACKLOG_MAX).contains(&options.backlog) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        options.stream.check().map_err(error)?;
         let core = stack.core();
         Helper::start(core)?;
         let binding = lock(&core.binding);
@@ -140,7 +141,7 @@ impl TcpListener {
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
         let channels = core.open_channels(id, limit)?;
         // IPv6 peers are told 20 bytes less.
-        let config = options.apply(core.tcp.config(true));
+        let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         protocol.set_fast_open(core.tcp.fast_open.serving(options.fast_open));
         let mut made = None;
@@ -290,9 +291,7 @@ impl TcpListener {
         };
         match kernel.accept() {
             Ok((stream, peer)) => {
-                stream.set_nodelay(self.inner.options.nodelay)?;
                 let stream = KernelStream::new(stream);
-                stream.set_keepalive(self.inner.options.keepalive)?;
                 self.stack.core().tcp.counters.accepted(true);
                 Ok(Some((TcpStream::kernel(stream, self.stack.clone()), peer)))
             }

@@ -51,10 +51,10 @@ use timers::{Timed, Timers};
 
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
-pub use stream::{Notification, TcpStream};
+pub use stream::{ConnectOptions, Notification, TcpStream};
 pub use tidewall_protocol::tcp::{
-    FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags, SendingTimes, State,
-    Timestamping,
+    Congestion, FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags,
+    SendingTimes, State, StreamOptions, Sysctl, Timestamping,
 };
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).
@@ -108,6 +108,8 @@ pub(crate) struct Tcp {
     pub(crate) counters: Counters,
     v4: Config,
     v6: Config,
+    /// As the stack was started with.
+    sysctl: Sysctl,
 }
 
 /// What happened since the stack started.
@@ -173,7 +175,7 @@ impl Counters {
 impl Tcp {
     /// Opens the channel that connections share. `helped`: a thread may see to
     /// them.
-    pub(crate) fn new(queues: &[QueueHandle], helped: bool) -> io::Result<Self> {
+    pub(crate) fn new(queues: &[QueueHandle], helped: bool, sysctl: Sysctl) -> io::Result<Self> {
         let mut keys = [[0; 16]; 3];
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
@@ -190,7 +192,7 @@ impl Tcp {
         let config = |headers: usize| Config {
             mss: mtu.saturating_sub(headers).max(88) as u16,
             offload,
-            ..Config::default()
+            ..sysctl.config()
         };
         let timers = Timers::default();
         let time_wait_timer = timers.add(|_| Timed::TimeWait);
@@ -213,12 +215,21 @@ impl Tcp {
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
             time_wait_timer,
             secrets: Secrets { sequence, cookie },
-            fast_open: FastOpen::new(fast_open),
+            fast_open: FastOpen::new(sysctl.fast_open_keys.unwrap_or(FastOpenKeys {
+                primary: fast_open,
+                backup: None,
+            })),
             helper: Arc::new(Helper::new(helped)?),
             counters: Counters::default(),
             v4: config(40),
             v6: config(60),
+            sysctl,
         })
+    }
+
+    /// The kernel's parameters as the stack was started with.
+    pub(crate) fn sysctl(&self) -> &Sysctl {
+        &self.sysctl
     }
 
     /// What connections of a family start with.

@@ -21,6 +21,7 @@ mod io_traits;
 mod notifications;
 mod options;
 
+pub use connecting::ConnectOptions;
 pub use notifications::Notification;
 
 /// How something is sent.

@@ -13,6 +13,7 @@ mod lifetime;
 mod limits;
 mod model;
 mod notifications;
+mod options;
 mod panics;
 mod pressure;
 mod support;

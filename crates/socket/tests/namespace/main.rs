@@ -16,6 +16,7 @@ mod fast_open;
 mod kernel;
 mod kernel_frames;
 mod life;
+mod options;
 mod policies;
 mod raw_system;
 mod readiness;
@@ -100,6 +101,8 @@ system_tests! {
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     tcp::kernel_clients_are_served_by_a_selector on 1,
     tcp::streams_reach_services_of_the_kernel on 1,
+    options::streams_begin_with_what_the_namespace_says on 1,
+    options::the_kernels_streams_have_the_same_options on 1,
     tcp::ten_megabytes_each_way_arrive_intact on 2,
     tcp::localhost_and_the_network_meet_in_one_listener on 1,
     tcp::a_tcp_port_has_one_owner_on_the_host on 1,

@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpListener as KernelListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use tidewall_protocol::tcp::{Config, Keepalive};
+use tidewall_protocol::tcp::StreamOptions;
 
 use super::ListenerInner;
 use crate::raw::options;
 use crate::stack::{Core, lock};
-use crate::tcp::Tcp;
+use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
 
 /// How to listen.
@@ -27,14 +27,8 @@ pub struct ListenOptions {
     pub reuse_address: bool,
     /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
     pub only_v6: bool,
-    /// TCP_NODELAY of accepted connections.
-    pub nodelay: bool,
-    /// SO_KEEPALIVE and its times, of accepted connections.
-    pub keepalive: Option<Keepalive>,
-    /// SO_RCVBUF of accepted connections, in bytes; `None`: it grows as needed.
-    pub receive_buffer: Option<u32>,
-    /// SO_SNDBUF of accepted connections, in bytes; `None`: it grows as needed.
-    pub send_buffer: Option<u32>,
+    /// What accepted connections begin with.
+    pub stream: StreamOptions,
 }
 
 impl Default for ListenOptions {
@@ -44,30 +38,8 @@ impl Default for ListenOptions {
             fast_open: 0,
             reuse_address: true,
             only_v6: false,
-            nodelay: false,
-            keepalive: None,
-            receive_buffer: None,
-            send_buffer: None,
+            stream: StreamOptions::default(),
         }
-    }
-}
-
-impl ListenOptions {
-    pub(super) fn apply(&self, config: Config) -> Config {
-        let mut config = Config {
-            nodelay: self.nodelay,
-            keepalive: self.keepalive,
-            ..config
-        };
-        if let Some(bytes) = self.receive_buffer {
-            config.receive_buffer = bytes;
-            config.receive_buffer_max = bytes;
-        }
-        if let Some(bytes) = self.send_buffer {
-            config.send_buffer = bytes;
-            config.send_buffer_max = bytes;
-        }
-        config
     }
 }
 
@@ -82,14 +54,8 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
         let only = i32::from(options.only_v6);
         options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
     }
-    if let Some(bytes) = options.receive_buffer {
-        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        options::set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
-    }
-    if let Some(bytes) = options.send_buffer {
-        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        options::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
-    }
+    // Those that it accepts inherit them.
+    kernel_stream::set_options(fd, address.is_ipv6(), &options.stream)?;
     options::bind(fd, address)?;
     if options.fast_open > 0 {
         let queue = i32::try_from(options.fast_open).unwrap_or(i32::MAX);

@@ -181,7 +181,7 @@ impl ListenerInner {
         after: &mut After,
     ) {
         let v4 = handshake.flow.remote.is_ipv4();
-        let config = self.options.apply(core.tcp.config(v4));
+        let config = self.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.age());
         let opened = core.tcp_open(connection, Some(state.neighbour), state.queue, HOP_LIMIT);
         let Some(connection) = opened else {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream as KernelTcp};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, isn};
+use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, StreamOptions, isn};
 
 use super::{Inner, TcpStream};
 use crate::raw::options as raw_options;
@@ -15,12 +15,21 @@ use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::connection::{Waiting, error};
 use crate::tcp::helper::Helper;
-use crate::tcp::kernel_stream::KernelStream;
+use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
 use crate::udp::{canonical, stays_with_kernel};
 
 /// Ephemeral ports that are tried before a connection to one peer is given up.
 const PORTS_TRIED: usize = 16;
+
+/// How to connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// TCP_FASTOPEN_CONNECT; see [`TcpStream::connect_fast_open`].
+    pub fast_open: bool,
+    /// What the connection begins with.
+    pub stream: StreamOptions,
+}
 
 impl TcpStream {
     /// Connects, and waits until the peer has answered.
@@ -55,7 +64,31 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect`], of what is known at once.
     pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, None, false)?;
+        Self::connect_nonblocking_with(stack, address, &ConnectOptions::default())
+    }
+
+    /// As [`TcpStream::connect`], with options.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; EINVAL for an option out of range.
+    pub fn connect_with(
+        stack: &Stack,
+        address: SocketAddr,
+        options: &ConnectOptions,
+    ) -> io::Result<Self> {
+        Self::begin(stack, address, Some(None), options)?.connected(None)
+    }
+
+    /// As [`TcpStream::connect_nonblocking`], with options.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_with`], of what is known at once.
+    pub fn connect_nonblocking_with(
+        stack: &Stack,
+        address: SocketAddr,
+        options: &ConnectOptions,
+    ) -> io::Result<Self> {
+        let stream = Self::begin(stack, address, None, options)?;
         stream.set_nonblocking(true)?;
         Ok(stream)
     }
@@ -75,7 +108,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect`].
     pub fn connect_fast_open(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        Self::begin(stack, address, Some(None), true)?.connected(None)
+        Self::connect_with(stack, address, &ConnectOptions::fast())
     }
 
     /// As [`TcpStream::connect_fast_open`], for a nonblocking stream: it becomes
@@ -85,9 +118,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect`], of what is known at once.
     pub fn connect_fast_open_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
-        let stream = Self::begin(stack, address, None, true)?;
-        stream.set_nonblocking(true)?;
-        Ok(stream)
+        Self::connect_nonblocking_with(stack, address, &ConnectOptions::fast())
     }
 
     fn connect_until(
@@ -95,7 +126,8 @@ impl TcpStream {
         address: SocketAddr,
         deadline: Option<Instant>,
     ) -> io::Result<Self> {
-        Self::begin(stack, address, Some(deadline), false)?.connected(deadline)
+        let options = ConnectOptions::default();
+        Self::begin(stack, address, Some(deadline), &options)?.connected(deadline)
     }
 
     /// Waits until the peer has answered.
@@ -134,13 +166,14 @@ impl TcpStream {
     }
 
     /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
-    /// the deadline in it. `fast`: with Fast Open.
+    /// the deadline in it, which goes with no options.
     fn begin(
         stack: &Stack,
         address: SocketAddr,
         wait: Option<Option<Instant>>,
-        fast: bool,
+        options: &ConnectOptions,
     ) -> io::Result<Self> {
+        options.stream.check().map_err(error)?;
         let core = stack.core();
         let remote = canonical(address);
         if remote.port() == 0 {
@@ -158,7 +191,7 @@ impl TcpStream {
             Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
                 (source, None)
             }
-            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait, fast),
+            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait, options),
             _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         };
         Helper::start(core)?;
@@ -171,8 +204,8 @@ impl TcpStream {
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
             core.tcp.ports.enter(&core.tables, None, port, held)?;
-            let config = core.tcp.config(remote.is_ipv4());
-            let connection = core.tcp_connection(flow, &config, fast);
+            let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
+            let connection = core.tcp_connection(flow, &config, options.fast_open);
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.tables, port);
@@ -189,28 +222,23 @@ impl TcpStream {
         stack: &Stack,
         remote: SocketAddr,
         wait: Option<Option<Instant>>,
-        fast: bool,
+        options: &ConnectOptions,
     ) -> io::Result<Self> {
+        let plain = *options == ConnectOptions::default();
         let stream = match wait {
-            _ if fast => {
-                let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
-                let tcp = libc::IPPROTO_TCP;
-                raw_options::set(socket.as_fd(), tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
-                match raw_options::connect(socket.as_fd(), remote) {
-                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
-                        return Err(error);
-                    }
-                    _ => KernelTcp::from(socket),
-                }
-            }
-            Some(None) => KernelTcp::connect(remote)?,
+            Some(None) if plain => KernelTcp::connect(remote)?,
             Some(Some(deadline)) => {
                 let left =
                     left(deadline).ok_or_else(|| io::Error::from_raw_os_error(libc::ETIMEDOUT))?;
                 KernelTcp::connect_timeout(&remote, left)?
             }
-            None => {
-                let socket = raw_options::tcp_socket(remote.is_ipv6(), true)?;
+            _ => {
+                let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
+                kernel_stream::set_options(socket.as_fd(), remote.is_ipv6(), &options.stream)?;
+                if options.fast_open {
+                    let tcp = libc::IPPROTO_TCP;
+                    raw_options::set(socket.as_fd(), tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
+                }
                 match raw_options::connect(socket.as_fd(), remote) {
                     Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
                         return Err(error);
@@ -220,6 +248,16 @@ impl TcpStream {
             }
         };
         Ok(Self::kernel(KernelStream::new(stream), stack.clone()))
+    }
+}
+
+impl ConnectOptions {
+    /// With Fast Open and nothing else.
+    fn fast() -> Self {
+        Self {
+            fast_open: true,
+            ..Self::default()
+        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! What can be set on a stream, and asked of it.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidewall_protocol::tcp::Keepalive;
+use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
 
 use super::{Inner, NO_LINGER, TcpStream, duration};
-use crate::tcp::connection::State;
+use crate::raw::options as raw_options;
+use crate::tcp::connection::{State, error};
 use crate::tcp::frames::After;
-
-/// `linux/tcp.h`
-const TCP_NOTSENT_LOWAT: i32 = 25;
+use crate::tcp::kernel_stream::{self, TCP_NOTSENT_LOWAT};
 
 impl TcpStream {
     /// Makes reading and writing return EAGAIN instead of waiting.
@@ -184,11 +184,158 @@ impl TcpStream {
     pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match &self.inner {
             Inner::Kernel(kernel) => {
-                let time = timeout.unwrap_or_default().as_millis();
+                let time = kernel_stream::milliseconds(timeout.unwrap_or_default());
                 let time = i32::try_from(time).unwrap_or(i32::MAX);
                 kernel.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, time)
             }
             Inner::Own { .. } => self.change(|state, _| state.connection.set_user_timeout(timeout)),
+        }
+    }
+
+    /// See [`TcpStream::set_user_timeout`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let time = kernel.get(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)?;
+                let time = u64::try_from(time).unwrap_or(0);
+                Ok((time > 0).then(|| Duration::from_millis(time)))
+            }
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.user_timeout()),
+        }
+    }
+
+    /// Never exceeds so many bytes of payload and TCP options in a segment
+    /// (TCP_MAXSEG, 88 to 32,767), nor what it had: to be announced to the peer it
+    /// is [`StreamOptions::maximum_segment`].
+    ///
+    /// # Errors
+    /// EINVAL out of range; as [`TcpStream::set_nodelay`].
+    pub fn set_maximum_segment(&self, bytes: u16) -> io::Result<()> {
+        let asked = StreamOptions {
+            maximum_segment: Some(bytes),
+            ..StreamOptions::default()
+        };
+        asked.check().map_err(error)?;
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into()),
+            Inner::Own { .. } => {
+                self.change(|state, _| state.connection.set_maximum_segment(bytes))
+            }
+        }
+    }
+
+    /// Bytes of a full segment now, as both sides and the path have it
+    /// (TCP_MAXSEG).
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn maximum_segment(&self) -> io::Result<u16> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let bytes = kernel.get(libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
+                Ok(u16::try_from(bytes).unwrap_or(u16::MAX))
+            }
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.maximum_segment()),
+        }
+    }
+
+    /// Sends the SYN so often again before connecting fails (TCP_SYNCNT, 1 to 127).
+    ///
+    /// # Errors
+    /// EINVAL out of range; as [`TcpStream::set_nodelay`].
+    pub fn set_syn_retries(&self, count: u8) -> io::Result<()> {
+        let asked = StreamOptions {
+            syn_retries: Some(count),
+            ..StreamOptions::default()
+        };
+        asked.check().map_err(error)?;
+        match &self.inner {
+            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_SYNCNT, count.into()),
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_syn_retries(count)),
+        }
+    }
+
+    /// See [`TcpStream::set_syn_retries`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn syn_retries(&self) -> io::Result<u8> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let count = kernel.get(libc::IPPROTO_TCP, libc::TCP_SYNCNT)?;
+                Ok(u8::try_from(count).unwrap_or(u8::MAX))
+            }
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.syn_retries()),
+        }
+    }
+
+    /// Bounds FIN-WAIT-2 once the stream is dropped (TCP_LINGER2, whole seconds for
+    /// a connection of the kernel's): how long the peer may take to close its half.
+    /// Two minutes at most; zero: it does not last.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_fin_timeout(&self, time: Duration) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let time = kernel_stream::linger2(time);
+                kernel.set(libc::IPPROTO_TCP, libc::TCP_LINGER2, time)
+            }
+            Inner::Own { .. } => self.change(|state, _| state.connection.set_fin_timeout(time)),
+        }
+    }
+
+    /// See [`TcpStream::set_fin_timeout`].
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn fin_timeout(&self) -> io::Result<Duration> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let time = kernel.get(libc::IPPROTO_TCP, libc::TCP_LINGER2)?;
+                Ok(Duration::from_secs(u64::try_from(time).unwrap_or(0)))
+            }
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.fin_timeout()),
+        }
+    }
+
+    /// Chooses how the congestion window moves (TCP_CONGESTION); a connection in
+    /// mid-transfer goes on from the window that it has.
+    ///
+    /// # Errors
+    /// Of a connection of the kernel's: ENOENT where it has not this algorithm, EPERM
+    /// where the namespace may not choose it.
+    pub fn set_congestion(&self, congestion: Congestion) -> io::Result<()> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                kernel_stream::set_congestion(kernel.stream.as_fd(), congestion)
+            }
+            Inner::Own { .. } => {
+                self.change(|state, _| state.connection.set_congestion(congestion))
+            }
+        }
+    }
+
+    /// The algorithm that moves the congestion window (TCP_CONGESTION); `None` of a
+    /// connection of the kernel's that has one which the engine has not.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn congestion(&self) -> io::Result<Option<Congestion>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => {
+                let mut name = [0; 16];
+                let fd = kernel.stream.as_fd();
+                let tcp = libc::IPPROTO_TCP;
+                raw_options::get_bytes(fd, tcp, libc::TCP_CONGESTION, &mut name)?;
+                let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+                let name = str::from_utf8(name).unwrap_or_default();
+                Ok(Congestion::from_name(name))
+            }
+            Inner::Own { connection, .. } => Ok(Some(connection.lock().connection.congestion())),
         }
     }
 
@@ -251,7 +398,10 @@ impl TcpStream {
     /// As [`TcpStream::set_nodelay`].
     pub fn set_tos(&self, tos: u8) -> io::Result<()> {
         match &self.inner {
-            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_IP, libc::IP_TOS, tos.into()),
+            Inner::Kernel(kernel) => {
+                let v6 = kernel.stream.local_addr()?.is_ipv6();
+                kernel_stream::set_traffic_class(kernel.stream.as_fd(), v6, tos)
+            }
             Inner::Own { .. } => self.change(|state, _| state.connection.set_traffic_class(tos)),
         }
     }
