@@ -403,7 +403,8 @@ impl Host {
         Ok(match stream.and_then(|id| self.connections.get(&id)) {
             Some(entry) => {
                 let v4 = entry.connection.flow().remote.is_ipv4();
-                let announced = self.engine_config(fd, v4)?.mss;
+                let config = self.engine_config(fd, v4)?;
+                let announced = config.mss.min(config.mss_max);
                 TcpInfo::of(&entry.connection, self.config.mtu, announced, self.now)
             }
             None => TcpInfo {
