@@ -90,8 +90,7 @@ fn cause(script: &str, versions: &BTreeMap<String, (bool, String)>) -> &'static 
             "it looks at what only a kernel has"
         }
         (known @ ("TCP MD5" | "PSP"), _) => known,
-        (_, said) if said.contains("setsockopt call") => "an option that is not offered",
-        _ if script.contains("/eor/") => "MSG_EOR is not offered",
+        (_, said) if said.contains("setsockopt call") => "an option that no socket has",
         (_, said) if said.contains("tcpi_") => "TCP_INFO: another value, or none",
         (_, said) if said.contains("tcp_psh") => "PSH on other segments",
         (_, said) if said.contains("payload") => "as many bytes in other packets",
