@@ -155,6 +155,21 @@ pub struct Offload {
     pub checksum_offset: u16,
 }
 
+/// Most frames of one [`Transmit::flush`]: a quarter of the smallest receive rings
+/// (veth's and e1000's 256), which a frame sent may each bring one frame into.
+pub const BURST: u32 = 64;
+
+/// What a [`Transmit::flush`] has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Frames queued that the device has not taken: for the next call.
+    pub left: u32,
+    /// The device takes no more now: a call at once would be in vain.
+    pub full: bool,
+    /// Frames that the device took and dropped.
+    pub dropped: u32,
+}
+
 /// The transmitting half of a queue. One caller at a time.
 pub trait Transmit: Send {
     /// Queues a frame. Given back when the ring is full.
@@ -163,11 +178,13 @@ pub trait Transmit: Send {
     /// The frame itself, when there is no room: flush and reclaim, then retry.
     fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame>;
 
-    /// Makes the device send what was queued.
+    /// Makes the device take what was queued, [`BURST`] frames at most: whoever
+    /// has more receives before the next call, for what answers a burst must fit
+    /// into the device's receive ring.
     ///
     /// # Errors
-    /// What the device reports: ENETDOWN, ENOBUFS.
-    fn flush(&mut self) -> io::Result<()>;
+    /// What the device reports: ENETDOWN.
+    fn flush(&mut self) -> io::Result<Flushed>;
 
     /// Appends frames whose transmission is over to `frames`.
     fn reclaim(&mut self, frames: &mut Vec<Frame>);

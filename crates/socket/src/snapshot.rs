@@ -12,6 +12,7 @@ use tidewall_protocol::Drop as Cause;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
+use crate::raw::netlink::Netlink;
 use crate::stack::{Core, lock};
 
 /// Counters of the stages after the channel.
@@ -84,6 +85,9 @@ pub struct StackSnapshot {
     /// interface that was taken over, or procfs does not tell.
     #[serde(default)]
     pub received: Option<u64>,
+    /// What its device has lost since the stack started; none as for `received`.
+    #[serde(default)]
+    pub losses: Option<DeviceLosses>,
     /// One entry a queue.
     pub queues: Vec<QueueSnapshot>,
     /// One entry an open UDP socket and TCP listener.
@@ -108,6 +112,37 @@ pub struct StackSnapshot {
     /// What does not work as it should ([`crate::Stack::warnings`]).
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// Frames that an interface's device has lost, as the kernel counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceLosses {
+    /// Frames for which its receive ring had no room.
+    pub receive_ring: u64,
+    /// Frames sent that it dropped; of a veth, for which its peer's ring had no
+    /// room.
+    pub sent: u64,
+}
+
+impl DeviceLosses {
+    /// What has been lost since.
+    fn since(self, before: DeviceLosses) -> Self {
+        DeviceLosses {
+            receive_ring: self.receive_ring.saturating_sub(before.receive_ring),
+            sent: self.sent.saturating_sub(before.sent),
+        }
+    }
+
+    /// What the interface of a stack has lost since it was made; none where there
+    /// is no interface that was taken over.
+    pub(crate) fn of(core: &Core) -> Option<Self> {
+        let device = core.device_snapshot.as_ref()?;
+        let interface = lock(&core.routes).interface();
+        let veth = device.driver == "veth";
+        Netlink::open()
+            .and_then(|mut netlink| netlink.losses(interface, veth))
+            .ok()
+    }
 }
 
 /// The device of an embedded stack, as it was opened.
@@ -498,6 +533,8 @@ impl StackSnapshot {
             device: core.device_snapshot.clone(),
             microseconds: core.age().as_micros() as u64,
             received: None,
+            losses: DeviceLosses::of(core)
+                .map(|losses| losses.since(core.losses_before.get().copied().unwrap_or_default())),
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),

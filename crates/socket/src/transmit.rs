@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidewall_device::frame::{Frame, FrameMemory};
-use tidewall_device::queue::{Offload, Transmit};
+use tidewall_device::queue::{BURST, Flushed, Offload, Transmit};
 use tidewall_protocol::tcp::{self, Flow, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
@@ -36,6 +36,8 @@ pub(crate) struct Transmitter {
     free: Vec<Frame>,
     mac: MacAddress,
     mtu: usize,
+    /// Frames that the device has not taken yet.
+    waiting: u32,
     sent: Arc<AtomicU64>,
     /// Of them, those whose checksum was left to the device.
     offloaded: u64,
@@ -67,6 +69,7 @@ impl Transmitter {
             free,
             mac,
             mtu,
+            waiting: 0,
             sent: Arc::default(),
             offloaded: 0,
             no_frame: 0,
@@ -244,20 +247,28 @@ impl Transmitter {
         if let Err(frame) = transmit(&mut *self.device, frame) {
             // A full completion ring stops the device too.
             self.device.reclaim(&mut self.free);
-            self.device.flush()?;
+            self.flush()?;
             if let Err(frame) = transmit(&mut *self.device, frame) {
                 self.free.push(frame);
                 self.no_frame += 1;
                 return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
             }
         }
+        self.waiting += 1;
         self.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Sends what was queued.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.device.flush()
+    /// Frames that connections may still queue before the next flush.
+    pub(crate) fn room(&self) -> u32 {
+        BURST.saturating_sub(self.waiting)
+    }
+
+    /// Sends of what was queued a burst, and says what is left.
+    pub(crate) fn flush(&mut self) -> io::Result<Flushed> {
+        let flushed = self.device.flush()?;
+        self.waiting = flushed.left;
+        Ok(flushed)
     }
 
     fn frame(&mut self) -> io::Result<Option<Frame>> {
@@ -266,7 +277,7 @@ impl Transmitter {
         }
         self.device.reclaim(&mut self.free);
         if self.free.is_empty() {
-            self.device.flush()?;
+            self.flush()?;
             self.device.reclaim(&mut self.free);
         }
         Ok(self.free.pop())

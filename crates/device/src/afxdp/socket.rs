@@ -14,7 +14,8 @@ use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
 use crate::queue::{
-    Interrupt, NapiState, Offload, Patience, Queue, Receive, Received, Stray, Transmit,
+    BURST, Flushed, Interrupt, NapiState, Offload, Patience, Queue, Receive, Received, Stray,
+    Transmit,
 };
 use crate::raw::ring::Ring;
 use crate::raw::syscall;
@@ -114,6 +115,11 @@ const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
 /// Bytes of the larger frames: the most that the kernel takes, a page.
 const LARGE_FRAME: usize = 4096;
 
+/// Longest IP datagram, in bytes, that is received in a frame of this size.
+pub fn receivable(frame_size: usize) -> usize {
+    frame_size.saturating_sub(HEADROOM + BESIDE)
+}
+
 fn bind(
     interface: &str,
     index: u32,
@@ -127,7 +133,7 @@ fn bind(
         bind_memory(interface, index, queue, memory, receive_ring, flags)
     };
     let frame_size = match mtu(interface) {
-        Some(mtu) if HEADROOM + mtu + BESIDE > FRAME_SIZE => LARGE_FRAME,
+        Some(mtu) if mtu > receivable(FRAME_SIZE) => LARGE_FRAME,
         _ => FRAME_SIZE,
     };
     let mut bound = bind(frame_size)?;
@@ -490,28 +496,34 @@ impl Transmit for TransmitHalf {
         self.push(frame, request)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<Flushed> {
         self.transmit.submit();
-        let mut pending = self.transmit.pending();
-        while pending > 0 {
+        let mut flushed = Flushed {
+            left: self.transmit.pending(),
+            ..Flushed::default()
+        };
+        let enough = flushed.left.saturating_sub(BURST);
+        while flushed.left > enough && !flushed.full {
             match syscall::poke_transmit(self.fd.as_fd()) {
                 Ok(()) => {}
                 Err(error) => match error.raw_os_error() {
                     // Copy mode sends a bounded number of frames a call, and
                     // says EAGAIN while some are left.
                     Some(libc::EAGAIN | libc::EINTR) => {}
-                    Some(libc::EBUSY | libc::ENOBUFS) => return Ok(()),
+                    // The last frame that it took.
+                    Some(libc::EBUSY) => {
+                        flushed.dropped += 1;
+                        flushed.full = true;
+                    }
+                    Some(libc::ENOBUFS) => flushed.full = true,
                     _ => return Err(error),
                 },
             }
             let left = self.transmit.pending();
-            if left >= pending {
-                // The device takes no more now; the rest goes with a later flush.
-                return Ok(());
-            }
-            pending = left;
+            flushed.full |= left >= flushed.left;
+            flushed.left = left;
         }
-        Ok(())
+        Ok(flushed)
     }
 
     fn reclaim(&mut self, frames: &mut Vec<Frame>) {

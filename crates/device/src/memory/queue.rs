@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use crate::frame::{Frame, FrameMemory};
-use crate::queue::{Interrupt, Offload, POLL_MAX, Queue, Receive, Received, Transmit};
+use crate::queue::{Flushed, Interrupt, Offload, POLL_MAX, Queue, Receive, Received, Transmit};
 
 use super::{Link, Side};
 
@@ -112,10 +112,11 @@ impl Transmit for TransmitHalf {
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<Flushed> {
         self.link
             .state()
-            .flush(self.side, self.queue, self.checksum_offload)
+            .flush(self.side, self.queue, self.checksum_offload)?;
+        Ok(Flushed::default())
     }
 
     fn reclaim(&mut self, frames: &mut Vec<Frame>) {

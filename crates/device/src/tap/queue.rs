@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::demux::{self, Tables, Verdict};
 use crate::frame::{Frame, FrameMemory};
-use crate::queue::{Interrupt, Offload, POLL_MAX, Receive, Received, Transmit};
+use crate::queue::{BURST, Flushed, Interrupt, Offload, POLL_MAX, Receive, Received, Transmit};
 
 use super::header::{self, LENGTH};
 use super::{Counts, HEADROOM, SEGMENT_MAX, count};
@@ -235,24 +235,32 @@ impl Transmit for TransmitHalf {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        while let Some(frame) = self.waiting.pop_front() {
+    fn flush(&mut self) -> io::Result<Flushed> {
+        let mut flushed = Flushed::default();
+        for _ in 0..BURST {
+            let Some(frame) = self.waiting.pop_front() else {
+                break;
+            };
             match (&*self.file).write(self.memory.packet(&frame)) {
                 Ok(_) => count(&self.counts.written),
                 Err(error) if is_not_now(&error) => {
-                    // The rest goes with a later flush.
                     self.waiting.push_front(frame);
-                    return Ok(());
+                    flushed.full = true;
+                    break;
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EBADFD)) => {
                     self.waiting.push_front(frame);
                     return Err(device_error(error));
                 }
-                Err(_) => count(&self.counts.refused),
+                Err(_) => {
+                    count(&self.counts.refused);
+                    flushed.dropped += 1;
+                }
             }
             self.sent.push(frame);
         }
-        Ok(())
+        flushed.left = self.waiting.len() as u32;
+        Ok(flushed)
     }
 
     fn reclaim(&mut self, frames: &mut Vec<Frame>) {

@@ -86,15 +86,12 @@ impl SkbSender {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self.transmit.flush() {
-            Ok(()) => {}
+        loop {
+            let flushed = self.transmit.flush()?;
             // No room below: the frames stay queued and go with the next flush.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR)
-                ) => {}
-            Err(error) => return Err(error),
+            if flushed.left == 0 || flushed.full {
+                break;
+            }
         }
         self.transmit.reclaim(&mut self.reclaimed);
         self.free.extend(self.reclaimed.drain(..));
@@ -175,9 +172,9 @@ mod tests {
             Ok(())
         }
 
-        fn flush(&mut self) -> io::Result<()> {
+        fn flush(&mut self) -> io::Result<tidewall_device::queue::Flushed> {
             self.done.append(&mut self.queued);
-            Ok(())
+            Ok(tidewall_device::queue::Flushed::default())
         }
 
         fn reclaim(&mut self, frames: &mut Vec<Frame>) {

@@ -8,6 +8,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::snapshot::DeviceLosses;
+
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
@@ -17,7 +19,15 @@ const RTM_DELADDR: u16 = 21;
 const CHANGES: u32 = 0x1 | 0x10 | 0x100;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
 const IFLA_STATS64: u16 = 23;
+const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_TARGET_NETNSID: u16 = 46;
+/// Members of `struct rtnl_link_stats64`.
+const RX_PACKETS: usize = 0;
+const TX_DROPPED: usize = 7;
+const RX_FIFO_ERRORS: usize = 14;
+const RX_MISSED_ERRORS: usize = 15;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
@@ -70,6 +80,11 @@ pub(crate) struct Link {
     pub(crate) mac: Option<[u8; 6]>,
     /// Frames received since it was made.
     pub(crate) received: Option<u64>,
+    /// Frames lost since then.
+    pub(crate) losses: DeviceLosses,
+    /// The interface at its other end or below it, and the id of that one's network
+    /// namespace where it is another.
+    peer: (u32, Option<u32>),
 }
 
 impl Link {
@@ -89,12 +104,27 @@ impl Link {
             mtu: None,
             mac: None,
             received: None,
+            losses: DeviceLosses::default(),
+            peer: (0, None),
         };
         for (kind, value) in attributes(body.get(16..).unwrap_or_default()) {
             match kind {
                 IFLA_MTU => link.mtu = Some(word(value) as usize),
                 IFLA_ADDRESS => link.mac = value.try_into().ok(),
-                IFLA_STATS64 => link.received = value.first_chunk().map(|v| u64::from_ne_bytes(*v)),
+                IFLA_STATS64 => {
+                    let count = |member: usize| {
+                        let count = value.get(member * 8..)?.first_chunk()?;
+                        Some(u64::from_ne_bytes(*count))
+                    };
+                    let lost = |member| count(member).unwrap_or(0);
+                    link.received = count(RX_PACKETS);
+                    link.losses = DeviceLosses {
+                        receive_ring: lost(RX_MISSED_ERRORS) + lost(RX_FIFO_ERRORS),
+                        sent: lost(TX_DROPPED),
+                    };
+                }
+                IFLA_LINK => link.peer.0 = word(value),
+                IFLA_LINK_NETNSID => link.peer.1 = Some(word(value)),
                 _ => {}
             }
         }
@@ -281,10 +311,33 @@ impl Netlink {
     /// # Errors
     /// ENODEV when there is none of this index.
     pub(crate) fn link(&mut self, index: u32) -> io::Result<Link> {
+        self.link_in(None, index)
+    }
+
+    /// What an interface has lost since it was made. `veth`: it is one, whose
+    /// receive ring its peer fills, and counts what did not fit.
+    ///
+    /// # Errors
+    /// ENODEV when there is none of this index.
+    pub(crate) fn losses(&mut self, index: u32, veth: bool) -> io::Result<DeviceLosses> {
+        let link = self.link(index)?;
+        let mut losses = link.losses;
+        let (peer, namespace) = link.peer;
+        // Whoever may not look into the peer's namespace knows only its own side.
+        if veth && let Ok(peer) = self.link_in(namespace, peer) {
+            losses.receive_ring += peer.losses.sent;
+        }
+        Ok(losses)
+    }
+
+    fn link_in(&mut self, namespace: Option<u32>, index: u32) -> io::Result<Link> {
         // struct ifinfomsg: family, pad, type (u16), index, flags, change
         let mut body = vec![0; 4];
         body.extend_from_slice(&index.to_ne_bytes());
         body.extend_from_slice(&[0; 8]);
+        if let Some(namespace) = namespace {
+            attribute(&mut body, IFLA_TARGET_NETNSID, &namespace.to_ne_bytes());
+        }
         let reply = self.request(RTM_GETLINK, 0, &body)?;
         Link::parse(&reply).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

@@ -13,7 +13,7 @@ use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::ethtool::Flow;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{Interrupt, POLL_MAX, Patience, Queue, Stray};
+use tidewall_device::queue::{BURST, Interrupt, POLL_MAX, Patience, Queue, Stray};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
@@ -31,7 +31,7 @@ use crate::link::{LinkState, LinkWatch};
 use crate::owner::Owner;
 use crate::raw::poll;
 use crate::routes::Routes;
-use crate::snapshot::{Causes, DeviceSnapshot, StackSnapshot};
+use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::frames::COMMONS_CHANNEL;
 use crate::trace::TraceLog;
@@ -231,7 +231,24 @@ pub(crate) struct QueueHandle {
     /// Datagrams sent, and how many of them receive control knows of.
     sent: Arc<AtomicU64>,
     sent_told: AtomicU64,
+    /// How many of them had been queued when the device was last polled.
+    sent_at_poll: AtomicU64,
     turns: Turns,
+}
+
+impl QueueHandle {
+    /// Frames that connections may still queue before the device is polled: what
+    /// answers them must fit into its receive ring.
+    pub(crate) fn room(&self) -> u32 {
+        let sent = self.sent.load(Ordering::Relaxed);
+        let since = sent.wrapping_sub(self.sent_at_poll.load(Ordering::Relaxed));
+        BURST.saturating_sub(u32::try_from(since).unwrap_or(u32::MAX))
+    }
+
+    fn note_poll(&self) {
+        let sent = self.sent.load(Ordering::Relaxed);
+        self.sent_at_poll.store(sent, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Inner {
@@ -295,6 +312,8 @@ pub(crate) struct Core {
     /// Keeps the driver program attached and the knobs set.
     pub(crate) device: Option<Mutex<AfXdp>>,
     pub(crate) device_snapshot: Option<DeviceSnapshot>,
+    /// What the device had lost when the stack started.
+    pub(crate) losses_before: OnceLock<DeviceLosses>,
     /// Queues that send: the first so many.
     transmit_queues: usize,
     pub(crate) warnings: Mutex<Vec<String>>,
@@ -484,6 +503,7 @@ impl Stack {
                 waiting: AtomicU64::new(0),
                 sent,
                 sent_told: AtomicU64::new(0),
+                sent_at_poll: AtomicU64::new(0),
                 turns: Turns::default(),
             });
         }
@@ -538,6 +558,7 @@ impl Stack {
                 .unwrap_or_else(Instant::now),
             clock,
             device_snapshot,
+            losses_before: OnceLock::new(),
             transmit_queues: transmit_queues.max(1),
             device: device.map(Mutex::new),
             warnings: Mutex::new(parts.warnings),
@@ -545,6 +566,9 @@ impl Stack {
         });
         core.set_owner(COMMONS_CHANNEL, Owner::Commons);
         core.tcp_set_cookie_parameters();
+        if let Some(losses) = DeviceLosses::of(&core) {
+            let _ = core.losses_before.set(losses);
+        }
         let mut threads = Vec::new();
         if architecture.has_threads() {
             for queue in &core.queues {
@@ -844,6 +868,26 @@ impl Core {
             0
         };
         Some((number, self.queues.get(number)?))
+    }
+
+    /// Sends the datagrams that were put into a queue's ring: what the device drops
+    /// is gone, what it does not take goes with a later flush.
+    pub(crate) fn send_queue(&self, number: usize, queue: &QueueHandle) -> io::Result<()> {
+        loop {
+            let flushed = lock(&queue.transmitter).flush()?;
+            if flushed.left == 0 {
+                return Ok(());
+            }
+            if flushed.full && flushed.dropped == 0 {
+                self.tcp.sending.kick(number);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Number of queues that send.
+    pub(crate) fn transmit_queues(&self) -> usize {
+        self.transmit_queues
     }
 
     /// Number of queues.

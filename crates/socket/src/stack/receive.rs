@@ -80,6 +80,7 @@ impl Core {
         }
         let mut active = false;
         for queue in &self.queues {
+            queue.note_poll();
             if active && queue.turns.is_held(now) {
                 progress.held = true;
                 continue;

@@ -32,6 +32,9 @@ pub(super) struct Past {
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 
+/// When to try again what a device did not take.
+const SEND_AGAIN: Duration = Duration::from_millis(1);
+
 /// What falling asleep and being woken adds to a wait, on a halted virtual
 /// processor (docs/results.md: 14 µs).
 const WAKE_UP: Duration = Duration::from_micros(20);
@@ -62,7 +65,7 @@ impl Core {
         let polls = !self.spin.is_zero() && !self.architecture.has_threads();
         let answered = polls && self.answered();
         let began = Instant::now();
-        if self.spins.load(Ordering::Relaxed) {
+        if self.spins.load(Ordering::Relaxed) && self.tcp.sending.len() == 0 {
             // Enabled, so that the device's own interrupt delivers, while we look
             // at memory only: a poll that keeps the device masked sets a timer
             // each time, which costs a virtual machine more than it saves here.
@@ -131,14 +134,17 @@ impl Core {
         let mut descriptors = Vec::with_capacity(8);
         let mut fired = Vec::with_capacity(8);
         let mut turns = 0u32;
+        let mut sends = false;
         loop {
             self.check_device()?;
             let mut progress = Progress::default();
-            if *led && !self.device_polls() {
+            if *led && (sends || !self.device_polls()) {
                 progress = self.round(true)?;
+            } else if sends {
+                self.round(false)?;
             }
             // Acknowledgments and data of the application's last turn.
-            self.tcp_before_sleep();
+            sends = self.tcp_before_sleep();
             if has_input() {
                 return Ok(true);
             }
@@ -162,7 +168,7 @@ impl Core {
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
-            let spins = again || pace == Pace::Flooded;
+            let spins = sends || again || pace == Pace::Flooded;
             if spins {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     return Ok(false);
@@ -184,6 +190,9 @@ impl Core {
             }
             if progress.stopped {
                 timeout = Some(timeout.map_or(STOPPED_NAP, |t| t.min(STOPPED_NAP)));
+            }
+            if self.tcp.sending.is_held_up() {
+                timeout = Some(timeout.map_or(SEND_AGAIN, |t| t.min(SEND_AGAIN)));
             }
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));

@@ -17,6 +17,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use super::frames::{After, ChannelSet, Content};
 use super::listener::ListenerInner;
+use super::sending::{Again, QUANTUM, Turn};
 use super::timers::Timed;
 use crate::owner::Owner;
 use crate::readiness::Events;
@@ -351,9 +352,14 @@ impl ConnectionInner {
 
     /// Puts it among those that want to send.
     fn mark(self: &Arc<Self>, core: &Core) {
-        if !self.dirty.swap(true, Ordering::AcqRel) {
+        if self.enter_again() {
             core.tcp.mark(self.clone());
         }
+    }
+
+    /// True for who must put it among those that want to send: it is not there.
+    pub(super) fn enter_again(&self) -> bool {
+        !self.dirty.swap(true, Ordering::AcqRel)
     }
 
     /// Tells those who wait what has changed since they were told last: as Linux
@@ -399,41 +405,50 @@ impl ConnectionInner {
         self.lock().events()
     }
 
-    /// Sends what may be sent: into frames of its queue, which the caller makes
-    /// the device send. Returns the queue.
-    pub(crate) fn emit(self: &Arc<Self>, core: &Core) -> Option<usize> {
+    /// Sends what may be sent in one turn: into frames of its queue, which the
+    /// caller makes the device send.
+    pub(super) fn emit(self: &Arc<Self>, core: &Core) -> Turn {
         self.dirty.store(false, Ordering::Release);
         let mut after = After::default();
-        let queue = {
+        let turn = {
             let mut state = self.lock();
             self.emit_locked(core, &mut state, &mut after)
         };
         core.tcp_after(after);
-        queue
+        turn
     }
 
-    /// As [`ConnectionInner::emit`], by who has the lock.
-    pub(crate) fn emit_locked(
-        self: &Arc<Self>,
-        core: &Core,
-        state: &mut State,
-        after: &mut After,
-    ) -> Option<usize> {
+    fn emit_locked(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) -> Turn {
+        let mut turn = Turn::default();
         if state.detached || state.deferred || !state.connection.wants_output() {
-            return None;
+            return turn;
         }
         let now = core.age();
         let mut retry = None;
-        let mut place = None;
         match state.find_neighbour(core, now) {
             Some(neighbour) => {
-                let (number, queue) = core.sending_queue(usize::from(state.queue))?;
-                place = Some(number);
+                let Some((number, queue)) = core.sending_queue(usize::from(state.queue)) else {
+                    return turn;
+                };
+                turn.queue = Some(number);
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
+                let mut quantum = QUANTUM.min(transmitter.room());
+                if !core.architecture.has_threads() {
+                    quantum = quantum.min(queue.room());
+                }
+                if quantum == 0 {
+                    turn.again = self.again(Again::Full);
+                    return turn;
+                }
                 let notified = state.connection.notified();
                 state.connection.output(now, &mut |outgoing| {
+                    if quantum == 0 {
+                        turn.again = Again::Later;
+                        return false;
+                    }
+                    quantum -= 1;
                     let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
                     if sent.is_err() {
                         retry = Some(CONGESTED);
@@ -451,12 +466,22 @@ impl ConnectionInner {
             if state.connection.state() == Phase::Closed {
                 // A reset is not worth waiting for.
                 self.detach(core, state, false, after);
-                return place;
+                return turn;
             }
             self.arm(core, state, now + after_this);
         }
+        turn.again = self.again(turn.again);
         self.settle(core, state, after);
-        place
+        turn
+    }
+
+    /// As it is for the caller to enter it: not if it is entered already.
+    fn again(&self, again: Again) -> Again {
+        if again != Again::No && self.enter_again() {
+            again
+        } else {
+            Again::No
+        }
     }
 
     /// Gives it a channel of its own if there is one, else (`first`) the shared

@@ -223,7 +223,7 @@ impl Core {
         // is attached.
         self.tcp_dispatch(&segment, stray.neighbour, 0);
         // The thread may be one that sends nothing of its own afterwards.
-        self.tcp_flush(false);
+        self.tcp_send(false);
     }
 
     /// Gives a segment to whom it belongs. No connection may be locked.
@@ -270,7 +270,7 @@ impl Core {
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
             self.causes.protocol(Cause::TcpUnsendable);
         }
-        self.tcp.kick(queue);
+        self.tcp.sending.kick(queue);
     }
 
     /// Runs the protocol on what waits in the commons.

@@ -180,7 +180,7 @@ impl Helper {
     /// True when something waits that no thread in the stack may see to.
     fn something_waits(&self, core: &Core) -> bool {
         let contexts = lock(&self.contexts);
-        core.tcp.dirty() > 0
+        core.tcp.sending.is_due()
             || core.tcp.has_unattended()
             || core.tcp.is_late(core.age())
             || contexts
@@ -207,8 +207,10 @@ impl Helper {
             }
         }
         core.tcp_attend();
-        let due = core.tcp.dirty() > 0 || core.tcp.is_late(core.age());
-        core.tcp_before_sleep();
+        let due = core.tcp.sending.is_due() || core.tcp.is_late(core.age());
+        if core.tcp_before_sleep() && core.round(false).is_ok() {
+            core.tcp_flush();
+        }
         frames > 0 || due
     }
 }

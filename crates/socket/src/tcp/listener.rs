@@ -341,7 +341,7 @@ impl TcpListener {
         while let Some(connection) = self.inner.pop() {
             connection.close(core, Some(Duration::ZERO));
         }
-        core.tcp_flush(false);
+        core.tcp_flush();
         if let Some(set) = set {
             let _binding = lock(&core.binding);
             core.set_owner(set.id.index(), Owner::None);

@@ -9,7 +9,7 @@
 //! One concern a file: `frames` (from channels to segments), `connection`,
 //! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
 //! application's side), `kernel_stream` (connections that the kernel has),
-//! `selector`, `timers`, `ports`,
+//! `selector`, `sending` (in which order, and how much at a time), `timers`, `ports`,
 //! `helper`.
 
 pub(crate) mod connection;
@@ -21,6 +21,7 @@ mod kernel_stream;
 pub(crate) mod listener;
 mod ports;
 mod selector;
+mod sending;
 mod stream;
 mod time_wait;
 mod timers;
@@ -29,7 +30,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,7 @@ use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
 use listener::ListenerInner;
 use ports::Ports;
+use sending::Sending;
 use timers::{Timed, Timers};
 
 pub use listener::{ListenOptions, TcpListener};
@@ -82,11 +84,7 @@ pub(crate) struct Tcp {
     pub(crate) timers: Timers,
     pub(crate) ports: Ports,
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
-    /// Connections that want to send.
-    dirty: Mutex<Vec<Arc<ConnectionInner>>>,
-    dirty_count: AtomicUsize,
-    /// Queues with frames that the device was not told of, as bits.
-    unkicked: AtomicU32,
+    pub(crate) sending: Sending,
     /// Connections with frames that no selector watches.
     unattended: Mutex<Vec<Arc<ConnectionInner>>>,
     /// Listeners have some.
@@ -201,9 +199,7 @@ impl Tcp {
             timers,
             ports: Ports::default(),
             listeners: Mutex::default(),
-            dirty: Mutex::default(),
-            dirty_count: AtomicUsize::new(0),
-            unkicked: AtomicU32::new(0),
+            sending: Sending::default(),
             unattended: Mutex::default(),
             knocked: AtomicBool::new(false),
             commons: Mutex::new(commons.into()),
@@ -268,23 +264,10 @@ impl Tcp {
 
     // ---- Who wants what -----------------------------------------------------
 
-    /// A connection wants to send.
+    /// A connection wants to send. Its flag is set by the caller.
     pub(crate) fn mark(&self, connection: Arc<ConnectionInner>) {
-        let mut dirty = lock(&self.dirty);
-        dirty.push(connection);
-        self.dirty_count.store(dirty.len(), Ordering::SeqCst);
-        drop(dirty);
+        self.sending.enter(connection);
         self.helper.needed();
-    }
-
-    /// Connections that want to send.
-    pub(crate) fn dirty(&self) -> usize {
-        self.dirty_count.load(Ordering::SeqCst)
-    }
-
-    /// A queue has frames that the device must be told of.
-    pub(crate) fn kick(&self, queue: usize) {
-        self.unkicked.fetch_or(1 << (queue % 32), Ordering::Relaxed);
     }
 
     /// A connection has frames, and no selector watches it.
@@ -345,14 +328,14 @@ impl Core {
     }
 
     /// Before a thread sleeps: everything that is due, so that nothing waits
-    /// for it.
-    pub(crate) fn tcp_before_sleep(&self) {
+    /// for it. True when there is more to send after the next round of receiving.
+    pub(crate) fn tcp_before_sleep(&self) -> bool {
         self.tcp_run_timers();
         if self.tcp.commons_waiting.load(Ordering::Relaxed) {
             self.tcp.commons_waiting.store(false, Ordering::Relaxed);
             self.tcp_take_commons();
         }
-        self.tcp_flush(false);
+        self.tcp_send(false)
     }
 
     /// Frames came to the commons. Threads of a host architecture deliver while
@@ -381,45 +364,6 @@ impl Core {
                 Timed::Connection(connection) => connection.expire(self),
                 Timed::Listener(listener) => listener.expire(self),
                 Timed::TimeWait => self.tcp_expire_time_wait(),
-            }
-        }
-    }
-
-    /// Sends what connections want to send. `turn`: leaves those alone that the
-    /// application has been told of and will write to, so that what it writes
-    /// goes with the acknowledgment.
-    pub(crate) fn tcp_flush(&self, turn: bool) {
-        if self.tcp.dirty() > 0 {
-            let mut waiting = std::mem::take(&mut *lock(&self.tcp.dirty));
-            self.tcp.dirty_count.store(0, Ordering::SeqCst);
-            waiting.retain(|connection| {
-                if turn && connection.watch.is_ready() {
-                    return true;
-                }
-                if let Some(queue) = connection.emit(self) {
-                    self.tcp.kick(queue);
-                }
-                false
-            });
-            if !waiting.is_empty() {
-                let mut dirty = lock(&self.tcp.dirty);
-                dirty.append(&mut waiting);
-                self.tcp.dirty_count.store(dirty.len(), Ordering::SeqCst);
-            }
-        }
-        self.tcp_kick();
-    }
-
-    /// Makes devices send what was put into their rings.
-    pub(crate) fn tcp_kick(&self) {
-        if self.tcp.unkicked.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let queues = self.tcp.unkicked.swap(0, Ordering::Relaxed);
-        for (number, queue) in self.queues.iter().enumerate() {
-            if queues & (1 << (number % 32)) != 0 {
-                // A device that is down keeps its frames; timers send again.
-                let _ = lock(&queue.transmitter).flush();
             }
         }
     }

@@ -195,7 +195,7 @@ impl TcpStream {
             core.tcp_after(after);
             if opened && core.has_event_loops() {
                 // The loop's next turn is none of the stack's.
-                core.tcp_flush(false);
+                core.tcp_flush();
             }
             match result {
                 Ok(length) => return Ok(length),
@@ -363,8 +363,8 @@ impl TcpStream {
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
         let later = connection.watch.is_turned_later();
-        if !later || core.tcp.dirty() >= super::MANY_DIRTY {
-            core.tcp_flush(false);
+        if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
+            core.tcp_flush();
         } else {
             core.tcp.helper.needed();
         }
@@ -372,7 +372,7 @@ impl TcpStream {
 
     /// Sends what may be sent now.
     fn send_now(&self) {
-        self.stack.core().tcp_flush(false);
+        self.stack.core().tcp_flush();
     }
 
     // ---- Ends ---------------------------------------------------------------
@@ -497,7 +497,7 @@ impl TcpStream {
         let core = self.stack.core();
         let linger = self.linger();
         connection.close(core, linger);
-        core.tcp_flush(false);
+        core.tcp_flush();
         let Some(time) = linger.filter(|time| !time.is_zero()) else {
             return;
         };

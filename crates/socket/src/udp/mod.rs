@@ -295,7 +295,7 @@ impl UdpSocket {
     /// ENETDOWN and what else the device reports.
     pub fn flush(&self) -> io::Result<()> {
         match self.transmit_queue() {
-            Some(queue) => lock(&queue.transmitter).flush(),
+            Some((number, queue)) => self.stack.core().send_queue(number, queue),
             None => Ok(()),
         }
     }
@@ -602,10 +602,10 @@ impl UdpSocket {
         self.inner.take_error().map_or(Ok(()), Err)
     }
 
-    fn transmit_queue(&self) -> Option<&crate::stack::QueueHandle> {
+    fn transmit_queue(&self) -> Option<(usize, &crate::stack::QueueHandle)> {
         // Answers leave by the queue their questions came in on.
         let queue = self.inner.last_queue.load(Ordering::Relaxed);
-        Some(self.stack.core().sending_queue(queue)?.1)
+        self.stack.core().sending_queue(queue)
     }
 
     /// `named`: the source that the application gives, if any.
@@ -643,7 +643,7 @@ impl UdpSocket {
         } else {
             core.route(wire, source, named.is_some())
         };
-        let Some(queue) = self.transmit_queue() else {
+        let Some((number, queue)) = self.transmit_queue() else {
             return errno(libc::ENETDOWN);
         };
         if let Route::Link { source, neighbour } = route
@@ -663,7 +663,10 @@ impl UdpSocket {
                     break;
                 }
                 match transmitter.queue(&heading, payload) {
-                    Ok(()) if flush => return transmitter.flush().map(|()| payload.len()),
+                    Ok(()) if flush => {
+                        drop(transmitter);
+                        return core.send_queue(number, queue).map(|()| payload.len());
+                    }
                     Ok(()) => return Ok(payload.len()),
                     Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                         drop(transmitter);

@@ -16,6 +16,7 @@ mod notifications;
 mod options;
 mod panics;
 mod pressure;
+mod sending;
 mod support;
 mod tcp;
 mod waiting;

@@ -20,6 +20,7 @@ mod options;
 mod policies;
 mod raw_system;
 mod readiness;
+mod sending;
 mod sources;
 mod support;
 mod tap;
@@ -115,6 +116,9 @@ system_tests! {
     fast_open::streams_open_connections_of_the_kernel_by_their_syns on 1,
     fast_open::the_kernel_that_does_not_take_data_gets_it_again on 1,
     capture::what_leaves_is_well_formed_to_tshark on 1,
+    sending::long_replies_to_many_clients_lose_no_answer on 1,
+    sending::a_megabyte_to_many_is_sent_beside_linux on 1,
+    sending::what_devices_lose_is_in_the_snapshot on 1,
     sources::answers_come_from_the_address_that_was_asked on 1,
     sources::an_address_that_came_later_answers_by_itself on 1,
     sources::groups_are_answered_from_the_usual_address on 1,

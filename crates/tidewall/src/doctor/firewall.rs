@@ -175,6 +175,7 @@ pub mod tests {
             device: None,
             microseconds: 1,
             received: None,
+            losses: None,
             queues: Vec::new(),
             sockets: vec![SocketSnapshot {
                 channel: 2,

@@ -4,7 +4,7 @@
 use super::explain::{Counts, Entry, Place};
 
 use Counts::{Loss, Way};
-use Place::{Driver, Kernel, Protocol, Reassembly, Ring, Socket, Transmit};
+use Place::{Device, Driver, Kernel, Protocol, Reassembly, Ring, Socket, Transmit};
 
 const fn entry(
     place: Place,
@@ -28,6 +28,13 @@ const FORGED: &str = "Nothing: it is refused as RFC 5927 advises. Many are someb
 
 /// Every counter.
 pub const ENTRIES: &[Entry] = &[
+    entry(
+        Device,
+        "ring-full",
+        Loss,
+        "A frame came while the device's receive ring was full: it was not polled in time (on a veth, counted by its peer).",
+        "Give the receiver a higher priority or a processor of its own, and see that the application does not stay away for long between two calls; a card's ring can be larger: ethtool -G IF rx N.",
+    ),
     entry(
         Driver,
         "frames",
@@ -650,6 +657,13 @@ pub const ENTRIES: &[Entry] = &[
         Way,
         "Datagrams that came through the kernel while polls were learned; delivered.",
         "",
+    ),
+    entry(
+        Transmit,
+        "dropped-by-device",
+        Loss,
+        "A frame that was sent and that the device dropped: on a veth, because the receiver's ring was full.",
+        "A few are what a sender finds out a path's room by, and TCP sends them again. Many: the receiver is too slow for what is sent; ethtool -S IF says where a card dropped them.",
     ),
     entry(
         Transmit,

@@ -7,6 +7,8 @@ use crate::table::wrap;
 /// Where in a frame's way a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
+    /// The device, before the driver program.
+    Device,
     /// The driver program, at the device.
     Driver,
     /// Kernel-bound frames in the driver program, by class.
@@ -25,7 +27,8 @@ pub enum Place {
 
 impl Place {
     /// All, in the order in which a frame passes them.
-    pub const ALL: [Place; 7] = [
+    pub const ALL: [Place; 8] = [
+        Place::Device,
         Place::Driver,
         Place::Kernel,
         Place::Ring,
@@ -38,6 +41,7 @@ impl Place {
     /// Name for people.
     pub fn name(self) -> &'static str {
         match self {
+            Place::Device => "device",
             Place::Driver => "driver",
             Place::Kernel => "kernel class",
             Place::Ring => "ring",

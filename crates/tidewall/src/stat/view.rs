@@ -289,6 +289,13 @@ fn losses(pair: &Pair) -> Vec<Loss> {
             });
         }
     };
+    let device = |stack: &StackSnapshot| stack.losses.unwrap_or_default();
+    add(Place::Device, None, "ring-full", &|stack| {
+        device(stack).receive_ring
+    });
+    add(Place::Transmit, None, "dropped-by-device", &|stack| {
+        device(stack).sent
+    });
     for (number, queue) in now.queues.iter().enumerate() {
         let of = |stack: &StackSnapshot, find: &dyn Fn(&QueueSnapshot) -> Option<u64>| {
             stack.queues.get(number).and_then(find).unwrap_or(0)
@@ -435,7 +442,9 @@ fn losses_text(pair: &Pair) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use tidewall_socket::snapshot::{ControlSnapshot, DeviceSnapshot, SocketSnapshot};
+    use tidewall_socket::snapshot::{
+        ControlSnapshot, DeviceLosses, DeviceSnapshot, SocketSnapshot,
+    };
 
     use super::super::control::tests::control;
     use super::*;
@@ -454,6 +463,7 @@ pub mod tests {
             device: None,
             microseconds: seconds * 1_000_000,
             received: None,
+            losses: None,
             queues: vec![QueueSnapshot {
                 driver: driver
                     .into_iter()
@@ -544,6 +554,10 @@ pub mod tests {
     fn only_losses_are_in_the_summary_and_each_is_explained_once() {
         let mut now = stack(12, 3_000, 1_000);
         now.queues.push(now.queues[0].clone());
+        now.losses = Some(DeviceLosses {
+            receive_ring: 2,
+            sent: 5,
+        });
         let pair = Pair::new(now, None);
         let found: Vec<(Place, Option<usize>, String, u64)> = losses(&pair)
             .into_iter()
@@ -552,11 +566,13 @@ pub mod tests {
         assert_eq!(
             found,
             [
+                (Place::Device, None, "ring-full".to_owned(), 2),
                 (Place::Driver, Some(0), "channel-full".to_owned(), 1_000),
                 (Place::Driver, Some(1), "channel-full".to_owned(), 1_000),
                 (Place::Kernel, Some(0), "other".to_owned(), 3),
                 (Place::Kernel, Some(1), "other".to_owned(), 3),
                 (Place::Protocol, None, "udp-checksum".to_owned(), 4),
+                (Place::Transmit, None, "dropped-by-device".to_owned(), 5),
             ]
         );
         assert_eq!(losses_text(&pair).matches("Early discard").count(), 1);

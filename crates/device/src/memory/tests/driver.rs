@@ -214,7 +214,7 @@ fn down_end_reports_and_loses() {
     assert!(down(b.queues[0].receive.poll(Interrupt::Masked)));
     let frame = b.queues[0].frames.pop().unwrap();
     b.queues[0].transmit.transmit(frame, None).unwrap();
-    assert!(down(b.queues[0].transmit.flush()));
+    assert!(down(b.queues[0].transmit.flush().map(drop)));
     link.send(Side::B, &numbered(5));
     assert_eq!(link.wire_counters(Side::B).sent, 1);
     assert_eq!(link.end_counters(Side::B).down, 1);

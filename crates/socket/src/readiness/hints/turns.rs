@@ -57,10 +57,10 @@ impl Hints {
     pub(crate) fn turn(&self, core: &Core) -> io::Result<()> {
         core.tcp.helper.application_is_here();
         // The last turn's output.
-        core.tcp_flush(false);
+        let more = core.tcp_send(false);
         core.tcp_run_timers();
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let busy = core.is_busy() && !core.device_polls();
+        let busy = more || core.is_busy() && !core.device_polls();
         // An application that leaves what is ready may not keep the device from
         // being looked at.
         if busy || turn.is_multiple_of(POLL_EVERY) {
@@ -109,7 +109,7 @@ impl Hints {
         loop {
             self.process(core);
             let found = collect(polled)?;
-            core.tcp_flush(true);
+            core.tcp_send(true);
             if found > 0 {
                 return Ok(found);
             }

@@ -1,0 +1,203 @@
+//! The order in which connections send, and how much of it at a time.
+//!
+//! A device is given no more than a [burst](BURST) before it is received from
+//! again: what answers a burst must not overflow its receive ring meanwhile.
+//! Of that connections have their share in turn, as by Linux's fq: each a
+//! [quantum](QUANTUM), and those that begin before those that go on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tidewall_device::queue::BURST;
+
+use super::connection::ConnectionInner;
+use crate::stack::{Core, lock};
+
+/// Frames of one connection before it is another's turn: an initial window (RFC
+/// 6928) leaves at once.
+pub(super) const QUANTUM: u32 = 10;
+
+/// Most frames that a call sends which is not about waiting: what is received
+/// meanwhile lets others send, and the caller is to come back.
+const FLUSH_MAX: u32 = 2048;
+
+/// Connections that want to send, and queues whose devices must be told.
+#[derive(Default)]
+pub(crate) struct Sending {
+    order: Mutex<Order>,
+    count: AtomicUsize,
+    /// Queues with frames that the device was not told of, or did not take, as
+    /// bits.
+    unkicked: AtomicU32,
+}
+
+#[derive(Default)]
+struct Order {
+    new: VecDeque<Arc<ConnectionInner>>,
+    old: VecDeque<Arc<ConnectionInner>>,
+}
+
+impl Order {
+    fn len(&self) -> usize {
+        self.new.len() + self.old.len()
+    }
+}
+
+/// What a connection has done with its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// Queue that it has put frames into.
+    pub(super) queue: Option<usize>,
+    /// It is to be entered again.
+    pub(super) again: Again,
+}
+
+/// Whether a connection has more to send after its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Again {
+    /// No, or it is entered already.
+    #[default]
+    No,
+    /// It has had its quantum.
+    Later,
+    /// Its queue had no room.
+    Full,
+}
+
+impl Sending {
+    /// Enters a connection that begins to send. The caller has set its flag.
+    pub(super) fn enter(&self, connection: Arc<ConnectionInner>) {
+        self.change(|order| order.new.push_back(connection));
+    }
+
+    /// Takes the next one out, and whether it begins.
+    fn next(&self) -> Option<(Arc<ConnectionInner>, bool)> {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.change(|order| match order.new.pop_front() {
+            Some(connection) => Some((connection, true)),
+            None => order.old.pop_front().map(|connection| (connection, false)),
+        })
+    }
+
+    /// Puts connections back: those that begin, and those that go on.
+    fn put_back(&self, new: Vec<Arc<ConnectionInner>>, old: Vec<Arc<ConnectionInner>>) {
+        if new.is_empty() && old.is_empty() {
+            return;
+        }
+        self.change(|order| {
+            for connection in new.into_iter().rev() {
+                order.new.push_front(connection);
+            }
+            for connection in old.into_iter().rev() {
+                order.old.push_front(connection);
+            }
+        });
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Order) -> T) -> T {
+        let mut order = lock(&self.order);
+        let result = change(&mut order);
+        self.count.store(order.len(), Ordering::SeqCst);
+        result
+    }
+
+    /// Connections that want to send.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// A queue has frames that the device must be told of.
+    pub(crate) fn kick(&self, queue: usize) {
+        self.unkicked.fetch_or(1 << (queue % 32), Ordering::Relaxed);
+    }
+
+    /// True when somebody must be here: connections want to send, or a device is to
+    /// take what it did not.
+    pub(crate) fn is_due(&self) -> bool {
+        self.len() > 0 || self.is_held_up()
+    }
+
+    /// True while frames wait that a device did not take.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.unkicked.load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Core {
+    /// Sends what connections want to send, and receives between bursts. What is
+    /// more than [`FLUSH_MAX`] is left to whoever sleeps, or to the helper.
+    pub(crate) fn tcp_flush(&self) {
+        for _ in 0..FLUSH_MAX / BURST {
+            if !self.tcp_send(false) || self.round(false).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Sends a burst of what connections want to send. True when there is more,
+    /// which is for after the next round of receiving. `turn`: leaves those alone
+    /// that the application has been told of and will write to, so that what it
+    /// writes goes with the acknowledgment.
+    pub(crate) fn tcp_send(&self, turn: bool) -> bool {
+        let sending = &self.tcp.sending;
+        let (mut kept, mut refused) = (Vec::new(), Vec::new());
+        let mut full = 0u32;
+        while let Some((connection, begins)) = sending.next() {
+            if turn && connection.watch.is_ready() {
+                kept.push(connection);
+                continue;
+            }
+            let Turn { queue, again } = connection.emit(self);
+            let Some(queue) = queue else {
+                continue;
+            };
+            sending.kick(queue);
+            match again {
+                Again::Later => sending.change(|order| order.old.push_back(connection)),
+                Again::Full => {
+                    refused.push(connection);
+                    full |= 1 << (queue % 32);
+                    if full.count_ones() as usize >= self.transmit_queues() {
+                        break;
+                    }
+                }
+                // One that begins again and again may not keep others waiting.
+                Again::No if begins => sending.change(|order| {
+                    if !order.old.is_empty() && connection.enter_again() {
+                        order.old.push_back(connection);
+                    }
+                }),
+                Again::No => {}
+            }
+        }
+        let more = sending.len() > 0 || !refused.is_empty();
+        sending.put_back(kept, refused);
+        let takes = self.tcp_kick();
+        takes && (more || sending.is_held_up())
+    }
+
+    /// Makes devices send what was put into their rings, a burst of each. False
+    /// when none of them takes more now.
+    fn tcp_kick(&self) -> bool {
+        let sending = &self.tcp.sending;
+        if !sending.is_held_up() {
+            return true;
+        }
+        let queues = sending.unkicked.swap(0, Ordering::Relaxed);
+        let mut takes = false;
+        for (number, queue) in self.queues.iter().enumerate() {
+            if queues & (1 << (number % 32)) != 0 {
+                // A device that is down keeps its frames; timers send again.
+                let flushed = lock(&queue.transmitter).flush().unwrap_or_default();
+                if flushed.left > 0 {
+                    sending.kick(number);
+                }
+                takes |= !flushed.full;
+            }
+        }
+        takes
+    }
+}

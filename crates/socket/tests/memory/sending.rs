@@ -1,0 +1,129 @@
+//! In which order connections send, and how much of it at a time.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use tidewall_device::memory::{Side, Tap};
+use tidewall_device::queue::BURST;
+use tidewall_socket::tcp::{Event, Interest};
+use tidewall_socket::{Selector, TcpListener, TcpStream};
+
+use super::support::*;
+
+const PORT: u16 = 80;
+/// Connections that send much.
+const MANY: usize = 8;
+/// Most frames of a connection before it is another's turn.
+const QUANTUM: usize = 10;
+/// What each of them sends at a time: 56 frames.
+const BYTES: usize = 80_000;
+
+struct Meeting {
+    near: Selector,
+    far: Selector,
+    clients: Vec<TcpStream>,
+    servers: Vec<TcpStream>,
+}
+
+impl Meeting {
+    fn new(bed: &Bed, count: usize) -> Meeting {
+        let listener = TcpListener::bind(&bed.far, at(FAR4, PORT)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut meeting = Meeting {
+            near: Selector::new(&bed.near).unwrap(),
+            far: Selector::new(&bed.far).unwrap(),
+            clients: Vec::new(),
+            servers: Vec::new(),
+        };
+        let Meeting { near, far, .. } = &meeting;
+        far.add(&listener, 0, Interest::READABLE).unwrap();
+        let clients = (0..count).map(|token| {
+            let stream = TcpStream::connect_nonblocking(&bed.near, at(FAR4, PORT)).unwrap();
+            near.add(&stream, token as u64, Interest::NONE).unwrap();
+            stream
+        });
+        meeting.clients = clients.collect();
+        while meeting.servers.len() < count {
+            meeting.send();
+            wait(&meeting.far);
+            let accepted = listener.accept().map(|(stream, _)| stream);
+            meeting.servers.extend(accepted);
+        }
+        for server in &meeting.servers {
+            server.set_nonblocking(true).unwrap();
+        }
+        meeting
+    }
+
+    /// The near end's turn.
+    fn send(&self) {
+        wait(&self.near);
+    }
+
+    /// Lets all of so many bytes arrive.
+    fn arrive(&mut self, mut left: usize) {
+        let mut buffer = vec![0; BYTES];
+        for _ in 0..10_000 {
+            self.send();
+            wait(&self.far);
+            for server in &mut self.servers {
+                while let Ok(length) = server.read(&mut buffer) {
+                    left -= length;
+                }
+            }
+            if left == 0 {
+                return;
+            }
+        }
+        panic!("{left} bytes did not arrive");
+    }
+
+    fn write(&mut self) {
+        for client in self.clients.iter_mut().take(MANY) {
+            assert_eq!(client.write(&[1; BYTES]).unwrap(), BYTES);
+        }
+    }
+}
+
+fn wait(selector: &Selector) {
+    let mut events: Vec<Event> = Vec::new();
+    selector.wait(&mut events, Some(Duration::ZERO)).unwrap();
+}
+
+/// Source ports of the data that the near end has sent, in order.
+fn senders(tap: &Tap) -> Vec<u16> {
+    let sent = tap.take().into_iter().filter(|frame| frame.from == Side::A);
+    // More than Ethernet, IPv4 and TCP with timestamps.
+    sent.filter(|frame| frame.bytes.len() > 14 + 20 + 32)
+        .map(|frame| u16::from_be_bytes([frame.bytes[34], frame.bytes[35]]))
+        .collect()
+}
+
+#[test]
+fn connections_take_turns_and_a_burst_is_answered_before_the_next() {
+    let bed = Bed::new();
+    let mut meeting = Meeting::new(&bed, MANY + 1);
+    // Until their windows are large.
+    for _ in 0..4 {
+        meeting.write();
+        meeting.arrive(MANY * BYTES);
+    }
+    let tap = bed.far_tap();
+    meeting.write();
+    // A burst each time that the device is polled: at the beginning, and before
+    // it is known that nothing has come.
+    meeting.send();
+    let sent = senders(&tap);
+    let count = sent.len();
+    assert!(count >= BURST as usize && count <= 4 * BURST as usize);
+    for of_one in sent.chunk_by(|one, other| one == other) {
+        assert!(of_one.len() <= QUANTUM, "{sent:?}");
+    }
+    // One that begins does not wait for those that go on.
+    let port = meeting.clients[MANY].local_addr().unwrap().port();
+    meeting.clients[MANY].write_all(b"short").unwrap();
+    meeting.send();
+    let sent = senders(&tap);
+    assert_eq!(sent[0], port, "{sent:?}");
+    meeting.arrive(MANY * BYTES + 5);
+}
