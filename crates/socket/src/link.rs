@@ -9,6 +9,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::netdev::Netdev;
 use tidewall_wire::ethernet::MacAddress;
@@ -114,6 +115,16 @@ impl LinkWatch {
         {
             for queue in &core.queues {
                 lock(&queue.transmitter).set_link(MacAddress(mac), mtu);
+            }
+            let frames = core.queues.iter().map(|q| q.shared.memory().frame_size());
+            let most = receivable(frames.min().unwrap_or(0));
+            if mtu > most {
+                core.warn(format!(
+                    "{}: the MTU is {mtu} now, and frames were made for another: datagrams longer \
+                     than {most} bytes are lost (lost-in-ring) until the service is restarted, or: \
+                     ip link set dev {} mtu {most}",
+                    core.name, core.name
+                ));
             }
         }
         if !link.up {

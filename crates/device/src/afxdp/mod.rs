@@ -35,7 +35,7 @@ mod syn_limit;
 pub use checksums::Checksums;
 pub use napi::HELPER_PORTS;
 pub use program::Program;
-pub use socket::open_transmitter;
+pub use socket::{open_transmitter, receivable};
 pub use syn_limit::SynLimit;
 
 /// The application number of an embedded stack, which is alone on its device.

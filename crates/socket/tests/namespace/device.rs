@@ -2,15 +2,16 @@
 //! that fails leaves behind.
 
 use std::io::ErrorKind;
-use std::net::UdpSocket as KernelSocket;
+use std::net::{Ipv6Addr, Shutdown, TcpStream as KernelStream, UdpSocket as KernelSocket};
 
 use tidewall_device::afxdp::open_transmitter;
-use tidewall_socket::Stack;
+use tidewall_socket::{Stack, TcpListener};
 use tidewall_wire::{ethernet, ipv4, udp};
 
 use super::kernel::peer_index;
 use super::raw_system::Packets;
 use super::support::*;
+use super::tcp_bulk::{receive_all, send_all};
 
 const PROVEN: &str = "by the device (proven at start)";
 
@@ -129,12 +130,16 @@ pub fn a_start_that_fails_half_way_leaves_nothing_behind() {
     assert_eq!(stack.snapshot().queues.len(), 2);
 }
 
+fn set_mtu(mtu: usize) {
+    shell(&format!("ip link set {HERE} mtu {mtu}"));
+    in_peer(move || shell(&format!("ip link set {PEER} mtu {mtu}")));
+}
+
 pub fn full_sized_datagrams_pass_at_every_mtu() {
     // The peer's interface has the same MTU: a veth with a program takes no frame
     // that is longer than its own.
-    for mtu in [1500, 1700, 1780, 1900, 3000, 3498] {
-        shell(&format!("ip link set {HERE} mtu {mtu}"));
-        in_peer(move || shell(&format!("ip link set {PEER} mtu {mtu}")));
+    for mtu in [1500, 1700, 1800, 1900, 3000, 3506] {
+        set_mtu(mtu);
         let stack = stack();
         let echo = Echo::start(&stack, SERVICE);
         let peer = peer_socket(PEER4);
@@ -146,4 +151,52 @@ pub fn full_sized_datagrams_pass_at_every_mtu() {
         assert!(queue.transmitted >= 4, "MTU {mtu}: {queue:?}");
         echo.finish();
     }
+}
+
+pub fn full_sized_segments_pass_at_every_mtu() {
+    const TOTAL: usize = 1 << 20;
+    for mtu in [1500, 1800, 3506] {
+        set_mtu(mtu);
+        let stack = stack();
+        let listener = TcpListener::bind(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE)).unwrap();
+        for (address, headers) in [(at(HERE4, SERVICE), 40), (at(HERE6, SERVICE), 60)] {
+            let client = spawn_in_peer(move || {
+                let stream = KernelStream::connect(address).unwrap();
+                send_all(&stream, TOTAL);
+                stream.shutdown(Shutdown::Write).unwrap();
+                receive_all(&stream, TOTAL);
+            });
+            let (stream, _) = listener.accept().unwrap();
+            receive_all(&stream, TOTAL);
+            send_all(&stream, TOTAL);
+            let info = stream.info().unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            client.join().unwrap();
+            // With timestamps.
+            let payload = mtu - headers - 12;
+            assert_eq!(info.send_mss as usize, payload, "MTU {mtu}");
+            let whole = TOTAL / payload;
+            let came = info.segments_received as usize;
+            assert!(came < whole * 2, "MTU {mtu}: {came} segments for {whole}");
+        }
+        drop(listener);
+        assert_eq!(stack.warnings(), [] as [String; 0]);
+    }
+}
+
+pub fn an_mtu_that_frames_cannot_hold_is_refused_or_warned_of() {
+    set_mtu(9000);
+    let error = Stack::embedded(config()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("3506"), "{error}");
+    assert!(error.contains("ip link set dev"), "{error}");
+    set_mtu(1500);
+    let stack = stack();
+    set_mtu(3000);
+    let warned = || {
+        stack
+            .warnings()
+            .iter()
+            .any(|text| text.contains("the MTU is 3000"))
+    };
+    assert!(wait_until(warned), "{:?}", stack.warnings());
 }

@@ -93,6 +93,8 @@ system_tests! {
     device::an_interface_that_is_down_gets_no_proof_and_loses_no_frame on 1,
     device::answers_leave_where_fewer_queues_transmit_than_receive on 2,
     device::full_sized_datagrams_pass_at_every_mtu on 1,
+    device::full_sized_segments_pass_at_every_mtu on 1,
+    device::an_mtu_that_frames_cannot_hold_is_refused_or_warned_of on 1,
     device::a_start_that_fails_half_way_leaves_nothing_behind on 2,
     classes::more_classes_than_queues_are_refused on 2,
     classes::a_veth_says_that_it_cannot_steer on 2,
