@@ -12,12 +12,13 @@ use tidewall_bench_instructions::{Counter, Scenario};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{self, Checksum, Config, Connection, Flow, Handshake, Link, State};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
-use tidewall_wire::tcp::Timestamps;
+use tidewall_wire::tcp::{Flags, Header, Options, Timestamps};
 
-const SCENARIOS: [Scenario; 3] = [
+const SCENARIOS: [Scenario; 4] = [
     ("bulk, a segment of 1448 bytes", bulk),
     ("request and response, an exchange", exchange),
     ("bulk with offload, 64 KiB", offload),
+    ("a byte beyond a hole, one in two", crumbs),
 ];
 
 const WIRE: InputOptions = InputOptions {
@@ -169,6 +170,51 @@ fn exchange(counter: &mut Counter) {
             pair.pass(Duration::from_micros(10));
             assert_eq!(pair.ends[0].read(&mut buffer), Ok(response.len()));
         });
+    }
+}
+
+/// What a hostile peer can have done: a thousand bytes, each beyond a hole of one,
+/// the last of them first.
+fn crumbs(counter: &mut Counter) {
+    const CRUMBS: u32 = 1000;
+    let mut pair = Pair::new(&Config::default());
+    let end = &mut pair.ends[1];
+    let filling = [7; 2 * CRUMBS as usize];
+    let mut buffer = [0; 2 * CRUMBS as usize];
+    let mut sequence = 1001u32;
+    let now = pair.now;
+    while counter.next_round() {
+        let flow = *end.flow();
+        let mut segment = tcp::Segment {
+            flow,
+            header: Header {
+                source_port: flow.remote.port(),
+                destination_port: flow.local.port(),
+                acknowledgment: 9001,
+                flags: Flags::ACK,
+                window: 512,
+                options: Options {
+                    timestamps: Some(Timestamps { value: 1, echo: 1 }),
+                    ..Options::default()
+                },
+                ..Header::default()
+            },
+            payload: &[7],
+            traffic_class: 0,
+        };
+        counter.count(CRUMBS as usize, || {
+            for crumb in (0..CRUMBS).rev() {
+                segment.header.sequence = sequence.wrapping_add(2 * crumb + 1);
+                end.input(&segment, now);
+            }
+        });
+        segment.header.sequence = sequence;
+        segment.payload = &filling;
+        end.input(&segment, now);
+        end.output(now, &mut |_| true);
+        sequence = sequence.wrapping_add(2 * CRUMBS);
+        assert_eq!(end.read(&mut buffer), Ok(filling.len()));
+        end.output(now, &mut |_| true);
     }
 }
 

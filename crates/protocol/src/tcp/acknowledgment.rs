@@ -141,7 +141,7 @@ impl Connection {
         if self.path.probe != 0 {
             self.path_probe_acknowledged();
         }
-        let data = self.send.buffer.acknowledge(bytes);
+        let data = self.send.buffer.consume(bytes);
         self.send.marks.acknowledge(acknowledgment);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
@@ -532,9 +532,20 @@ impl Connection {
         }
     }
 
+    /// The largest window seen also bounds the segments of a peer that takes little.
+    #[cold]
+    fn grow_window_max(&mut self, window: u32) {
+        let before = std::mem::replace(&mut self.send.window_max, window);
+        if before / 2 < self.config.mss.into() {
+            self.update_mss();
+        }
+    }
+
     pub(super) fn take_window(&mut self, sequence: u32, acknowledgment: u32, window: u32) {
         self.send.window = window;
-        self.send.window_max = self.send.window_max.max(window);
+        if window > self.send.window_max {
+            self.grow_window_max(window);
+        }
         self.send.window_sequence = sequence;
         self.send.window_acknowledgment = acknowledgment;
     }

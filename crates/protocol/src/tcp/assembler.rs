@@ -1,18 +1,12 @@
-//! The receive buffer: a ring in which segments are put where they belong, and
-//! the list of what lies beyond a hole.
+//! The receive buffer: a queue of what is in order, and apart from it what lies
+//! beyond holes ([`islands`](super::islands)).
 //!
-//! Memory is bounded twice: the ring by the window that was announced (a segment
-//! beyond it never gets here), the list by [`RANGES_MAX`]. So neither a segment
-//! at the far end of the window nor a thousand one-byte islands costs more.
+//! Memory is that of what has come: neither a segment at the far end of the window
+//! nor a thousand islands of one byte make more of the window resident.
 
-use super::ring::{KEEP_ABOVE, Ring};
+use super::byte_queue::ByteQueue;
+use super::islands::{Bounds, Islands, Kept};
 use tidewall_wire::tcp::{SackBlocks, before};
-
-/// Islands beyond holes that are kept; a segment that would make another is
-/// dropped, as RFC 2018 §8 allows, and sent again later. A slow start that
-/// overshoots loses every second segment of a round: with 32 islands, two in a
-/// hundred segments of a lossless path of 100 ms were sent in vain.
-pub(super) const RANGES_MAX: usize = 1024;
 
 /// What a segment did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,21 +24,34 @@ pub(super) enum Inserted {
 /// The receive buffer.
 #[derive(Default)]
 pub(super) struct Assembler {
-    ring: Ring,
     /// Bytes in order that nobody has read.
-    unread: u32,
+    data: ByteQueue,
     /// The sequence number after them.
     next: u32,
-    /// Islands, the most recently touched first (RFC 2018 §4), disjoint and not
-    /// adjacent. Empty and without memory in the ordinary case.
-    beyond: Vec<(u32, u32)>,
+    /// Null in the ordinary case.
+    disorder: Option<Box<Disorder>>,
+}
+
+/// What is out of order, and what the peer is to be told of it.
+#[derive(Default)]
+struct Disorder {
+    islands: Islands,
     /// What has come again since the peer was last told of such (RFC 2883);
     /// empty if nothing has.
     copy: (u32, u32),
     /// Where the peer's FIN is, while it lies beyond a hole.
     fin: Option<u32>,
-    /// Whether there is any of the three.
-    disorder: bool,
+}
+
+impl Disorder {
+    /// True while the peer is to be told that something has come again.
+    fn has_copy(&self) -> bool {
+        self.copy.0 != self.copy.1
+    }
+
+    fn is_over(&self) -> bool {
+        self.islands.is_empty() && !self.has_copy() && self.fin.is_none()
+    }
 }
 
 impl Assembler {
@@ -63,13 +70,29 @@ impl Assembler {
 
     /// Bytes in order that nobody has read.
     pub(super) fn unread(&self) -> u32 {
-        self.unread
+        self.data.len()
     }
 
     /// True when nothing waits beyond a hole.
     #[inline]
     pub(super) fn is_contiguous(&self) -> bool {
-        self.beyond.is_empty()
+        self.islands().is_none_or(Islands::is_empty)
+    }
+
+    #[inline]
+    fn islands(&self) -> Option<&Islands> {
+        self.disorder.as_deref().map(|disorder| &disorder.islands)
+    }
+
+    fn disorder(&mut self) -> &mut Disorder {
+        self.disorder.get_or_insert_default()
+    }
+
+    /// Gives back what notes disorder once there is none.
+    fn end_disorder(&mut self) {
+        if self.disorder.as_deref().is_some_and(Disorder::is_over) {
+            self.disorder = None;
+        }
     }
 
     /// Notes that what lies between two sequence numbers has come again. What
@@ -77,10 +100,12 @@ impl Assembler {
     /// a block across it would mean nothing to the peer.
     #[cold]
     pub(super) fn note_copy(&mut self, mut first: u32, mut end: u32) {
-        let beyond = before(self.next, end);
-        let (last_first, last_end) = self.copy;
-        if self.has_copy()
-            && beyond == before(self.next, last_end)
+        let expected = self.next;
+        let beyond = before(expected, end);
+        let disorder = self.disorder();
+        let (last_first, last_end) = disorder.copy;
+        if disorder.has_copy()
+            && beyond == before(expected, last_end)
             && !before(end, last_first)
             && !before(last_end, first)
         {
@@ -91,61 +116,59 @@ impl Assembler {
                 end = last_end;
             }
         }
-        self.copy = (first, end);
-        self.disorder = true;
-    }
-
-    /// True while the peer is to be told that something has come again.
-    fn has_copy(&self) -> bool {
-        self.copy.0 != self.copy.1
+        disorder.copy = (first, end);
+        self.end_disorder();
     }
 
     /// The peer was told.
     #[inline]
     pub(super) fn told(&mut self) {
-        if self.disorder {
-            self.copy = (0, 0);
-            self.update_disorder();
+        if self.disorder.is_some() {
+            self.restore_copy((0, 0));
         }
     }
 
     /// The note, for [`freeze`](super::freeze).
     pub(super) fn copy(&self) -> (u32, u32) {
-        self.copy
+        self.disorder
+            .as_deref()
+            .map_or((0, 0), |disorder| disorder.copy)
     }
 
     /// See [`Assembler::copy`].
+    #[cold]
     pub(super) fn restore_copy(&mut self, copy: (u32, u32)) {
-        self.copy = copy;
-        self.update_disorder();
+        self.disorder().copy = copy;
+        self.end_disorder();
     }
 
     /// Notes where the peer's FIN is beyond a hole; nothing once it is in order.
     pub(super) fn note_fin(&mut self, fin: Option<u32>) {
-        self.fin = fin;
-        self.update_disorder();
-    }
-
-    fn update_disorder(&mut self) {
-        self.disorder = !self.beyond.is_empty() || self.has_copy() || self.fin.is_some();
+        self.disorder().fin = fin;
+        self.end_disorder();
     }
 
     /// True when there is something for a SACK option to tell.
     #[inline]
     pub(super) fn has_blocks(&self) -> bool {
-        self.disorder
+        self.disorder.is_some()
     }
 
     /// The end of what lies furthest beyond a hole, if anything does.
     pub(super) fn furthest(&self) -> Option<u32> {
-        let ends = self.beyond.iter().map(|range| range.1);
-        ends.max_by_key(|end| end.wrapping_sub(self.next))
+        self.islands()?.furthest()
     }
 
     /// Takes bytes at `sequence`. The caller has cut off what lies outside the
-    /// window; what was received before is cut off here.
+    /// window; what was received before is cut off here. `bounds`: what may be held
+    /// beyond holes.
     #[inline]
-    pub(super) fn insert(&mut self, mut sequence: u32, mut bytes: &[u8]) -> Inserted {
+    pub(super) fn insert(
+        &mut self,
+        mut sequence: u32,
+        mut bytes: &[u8],
+        bounds: impl FnOnce() -> Bounds,
+    ) -> Inserted {
         let overlaps = before(sequence, self.next);
         if overlaps {
             let old = self.next.wrapping_sub(sequence) as usize;
@@ -158,115 +181,76 @@ impl Assembler {
             return Inserted::Duplicate;
         }
         if sequence != self.next {
-            return self.insert_beyond(sequence, bytes);
+            return self.insert_beyond(sequence, bytes, bounds());
         }
-        self.ring.write(self.unread as usize, bytes);
+        self.data.push(bytes);
         let mut advanced = bytes.len() as u32;
-        if !self.beyond.is_empty() {
+        if self.disorder.is_some() {
             advanced = self.close_holes(advanced, overlaps);
         }
-        self.unread += advanced;
         self.next = self.next.wrapping_add(advanced);
         Inserted::InOrder(advanced)
-    }
-
-    /// The first bytes between two distances from RCV.NXT that are held beyond a
-    /// hole: what RFC 2883 §4.2 tells of a segment that overlaps several islands.
-    fn first_held(&self, from: u32, to: u32) -> Option<(u32, u32)> {
-        let distance = |sequence: u32| sequence.wrapping_sub(self.next);
-        let held = self.beyond.iter().filter_map(|range| {
-            let first = distance(range.0).max(from);
-            let end = distance(range.1).min(to);
-            (first < end).then_some((first, end))
-        });
-        held.min()
-            .map(|(first, end)| (self.next.wrapping_add(first), self.next.wrapping_add(end)))
     }
 
     /// How far order reaches when `advanced` bytes have come in order; `told` when
     /// a copy was noted for their segment already.
     #[cold]
-    fn close_holes(&mut self, mut advanced: u32, told: bool) -> u32 {
-        let origin = self.next;
-        if !told && let Some((first, end)) = self.first_held(0, advanced) {
+    fn close_holes(&mut self, advanced: u32, told: bool) -> u32 {
+        let mut reached = self.next.wrapping_add(advanced);
+        let held = self
+            .islands()
+            .and_then(|islands| islands.first_held(self.next, reached));
+        if !told && let Some((first, end)) = held {
             self.note_copy(first, end);
         }
-        loop {
-            let mut more = false;
-            self.beyond.retain(|&(first, end)| {
-                if first.wrapping_sub(origin) > advanced {
-                    return true;
-                }
-                advanced = advanced.max(end.wrapping_sub(origin));
-                more = true;
-                false
-            });
-            if !more || self.beyond.is_empty() {
-                break;
-            }
+        let Some(disorder) = self.disorder.as_deref_mut() else {
+            return advanced;
+        };
+        while let Some((first, mut island)) = disorder.islands.take_reached(reached) {
+            island.consume(reached.wrapping_sub(first));
+            reached = reached.wrapping_add(island.len());
+            self.data.append(island);
         }
-        if self.beyond.is_empty() {
-            self.beyond = Vec::new();
-            self.update_disorder();
-        }
-        advanced
+        self.end_disorder();
+        reached.wrapping_sub(self.next)
     }
 
     #[cold]
-    fn insert_beyond(&mut self, sequence: u32, bytes: &[u8]) -> Inserted {
-        let origin = self.next;
-        let from = sequence.wrapping_sub(origin);
-        let mut first = from;
-        let mut end = from + bytes.len() as u32;
-        if let Some((first, end)) = self.first_held(from, end) {
+    fn insert_beyond(&mut self, sequence: u32, bytes: &[u8], bounds: Bounds) -> Inserted {
+        let end = sequence.wrapping_add(bytes.len() as u32);
+        let held = self
+            .islands()
+            .and_then(|islands| islands.first_held(sequence, end));
+        if let Some((first, end)) = held {
             self.note_copy(first, end);
         }
-        let mut known = false;
-        let mut touched = 0;
-        for range in &self.beyond {
-            let range = (range.0.wrapping_sub(origin), range.1.wrapping_sub(origin));
-            if range.0 <= end && first <= range.1 {
-                known |= range.0 <= from && from + bytes.len() as u32 <= range.1;
-                touched += 1;
-            }
+        let kept = self.disorder().islands.insert(sequence, bytes, bounds);
+        self.end_disorder();
+        match kept {
+            Kept::New => Inserted::Beyond,
+            Kept::Known => Inserted::Duplicate,
+            Kept::Refused => Inserted::Refused,
         }
-        if touched == 0 && self.beyond.len() >= RANGES_MAX {
-            return Inserted::Refused;
-        }
-        self.beyond.retain(|range| {
-            let range = (range.0.wrapping_sub(origin), range.1.wrapping_sub(origin));
-            let apart = range.0 > end || first > range.1;
-            if !apart {
-                first = first.min(range.0);
-                end = end.max(range.1);
-            }
-            apart
-        });
-        self.beyond
-            .insert(0, (origin.wrapping_add(first), origin.wrapping_add(end)));
-        self.disorder = true;
-        if known {
-            return Inserted::Duplicate;
-        }
-        self.ring.write(self.unread as usize + from as usize, bytes);
-        Inserted::Beyond
     }
 
     /// The blocks of a SACK option: first what has come again (RFC 2883 §4).
     /// A FIN counts as a byte.
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
-        if self.has_copy() {
-            blocks.push(self.copy.0, self.copy.1);
+        let Some(disorder) = self.disorder.as_deref() else {
+            return blocks;
+        };
+        if disorder.has_copy() {
+            blocks.push(disorder.copy.0, disorder.copy.1);
         }
-        for &(first, end) in &self.beyond {
-            let end = end.wrapping_add((self.fin == Some(end)).into());
-            if !blocks.push(first, end) {
+        for (first, end) in disorder.islands.ranges().take(SackBlocks::MAX) {
+            let fin = disorder.fin == Some(end);
+            if !blocks.push(first, end.wrapping_add(fin.into())) {
                 break;
             }
         }
-        if let Some(fin) = self.fin
-            && self.beyond.iter().all(|&(_, end)| end != fin)
+        if let Some(fin) = disorder.fin
+            && disorder.islands.furthest() != Some(fin)
         {
             blocks.push(fin, fin.wrapping_add(1));
         }
@@ -275,25 +259,30 @@ impl Assembler {
 
     /// What is in order and not read.
     pub(super) fn unread_slices(&self) -> [&[u8]; 2] {
-        self.ring.slices(0, self.unread as usize)
+        self.data.slices(0, self.data.len())
     }
 
     /// Forgets up to `bytes` that were read; returns how many.
     pub(super) fn consume(&mut self, bytes: usize) -> u32 {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.unread);
-        self.unread -= bytes;
-        self.ring.advance(bytes as usize);
-        if self.unread == 0 && self.ring.capacity() <= KEEP_ABOVE {
-            self.release_if_empty();
-        }
-        bytes
+        self.data.consume(u32::try_from(bytes).unwrap_or(u32::MAX))
     }
 
-    /// Gives the memory back when it holds nothing.
+    /// Gives the memory back that holds nothing.
     pub(super) fn release_if_empty(&mut self) {
-        if self.unread == 0 && self.beyond.is_empty() {
-            self.ring.release();
+        self.data.release_if_empty();
+    }
+
+    /// Drops what lies beyond holes, and gives back what is not needed for the rest.
+    pub(super) fn prune(&mut self) {
+        if let Some(disorder) = self.disorder.as_deref_mut() {
+            disorder.islands = Islands::default();
+            if before(self.next, disorder.copy.1) {
+                // Without its island it would say that it is held.
+                disorder.copy = (0, 0);
+            }
         }
+        self.end_disorder();
+        self.data.fit();
     }
 
     /// Drops everything that is held.
@@ -301,31 +290,34 @@ impl Assembler {
         *self = Self::new(self.next);
     }
 
-    /// Bytes allocated for data.
+    /// Bytes allocated for what is in order.
+    #[inline]
     pub(super) fn capacity(&self) -> usize {
-        self.ring.capacity()
+        self.data.capacity()
+    }
+
+    /// Bytes of memory for what lies beyond holes.
+    #[inline]
+    pub(super) fn memory_beyond(&self) -> usize {
+        self.islands().map_or(0, Islands::memory)
     }
 
     /// What lies beyond holes, for [`freeze`](super::freeze).
-    pub(super) fn islands(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
-        self.beyond.iter().rev().map(|&(first, end)| {
-            let offset = self.unread as usize + first.wrapping_sub(self.next) as usize;
-            let length = end.wrapping_sub(first) as usize;
-            (first, self.ring.slices(offset, length))
-        })
+    pub(super) fn beyond(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
+        self.islands().into_iter().flat_map(Islands::data)
     }
 
     /// Fills an empty one, for [`freeze`](super::freeze): data that ends at
     /// [`Assembler::next`].
     pub(super) fn restore_unread(&mut self, bytes: &[u8]) {
-        self.ring.write(0, bytes);
-        self.unread = bytes.len() as u32;
+        self.data.push(bytes);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::islands::{ISLAND, ISLANDS_MAX};
     use proptest::prelude::*;
 
     /// So that everything wraps.
@@ -339,26 +331,97 @@ mod tests {
         (from..from + length).map(byte).collect()
     }
 
+    /// One that `count` islands of three bytes lie in, ten bytes apart.
+    fn scattered(count: u32, bounds: Bounds) -> Assembler {
+        let mut assembler = Assembler::new(FIRST);
+        for island in 0..count {
+            let at = FIRST.wrapping_add(island * 10 + 5);
+            assert_eq!(assembler.insert(at, b"abc", || bounds), Inserted::Beyond);
+        }
+        assembler
+    }
+
     #[test]
     fn islands_are_bounded_and_known_ones_grow() {
-        let mut assembler = Assembler::new(FIRST);
-        for island in 0..RANGES_MAX as u32 {
-            let at = FIRST.wrapping_add(island * 10 + 5);
-            assert_eq!(assembler.insert(at, b"abc"), Inserted::Beyond);
-        }
-        let next = FIRST.wrapping_add(RANGES_MAX as u32 * 10 + 5);
-        assert_eq!(assembler.insert(next, b"abc"), Inserted::Refused);
+        let most = Bounds::MOST;
+        let mut assembler = scattered(ISLANDS_MAX as u32, most);
+        let next = FIRST.wrapping_add(ISLANDS_MAX as u32 * 10 + 5);
+        assert_eq!(assembler.insert(next, b"abc", || most), Inserted::Refused);
         assert_eq!(
-            assembler.insert(FIRST.wrapping_add(8), b"de"),
+            assembler.insert(FIRST.wrapping_add(8), b"de", || most),
             Inserted::Beyond,
             "it touches one"
         );
         assert_eq!(
-            assembler.insert(FIRST.wrapping_add(6), b"bcd"),
+            assembler.insert(FIRST.wrapping_add(6), b"bcd", || most),
             Inserted::Duplicate
         );
-        assert!(assembler.beyond.capacity() <= RANGES_MAX);
+        assert_eq!(
+            assembler.insert(FIRST.wrapping_add(13), b"xyabc", || most),
+            Inserted::Beyond,
+            "it touches the next"
+        );
         assert_eq!(assembler.furthest(), Some(next.wrapping_sub(7)));
+        let memory = assembler.memory_beyond();
+        assert!(memory <= ISLANDS_MAX * (64 + ISLAND), "{memory}");
+        assembler.prune();
+        assert_eq!((assembler.memory_beyond(), assembler.furthest()), (0, None));
+        assert!(!assembler.has_blocks());
+    }
+
+    #[test]
+    fn crumbs_leave_places_to_segments() {
+        let bounds = Bounds::new(64 << 10, 1460);
+        assert_eq!(bounds.islands, 64);
+        let mut assembler = scattered(48, bounds);
+        let at = |island: u32| FIRST.wrapping_add(island * 2000 + 5000);
+        assert_eq!(
+            assembler.insert(at(0), b"abc", || bounds),
+            Inserted::Refused
+        );
+        for island in 0..16 {
+            assert_eq!(
+                assembler.insert(at(island), &[1; 1460], || bounds),
+                Inserted::Beyond
+            );
+        }
+        assert_eq!(
+            assembler.insert(at(16), &[1; 1460], || bounds),
+            Inserted::Refused
+        );
+        assert_eq!(
+            assembler.insert(at(0), &[1; 1461], || Bounds::NOTHING),
+            Inserted::Refused,
+            "nothing more of a known one"
+        );
+    }
+
+    #[test]
+    fn a_byte_far_beyond_costs_a_byte() {
+        let mut assembler = Assembler::new(FIRST);
+        let far = FIRST.wrapping_add(6 << 20);
+        assert_eq!(
+            assembler.insert(far, b"x", || Bounds::MOST),
+            Inserted::Beyond
+        );
+        assert_eq!(assembler.capacity(), 0);
+        assert!(assembler.memory_beyond() <= 64 + ISLAND);
+    }
+
+    #[test]
+    fn a_hole_before_much_is_filled_without_copying_it() {
+        let mut assembler = Assembler::new(FIRST);
+        let at = |offset: usize| FIRST.wrapping_add(offset as u32);
+        const END: usize = 1_000_000;
+        for start in (1000..END).step_by(1000) {
+            assembler.insert(at(start), &data(start, 1000), || Bounds::MOST);
+        }
+        let before = assembler.memory_beyond();
+        let filled = assembler.insert(at(0), &data(0, 1000), || Bounds::MOST);
+        assert_eq!(filled, Inserted::InOrder(END as u32));
+        assert!(assembler.capacity() <= before, "its memory is the island's");
+        assert_eq!(assembler.unread_slices().concat(), data(0, END));
+        assert!(!assembler.has_blocks());
     }
 
     proptest! {
@@ -373,7 +436,7 @@ mod tests {
             let mut read = 0;
             for (from, length, consumed) in segments {
                 let refused = assembler.insert(
-                    FIRST.wrapping_add(from as u32), &data(from, length),
+                    FIRST.wrapping_add(from as u32), &data(from, length), || Bounds::MOST,
                 ) == Inserted::Refused;
                 if !refused {
                     held[from..from + length].fill(true);
@@ -382,16 +445,19 @@ mod tests {
                 prop_assert_eq!(assembler.next(), FIRST.wrapping_add(next as u32));
                 let unread = assembler.unread_slices().concat();
                 prop_assert_eq!(&unread, &data(read, next - read));
-                for (first, pieces) in assembler.islands() {
+                for (first, pieces) in assembler.beyond() {
                     let first = first.wrapping_sub(FIRST) as usize;
                     let bytes = pieces.concat();
                     prop_assert!(!held[first - 1] && first > next);
                     prop_assert!(!held[first + bytes.len()]);
                     prop_assert_eq!(&bytes, &data(first, bytes.len()));
                 }
-                let islands: usize = assembler.islands().map(|island| island.1.concat().len()).sum();
+                let islands: usize = assembler.beyond().map(|island| island.1.concat().len()).sum();
                 let beyond = held[next..].iter().filter(|held| **held).count();
                 prop_assert_eq!(islands, beyond);
+                let count = assembler.beyond().count();
+                prop_assert!(assembler.memory_beyond() <= 2 * beyond + count * (64 + ISLAND));
+                prop_assert_eq!(assembler.has_blocks(), count > 0 || assembler.copy() != (0, 0));
                 read += assembler.consume(consumed) as usize;
             }
         }

@@ -3,17 +3,18 @@
 use core::time::Duration;
 
 use super::assembler::Assembler;
+use super::byte_queue::ByteQueue;
 use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
 use super::marks::Marks;
+use super::memory::MemoryPressure;
 use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
-use super::send_buffer::SendBuffer;
 use super::sending_times::{Holdup, Stopwatch};
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
@@ -121,7 +122,7 @@ pub(super) struct Send {
     /// When all that was sent has drained at the pacing rate, in microseconds
     /// that wrap; the past while pacing is off.
     pub(super) drained: u32,
-    pub(super) buffer: SendBuffer,
+    pub(super) buffer: ByteQueue,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) limit: u32,
     /// The sequence number of an RST that answers.
@@ -215,6 +216,8 @@ pub struct Connection {
     pub(super) starved: bool,
     /// What holds up sending.
     pub(super) holdup: Holdup,
+    /// How the memory of all connections stands.
+    pub(super) pressure: MemoryPressure,
     /// Probes of a silent peer without an answer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
@@ -320,6 +323,7 @@ impl Connection {
             more: false,
             starved: false,
             holdup: Holdup::Idle,
+            pressure: MemoryPressure::None,
             keepalive_probes: 0,
             timestamp_offset,
             error: None,
@@ -346,7 +350,7 @@ impl Connection {
                 stalled: None,
                 last: now,
                 drained: microseconds(now),
-                buffer: SendBuffer::default(),
+                buffer: ByteQueue::default(),
                 limit: 0,
                 reset_sequence: 0,
             },
@@ -468,11 +472,20 @@ impl Connection {
             .min(self.send.peer_mss)
             .min(self.path.limit())
             .max(MSS_MIN);
-        self.send.mss = if self.timestamps {
+        let full = if self.timestamps {
             limit - TIMESTAMPS_LEN
         } else {
             limit
         };
+        // A segment that fills the window is acknowledged late, since receivers wait
+        // for a second one (Linux `tcp_bound_to_half_wnd`).
+        let most = match self.send.window_max {
+            0 => u32::MAX,
+            window if window <= MSS_DEFAULT.into() => window,
+            window => window / 2,
+        };
+        let most = u16::try_from(most).unwrap_or(u16::MAX);
+        self.send.mss = full.min(most.max(MSS_MIN - TIMESTAMPS_LEN));
     }
 
     /// RCV.NXT.
@@ -507,13 +520,19 @@ impl Connection {
     /// round trip's worth waits behind the one in flight (Linux
     /// `tcp_sndbuf_expand`).
     pub(super) fn send_limit(&self) -> u32 {
-        if self.send.limit != 0 {
-            return self.send.limit;
-        }
         let wanted = self.congestion.window().saturating_mul(2);
-        wanted
-            .max(self.config.send_buffer)
-            .min(self.config.send_buffer_max)
+        let limit = if self.send.limit != 0 {
+            self.send.limit
+        } else {
+            wanted
+                .max(self.config.send_buffer)
+                .min(self.config.send_buffer_max)
+        };
+        if self.is_short_of_memory() {
+            self.short_send_limit(limit)
+        } else {
+            limit
+        }
     }
 
     /// When [`Connection::timeout`] must be called, at the latest.

@@ -13,13 +13,16 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::assembler::{Assembler, Inserted};
+use super::byte_queue::ByteQueue;
 use super::config::{Settings, Span};
 use super::connection::{
     BUFFER_MAX, Connection, Counters, MSS_MIN, Pending, Receive, Send, TIMESTAMPS_LEN,
 };
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
+use super::islands::Bounds;
 use super::marks::{Mark, Marks};
+use super::memory::MemoryPressure;
 use super::notifications::Notices;
 use super::path_mtu::PathMtu;
 use super::rack::Rack;
@@ -28,7 +31,6 @@ use super::reduction::Reduction;
 use super::round_trip::RoundTrip;
 use super::scoreboard::Scoreboard;
 use super::send::milliseconds;
-use super::send_buffer::SendBuffer;
 use super::sending_times::{Holdup, Stopwatch};
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
@@ -141,6 +143,8 @@ impl Connection {
             more: codec.flag(self.more),
             starved: codec.flag(self.starved),
             holdup,
+            // Of the process that it is thawed in.
+            pressure: MemoryPressure::None,
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
             soft_error: codec.errno(self.soft_error),
@@ -311,7 +315,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
         },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
-            let mut buffer = SendBuffer::default();
+            let mut buffer = ByteQueue::default();
             if bytes.len() <= BUFFER_MAX as usize {
                 buffer.push(&bytes);
             } else {
@@ -436,8 +440,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
     thawed.restore_unread(&unread);
     let copy = assembler.copy();
     thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
-    let mut islands = assembler.islands();
-    let count = codec.u16(assembler.islands().count() as u16);
+    let mut islands = assembler.beyond();
+    let count = codec.u16(assembler.beyond().count() as u16);
     for _ in 0..count {
         let (first, pieces) = islands.next().unwrap_or_default();
         let first = codec.u32(first);
@@ -449,7 +453,7 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         }
         if distance == 0
             || distance + bytes.len() > BUFFER_MAX as usize
-            || thawed.insert(first, &bytes) != Inserted::Beyond
+            || thawed.insert(first, &bytes, || Bounds::MOST) != Inserted::Beyond
         {
             codec.damaged();
         }

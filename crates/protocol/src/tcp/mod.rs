@@ -17,8 +17,9 @@
 //! beginning), `application` and `options` (what its owner does with it),
 //! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
 //! and when), `burst` (how much together, and who cuts it), `sent` (what is then
-//! remembered), `marks` (pushes and records), `assembler` and `send_buffer` (the
-//! two buffers, each a `ring`),
+//! remembered), `marks` (pushes and records), `assembler` and `islands` (what has
+//! come, in order and beyond holes; like the send buffer each a `byte_queue`, which
+//! is a `ring`), `memory` (what all of that takes, and what is done when it is short),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
@@ -40,6 +41,7 @@ mod acknowledgment;
 mod application;
 mod assembler;
 mod burst;
+mod byte_queue;
 mod close;
 mod config;
 mod congestion;
@@ -50,10 +52,12 @@ mod fast_open;
 mod freeze;
 mod half_open;
 mod info;
+mod islands;
 pub mod isn;
 mod keyed;
 mod listen;
 mod marks;
+mod memory;
 mod notifications;
 mod options;
 mod pacing;
@@ -67,7 +71,6 @@ mod round_trip;
 mod scoreboard;
 mod segment;
 mod send;
-mod send_buffer;
 mod sending_times;
 mod sent;
 mod stream_options;
@@ -93,6 +96,7 @@ pub use fast_open::{
 pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
+pub use memory::MemoryPressure;
 pub use notifications::{Keys, Moment, Notification, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
 pub use sending_times::SendingTimes;

@@ -452,7 +452,14 @@ impl Connection {
         }
         let length = payload.len();
         let filled = !self.receive.assembler.is_contiguous();
-        match self.receive.assembler.insert(sequence, payload) {
+        if self.has_no_memory_for(length) {
+            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            self.pending.add(Pending::ACKNOWLEDGE);
+            return;
+        }
+        let (limit, mss, pressure) = (self.receive.limit, self.receive.mss, self.pressure);
+        let bounds = || pressure.bounds(limit, mss);
+        match self.receive.assembler.insert(sequence, payload, bounds) {
             Inserted::InOrder(bytes) => {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
@@ -553,10 +560,7 @@ impl Connection {
         }
         let expected = self.next_expected();
         let window = self.receive.edge.wrapping_sub(expected);
-        let room = self
-            .receive
-            .limit
-            .saturating_sub(self.receive.assembler.unread());
+        let room = self.receive_room();
         // Without a scale the field ends at 65535: there may be nothing to announce.
         let most = self.receive.limit.min(0xffff << self.receive.scale);
         let room = room.min(most);
@@ -571,7 +575,7 @@ impl Connection {
 
     fn tune_receive_buffer(&mut self, bytes: u32) {
         let most = self.config.receive_buffer_max;
-        if self.receive.limit >= most {
+        if self.receive.limit >= most || self.is_short_of_memory() {
             return;
         }
         self.receive.consumed = self.receive.consumed.saturating_add(bytes);
@@ -592,8 +596,14 @@ impl Connection {
         self.receive.tuned = now;
     }
 
-    /// Has the buffers given back when they are still empty in a while.
+    /// Has the buffers given back when they are still empty in a while; at once
+    /// where memory is short.
     pub(super) fn release_later(&mut self, now: Time) {
+        if self.is_short_of_memory() {
+            self.receive.assembler.release_if_empty();
+            self.send.buffer.release_if_empty();
+            return;
+        }
         if !self.timers.is_running(Timer::Release) {
             self.timers.set(Timer::Release, now, RELEASE_AFTER);
         }

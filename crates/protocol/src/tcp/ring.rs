@@ -1,8 +1,8 @@
 //! A byte ring that is allocated when it is needed, grows by doubling, and can
 //! be given back.
 
-/// The smallest allocation.
-const SMALLEST: usize = 512;
+/// The smallest allocation: many rings hold a byte beyond a hole.
+const SMALLEST: usize = 64;
 
 /// A ring up to this size is given back as soon as it is empty: allocating it
 /// again costs less than a system call. A larger one is kept until the
@@ -50,6 +50,19 @@ impl Ring {
         self.head = 0;
     }
 
+    /// Gives back what is not needed for offsets below `needed`.
+    pub(super) fn fit(&mut self, needed: usize) {
+        let capacity = needed.next_power_of_two().max(SMALLEST);
+        if needed == 0 || capacity < self.bytes.len() {
+            let [first, second] = self.slices(0, needed);
+            let mut fitted = Self::default();
+            fitted.reserve(needed);
+            fitted.write(0, first);
+            fitted.write(first.len(), second);
+            *self = fitted;
+        }
+    }
+
     /// Puts bytes at an offset, allocating if need be.
     #[inline]
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
@@ -83,6 +96,17 @@ impl Ring {
         [first, start.get(..rest).unwrap_or_default()]
     }
 
+    /// Puts bytes before the head, which moves back to them. `held`: offsets below
+    /// it mean something.
+    pub(super) fn write_before(&mut self, held: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.reserve(held + bytes.len());
+        self.head = self.place(self.bytes.len() - bytes.len());
+        self.write(0, bytes);
+    }
+
     /// Moves the head forward.
     #[inline]
     pub(super) fn advance(&mut self, bytes: usize) {
@@ -109,7 +133,9 @@ mod tests {
     fn bytes_survive_wrapping_and_growing() {
         let mut ring = Ring::default();
         assert_eq!(joined(&ring, 0, 10), []);
-        ring.write(0, &[1; 500]);
+        ring.write(0, &[1; 5]);
+        assert_eq!(ring.capacity(), SMALLEST);
+        ring.write(5, &[1; 495]);
         assert_eq!(ring.capacity(), 512);
         ring.advance(490);
         let bytes: Vec<u8> = (0..100).collect();
@@ -121,7 +147,15 @@ mod tests {
         assert_eq!(ring.capacity(), 1024);
         assert_eq!(joined(&ring, 10, 100), bytes);
         assert_eq!(joined(&ring, 600, 100), bytes);
-        ring.release();
+        ring.write_before(700, &[2; 400]);
+        assert_eq!(ring.capacity(), 2048);
+        assert_eq!(joined(&ring, 0, 400), [2; 400]);
+        assert_eq!(joined(&ring, 410, 100), bytes);
+        ring.advance(410);
+        ring.fit(100);
+        assert_eq!(ring.capacity(), 128);
+        assert_eq!(joined(&ring, 0, 100), bytes);
+        ring.fit(0);
         assert_eq!(ring.capacity(), 0);
         ring.advance(5);
     }

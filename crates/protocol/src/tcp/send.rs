@@ -563,10 +563,7 @@ impl Connection {
         let held = self.receive.edge.wrapping_sub(expected);
         // A FIN may lie one beyond what was announced.
         let held = if held > u32::MAX / 2 { 0 } else { held };
-        let room = self
-            .receive
-            .limit
-            .saturating_sub(self.receive.assembler.unread());
+        let room = self.receive_room();
         let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
         let window = if !same_window && room >= held.saturating_add(step) {
             (room >> scale).max(held.div_ceil(1 << scale))

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{Config, MSS_MIN, State, Timestamps};
+use tidewall_protocol::tcp::{Config, MSS_MIN, MemoryPressure, State, Timestamps};
 use tidewall_wire::tcp::{Flags, SackBlocks};
 
 use crate::link::{End, FAIR, Link, Random, pattern};
@@ -203,16 +203,17 @@ fn tiny_maximum_segment() {
 
 #[test]
 fn sack_holes_of_the_receiver() {
-    // One byte in two, all over the window: the islands are bounded, and so is
-    // what each further costs.
+    // One byte in two, all over the window: the islands are bounded by the window,
+    // and so is what each further costs.
     let mut peer = Peer::settled(&plain());
     for hole in 0..24_000u32 {
         peer.give(ACK, hole * 2 + 1, 0, b"x");
     }
+    let memory = peer.engine.memory();
+    assert!(memory < 10_000, "{memory} bytes of a window of 50,000");
     let sent = peer.sent();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].header.options.sack.as_slice().len(), 4);
-    assert!(peer.engine.freeze(peer.now).len() < 16_000);
     // What was not kept is sent again by an honest peer.
     peer.give(ACK, 0, 0, &[b'x'; 20_000]);
     assert_eq!(peer.engine.received().concat(), [b'x'; 20_000]);
@@ -312,8 +313,8 @@ fn out_of_order_gigabyte() {
     peer.sent();
     assert!(answers <= 2000);
     assert!(!peer.engine.readable());
-    let frozen = peer.engine.freeze(peer.now).len();
-    assert!(frozen < (64 << 10) + 2000, "{frozen}");
+    let memory = peer.engine.memory();
+    assert!(memory < 130 << 10, "{memory}, twice the window at most");
     // Filling the window to the brim, twice over, costs no more.
     for segment in 0..130u32 {
         peer.give(ACK, segment * 1000 % 65_000, 0, &[0; MSS]);
@@ -321,6 +322,114 @@ fn out_of_order_gigabyte() {
     }
     let info = peer.engine.info();
     assert!(info.unread + info.receive_window <= 64 << 10, "{info:?}");
+}
+
+#[test]
+fn a_byte_at_the_far_end_of_the_window() {
+    // 55 bytes on the wire, and a window that the peer may make as large as it likes.
+    for window in [50_000, 65_000] {
+        let mut peer = Peer::settled(&Config {
+            receive_buffer: window,
+            receive_buffer_max: 6 << 20,
+            ..plain()
+        });
+        peer.give(ACK, window - 1, 0, b"x");
+        assert_eq!(peer.sent()[0].header.options.sack.as_slice().len(), 1);
+        let memory = peer.engine.memory();
+        assert!(memory <= 256, "{memory} bytes");
+        peer.give(ACK, 0, 0, b"in order");
+        assert_eq!(peer.engine.read(&mut [0; 100]), Ok(8));
+        let kept = peer.engine.memory();
+        assert_eq!(kept, memory, "what is empty is given back beside the hole");
+    }
+}
+
+#[test]
+fn memory_that_is_short_holds_nothing_beyond_holes() {
+    let mut peer = Peer::settled(&plain());
+    peer.give(ACK, 1000, 0, &[2; MSS]);
+    peer.give(ACK, 3000, 0, &[4; MSS]);
+    peer.sent();
+    peer.engine.set_memory_pressure(MemoryPressure::Short);
+    peer.give(ACK, 5000, 0, &[6; MSS]);
+    let told = peer.sent()[0].header.options.sack;
+    assert_eq!(told.as_slice().len(), 2, "it was not kept");
+    // What was told to be held may be dropped (RFC 2018 §8); the peer sends it again.
+    peer.engine.prune();
+    assert_eq!(peer.engine.memory(), 0);
+    for segment in 0..6 {
+        peer.give(ACK, segment * MSS as u32, 0, &[segment as u8 + 1; MSS]);
+        let sent = peer.sent();
+        assert!(
+            sent.iter()
+                .all(|frame| frame.header.options.sack.is_empty())
+        );
+    }
+    assert_eq!(peer.engine.received().concat().len(), 6 * MSS);
+    assert_intact(&mut peer, 6 * MSS as u32, 0);
+}
+
+#[test]
+fn windows_stay_small_while_memory_is_short() {
+    let mut peer = Peer::settled(&plain());
+    peer.engine.set_memory_pressure(MemoryPressure::Short);
+    let window = |peer: &mut Peer| peer.sent().last().map(|frame| frame.header.window);
+    // What was promised stays so (RFC 9293 §3.8.6).
+    for segment in 0..50 {
+        peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
+        peer.engine.read(&mut [0; MSS]).unwrap();
+        let promised = 50_000 - (segment + 1) * MSS as u32;
+        if let Some(window) = window(&mut peer) {
+            assert_eq!(u32::from(window), promised.max(4 * MSS as u32));
+        }
+    }
+    // Nor is there more than 4 KiB, and nothing that is not read is added to.
+    peer.engine.set_memory_pressure(MemoryPressure::Exhausted);
+    for segment in 50..60 {
+        peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
+        peer.sent();
+    }
+    assert_eq!(peer.engine.received().concat().len(), 4 * MSS);
+    assert_eq!(peer.engine.memory(), 4096);
+    peer.engine.read(&mut [0; 4 * MSS]).unwrap();
+    assert_eq!(window(&mut peer), Some(4096));
+    assert_eq!(peer.engine.memory(), 0);
+    // It grows again once there is memory.
+    peer.engine.set_memory_pressure(MemoryPressure::None);
+    peer.give(ACK, 54 * MSS as u32, 0, &[0; MSS]);
+    peer.engine.read(&mut [0; MSS]).unwrap();
+    assert_eq!(window(&mut peer), Some(50_000));
+    assert_intact(&mut peer, 55 * MSS as u32, 0);
+}
+
+#[test]
+fn little_is_taken_to_be_sent_while_memory_is_short() {
+    let mut peer = Peer::settled(&plain());
+    let fills = |peer: &mut Peer, pressure| {
+        peer.engine.set_memory_pressure(pressure);
+        let mut taken = 0;
+        while let Ok(bytes) = peer.engine.write(&[7; 100_000]) {
+            taken += bytes;
+        }
+        assert!(!peer.engine.writable());
+        taken
+    };
+    assert_eq!(fills(&mut peer, MemoryPressure::Exhausted), 4096);
+    assert_eq!(fills(&mut peer, MemoryPressure::Short), 87_040 - 4096);
+    // What was taken is sent, whatever memory there is.
+    peer.engine.set_memory_pressure(MemoryPressure::Exhausted);
+    let mut acknowledged = 0;
+    while peer.engine.info().unacknowledged + peer.engine.info().not_sent > 0 {
+        if !peer.engine.wants_output() {
+            peer.wait_for_timer();
+        }
+        for segment in peer.brief() {
+            acknowledged = acknowledged.max(segment.1 + segment.3 as u32);
+        }
+        peer.give(ACK, 0, acknowledged, b"");
+    }
+    assert_eq!((acknowledged, peer.engine.memory()), (87_040, 0));
+    assert!(peer.engine.writable());
 }
 
 #[test]

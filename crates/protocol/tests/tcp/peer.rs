@@ -67,6 +67,11 @@ impl Peer {
 
     /// An established connection, accepted here.
     pub fn established(config: &Config) -> Self {
+        Self::with_window(config, WINDOW)
+    }
+
+    /// The same, of a peer with another window.
+    pub fn with_window(config: &Config, window: u16) -> Self {
         let now = Duration::from_secs(1000);
         let handshake = Handshake {
             flow: flow(false),
@@ -82,14 +87,14 @@ impl Peer {
                 echo: 0,
             }),
             timestamp_offset: 0,
-            window: WINDOW,
+            window,
             round_trip: Some(ms(100)),
             fast_open: None,
         };
         Self {
             engine: Connection::accept(&handshake, config, now),
             now,
-            window: WINDOW,
+            window,
             timestamps: config.timestamps.then_some(Timestamps {
                 value: 500,
                 echo: 0,

@@ -185,6 +185,45 @@ fn the_sender_avoids_silly_windows() {
 }
 
 #[test]
+fn segments_are_at_most_half_of_the_largest_window() {
+    // Two of them fill it, so that the peer does not delay its acknowledgment (as
+    // Linux `tcp_bound_to_half_wnd`; RFC 9293 §3.8.6.2.1, §3.8.6.3).
+    let mut peer = Peer::with_window(
+        &Config {
+            mss: 3466,
+            ..plain()
+        },
+        2304,
+    );
+    peer.write(5000);
+    assert_eq!(lengths(&mut peer), [1152, 1152]);
+    peer.give(ACK, 0, 2304, b"");
+    assert_eq!(lengths(&mut peer), [1152, 1152]);
+    // The rest waits for nothing: what is in flight was full.
+    peer.give(ACK, 0, 2304 + 1152, b"");
+    assert_eq!(lengths(&mut peer), [392]);
+    // A window that grows has larger ones.
+    peer.window = 5000;
+    peer.give(ACK, 0, 5000, b"");
+    peer.write(5000);
+    assert_eq!(lengths(&mut peer), [2500, 2500]);
+    peer.window = 60_000;
+    peer.give(ACK, 0, 10_000, b"");
+    peer.write(7000);
+    assert_eq!(lengths(&mut peer), [3466, 3466, 68]);
+    // Half of next to nothing would be silly.
+    let mut peer = Peer::with_window(
+        &Config {
+            mss: 3466,
+            ..plain()
+        },
+        500,
+    );
+    peer.write(1000);
+    assert_eq!(lengths(&mut peer), [500]);
+}
+
+#[test]
 fn a_closed_window_is_probed_ever_more_seldom_and_for_ever() {
     let mut peer = Peer::established(&plain());
     peer.window = 0;

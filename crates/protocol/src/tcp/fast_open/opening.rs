@@ -410,7 +410,7 @@ impl Connection {
     /// Takes out of the buffer what an answer to our SYN acknowledges.
     pub(in crate::tcp) fn acknowledge_syn(&mut self, acknowledgment: u32) {
         let bytes = acknowledgment.wrapping_sub(self.send.first.wrapping_add(1));
-        let bytes = self.send.buffer.acknowledge(bytes);
+        let bytes = self.send.buffer.consume(bytes);
         let total = &mut self.counters.bytes_acknowledged;
         *total = total.wrapping_add(bytes.into());
         self.send.first = acknowledgment;

@@ -1,28 +1,49 @@
-//! The send buffer: what was written and not acknowledged.
+//! Bytes in the order of the stream: what was written and not acknowledged, what
+//! has come and was not read, and what waits beyond a hole.
 
 use super::ring::{KEEP_ABOVE, Ring};
 
-/// Bytes from the first that is not acknowledged to the last written.
+/// Bytes that are added at the end and forgotten from the start.
 #[derive(Default)]
-pub(super) struct SendBuffer {
+pub(super) struct ByteQueue {
     ring: Ring,
     len: u32,
 }
 
-impl SendBuffer {
+impl ByteQueue {
     /// Bytes held.
+    #[inline]
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
     /// Adds bytes at the end; how many is the caller's to bound.
+    #[inline]
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.ring.write(self.len as usize, bytes);
         self.len += bytes.len() as u32;
     }
 
+    /// Adds all of another at the end. The shorter of the two is copied: a hole
+    /// that is filled before megabytes costs no more than what fills it.
+    pub(super) fn append(&mut self, mut other: Self) {
+        if other.len <= self.len {
+            for piece in other.slices(0, other.len) {
+                self.push(piece);
+            }
+            return;
+        }
+        let [first, second] = self.slices(0, self.len);
+        for piece in [second, first] {
+            other.ring.write_before(other.len as usize, piece);
+            other.len += piece.len() as u32;
+        }
+        *self = other;
+    }
+
     /// Forgets bytes from the start; returns how many there were to forget.
-    pub(super) fn acknowledge(&mut self, bytes: u32) -> u32 {
+    #[inline]
+    pub(super) fn consume(&mut self, bytes: u32) -> u32 {
         let bytes = bytes.min(self.len);
         self.len -= bytes;
         self.ring.advance(bytes as usize);
@@ -33,6 +54,7 @@ impl SendBuffer {
     }
 
     /// `length` bytes at an offset, in up to two pieces.
+    #[inline]
     pub(super) fn slices(&self, offset: u32, length: u32) -> [&[u8]; 2] {
         self.ring.slices(offset as usize, length as usize)
     }
@@ -44,12 +66,18 @@ impl SendBuffer {
         }
     }
 
+    /// Gives back what is not needed for what it holds.
+    pub(super) fn fit(&mut self) {
+        self.ring.fit(self.len as usize);
+    }
+
     /// Drops everything.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
     /// Bytes allocated.
+    #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.ring.capacity()
     }

@@ -1,0 +1,127 @@
+//! What a connection's data takes, and what it does without when all connections
+//! together take too much (Linux `tcp_mem`).
+//!
+//! The engine counts for itself only. Whoever has many connections adds up
+//! [`Connection::memory`] and says by [`Connection::set_memory_pressure`] how the
+//! sum stands; the engine acts on that when it takes, announces and releases.
+
+use super::connection::Connection;
+use super::islands::Bounds;
+
+/// What a connection may hold either way however short memory is, if a segment is
+/// no longer: so that it goes on (the first number of Linux's `tcp_rmem` and
+/// `tcp_wmem`).
+const LEAST: u32 = 4096;
+
+/// Segments that a window grows to while memory is short (as Linux).
+const SHORT_WINDOW: u32 = 4;
+
+/// How the memory of all connections together stands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[repr(u8)]
+pub enum MemoryPressure {
+    /// There is enough.
+    #[default]
+    None = 0,
+    /// Memory is short: nothing is held beyond holes, windows grow to four segments
+    /// only and send buffers not at all, empty buffers are given back at once.
+    Short = 1,
+    /// There is none left: besides, no connection takes more than 4 KiB, or a
+    /// segment, in either direction; what more comes is dropped, to be sent again.
+    Exhausted = 2,
+}
+
+impl MemoryPressure {
+    /// What may be held beyond holes, where there is a receive buffer of so many bytes
+    /// and full segments carry `mss`.
+    pub(super) fn bounds(self, buffer: u32, mss: u16) -> Bounds {
+        match self {
+            Self::None => Bounds::new(buffer, mss),
+            _ => Bounds::NOTHING,
+        }
+    }
+}
+
+impl Connection {
+    /// Bytes of memory that data takes: what waits to be read, lies beyond holes, or
+    /// was written and not acknowledged. What was allocated counts, not what is
+    /// filled.
+    #[inline]
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.receive.assembler.capacity()
+            + self.receive.assembler.memory_beyond()
+            + self.send.buffer.capacity()
+    }
+
+    /// Says how the memory of all connections together stands.
+    #[inline]
+    pub fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
+        self.pressure = pressure;
+    }
+
+    /// Gives back what can be had without loss to the application: what lies beyond
+    /// holes, which the peer sends again (RFC 2018 §8), and room in buffers that is
+    /// not used.
+    pub fn prune(&mut self) {
+        self.receive.assembler.prune();
+        self.send.buffer.fit();
+    }
+
+    /// True while memory is short.
+    #[inline]
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        self.pressure != MemoryPressure::None
+    }
+
+    fn least(&self) -> u32 {
+        LEAST.max(self.config.mss.into())
+    }
+
+    /// Bytes that the window may offer: those free in the receive buffer, as far as
+    /// memory goes.
+    #[inline]
+    pub(super) fn receive_room(&self) -> u32 {
+        let unread = self.receive.assembler.unread();
+        let limit = if self.is_short_of_memory() {
+            self.short_receive_limit()
+        } else {
+            self.receive.limit
+        };
+        limit.saturating_sub(unread)
+    }
+
+    #[cold]
+    fn short_receive_limit(&self) -> u32 {
+        let most = match self.pressure {
+            MemoryPressure::Exhausted => self.least(),
+            _ => self.receive.assembler.unread() + SHORT_WINDOW * u32::from(self.config.mss),
+        };
+        self.receive.limit.min(most)
+    }
+
+    /// The send buffer's size as far as memory goes.
+    #[cold]
+    pub(super) fn short_send_limit(&self, limit: u32) -> u32 {
+        match self.pressure {
+            MemoryPressure::None => limit,
+            // A size that the application has asked for stays (as Linux).
+            MemoryPressure::Short if self.send.limit != 0 => limit,
+            MemoryPressure::Short => limit.min(self.config.send_buffer),
+            MemoryPressure::Exhausted => limit.min(self.least()),
+        }
+    }
+
+    /// Whether there is no memory for so many bytes more in order.
+    #[inline]
+    pub(super) fn has_no_memory_for(&self, bytes: usize) -> bool {
+        self.pressure == MemoryPressure::Exhausted && self.would_grow(bytes)
+    }
+
+    #[cold]
+    fn would_grow(&self, bytes: usize) -> bool {
+        let unread = self.receive.assembler.unread() as usize;
+        let held = unread + bytes;
+        unread > 0 && held > self.least() as usize && held > self.receive.assembler.capacity()
+    }
+}
