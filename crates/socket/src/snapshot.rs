@@ -292,6 +292,15 @@ pub struct TcpSnapshot {
     pub with_channel: u64,
     /// Connections that the application has closed and the stack still drives.
     pub orphans: u64,
+    /// How many of those there may be; what is closed then is reset.
+    #[serde(default)]
+    pub orphans_max: u64,
+    /// Bytes of memory that data of all connections takes.
+    #[serde(default)]
+    pub memory: u64,
+    /// How many it may take ([`crate::Stack::set_tcp_memory`]).
+    #[serde(default)]
+    pub memory_max: u64,
     /// Half-open connections of all listeners.
     pub half_open: u64,
     /// Listeners whose SYNs the driver answers with cookies.
@@ -301,7 +310,9 @@ pub struct TcpSnapshot {
     /// What happened since the start, by name: connections `opened`, `closed`,
     /// `accepted`, `accepted-by-kernel`; `refused` for want of room in the
     /// driver's tables; times that sending was `held-up` by the device or an
-    /// unresolved neighbour.
+    /// unresolved neighbour; orphans that were reset for their number or for
+    /// memory (`orphans-reset`); segments of connections not yet there that were
+    /// dropped since memory was exhausted (`no-memory`).
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -309,6 +320,9 @@ impl TcpSnapshot {
     fn take(core: &Core) -> Self {
         let mut snapshot = TcpSnapshot {
             orphans: core.tcp.orphans(),
+            orphans_max: core.tcp.memory.orphans_max(),
+            memory: core.tcp.memory.used(),
+            memory_max: core.tcp.memory.limit(),
             timers: core.tcp.timers.armed() as u64,
             counters: core
                 .tcp

@@ -104,6 +104,9 @@ pub struct Arguments {
     /// buffer of each frame [default: native, or generic on a card whose driver has no native XDP]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
+    /// Memory that data of all TCP connections may take, in MiB [default: 3/32 of what there is]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    tcp_memory: Option<u64>,
     /// Floating-point multiplications to make for each datagram or request
     #[arg(long, value_name = "N", default_value_t = 0)]
     work: u32,
@@ -421,6 +424,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 receiver_cpu: arguments.cpu,
                 spin: arguments.spin,
                 xdp: arguments.xdp,
+                tcp_memory: arguments.tcp_memory.map(|mebibytes| mebibytes << 20),
                 ..EmbeddedConfig::default()
             })
             .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;

@@ -114,6 +114,17 @@ pub fn trimmed(time: u64) -> String {
     format!("{} {name}", number.trim_end_matches(".0"))
 }
 
+/// Bytes in the unit that suits: `512 B`, `1.5 MiB`.
+pub fn bytes(number: u64) -> String {
+    let (unit, name) = match number {
+        0..0x400 => return format!("{number} B"),
+        0x400..0x10_0000 => (10, "KiB"),
+        0x10_0000..0x4000_0000 => (20, "MiB"),
+        _ => (30, "GiB"),
+    };
+    format!("{:.1} {name}", number as f64 / f64::from(1u32 << unit))
+}
+
 /// A duration in the unit that suits a life time.
 pub fn age(time: Duration) -> String {
     let seconds = time.as_secs();

@@ -19,6 +19,26 @@ pub(super) enum Inserted {
     Duplicate,
     /// It lies beyond a hole and could not be kept.
     Refused,
+    /// It is in order, and there is no memory for it.
+    NoMemory,
+}
+
+/// What an [`Assembler`] may take; asked for only when that decides.
+pub(super) trait ReceiveLimits {
+    /// What may be held beyond holes.
+    fn beyond(&self) -> Bounds;
+    /// Whether it may grow for so many bytes in order after those not read.
+    fn in_order(&self, unread: u32, bytes: usize) -> bool;
+}
+
+impl ReceiveLimits for Bounds {
+    fn beyond(&self) -> Bounds {
+        *self
+    }
+
+    fn in_order(&self, _unread: u32, _bytes: usize) -> bool {
+        true
+    }
 }
 
 /// The receive buffer.
@@ -160,14 +180,13 @@ impl Assembler {
     }
 
     /// Takes bytes at `sequence`. The caller has cut off what lies outside the
-    /// window; what was received before is cut off here. `bounds`: what may be held
-    /// beyond holes.
+    /// window; what was received before is cut off here.
     #[inline]
     pub(super) fn insert(
         &mut self,
         mut sequence: u32,
         mut bytes: &[u8],
-        bounds: impl FnOnce() -> Bounds,
+        limits: &impl ReceiveLimits,
     ) -> Inserted {
         let overlaps = before(sequence, self.next);
         if overlaps {
@@ -181,7 +200,10 @@ impl Assembler {
             return Inserted::Duplicate;
         }
         if sequence != self.next {
-            return self.insert_beyond(sequence, bytes, bounds());
+            return self.insert_beyond(sequence, bytes, limits.beyond());
+        }
+        if self.data.grows_with(bytes.len()) && !limits.in_order(self.unread(), bytes.len()) {
+            return Inserted::NoMemory;
         }
         self.data.push(bytes);
         let mut advanced = bytes.len() as u32;
@@ -317,7 +339,7 @@ impl Assembler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::islands::{ISLAND, ISLANDS_MAX};
+    use crate::tcp::islands::{FIRST_ISLAND, ISLAND, ISLANDS_MAX};
     use proptest::prelude::*;
 
     /// So that everything wraps.
@@ -336,7 +358,7 @@ mod tests {
         let mut assembler = Assembler::new(FIRST);
         for island in 0..count {
             let at = FIRST.wrapping_add(island * 10 + 5);
-            assert_eq!(assembler.insert(at, b"abc", || bounds), Inserted::Beyond);
+            assert_eq!(assembler.insert(at, b"abc", &bounds), Inserted::Beyond);
         }
         assembler
     }
@@ -346,24 +368,27 @@ mod tests {
         let most = Bounds::MOST;
         let mut assembler = scattered(ISLANDS_MAX as u32, most);
         let next = FIRST.wrapping_add(ISLANDS_MAX as u32 * 10 + 5);
-        assert_eq!(assembler.insert(next, b"abc", || most), Inserted::Refused);
+        assert_eq!(assembler.insert(next, b"abc", &most), Inserted::Refused);
         assert_eq!(
-            assembler.insert(FIRST.wrapping_add(8), b"de", || most),
+            assembler.insert(FIRST.wrapping_add(8), b"de", &most),
             Inserted::Beyond,
             "it touches one"
         );
         assert_eq!(
-            assembler.insert(FIRST.wrapping_add(6), b"bcd", || most),
+            assembler.insert(FIRST.wrapping_add(6), b"bcd", &most),
             Inserted::Duplicate
         );
         assert_eq!(
-            assembler.insert(FIRST.wrapping_add(13), b"xyabc", || most),
+            assembler.insert(FIRST.wrapping_add(13), b"xyabc", &most),
             Inserted::Beyond,
             "it touches the next"
         );
         assert_eq!(assembler.furthest(), Some(next.wrapping_sub(7)));
         let memory = assembler.memory_beyond();
-        assert!(memory <= ISLANDS_MAX * (64 + ISLAND), "{memory}");
+        assert!(
+            memory <= FIRST_ISLAND + ISLANDS_MAX * (64 + ISLAND),
+            "{memory}"
+        );
         assembler.prune();
         assert_eq!((assembler.memory_beyond(), assembler.furthest()), (0, None));
         assert!(!assembler.has_blocks());
@@ -375,22 +400,19 @@ mod tests {
         assert_eq!(bounds.islands, 64);
         let mut assembler = scattered(48, bounds);
         let at = |island: u32| FIRST.wrapping_add(island * 2000 + 5000);
-        assert_eq!(
-            assembler.insert(at(0), b"abc", || bounds),
-            Inserted::Refused
-        );
+        assert_eq!(assembler.insert(at(0), b"abc", &bounds), Inserted::Refused);
         for island in 0..16 {
             assert_eq!(
-                assembler.insert(at(island), &[1; 1460], || bounds),
+                assembler.insert(at(island), &[1; 1460], &bounds),
                 Inserted::Beyond
             );
         }
         assert_eq!(
-            assembler.insert(at(16), &[1; 1460], || bounds),
+            assembler.insert(at(16), &[1; 1460], &bounds),
             Inserted::Refused
         );
         assert_eq!(
-            assembler.insert(at(0), &[1; 1461], || Bounds::NOTHING),
+            assembler.insert(at(0), &[1; 1461], &Bounds::NOTHING),
             Inserted::Refused,
             "nothing more of a known one"
         );
@@ -400,12 +422,9 @@ mod tests {
     fn a_byte_far_beyond_costs_a_byte() {
         let mut assembler = Assembler::new(FIRST);
         let far = FIRST.wrapping_add(6 << 20);
-        assert_eq!(
-            assembler.insert(far, b"x", || Bounds::MOST),
-            Inserted::Beyond
-        );
+        assert_eq!(assembler.insert(far, b"x", &Bounds::MOST), Inserted::Beyond);
         assert_eq!(assembler.capacity(), 0);
-        assert!(assembler.memory_beyond() <= 64 + ISLAND);
+        assert!(assembler.memory_beyond() <= FIRST_ISLAND + 64 + ISLAND);
     }
 
     #[test]
@@ -414,10 +433,10 @@ mod tests {
         let at = |offset: usize| FIRST.wrapping_add(offset as u32);
         const END: usize = 1_000_000;
         for start in (1000..END).step_by(1000) {
-            assembler.insert(at(start), &data(start, 1000), || Bounds::MOST);
+            assembler.insert(at(start), &data(start, 1000), &Bounds::MOST);
         }
         let before = assembler.memory_beyond();
-        let filled = assembler.insert(at(0), &data(0, 1000), || Bounds::MOST);
+        let filled = assembler.insert(at(0), &data(0, 1000), &Bounds::MOST);
         assert_eq!(filled, Inserted::InOrder(END as u32));
         assert!(assembler.capacity() <= before, "its memory is the island's");
         assert_eq!(assembler.unread_slices().concat(), data(0, END));
@@ -436,7 +455,7 @@ mod tests {
             let mut read = 0;
             for (from, length, consumed) in segments {
                 let refused = assembler.insert(
-                    FIRST.wrapping_add(from as u32), &data(from, length), || Bounds::MOST,
+                    FIRST.wrapping_add(from as u32), &data(from, length), &Bounds::MOST,
                 ) == Inserted::Refused;
                 if !refused {
                     held[from..from + length].fill(true);
@@ -456,7 +475,8 @@ mod tests {
                 let beyond = held[next..].iter().filter(|held| **held).count();
                 prop_assert_eq!(islands, beyond);
                 let count = assembler.beyond().count();
-                prop_assert!(assembler.memory_beyond() <= 2 * beyond + count * (64 + ISLAND));
+                let most = FIRST_ISLAND + 2 * beyond + count * (64 + ISLAND);
+                prop_assert!(assembler.memory_beyond() <= most);
                 prop_assert_eq!(assembler.has_blocks(), count > 0 || assembler.copy() != (0, 0));
                 read += assembler.consume(consumed) as usize;
             }

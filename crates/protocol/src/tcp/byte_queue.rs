@@ -24,6 +24,12 @@ impl ByteQueue {
         self.len += bytes.len() as u32;
     }
 
+    /// Whether adding so many bytes needs more memory.
+    #[inline]
+    pub(super) fn grows_with(&self, bytes: usize) -> bool {
+        self.len as usize + bytes > self.ring.capacity()
+    }
+
     /// Adds all of another at the end. The shorter of the two is copied: a hole
     /// that is filled before megabytes costs no more than what fills it.
     pub(super) fn append(&mut self, mut other: Self) {

@@ -453,7 +453,7 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         }
         if distance == 0
             || distance + bytes.len() > BUFFER_MAX as usize
-            || thawed.insert(first, &bytes, || Bounds::MOST) != Inserted::Beyond
+            || thawed.insert(first, &bytes, &Bounds::MOST) != Inserted::Beyond
         {
             codec.damaged();
         }

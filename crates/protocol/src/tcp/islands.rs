@@ -29,6 +29,9 @@ const WINDOW_AN_ISLAND: u32 = 1024;
 /// half full at the worst, and what the allocator notes of its ring.
 pub(super) const ISLAND: usize = 112;
 
+/// What the first island takes besides: a node of the tree, and what points to it.
+pub(super) const FIRST_ISLAND: usize = 512;
+
 /// What may be held beyond holes; what is not is dropped, as RFC 2018 §8 allows,
 /// and sent again.
 #[derive(Clone, Copy)]
@@ -115,7 +118,10 @@ impl Islands {
 
     /// Bytes of memory in use.
     pub(super) fn memory(&self) -> usize {
-        self.capacity + self.islands.len() * ISLAND
+        if self.is_empty() {
+            return 0;
+        }
+        FIRST_ISLAND + self.capacity + self.islands.len() * ISLAND
     }
 
     /// The island that a byte lies in, or directly behind (`or_end`).

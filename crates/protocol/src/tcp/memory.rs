@@ -5,6 +5,7 @@
 //! [`Connection::memory`] and says by [`Connection::set_memory_pressure`] how the
 //! sum stands; the engine acts on that when it takes, announces and releases.
 
+use super::assembler::ReceiveLimits;
 use super::connection::Connection;
 use super::islands::Bounds;
 
@@ -31,14 +32,26 @@ pub enum MemoryPressure {
     Exhausted = 2,
 }
 
-impl MemoryPressure {
-    /// What may be held beyond holes, where there is a receive buffer of so many bytes
-    /// and full segments carry `mss`.
-    pub(super) fn bounds(self, buffer: u32, mss: u16) -> Bounds {
-        match self {
-            Self::None => Bounds::new(buffer, mss),
+/// What the receive buffer may take: looked at only when that decides.
+pub(super) struct Limits<'a> {
+    pub(super) pressure: &'a MemoryPressure,
+    /// Bytes of the receive buffer.
+    pub(super) buffer: &'a u32,
+    /// What full segments carry.
+    pub(super) mss: &'a u16,
+}
+
+impl ReceiveLimits for Limits<'_> {
+    fn beyond(&self) -> Bounds {
+        match self.pressure {
+            MemoryPressure::None => Bounds::new(*self.buffer, *self.mss),
             _ => Bounds::NOTHING,
         }
+    }
+
+    fn in_order(&self, unread: u32, bytes: usize) -> bool {
+        let little = unread == 0 || unread as usize + bytes <= LEAST as usize;
+        *self.pressure != MemoryPressure::Exhausted || little
     }
 }
 
@@ -110,18 +123,5 @@ impl Connection {
             MemoryPressure::Short => limit.min(self.config.send_buffer),
             MemoryPressure::Exhausted => limit.min(self.least()),
         }
-    }
-
-    /// Whether there is no memory for so many bytes more in order.
-    #[inline]
-    pub(super) fn has_no_memory_for(&self, bytes: usize) -> bool {
-        self.pressure == MemoryPressure::Exhausted && self.would_grow(bytes)
-    }
-
-    #[cold]
-    fn would_grow(&self, bytes: usize) -> bool {
-        let unread = self.receive.assembler.unread() as usize;
-        let held = unread + bytes;
-        unread > 0 && held > self.least() as usize && held > self.receive.assembler.capacity()
     }
 }

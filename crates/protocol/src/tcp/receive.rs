@@ -10,6 +10,7 @@ use super::send::milliseconds;
 use super::timers::Timer;
 use super::{Errno, Segment, State, Time};
 use crate::tcp::assembler::Inserted;
+use crate::tcp::memory::Limits;
 use crate::tcp::ring::KEEP_ABOVE;
 use tidewall_wire::tcp::{Flags, Header, before};
 
@@ -452,14 +453,12 @@ impl Connection {
         }
         let length = payload.len();
         let filled = !self.receive.assembler.is_contiguous();
-        if self.has_no_memory_for(length) {
-            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-            self.pending.add(Pending::ACKNOWLEDGE);
-            return;
-        }
-        let (limit, mss, pressure) = (self.receive.limit, self.receive.mss, self.pressure);
-        let bounds = || pressure.bounds(limit, mss);
-        match self.receive.assembler.insert(sequence, payload, bounds) {
+        let limits = Limits {
+            pressure: &self.pressure,
+            buffer: &self.receive.limit,
+            mss: &self.receive.mss,
+        };
+        match self.receive.assembler.insert(sequence, payload, &limits) {
             Inserted::InOrder(bytes) => {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
@@ -488,6 +487,10 @@ impl Connection {
             Inserted::Beyond | Inserted::Refused => {
                 self.counters.out_of_order = self.counters.out_of_order.wrapping_add(1);
                 self.acknowledge_disorder();
+            }
+            Inserted::NoMemory => {
+                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+                self.pending.add(Pending::ACKNOWLEDGE);
             }
             // Our acknowledgment was lost, or the network has made a copy.
             Inserted::Duplicate => {
@@ -560,7 +563,10 @@ impl Connection {
         }
         let expected = self.next_expected();
         let window = self.receive.edge.wrapping_sub(expected);
-        let room = self.receive_room();
+        let room = self
+            .receive
+            .limit
+            .saturating_sub(self.receive.assembler.unread());
         // Without a scale the field ends at 65535: there may be nothing to announce.
         let most = self.receive.limit.min(0xffff << self.receive.scale);
         let room = room.min(most);
@@ -568,6 +574,7 @@ impl Connection {
         if window.saturating_mul(2) <= most
             && room >= window.saturating_mul(2)
             && room - window >= step
+            && (!self.is_short_of_memory() || self.receive_room() > window)
         {
             self.pending.add(Pending::ACKNOWLEDGE);
         }
@@ -575,7 +582,7 @@ impl Connection {
 
     fn tune_receive_buffer(&mut self, bytes: u32) {
         let most = self.config.receive_buffer_max;
-        if self.receive.limit >= most || self.is_short_of_memory() {
+        if self.receive.limit >= most {
             return;
         }
         self.receive.consumed = self.receive.consumed.saturating_add(bytes);
@@ -591,7 +598,9 @@ impl Connection {
             .consumed
             .saturating_mul(2)
             .saturating_add(TUNING_SLACK * u32::from(self.receive.mss));
-        self.receive.limit = self.receive.limit.max(wanted.min(most));
+        if !self.is_short_of_memory() {
+            self.receive.limit = self.receive.limit.max(wanted.min(most));
+        }
         self.receive.consumed = 0;
         self.receive.tuned = now;
     }
@@ -599,12 +608,13 @@ impl Connection {
     /// Has the buffers given back when they are still empty in a while; at once
     /// where memory is short.
     pub(super) fn release_later(&mut self, now: Time) {
+        if self.timers.is_running(Timer::Release) {
+            return;
+        }
         if self.is_short_of_memory() {
             self.receive.assembler.release_if_empty();
             self.send.buffer.release_if_empty();
-            return;
-        }
-        if !self.timers.is_running(Timer::Release) {
+        } else {
             self.timers.set(Timer::Release, now, RELEASE_AFTER);
         }
     }

@@ -170,7 +170,14 @@ pub fn tcp_peer(bytes: &[u8]) {
                 3 => engine.close((a & 1 != 0).then_some(Duration::ZERO), now),
                 4 => engine.set_maximum_segment(offset as u16),
                 5 => engine.set_receive_buffer(offset),
-                6 => engine.set_quick_ack(a & 1 != 0),
+                6 if a & 2 == 0 => engine.set_quick_ack(a & 1 != 0),
+                6 => {
+                    use tcp::MemoryPressure::{Exhausted, None, Short};
+                    engine.set_memory_pressure([None, Short, Exhausted][usize::from(b % 3)]);
+                    if a & 1 != 0 {
+                        engine.prune();
+                    }
+                }
                 _ => {
                     let frozen = engine.freeze(now);
                     engine = tcp::Connection::thaw(&frozen, now).expect("just frozen");
@@ -201,12 +208,13 @@ pub fn tcp_peer(bytes: &[u8]) {
         }
         let info = engine.info();
         assert!(info.unread <= 70_000, "{info:?}");
+        // Each ring is at most twice as large as what it holds.
+        assert!(engine.memory() <= 350_000, "{}", engine.memory());
         if let Some(news) = engine.take_fast_open_news() {
             tcp::FastOpenPeer::default().learn(&news);
             assert_eq!(engine.take_fast_open_news(), None);
         }
     }
-    assert!(engine.freeze(now).len() < 250_000, "memory is bounded");
 }
 
 /// Two engines over a link that the bytes make hostile.

@@ -34,6 +34,7 @@ use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::frames::COMMONS_CHANNEL;
+use crate::tcp::memory::ORPHANS_MAX;
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::udp::UdpSocket;
@@ -120,6 +121,13 @@ pub struct EmbeddedConfig {
     /// says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those of
     /// [`Sysctl::NAMES`]), as a program on Linux has it.
     pub tcp: Option<Sysctl>,
+    /// Bytes of memory that data of all TCP connections may take
+    /// ([`Stack::set_tcp_memory`]). `None`: 3/32 of the memory that there is for this
+    /// process, as Linux's `tcp_mem`.
+    pub tcp_memory: Option<u64>,
+    /// Closed TCP connections that the stack drives at most
+    /// ([`Stack::set_tcp_orphans`]).
+    pub tcp_orphans: u64,
     /// Serve `tidewall stat` and `tidewall trace` for this process.
     pub control: bool,
 }
@@ -139,6 +147,8 @@ impl Default for EmbeddedConfig {
             frames: 8192,
             xdp: None,
             tcp: None,
+            tcp_memory: None,
+            tcp_orphans: ORPHANS_MAX,
             control: true,
         }
     }
@@ -397,7 +407,12 @@ impl Stack {
             warnings: device.warnings.clone(),
             device: Some(device),
         };
-        Self::assemble(parts, config.control, real_clock())
+        let stack = Self::assemble(parts, config.control, real_clock())?;
+        if let Some(bytes) = config.tcp_memory {
+            stack.set_tcp_memory(bytes);
+        }
+        stack.set_tcp_orphans(config.tcp_orphans);
+        Ok(stack)
     }
 
     /// A stack on one end of an in-memory link: no privileges, no kernel, and
@@ -621,6 +636,24 @@ impl Stack {
         let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
         ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
         Ok(ready)
+    }
+
+    /// Sets the bytes of memory that data of all TCP connections may take: what waits
+    /// to be read, came out of order, or was written and not acknowledged. From two
+    /// thirds of it on nothing is held out of order and windows and buffers stay small;
+    /// at the limit no connection holds more than 4 KiB of new data either way, nobody
+    /// new gets in, and the largest connections that are closed are reset (Linux
+    /// `tcp_mem`). What an application has not read, and what a connection that is not
+    /// closed has to send, is kept.
+    pub fn set_tcp_memory(&self, bytes: u64) {
+        self.core().tcp.memory.set_limit(bytes);
+    }
+
+    /// Sets how many connections that are closed the stack drives at most, until
+    /// what was written has arrived; those closed beyond are reset (Linux
+    /// `tcp_max_orphans`).
+    pub fn set_tcp_orphans(&self, connections: u64) {
+        self.core().tcp.memory.set_orphans_max(connections);
     }
 
     /// What does not work as it should: knobs that could not be set at the start,

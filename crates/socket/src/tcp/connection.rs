@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
@@ -17,6 +17,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use super::frames::{After, ChannelSet, Content};
 use super::listener::ListenerInner;
+use super::memory::{Locked, Memory};
 use super::sending::{Again, QUANTUM, Turn};
 use super::timers::Timed;
 use crate::owner::Owner;
@@ -44,6 +45,8 @@ pub(crate) struct ConnectionInner {
     flow: Flow,
     timer: u32,
     state: Mutex<State>,
+    /// The stack's.
+    memory: Arc<Memory>,
     waiters: WaitList,
     pub(crate) watch: Watch,
     /// It is in the list of those with frames that no selector watches.
@@ -55,6 +58,8 @@ pub(crate) struct ConnectionInner {
 /// What the lock guards.
 pub(crate) struct State {
     pub(crate) connection: Connection,
+    /// Bytes of memory that it counts for in the stack's.
+    pub(super) charged: u32,
     /// Its own channel; without one its frames come through the commons.
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
@@ -86,6 +91,14 @@ pub(crate) struct State {
     no_space: bool,
     /// What those who wait were told of last.
     told: Told,
+}
+
+impl Drop for ConnectionInner {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        self.memory.forget(state.charged);
+    }
 }
 
 /// What changes are told by: none of it changes but by what is told.
@@ -128,8 +141,18 @@ impl ConnectionInner {
         &self.flow
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked::new(lock(&self.state), &self.memory)
+    }
+
+    /// Locks it unless somebody is busy with it.
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Locked::new(state, &self.memory))
     }
 
     /// Frames came to its channel.
@@ -163,10 +186,8 @@ impl ConnectionInner {
     pub(crate) fn process_if_free(self: &Arc<Self>, core: &Core) {
         let mut after = After::default();
         {
-            let mut state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
+            let Some(mut state) = self.try_lock() else {
+                return;
             };
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
@@ -539,7 +560,7 @@ impl ConnectionInner {
     pub(crate) fn lend_channel(self: &Arc<Self>, core: &Core, quiet: Duration) -> bool {
         let mut after = After::default();
         let given = {
-            let Ok(mut state) = self.state.try_lock() else {
+            let Some(mut state) = self.try_lock() else {
                 return false;
             };
             let since = nanoseconds(core.age()).saturating_sub(state.active);
@@ -580,6 +601,7 @@ impl ConnectionInner {
             state.deferred = false;
             state.connection.close(linger, core.age());
             if !state.detached {
+                core.tcp_limit_orphan(&mut state);
                 core.tcp.counters.orphan_made();
                 self.give_channel_back(core, &mut state, true, &mut after);
                 self.settle(core, &mut state, &mut after);
@@ -712,6 +734,11 @@ impl State {
         }
     }
 
+    /// True once the application has closed it.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.orphan
+    }
+
     /// True when frames wait in its channel.
     pub(crate) fn has_frames(&self) -> bool {
         self.channel.as_ref().is_some_and(|set| !set.looks_empty())
@@ -788,7 +815,9 @@ impl Core {
                 Arc::new(ConnectionInner {
                     flow,
                     timer,
+                    memory: self.tcp.memory.clone(),
                     state: Mutex::new(State {
+                        charged: 0,
                         channel: None,
                         armed: NEVER,
                         neighbour,

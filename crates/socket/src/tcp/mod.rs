@@ -10,7 +10,7 @@
 //! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
 //! application's side), `kernel_stream` (connections that the kernel has),
 //! `selector`, `sending` (in which order, and how much at a time), `timers`, `ports`,
-//! `helper`.
+//! `helper`, `memory` (what all connections' data takes).
 
 pub(crate) mod connection;
 mod fast_open;
@@ -19,6 +19,7 @@ pub(crate) mod frames;
 pub(crate) mod helper;
 mod kernel_stream;
 pub(crate) mod listener;
+pub(crate) mod memory;
 mod ports;
 mod selector;
 mod sending;
@@ -47,6 +48,7 @@ use flows::Flows;
 use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
 use listener::ListenerInner;
+use memory::Memory;
 use ports::Ports;
 use sending::Sending;
 use timers::{Timed, Timers};
@@ -104,6 +106,7 @@ pub(crate) struct Tcp {
     pub(crate) fast_open: FastOpen,
     pub(crate) helper: Arc<Helper>,
     pub(crate) counters: Counters,
+    pub(crate) memory: Arc<Memory>,
     v4: Config,
     v6: Config,
     /// As the stack was started with.
@@ -120,6 +123,8 @@ pub(crate) struct Counters {
     held_up: AtomicU64,
     refused: AtomicU64,
     orphans: AtomicUsize,
+    orphans_reset: AtomicU64,
+    no_memory: AtomicU64,
 }
 
 impl Counters {
@@ -142,6 +147,16 @@ impl Counters {
         self.held_up.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A closed connection was reset: there are too many, or memory is exhausted.
+    fn orphan_reset(&self) {
+        self.orphans_reset.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A SYN or a handshake's end was dropped: memory is exhausted.
+    fn no_memory(&self) {
+        self.no_memory.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A connection that the driver's tables had no room for.
     fn refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -157,7 +172,7 @@ impl Counters {
     }
 
     /// By name.
-    pub(crate) fn values(&self) -> [(&'static str, u64); 6] {
+    pub(crate) fn values(&self) -> [(&'static str, u64); 8] {
         [
             ("opened", &self.opened),
             ("closed", &self.closed),
@@ -165,6 +180,8 @@ impl Counters {
             ("accepted-by-kernel", &self.accepted_by_kernel),
             ("held-up", &self.held_up),
             ("refused", &self.refused),
+            ("orphans-reset", &self.orphans_reset),
+            ("no-memory", &self.no_memory),
         ]
         .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
     }
@@ -217,6 +234,7 @@ impl Tcp {
             })),
             helper: Arc::new(Helper::new(helped)?),
             counters: Counters::default(),
+            memory: Arc::default(),
             v4: config(40),
             v6: config(60),
             sysctl,
@@ -350,10 +368,11 @@ impl Core {
         }
     }
 
-    /// Sees to timers that have expired, and to channels that are scarce.
+    /// Sees to timers that have expired, and to channels and memory that are scarce.
     pub(crate) fn tcp_run_timers(&self) {
         let now = self.age();
         self.tcp_collect_channels(now);
+        self.tcp_reclaim(now);
         if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }

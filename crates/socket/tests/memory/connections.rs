@@ -18,8 +18,8 @@ use super::support::*;
 const PORT: u16 = 80;
 
 /// A bed with a listener at the far end and a selector at each.
-struct Meeting {
-    bed: Bed,
+pub struct Meeting {
+    pub bed: Bed,
     listener: TcpListener,
     near: Selector,
     far: Selector,
@@ -43,13 +43,13 @@ impl Meeting {
         }
     }
 
-    fn new() -> Meeting {
+    pub fn new() -> Meeting {
         Meeting::with(ListenOptions::default())
     }
 
     /// Lets both ends look at what has come, until nothing comes any more.
     /// Returns the tokens of near streams that were ready.
-    fn pump(&self) -> Vec<u64> {
+    pub fn pump(&self) -> Vec<u64> {
         let mut events: Vec<Event> = Vec::new();
         let mut ready = Vec::new();
         for _ in 0..12 {
@@ -62,13 +62,13 @@ impl Meeting {
         ready
     }
 
-    fn connect(&self, token: u64) -> TcpStream {
+    pub fn connect(&self, token: u64) -> TcpStream {
         let stream = TcpStream::connect_nonblocking(&self.bed.near, at(FAR4, PORT)).unwrap();
         self.near.add(&stream, token, Interest::READABLE).unwrap();
         stream
     }
 
-    fn accept(&self, token: u64) -> Option<TcpStream> {
+    pub fn accept(&self, token: u64) -> Option<TcpStream> {
         match self.listener.accept() {
             Ok((stream, _)) => {
                 stream.set_nonblocking(true).unwrap();

@@ -19,4 +19,5 @@ mod pressure;
 mod sending;
 mod support;
 mod tcp;
+mod tcp_memory;
 mod waiting;

@@ -5,6 +5,7 @@ pub mod control;
 pub mod explain;
 mod processor;
 mod screen;
+mod tcp;
 pub mod view;
 
 use std::io::{self, IsTerminal};

@@ -12,6 +12,7 @@ use super::causes::ENTRIES;
 use super::control;
 use super::explain::{self, Counts, Place};
 use super::processor::Shares;
+use super::tcp;
 use crate::table::{Align, Table, wrap};
 use crate::units::{age, count, per_second};
 
@@ -82,6 +83,7 @@ fn details(pair: &Pair) -> String {
         text.push_str(&queue_text(pair, queue));
     }
     text.push_str(&sockets(pair));
+    text.push_str(&tcp::text(pair));
     text.push_str(&losses_text(pair));
     text
 }

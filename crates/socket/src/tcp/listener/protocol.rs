@@ -136,6 +136,11 @@ impl ListenerInner {
             connection.input_with(core, segment, state.queue, after);
             return;
         }
+        if core.tcp.memory.is_exhausted() {
+            // Whoever connects tries again; so does whose handshake is not over.
+            core.tcp.counters.no_memory();
+            return;
+        }
         let now = core.age();
         self.tell_fast_open(&mut state.protocol, now);
         let State {

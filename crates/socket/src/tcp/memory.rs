@@ -1,0 +1,242 @@
+//! The memory that data of all connections takes, its limit, and who goes when there
+//! is none left (Linux `tcp_mem` and `tcp_max_orphans`).
+//!
+//! Each connection counts its own; what has changed is added to the stack's sum when
+//! its lock is released ([`Locked`]). The engine is told how the sum stands whenever
+//! the lock is taken, and holds less accordingly. What was taken before is got back
+//! from some connections at a time ([`Core::tcp_reclaim`]): first what the peers send
+//! again, then, when nothing is left, the largest closed connections.
+
+use std::fs;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tidewall_protocol::tcp::MemoryPressure;
+
+use super::connection::{ConnectionInner, State};
+use super::frames::After;
+use crate::stack::Core;
+
+/// Closed connections that the stack drives at most, unless it is told another number:
+/// Linux's `tcp_max_orphans` is as large on a machine of 16 GiB.
+pub(crate) const ORPHANS_MAX: u64 = 65_536;
+/// An orphan that holds no more than this is not worth being reset (Linux
+/// `SOCK_MIN_SNDBUF`).
+const ORPHAN_SMALL: usize = 4608;
+/// Connections that are asked for memory at a time.
+const ASKED: usize = 256;
+/// How often they are asked, in milliseconds.
+const ASK_EVERY: u64 = 10;
+
+/// Bytes that data of a stack's connections takes, and how many it may.
+pub(crate) struct Memory {
+    used: AtomicU64,
+    /// Bytes from which it is short, and at which nothing more is taken.
+    short: AtomicU64,
+    limit: AtomicU64,
+    orphans_max: AtomicU64,
+    /// When connections were last asked for theirs, in milliseconds.
+    asked: AtomicU64,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let memory = Self {
+            used: AtomicU64::new(0),
+            short: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            orphans_max: AtomicU64::new(ORPHANS_MAX),
+            asked: AtomicU64::new(0),
+        };
+        memory.set_limit(default_limit());
+        memory
+    }
+}
+
+impl Memory {
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes at which nothing more is taken.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit; memory is short from two thirds of it on, as Linux has it.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.short.store(bytes / 3 * 2, Ordering::Relaxed);
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Closed connections that are driven at most.
+    pub(crate) fn orphans_max(&self) -> u64 {
+        self.orphans_max.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_orphans_max(&self, connections: u64) {
+        self.orphans_max.store(connections, Ordering::Relaxed);
+    }
+
+    /// How it stands.
+    #[inline]
+    pub(crate) fn pressure(&self) -> MemoryPressure {
+        let used = self.used();
+        if used < self.short.load(Ordering::Relaxed) {
+            MemoryPressure::None
+        } else if used < self.limit() {
+            MemoryPressure::Short
+        } else {
+            MemoryPressure::Exhausted
+        }
+    }
+
+    /// True when nothing is left for another connection.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.pressure() == MemoryPressure::Exhausted
+    }
+
+    /// A connection's part was `before` and is `now`.
+    fn change(&self, before: u32, now: u32) {
+        if now > before {
+            self.used
+                .fetch_add(u64::from(now - before), Ordering::Relaxed);
+        } else {
+            self.used
+                .fetch_sub(u64::from(before - now), Ordering::Relaxed);
+        }
+    }
+
+    /// A connection is no more.
+    pub(super) fn forget(&self, charged: u32) {
+        self.change(charged, 0);
+    }
+}
+
+/// A locked connection.
+pub(crate) struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    memory: &'a Memory,
+}
+
+impl<'a> Locked<'a> {
+    pub(super) fn new(mut state: MutexGuard<'a, State>, memory: &'a Memory) -> Self {
+        state.connection.set_memory_pressure(memory.pressure());
+        Self { state, memory }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let (before, now) = (self.state.charged, self.state.connection.memory());
+        let now = u32::try_from(now).unwrap_or(u32::MAX);
+        if now != before {
+            self.state.charged = now;
+            self.memory.change(before, now);
+        }
+    }
+}
+
+/// As Linux's third number of `tcp_mem`: 3/32 of the memory that there is for this
+/// process; unlimited where nobody says how much that is.
+fn default_limit() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kibibytes << 10)
+    });
+    let memory = machine.into_iter().chain(group_limit()).min();
+    memory.map_or(u64::MAX, |bytes| bytes / 32 * 3)
+}
+
+/// The least limit of the control groups (version 2) that this process is in.
+fn group_limit() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let group = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let limit = |group: &Path| {
+        let path = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    Path::new(group).ancestors().filter_map(limit).min()
+}
+
+impl ConnectionInner {
+    /// Gives back what can be had without loss. Returns what an orphan still holds.
+    fn reclaim(&self) -> Option<usize> {
+        let mut state = self.try_lock()?;
+        state.connection.prune();
+        state.is_orphan().then(|| state.connection.memory())
+    }
+
+    /// Ends it at once, and tells the peer.
+    fn reset(self: &Arc<Self>, core: &Core) {
+        let mut after = After::default();
+        {
+            let mut state = self.lock();
+            state.connection.abort();
+            self.settle(core, &mut state, &mut after);
+        }
+        core.tcp_after(after);
+    }
+}
+
+impl Core {
+    /// Memory is short: connections give back what they can, some at a time; when
+    /// nothing is left, the largest of them that is closed is reset.
+    pub(crate) fn tcp_reclaim(&self, now: Duration) {
+        let memory = &self.tcp.memory;
+        if memory.pressure() == MemoryPressure::None {
+            return;
+        }
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let before = memory.asked.load(Ordering::Relaxed);
+        if before > 0 && now < before.saturating_add(ASK_EVERY) {
+            return;
+        }
+        memory.asked.store(now.max(1), Ordering::Relaxed);
+        let mut orphans: Vec<(usize, Arc<ConnectionInner>)> = Vec::new();
+        for connection in self.tcp.timers.some_connections(ASKED) {
+            if let Some(held) = connection.reclaim() {
+                orphans.push((held, connection));
+            }
+        }
+        orphans.sort_unstable_by_key(|&(held, _)| held);
+        while memory.is_exhausted()
+            && let Some((held, orphan)) = orphans.pop()
+            && held > ORPHAN_SMALL
+        {
+            self.tcp.counters.orphan_reset();
+            orphan.reset(self);
+        }
+    }
+
+    /// Resets an orphan that was just made if there are too many, or memory is
+    /// exhausted and it holds some (Linux `tcp_check_oom`).
+    pub(super) fn tcp_limit_orphan(&self, state: &mut State) {
+        let memory = &self.tcp.memory;
+        let too_many = self.tcp.orphans() >= memory.orphans_max();
+        if too_many || memory.is_exhausted() && state.connection.memory() > ORPHAN_SMALL {
+            self.tcp.counters.orphan_reset();
+            state.connection.abort();
+        }
+    }
+}
