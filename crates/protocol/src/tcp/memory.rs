@@ -91,26 +91,15 @@ impl Connection {
         LEAST.max(self.config.mss.into())
     }
 
-    /// Bytes that the window may offer: those free in the receive buffer, as far as
-    /// memory goes.
-    #[inline]
-    pub(super) fn receive_room(&self) -> u32 {
-        let unread = self.receive.assembler.unread();
-        let limit = if self.is_short_of_memory() {
-            self.short_receive_limit()
-        } else {
-            self.receive.limit
-        };
-        limit.saturating_sub(unread)
-    }
-
+    /// Bytes that a window may grow to while memory is short.
     #[cold]
-    fn short_receive_limit(&self) -> u32 {
+    pub(super) fn short_receive_room(&self) -> u32 {
+        let unread = self.receive.assembler.unread();
         let most = match self.pressure {
-            MemoryPressure::Exhausted => self.least(),
-            _ => self.receive.assembler.unread() + SHORT_WINDOW * u32::from(self.config.mss),
+            MemoryPressure::Exhausted => self.least().saturating_sub(unread),
+            _ => SHORT_WINDOW * u32::from(self.config.mss),
         };
-        self.receive.limit.min(most)
+        self.receive.limit.saturating_sub(unread).min(most)
     }
 
     /// The send buffer's size as far as memory goes.

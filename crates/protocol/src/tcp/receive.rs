@@ -574,7 +574,7 @@ impl Connection {
         if window.saturating_mul(2) <= most
             && room >= window.saturating_mul(2)
             && room - window >= step
-            && (!self.is_short_of_memory() || self.receive_room() > window)
+            && (!self.is_short_of_memory() || self.short_receive_room() > window)
         {
             self.pending.add(Pending::ACKNOWLEDGE);
         }

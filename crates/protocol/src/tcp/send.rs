@@ -563,9 +563,15 @@ impl Connection {
         let held = self.receive.edge.wrapping_sub(expected);
         // A FIN may lie one beyond what was announced.
         let held = if held > u32::MAX / 2 { 0 } else { held };
-        let room = self.receive_room();
+        let unread = self.receive.assembler.unread();
+        let room = self.receive.limit.saturating_sub(unread);
         let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
         let window = if !same_window && room >= held.saturating_add(step) {
+            let room = if self.is_short_of_memory() {
+                self.short_receive_room()
+            } else {
+                room
+            };
             (room >> scale).max(held.div_ceil(1 << scale))
         } else {
             // Rounded up: rounding down would take back what was promised

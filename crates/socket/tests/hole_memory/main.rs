@@ -16,7 +16,7 @@ use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::{Flags, Header, Options};
 
 /// Connections that are counted; [`CONNECTIONS_VAR`] asks for another number.
-const CONNECTIONS: usize = 10_000;
+const CONNECTIONS: usize = 100_000;
 const CONNECTIONS_VAR: &str = "TIDEWALL_CONNECTIONS";
 /// Connections before counting begins: more than there are channels.
 const UNCOUNTED: usize = 5_000;
