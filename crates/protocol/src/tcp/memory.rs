@@ -102,6 +102,18 @@ impl Connection {
         self.receive.limit.saturating_sub(unread).min(most)
     }
 
+    /// The window to offer while memory is short: what `held` says was promised, or a
+    /// good step more.
+    #[cold]
+    pub(super) fn short_window(&self, held: u32, step: u32) -> u32 {
+        let room = self.short_receive_room();
+        if room >= held.saturating_add(step) {
+            room
+        } else {
+            held
+        }
+    }
+
     /// The send buffer's size as far as memory goes.
     #[cold]
     pub(super) fn short_send_limit(&self, limit: u32) -> u32 {

@@ -568,7 +568,7 @@ impl Connection {
         let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
         let window = if !same_window && room >= held.saturating_add(step) {
             let room = if self.is_short_of_memory() {
-                self.short_receive_room()
+                self.short_window(held, step)
             } else {
                 room
             };
