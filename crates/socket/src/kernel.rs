@@ -98,37 +98,30 @@ impl Holder {
     }
 
     pub(crate) fn set_traffic_class(&self, value: u8) -> io::Result<()> {
-        if self.v6 {
-            options::set(
-                self.socket.as_fd(),
-                libc::IPPROTO_IPV6,
-                libc::IPV6_TCLASS,
-                i32::from(value),
-            )?;
-        }
-        options::set(
-            self.socket.as_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_TOS,
-            i32::from(value),
-        )
+        self.set_both(libc::IP_TOS, libc::IPV6_TCLASS, value)
     }
 
     pub(crate) fn set_hop_limit(&self, value: u8) -> io::Result<()> {
+        self.set_both(libc::IP_TTL, libc::IPV6_UNICAST_HOPS, value)
+    }
+
+    /// Sets an option of IPv4 and of IPv6 as far as it sends both.
+    pub(crate) fn set_both(&self, v4: i32, v6: i32, value: u8) -> io::Result<()> {
+        let (fd, value) = (self.socket.as_fd(), i32::from(value));
         if self.v6 {
-            options::set(
-                self.socket.as_fd(),
-                libc::IPPROTO_IPV6,
-                libc::IPV6_UNICAST_HOPS,
-                i32::from(value),
-            )?;
+            options::set(fd, libc::IPPROTO_IPV6, v6, value)?;
         }
-        options::set(
-            self.socket.as_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_TTL,
-            i32::from(value),
-        )
+        options::set(fd, libc::IPPROTO_IP, v4, value)
+    }
+
+    /// Reads an option of the family that its peer is of.
+    pub(crate) fn get(&self, v4: i32, v6: i32) -> io::Result<i32> {
+        let is_v4 = self.socket.peer_addr()?.ip().to_canonical().is_ipv4();
+        let (level, name) = match is_v4 {
+            true => (libc::IPPROTO_IP, v4),
+            false => (libc::IPPROTO_IPV6, v6),
+        };
+        options::get(self.socket.as_fd(), level, name)
     }
 }
 

@@ -23,6 +23,7 @@ mod host;
 mod kernel;
 mod link;
 mod owner;
+mod path_mtu;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod readiness;
@@ -41,4 +42,4 @@ pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListene
 pub use tidewall_device::afxdp::XdpMode;
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
-pub use udp::{BindOptions, Received, UdpSocket};
+pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::path_mtu::PathMtus;
 use crate::raw::netlink::{KernelNeighbour, Netlink};
 
 /// How long an answer counts. A neighbour that moves announces it to the
@@ -40,6 +41,9 @@ pub(crate) enum Route {
     Link {
         source: IpAddr,
         neighbour: MacAddress,
+        /// Longest IP datagram that reaches the destination whole, in bytes, as
+        /// far as is known; the interface may allow less.
+        mtu: usize,
     },
     /// Through the kernel socket.
     Kernel,
@@ -84,6 +88,7 @@ enum Oracle {
 pub(crate) struct Routes {
     oracle: Oracle,
     cache: HashMap<(IpAddr, Option<IpAddr>), Entry>,
+    path_mtus: PathMtus,
     window: Option<Instant>,
     questions: u32,
 }
@@ -104,6 +109,7 @@ impl Routes {
         Routes {
             oracle,
             cache: HashMap::new(),
+            path_mtus: PathMtus::default(),
             window: None,
             questions: 0,
         }
@@ -146,6 +152,7 @@ impl Routes {
                 Some(source) => Route::Link {
                     source,
                     neighbour: *neighbour,
+                    mtu: self.path_mtus.find(destination, now),
                 },
                 None => Route::Kernel,
             };
@@ -164,7 +171,7 @@ impl Routes {
                 return Route::Kernel;
             }
         }
-        let (route, lifetime, this_time) = match self.ask(destination, source, named) {
+        let (route, lifetime, this_time) = match self.ask(destination, source, named, now) {
             // A stale neighbour may be used, but only traffic through the
             // kernel makes it check that the neighbour is still there.
             Some((route, KernelNeighbour { state, .. })) if state & NUD_STALE != 0 => {
@@ -191,7 +198,10 @@ impl Routes {
         now: Instant,
     ) -> Neighbour {
         let known = |source, neighbour| Neighbour::Known { source, neighbour };
-        if let Route::Link { source, neighbour } = self.find(destination, source, false, now) {
+        if let Route::Link {
+            source, neighbour, ..
+        } = self.find(destination, source, false, now)
+        {
             return known(source, neighbour);
         }
         if !self.may_ask(now) {
@@ -222,6 +232,29 @@ impl Routes {
         }
     }
 
+    /// A router has reported that datagrams to `destination`, from `source`, may
+    /// have no more than `bytes` on their way. Of a destination that nothing was
+    /// sent to lately that is forged: `None`. Else whether the kernel, too, should
+    /// hear of it now.
+    pub(crate) fn report_mtu(
+        &mut self,
+        destination: IpAddr,
+        source: IpAddr,
+        bytes: usize,
+        now: Instant,
+    ) -> Option<bool> {
+        let mut sent_to = matches!(self.oracle, Oracle::Fixed { .. });
+        for source in [None, Some(source)] {
+            if let Some(entry) = self.cache.get_mut(&(destination, source)) {
+                sent_to = true;
+                if let Route::Link { mtu, .. } = &mut entry.route {
+                    *mtu = bytes.min(*mtu);
+                }
+            }
+        }
+        sent_to.then(|| self.path_mtus.report(destination, bytes, now))
+    }
+
     fn may_ask(&mut self, now: Instant) -> bool {
         match self.window {
             Some(start) if now.duration_since(start) < Duration::from_secs(1) => {
@@ -240,6 +273,7 @@ impl Routes {
         destination: IpAddr,
         source: Option<IpAddr>,
         named: bool,
+        now: Instant,
     ) -> Option<(Route, KernelNeighbour)> {
         let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
             return None;
@@ -263,6 +297,7 @@ impl Routes {
         let link = Route::Link {
             source,
             neighbour: MacAddress(neighbour.address),
+            mtu: route.mtu.min(self.path_mtus.find(destination, now)),
         };
         Some((link, neighbour))
     }

@@ -104,17 +104,6 @@ impl Transmitter {
         self.sent.clone()
     }
 
-    /// True when a payload fits into one frame; a longer one must be
-    /// fragmented, which the kernel does.
-    pub(crate) fn fits(&self, destination: SocketAddr, payload: usize) -> bool {
-        let headers = if destination.is_ipv4() {
-            HEADERS_V4
-        } else {
-            HEADERS_V6
-        };
-        payload + headers - HEADER_LEN <= self.mtu
-    }
-
     /// Queues one datagram.
     ///
     /// # Errors
@@ -222,7 +211,8 @@ impl Transmitter {
         self.send(frame, offloaded.then_some(offload))
     }
 
-    /// Bytes of an IP datagram in one frame.
+    /// Bytes of an IP datagram in one frame; a longer one must be fragmented,
+    /// which the kernel does.
     pub(crate) fn mtu(&self) -> usize {
         self.mtu
     }

@@ -42,6 +42,9 @@ const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
+const RTA_METRICS: u16 = 8;
+const RTAX_LOCK: u16 = 1;
+const RTAX_MTU: u16 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const RTN_UNICAST: u8 = 1;
@@ -58,6 +61,10 @@ pub(crate) struct KernelRoute {
     pub(crate) interface: u32,
     pub(crate) gateway: Option<IpAddr>,
     pub(crate) source: Option<IpAddr>,
+    /// Longest IP datagram, in bytes, as the route or an exception to it says;
+    /// [`usize::MAX`]: as the interface's. 0 where IPv4 datagrams may not be sent
+    /// with don't-fragment set, however short: the MTU is locked.
+    pub(crate) mtu: usize,
 }
 
 /// A neighbour's link address and its NUD state.
@@ -294,12 +301,14 @@ impl Netlink {
             interface: 0,
             gateway: None,
             source: None,
+            mtu: usize::MAX,
         };
         for (kind, value) in attributes(reply.get(12..).unwrap_or_default()) {
             match kind {
                 RTA_OIF => route.interface = word(value),
                 RTA_GATEWAY => route.gateway = address(value),
                 RTA_PREFSRC => route.source = address(value),
+                RTA_METRICS => route.mtu = mtu(value, destination.is_ipv4()),
                 _ => {}
             }
         }
@@ -443,6 +452,20 @@ impl Netlink {
     }
 }
 
+/// The MTU among a route's metrics, as [`KernelRoute::mtu`].
+fn mtu(metrics: &[u8], v4: bool) -> usize {
+    let metric = |wanted| {
+        let mut found = attributes(metrics).filter(|(kind, _)| *kind == wanted);
+        found.next().map(|(_, value)| word(value))
+    };
+    let locked = metric(RTAX_LOCK).is_some_and(|locks| locks & 1 << RTAX_MTU != 0);
+    match metric(RTAX_MTU) {
+        None | Some(0) => usize::MAX,
+        Some(_) if v4 && locked => 0,
+        Some(bytes) => bytes as usize,
+    }
+}
+
 fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => libc::AF_INET as u8,
@@ -519,6 +542,16 @@ mod tests {
             .neighbour(1, IpAddr::from([192, 0, 2, 1]))
             .expect_err("no such neighbour");
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn metrics_without_an_mtu_set_no_limit() {
+        let mut metrics = Vec::new();
+        assert_eq!(mtu(&metrics, true), usize::MAX);
+        attribute(&mut metrics, RTAX_MTU, &1300u32.to_ne_bytes());
+        assert_eq!((mtu(&metrics, true), mtu(&metrics, false)), (1300, 1300));
+        attribute(&mut metrics, RTAX_LOCK, &(1u32 << RTAX_MTU).to_ne_bytes());
+        assert_eq!((mtu(&metrics, true), mtu(&metrics, false)), (0, 1300));
     }
 
     #[test]

@@ -18,6 +18,23 @@ pub(crate) fn udp_socket(v6: bool) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A socket that sends whole IP datagrams, closed on exec, and receives none
+/// (IPPROTO_RAW).
+///
+/// # Errors
+/// EPERM without CAP_NET_RAW; EAFNOSUPPORT where the kernel lacks the family.
+pub(crate) fn raw_socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, kind, libc::IPPROTO_RAW) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// A TCP socket of the kernel, closed on exec, not yet bound.
 pub(crate) fn tcp_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };

@@ -29,6 +29,7 @@ use crate::fragments::Fragments;
 use crate::host::{self, Interface};
 use crate::link::{LinkState, LinkWatch};
 use crate::owner::Owner;
+use crate::path_mtu::KernelIcmp;
 use crate::raw::poll;
 use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
@@ -286,6 +287,8 @@ pub(crate) struct Core {
     #[cfg(feature = "mio")]
     pub(crate) notifier: crate::readiness::event_loop::Notifier,
     pub(crate) routes: Mutex<Routes>,
+    /// Where the kernel has routes, too.
+    pub(crate) kernel_icmp: Option<KernelIcmp>,
     pub(crate) fragments: Mutex<Fragments>,
     pub(crate) architecture: Architecture,
     pub(crate) input_options: InputOptions,
@@ -541,6 +544,7 @@ impl Stack {
             sockets: RwLock::new((0..CHANNELS).map(|_| Owner::None).collect()),
             tcp,
             routes: Mutex::new(routes),
+            kernel_icmp: parts.has_kernel.then(KernelIcmp::open).transpose()?,
             fragments: Mutex::new(Fragments::new(fragment_channels)),
             architecture,
             input_options: parts.input_options,

@@ -15,6 +15,7 @@ use tidewall_protocol::{tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
 use super::BindOptions;
+use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
 use crate::kernel::{Holder, KernelInput};
 use crate::readiness::Events;
@@ -65,6 +66,8 @@ pub(crate) struct SocketInner {
     pub(super) priority: AtomicU8,
     pub(super) traffic_class: AtomicU8,
     pub(super) hop_limit: AtomicU8,
+    pub(super) mtu_discover: AtomicU8,
+    pub(super) error_look: ErrorLook,
     pub(super) limit: AtomicU32,
     families: Families,
     /// SO_REUSEADDR or SO_REUSEPORT, where no kernel socket knows it.
@@ -111,6 +114,8 @@ impl SocketInner {
             priority: AtomicU8::new(0),
             traffic_class: AtomicU8::new(0),
             hop_limit: AtomicU8::new(64),
+            mtu_discover: AtomicU8::new(MtuDiscover::default() as u8),
+            error_look: ErrorLook::default(),
             limit: AtomicU32::new(limit),
             families: Families::of(local, how),
             shares_port: how.reuse_address || how.reuse_port,

@@ -1,6 +1,7 @@
 //! UDP sockets.
 
 pub(crate) mod inner;
+mod mtu;
 pub(crate) mod receive;
 
 use std::io;
@@ -17,6 +18,8 @@ use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
 use crate::transmit::Heading;
+pub use mtu::MtuDiscover;
+
 use inner::{Ends, Families, Receiving, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
@@ -637,6 +640,8 @@ impl UdpSocket {
         }
         let core = self.stack.core();
         core.check_device()?;
+        let length = mtu::datagram_length(wire, payload.len());
+        self.inner.look_for_errors(core, wire, length);
         let source = named.or_else(|| specified(ends.local));
         let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
             Route::Kernel
@@ -646,7 +651,11 @@ impl UdpSocket {
         let Some((number, queue)) = self.transmit_queue() else {
             return errno(libc::ENETDOWN);
         };
-        if let Route::Link { source, neighbour } = route
+        if let Route::Link {
+            source,
+            neighbour,
+            mtu,
+        } = route
             && source.is_ipv4() == wire.is_ipv4()
         {
             let heading = Heading {
@@ -659,7 +668,7 @@ impl UdpSocket {
             let give_up = Instant::now() + SEND_PATIENCE;
             loop {
                 let mut transmitter = lock(&queue.transmitter);
-                if !transmitter.fits(wire, payload.len()) {
+                if length > transmitter.mtu() || !self.inner.fits(wire, length, mtu) {
                     break;
                 }
                 match transmitter.queue(&heading, payload) {
@@ -683,6 +692,9 @@ impl UdpSocket {
                     }
                     Err(error) => return Err(error),
                 }
+            }
+            if self.inner.mtu_discover().refuses() {
+                return errno(libc::EMSGSIZE);
             }
         }
         match &self.inner.holder {

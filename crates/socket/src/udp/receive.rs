@@ -17,7 +17,7 @@ use tidewall_protocol::{Drop as Cause, InputOptions, icmp};
 use tidewall_receive::poller::{Done, Shared};
 
 use super::Received;
-use super::inner::{SocketInner, Waiting, same};
+use super::inner::{SocketInner, Waiting};
 use crate::stack::{Core, lock};
 
 /// A datagram in a buffer of its own size.
@@ -286,15 +286,15 @@ impl SocketInner {
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
                 Ok(error) => {
-                    let ours = self.peer().is_some_and(|peer| same(peer, error.remote));
                     core.trace.line(metadata.trace, "icmp-error", || {
                         format!("errno {}", error.errno)
                     });
                     core.causes.icmp_error();
-                    if error.is_reported(ours, false) {
-                        self.pending_error.store(error.errno, Ordering::Relaxed);
+                    if self.icmp_error(core, &error, bytes) {
+                        Outcome::Nothing
+                    } else {
+                        dropped(Cause::IcmpIgnored)
                     }
-                    Outcome::Nothing
                 }
                 Err(cause) => dropped(cause),
             },

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::Side;
-use tidewall_socket::{BindOptions, UdpSocket};
+use tidewall_socket::{BindOptions, MtuDiscover, UdpSocket};
+use tidewall_wire::checksum::update;
 
 use super::support::*;
 
@@ -113,6 +114,84 @@ fn every_hard_error_has_its_errno() {
             "code {code}"
         );
     }
+}
+
+/// An ICMP message about size from a router: over IPv4 fragmentation needed, over
+/// IPv6 packet too big.
+fn too_big(mtu: u16, about: &[u8]) -> Vec<u8> {
+    let (mut frame, icmp, place, kind) = match about[12] {
+        8 => (unreachable(OTHER4, 4, about), 34, 40, [3, 4]),
+        _ => (unreachable_v6(0, about), 54, 60, [2, 0]),
+    };
+    let before = u16::from_be_bytes([frame[icmp], frame[icmp + 1]]);
+    frame[icmp..icmp + 2].copy_from_slice(&kind);
+    frame[place..place + 2].copy_from_slice(&mtu.to_be_bytes());
+    let sum = u16::from_be_bytes([frame[icmp + 2], frame[icmp + 3]]);
+    let sum = update(update(sum, before, u16::from_be_bytes(kind)), 0, mtu);
+    frame[icmp + 2..icmp + 4].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+#[test]
+fn a_path_mtu_is_kept_to_by_all_sockets_and_for_its_destination_only() {
+    for (near, far, headers) in [
+        (at(NEAR4, 5000), at(FAR4, SERVICE), 28),
+        (at(NEAR6, 5000), at(FAR6, SERVICE), 48),
+    ] {
+        let bed = Bed::new();
+        let socket = nonblocking(&bed.far, at(Ipv6Addr::UNSPECIFIED, SERVICE));
+        let tap = bed.far_tap();
+        let send = |to, size: usize| socket.send_to(&vec![0; size], to);
+        send(near, 1400).unwrap();
+        let sent = tap.take().remove(0).bytes;
+        bed.inject(&too_big(1300, &sent));
+        // Nobody is told: the socket has no peer.
+        assert_eq!(drain(&socket), []);
+        assert_eq!(bed.far.snapshot().icmp_errors, 1);
+        // Here is no kernel that could cut it.
+        let refused = send(near, 1300 - headers + 1).unwrap_err();
+        assert_eq!(errno(refused), libc::EMSGSIZE);
+        send(near, 1300 - headers).unwrap();
+        let elsewhere = if near.is_ipv4() {
+            at(OTHER4, 5000)
+        } else {
+            at(SECOND6, 1)
+        };
+        send(elsewhere, 1400).unwrap();
+        // A larger one is not believed, a smaller one is.
+        for (mtu, longest) in [(1400, 1300), (1290, 1290)] {
+            bed.inject(&too_big(mtu, &sent));
+            drain(&socket);
+            send(near, longest - headers).unwrap();
+            assert!(send(near, longest - headers + 1).is_err());
+        }
+        let other = nonblocking(&bed.far, at(far.ip(), SERVICE + 1));
+        other.connect(near).unwrap();
+        assert_eq!(other.mtu().unwrap(), 1290);
+        assert_eq!(errno(other.send(&[0; 1400]).unwrap_err()), libc::EMSGSIZE);
+        other.set_mtu_discover(MtuDiscover::Probe).unwrap();
+        other.send(&[0; 1400]).unwrap();
+        assert_eq!(errno(other.send(&[0; 1473]).unwrap_err()), libc::EMSGSIZE);
+        assert_eq!(bed.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_connected_socket_hears_of_the_path_mtu_once() {
+    let bed = Bed::new();
+    let (socket, sent) = connected(&bed);
+    bed.inject(&too_big(1300, &sent));
+    assert_eq!(errno(socket.recv(&mut [0; 8]).unwrap_err()), libc::EMSGSIZE);
+    assert_eq!(drain(&socket), []);
+    socket.set_mtu_discover(MtuDiscover::Dont).unwrap();
+    bed.inject(&too_big(1200, &sent));
+    assert_eq!(drain(&socket), []);
+    // One who only sends hears of it too.
+    socket.set_mtu_discover(MtuDiscover::Do).unwrap();
+    bed.inject(&too_big(1100, &sent));
+    bed.advance(Duration::from_millis(20));
+    assert_eq!(errno(socket.send(&[0; 1150]).unwrap_err()), libc::EMSGSIZE);
+    assert_eq!(bed.outstanding(), 0);
 }
 
 #[test]

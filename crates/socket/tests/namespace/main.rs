@@ -17,6 +17,7 @@ mod kernel;
 mod kernel_frames;
 mod life;
 mod options;
+mod path_mtu;
 mod policies;
 mod raw_system;
 mod readiness;
@@ -61,6 +62,11 @@ system_tests! {
     exchange::two_queues_both_serve on 2,
     exchange::batches_reach_a_kernel_peer_in_order on 1,
     exchange::marks_and_hops_reach_the_application on 1,
+    path_mtu::answers_longer_than_the_path_allows_arrive_whole on 1,
+    path_mtu::who_only_sends_keeps_to_the_path_mtu_too on 1,
+    path_mtu::a_socket_that_wants_no_fragments_gets_emsgsize on 1,
+    path_mtu::the_mtu_of_a_route_is_kept_to on 1,
+    path_mtu::forged_size_errors_change_nothing on 1,
     kernel::a_port_has_one_owner_on_the_host on 1,
     kernel::localhost_reaches_the_same_socket on 1,
     kernel::localhost_is_served_while_the_network_floods on 1,

@@ -55,7 +55,7 @@ pub fn run_in_namespaces(name: &str, queues: u32) {
     let guardian = Guardian::start().unwrap();
     let id = std::process::id();
     let (here, peer) = (format!("tw-sock-{id}-a"), format!("tw-sock-{id}-b"));
-    let undo: Vec<_> = [&here, &peer]
+    let undo: Vec<_> = [&here, &peer, &third(&peer)]
         .map(|namespace| {
             let remove = format!("ip netns del {namespace} 2>/dev/null || true");
             guardian.on_exit_run(&["/bin/sh", "-c", &remove]).unwrap()
@@ -129,6 +129,16 @@ pub fn until_it_transmits(stack: &Stack, mut exchange: impl FnMut()) {
 /// Name of the peer's namespace.
 pub fn peer_namespace() -> String {
     std::env::var(PEER_VARIABLE).expect("started by another test")
+}
+
+/// Name of a third namespace, which a test that needs it makes; it vanishes like
+/// the others.
+pub fn third_namespace() -> String {
+    third(&peer_namespace())
+}
+
+fn third(peer: &str) -> String {
+    format!("{}-c", peer.trim_end_matches("-b"))
 }
 
 /// Starts a thread in the peer's namespace.
