@@ -229,7 +229,8 @@ fn a_syn_that_a_full_listener_gets_by_another_channel_is_counted() {
             meeting.pump();
         }
     }
-    assert_eq!(meeting.bed.protocol("tcp-listen-overflow"), 1);
+    // The other one, too, if it came behind that: TIME-WAIT is over then.
+    assert!((1..=2).contains(&meeting.bed.protocol("tcp-listen-overflow")));
 }
 
 #[test]
