@@ -206,7 +206,7 @@ impl UdpSocket {
         let source = specified(self.inner.ends().local);
         let route = core.route(peer, source, false);
         match (route, self.transmit_queue(), &self.inner.holder) {
-            (Route::Link { mtu, .. }, Some(queue), _) => {
+            (Route::Link { mtu, .. }, Some((_, queue)), _) => {
                 Ok(lock(&queue.transmitter).mtu().min(mtu))
             }
             (_, _, Some(holder)) => holder.mtu(),
