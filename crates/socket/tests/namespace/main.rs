@@ -30,6 +30,7 @@ mod tcp;
 mod tcp_attacks;
 mod tcp_bulk;
 mod tcp_capture;
+mod tcp_window;
 mod waiting;
 
 macro_rules! system_tests {
@@ -142,6 +143,7 @@ system_tests! {
     tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
     tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
     tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,
+    tcp_window::a_peer_with_the_least_buffer_is_not_kept_waiting on 1,
     tcp_capture::a_clean_run_of_tcp_is_clean_to_tshark on 1,
     tcp_capture::a_clean_run_over_a_tap_is_clean_to_tshark on 1,
 }
