@@ -262,8 +262,13 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 			DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 		*traced_channel = channel;
 		__u32 number = channel & 0xffff;
-		if (number >= TW_CHANNELS)
-			DROP(TW_COUNT_CHANNEL_CLOSED);
+		if (unlikely(number >= TW_CHANNELS)) {
+			if (!(number & TW_OVER_SHARE))
+				DROP(TW_COUNT_CHANNEL_CLOSED);
+			*traced_channel = channel & ~TW_OVER_SHARE;
+			application->heads[index][number & (TW_CHANNELS - 1)].dropped++;
+			DROP(TW_COUNT_OVER_SHARE);
+		}
 		struct tw_channel_application *bounds = &application->channels[index][number];
 		head = &application->heads[index][number];
 		__u32 limit = READ_ONCE(bounds->limit);

@@ -63,7 +63,30 @@ INLINE __u32 same_flow(const struct tw_flow *flow, const struct ends *ends)
 	return 0;
 }
 
-/* Channel of an exact entry, or 0. */
+_Static_assert(TW_CHANNELS <= 1 << TW_SHARE_SHIFT, "no channel has the bits of a share");
+
+/* A flow's channel, with TW_OVER_SHARE where the flow has had its share of it
+ * since it was last emptied: one flow cannot fill a channel that many share. */
+INLINE __u32 within_share(struct tw_application *application, struct tw_flow *flow, __u32 channel)
+{
+	if (likely(!(channel & TW_SHARE)))
+		return channel;
+	__u64 place = ((channel & TW_SHARE) >> TW_SHARE_SHIFT) - 1;
+	BOUND(place, TW_SHARES - 1);
+	channel &= ~TW_SHARE;
+	const struct tw_share *share = &application->shares[place];
+	__u32 most = READ_ONCE(share->most);
+	if (!most)
+		return channel;
+	__u16 epoch = READ_ONCE(share->epoch);
+	__u32 came = flow->epoch == epoch ? flow->came : 0;
+	flow->epoch = epoch;
+	if (came < 0xffff)
+		flow->came = came + 1;
+	return came < most ? channel : channel | TW_OVER_SHARE;
+}
+
+/* Channel of an exact entry, or 0; see within_share(). */
 GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
 {
 	if (!application || !control || !ends)
@@ -82,9 +105,10 @@ GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *co
 		for (int way = 0; way < TW_FLOW_WAYS; way++) {
 			if (READ_ONCE(application->tags[bucket][way]) != tag)
 				continue;
-			__u32 channel = same_flow(&application->flows[bucket][way], ends);
+			struct tw_flow *flow = &application->flows[bucket][way];
+			__u32 channel = same_flow(flow, ends);
 			if (channel)
-				return channel;
+				return within_share(application, flow, channel);
 		}
 	}
 	return 0;

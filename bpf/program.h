@@ -19,14 +19,15 @@ AT(tw_control, probe_port, 32); AT(tw_control, probed_port, 48); AT(tw_control, 
 SIZE(tw_queue, 992); AT(tw_queue, classes, 192); AT(tw_queue, metadata_in_frame, 984);
 SIZE(tw_device, 602024); AT(tw_device, queues, 4264); AT(tw_device, ports, 12200); AT(tw_device, kernel_shares, 536488);
 SIZE(tw_listener, 12);
-SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40);
+SIZE(tw_flow, 48); AT(tw_flow, local_port, 32); AT(tw_flow, protocol, 36); AT(tw_flow, channel, 40); AT(tw_flow, epoch, 44);
 SIZE(tw_channel_application, 8); AT(tw_channel_application, limit, 4);
 SIZE(tw_channel_driver, 16); AT(tw_channel_driver, dropped, 8);
 SIZE(tw_cookies, 32); AT(tw_cookies, epoch, 16); AT(tw_cookies, mss, 24); AT(tw_cookies, hop_limit, 28); AT(tw_cookies, redirect, 29);
 AT(tw_application, tags, 1572864); AT(tw_application, flows, 1835008);
 AT(tw_application, channels, 14417920); AT(tw_application, heads, 14680064);
 AT(tw_application, cookies, 15204352); AT(tw_application, fragment_channel, 15204384);
-SIZE(tw_application, 15204392);
+AT(tw_application, shares, 15204388);
+SIZE(tw_application, 15204408);
 SIZE(tw_owner_key, 20);
 SIZE(tw_fragment_key, 40);
 SIZE(tw_trace, 296); AT(tw_trace, captured, 32); AT(tw_trace, bytes, 36);

@@ -23,6 +23,14 @@
 
 /* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
 
+/* A flow that shares its channel with others may have a part of it: tw_flow.channel
+ * then has 1 + the place of a tw_share in these bits of the index, which no
+ * channel has. Of its frames beyond that part the channel has the last bit. */
+#define TW_SHARE 0x7000u
+#define TW_SHARE_SHIFT 12
+#define TW_SHARES 4             /* a power of two */
+#define TW_OVER_SHARE 0x8000u
+
 /* What kind of frame a channel got: decides which protocol code reads it. */
 enum tw_kind {
 	TW_KIND_DATAGRAM = 1,       /* whole IP datagram with its transport header */
@@ -106,6 +114,7 @@ enum tw_counter {
 	TW_COUNT_COOKIE_VALID,         /* ACK with a valid cookie, beside where it went; SyncookiesRecv */
 	TW_COUNT_COOKIE_FAILED,        /* ACK without one, beside where it went; SyncookiesFailed */
 	TW_COUNT_NO_CONNECTION,        /* TCP of no flow at a strict port: kernel-bound, at a bounded rate */
+	TW_COUNT_OVER_SHARE,           /* dropped: the flow has had its part of a channel that many share */
 	TW_COUNTERS = 24,
 };
 
@@ -198,7 +207,16 @@ struct tw_flow {                   /* 48 bytes */
 	__u8 protocol;
 	__u8 pad[3];
 	__u32 channel;                 /* 0 = slot free; written last, cleared first */
-	__u32 reserved;
+	/* With a share: frames that came in `epoch`. Writer: driver. */
+	__u16 epoch;
+	__u16 came;
+};
+
+/* What each of many flows may have of the channel that they share. Writer:
+ * application. */
+struct tw_share {
+	__u16 epoch;                   /* changes when the channel was emptied */
+	__u16 most;                    /* frames of a flow in one epoch; 0: any number */
 };
 
 struct tw_channel_application {    /* writer: application */
@@ -222,6 +240,7 @@ struct tw_application {
 	struct tw_channel_driver heads[TW_QUEUES][TW_CHANNELS];
 	struct tw_cookies cookies;
 	__u32 fragment_channel;        /* channel id that gets later fragments */
+	struct tw_share shares[TW_SHARES];
 	__u32 pad;
 };
 

@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use demux_support::outcome::{DROP, Outcome, PASS, REDIRECT, TRANSMIT};
-use demux_support::{HASH_KEY, Random, Sample, corpus, mutate, raw_clock, raw_socket, set_up};
+use demux_support::{
+    HASH_KEY, Random, SHARE, Sample, corpus, mutate, raw_clock, raw_socket, set_up,
+};
 use tidewall_device::afxdp::Program;
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{ClassLimit, CookieMode, Tables, Verdict, classify_host, drive};
@@ -124,6 +126,7 @@ fn agree_on_the_corpus() {
         Counter::NoMetadata,
         Counter::NapiProbe,
         Counter::CookieValid,
+        Counter::OverShare,
     ];
     for counter in Counter::ALL
         .into_iter()
@@ -320,6 +323,21 @@ fn agree_on_tracing_and_the_driver_leaves_records() {
     pair.run(&sample.name, &sample.bytes);
     pair.run(&sample.name, &sample.bytes);
     assert_eq!(pair.program.traces().count(), 1);
+}
+
+#[test]
+fn agree_on_parts_of_shared_channels() {
+    let Some(mut pair) = Pair::new("agree_on_parts_of_shared_channels") else {
+        return;
+    };
+    pair.both(|tables| tables.set_share(SHARE, 1));
+    pair.run_corpus(|tables| tables.forget_fragments());
+    let over = |pair: &Pair| pair.tables.counter(0, Counter::OverShare);
+    let first = over(&pair);
+    assert_ne!(first, 0);
+    assert!(pair.tables.dropped(0, 6) >= first);
+    pair.run_corpus(|tables| tables.renew_shares(SHARE));
+    assert_eq!(over(&pair), first, "each frame had a part of its own");
 }
 
 #[test]

@@ -14,9 +14,9 @@ use super::headers::{
 };
 use super::kernel::group_class;
 use super::layout::{
-    Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LISTEN_TCP_STRICT,
-    LOCAL_PROBES, LOCALS, Metadata, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey,
-    Queue,
+    CHANNELS, Class, Counter, FragmentKey, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LISTEN_TCP_STRICT,
+    LOCAL_PROBES, LOCALS, Metadata, OVER_SHARE, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS,
+    OwnerKey, Queue,
 };
 use super::{ChannelId, Tables};
 
@@ -381,6 +381,12 @@ impl Driver<'_> {
     /// Takes a place in a channel: its head after this frame, or why not.
     fn admit(&self, channel: ChannelId) -> Result<u32, Counter> {
         let index = channel.index();
+        if channel.value() & OVER_SHARE != 0 {
+            if let Some(driver) = self.tables.driver(self.queue, index % CHANNELS as u16) {
+                add_one(&driver.dropped);
+            }
+            return Err(Counter::OverShare);
+        }
         let (Some(bounds), Some(driver)) = (
             self.tables.channel(self.queue, index),
             self.tables.driver(self.queue, index),

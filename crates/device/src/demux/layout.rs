@@ -20,6 +20,15 @@ pub const QUEUES: usize = 8;
 pub const APPLICATIONS: usize = 16;
 /// Channels of one application; index 0 names none.
 pub const CHANNELS: usize = 4096;
+/// Bits of a channel's index, which no channel has, where [`Flow::channel`] has the
+/// flow's share of it.
+pub const SHARE: u32 = 0x7000;
+/// Where they begin.
+pub const SHARE_SHIFT: u32 = 12;
+/// Bit of a channel's index, which no channel has: the flow has had its share.
+pub const OVER_SHARE: u32 = 0x8000;
+/// Kinds of flows that share channels ([`super::Tables::set_share`]).
+pub const SHARES: usize = 4;
 /// Buckets of an application's flow table; a power of two.
 pub const FLOW_BUCKETS: usize = 32768;
 /// Flows in one bucket; a flow is in one of two buckets.
@@ -203,10 +212,12 @@ pub enum Counter {
     /// TCP of no flow at a strict port: ACKs are kernel-bound within the rate
     /// of [`Class::NoConnection`], so that they are reset; the rest is dropped.
     NoConnection = 19,
+    /// Dropped: the flow has had its part of a channel that many share.
+    OverShare = 20,
 }
 
 /// Number of counters that are in use.
-pub const COUNTER_NUMBER: usize = 20;
+pub const COUNTER_NUMBER: usize = 21;
 /// Places for counters in the table.
 pub const COUNTERS: usize = 24;
 
@@ -232,6 +243,7 @@ pub const COUNTER_NAMES: [&str; COUNTER_NUMBER] = [
     "cookie-valid",
     "cookie-failed",
     "no-connection",
+    "over-share",
 ];
 
 impl Counter {
@@ -257,6 +269,7 @@ impl Counter {
         Counter::CookieValid,
         Counter::CookieFailed,
         Counter::NoConnection,
+        Counter::OverShare,
     ];
 
     /// The counter at a place in the table.
@@ -375,10 +388,24 @@ pub struct Flow {
     pub protocol: AtomicU8,
     /// Zero.
     pub pad: [u8; 3],
-    /// 0 = slot free; written last, cleared first.
+    /// 0 = slot free; written last, cleared first. With the flow's share
+    /// ([`SHARE`]): 1 + index in [`Application::shares`], or 0 for all of it.
     pub channel: AtomicU32,
-    /// Zero.
-    pub reserved: u32,
+    /// With a share: when frames came last. Writer: driver.
+    pub epoch: AtomicU16,
+    /// And how many. Writer: driver.
+    pub came: AtomicU16,
+}
+
+/// What each of many flows may have of the channel that they share. Writer:
+/// application.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Share {
+    /// Changes when the channel was emptied.
+    pub epoch: AtomicU16,
+    /// Frames of a flow in one epoch; 0: any number.
+    pub most: AtomicU16,
 }
 
 /// The application's side of a channel's account.
@@ -421,6 +448,8 @@ pub struct Application {
     pub cookies: Cookies,
     /// Channel id that gets later fragments.
     pub fragment_channel: AtomicU32,
+    /// By the share that a flow has.
+    pub shares: [Share; SHARES],
     /// Zero.
     pub pad: u32,
 }
@@ -496,6 +525,7 @@ mod tests {
         assert_eq!(offset_of!(Flow, local_port), 32);
         assert_eq!(offset_of!(Flow, protocol), 36);
         assert_eq!(offset_of!(Flow, channel), 40);
+        assert_eq!(offset_of!(Flow, epoch), 44);
         assert_eq!(size_of::<ChannelApplication>(), 8);
         assert_eq!(offset_of!(ChannelApplication, limit), 4);
         assert_eq!(size_of::<ChannelDriver>(), 16);
@@ -511,7 +541,8 @@ mod tests {
         assert_eq!(offset_of!(Application, heads), 14_680_064);
         assert_eq!(offset_of!(Application, cookies), 15_204_352);
         assert_eq!(offset_of!(Application, fragment_channel), 15_204_384);
-        assert_eq!(size_of::<Application>(), 15_204_392);
+        assert_eq!(offset_of!(Application, shares), 15_204_388);
+        assert_eq!(size_of::<Application>(), 15_204_408);
         assert_eq!(size_of::<OwnerKey>(), 20);
         assert_eq!(size_of::<FragmentKey>(), 40);
         assert_eq!(size_of::<TraceRecord>(), 296);

@@ -32,6 +32,8 @@ pub(super) struct State {
     pub(super) owned_addresses: HashMap<usize, u32>,
     /// Entries in `flows` by port: for one address, connected.
     pub(super) flows: HashMap<usize, [u32; 2]>,
+    /// Entries in `flows`.
+    pub(super) entries: usize,
 }
 
 /// A bounded map that forgets the least recently used entry, as
@@ -90,6 +92,7 @@ impl State {
             maps,
             owned_addresses: HashMap::new(),
             flows: HashMap::new(),
+            entries: 0,
         }
     }
 

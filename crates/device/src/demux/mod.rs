@@ -19,6 +19,7 @@
 mod classify;
 mod cookie;
 mod drive;
+mod flows;
 mod headers;
 mod kernel;
 pub mod layout;

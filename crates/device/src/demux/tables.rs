@@ -1,19 +1,18 @@
 //! The handle on the tables that everybody above the driver uses.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::ChannelId;
-use super::headers::{Ends, address_bytes, address_words, flow_hash, flow_tag, local_slot};
+use super::headers::{Ends, address_bytes, address_words, local_slot};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::layout::{
-    APPLICATIONS, Application, CHANNELS, Counter, Device, FLOW_BUCKETS, FLOW_WAYS, Flow,
-    FragmentKey, LISTEN_CONNECTED, LISTEN_LOCAL, LOCAL_PROBES, LOCALS, Listener, OWNER_ANY,
-    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
+    APPLICATIONS, Application, CHANNELS, Counter, Device, FragmentKey, LISTEN_LOCAL, LOCAL_PROBES,
+    LOCALS, Listener, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
 };
 use super::maps::{KernelMaps, State, no_room};
 use super::raw_tables::Memory;
@@ -30,7 +29,7 @@ use super::raw_tables::Memory;
 #[derive(Debug)]
 pub struct Tables {
     memory: Memory,
-    hash_key: [u64; 2],
+    pub(super) hash_key: [u64; 2],
     state: Mutex<State>,
 }
 
@@ -319,7 +318,7 @@ impl Tables {
         match specified(address) {
             Some(address) => self.insert_flow(
                 &Ends::listening(address_words(address), port, protocol as u8),
-                channel,
+                (channel, 0),
                 LISTEN_LOCAL,
             ),
             None => {
@@ -349,161 +348,6 @@ impl Tables {
                 }
             }
         }
-    }
-
-    /// Sends what comes from `remote` to `local` to a channel. Replaces what
-    /// was there.
-    ///
-    /// # Errors
-    /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
-    /// both of the flow's buckets are full (from about 190,000 flows on).
-    pub fn connect(
-        &self,
-        protocol: Protocol,
-        local: SocketAddr,
-        remote: SocketAddr,
-        channel: ChannelId,
-    ) -> io::Result<()> {
-        check(channel)?;
-        if local.ip().to_canonical().is_ipv4() != remote.ip().to_canonical().is_ipv4() {
-            return Err(invalid("ends of different address families"));
-        }
-        if remote.port() == 0 {
-            return Err(invalid("port 0"));
-        }
-        self.insert_flow(
-            &Ends::connected(local, remote, protocol as u8),
-            channel,
-            LISTEN_CONNECTED,
-        )
-    }
-
-    /// Undoes [`Tables::connect`]. Nothing happens when there was no such flow.
-    pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
-        self.remove_flow(
-            &Ends::connected(local, remote, protocol as u8),
-            LISTEN_CONNECTED,
-        );
-    }
-
-    /// The places that a flow may have: those of two buckets, one by either
-    /// half of its hash, each with its tag.
-    fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[Flow]); 2] {
-        let application = self.application();
-        [hash, hash >> 32].map(|half| {
-            let bucket = half as usize % FLOW_BUCKETS;
-            let tags = application.tags.get(bucket).map(<[_; FLOW_WAYS]>::as_slice);
-            let flows = application.flows.get(bucket);
-            let flows = flows.map(<[_; FLOW_WAYS]>::as_slice);
-            (tags.unwrap_or_default(), flows.unwrap_or_default())
-        })
-    }
-
-    fn held_flow(&self, hash: u64, ends: &Ends) -> Option<(&AtomicU8, &Flow)> {
-        let tag = flow_tag(hash);
-        self.flow_places(hash)
-            .into_iter()
-            .flat_map(|(tags, flows)| tags.iter().zip(flows))
-            .find(|(place, flow)| place.load(Acquire) == tag && holds(flow, ends))
-    }
-
-    /// A free place in the emptier of a flow's buckets.
-    fn free_flow(&self, hash: u64) -> Option<(&AtomicU8, &Flow)> {
-        let is_free = |tag: &AtomicU8| tag.load(Relaxed) == 0;
-        let [first, second] = self.flow_places(hash);
-        let free = |(tags, _): (&[AtomicU8], _)| tags.iter().filter(|tag| is_free(tag)).count();
-        let (tags, flows) = if free(first) >= free(second) {
-            first
-        } else {
-            second
-        };
-        tags.iter().zip(flows).find(|(tag, _)| is_free(tag))
-    }
-
-    fn insert_flow(&self, ends: &Ends, channel: ChannelId, flag: u32) -> io::Result<()> {
-        let protocol = if ends.protocol == 6 {
-            Protocol::Tcp
-        } else {
-            Protocol::Udp
-        };
-        let listener = self.listener(protocol, ends.local_port)?;
-        // Before the lock: the key never changes.
-        let hash = flow_hash(self.hash_key, ends);
-        let mut state = self.state();
-        if let Some((_, flow)) = self.held_flow(hash, ends) {
-            flow.channel.store(channel.value(), Release);
-            return Ok(());
-        }
-        let Some((tag, flow)) = self.free_flow(hash) else {
-            return Err(no_room());
-        };
-        for (place, word) in flow.local.iter().zip(ends.local) {
-            place.store(word, Release);
-        }
-        for (place, word) in flow.remote.iter().zip(ends.remote) {
-            place.store(word, Release);
-        }
-        flow.local_port.store(ends.local_port.to_be(), Release);
-        flow.remote_port.store(ends.remote_port.to_be(), Release);
-        flow.protocol.store(ends.protocol, Release);
-        flow.channel.store(channel.value(), Release);
-        tag.store(flow_tag(hash), Release);
-        let counts = state
-            .flows
-            .entry(port_index(protocol, ends.local_port))
-            .or_default();
-        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
-        *count += 1;
-        if *count == 1 {
-            listener.flags.fetch_or(flag, Release);
-        }
-        Ok(())
-    }
-
-    fn remove_flow(&self, ends: &Ends, flag: u32) {
-        let protocol = if ends.protocol == 6 {
-            Protocol::Tcp
-        } else {
-            Protocol::Udp
-        };
-        let hash = flow_hash(self.hash_key, ends);
-        let mut state = self.state();
-        let Some((tag, flow)) = self.held_flow(hash, ends) else {
-            return;
-        };
-        flow.channel.store(0, Release);
-        tag.store(0, Release);
-        let index = port_index(protocol, ends.local_port);
-        let counts = state.flows.entry(index).or_default();
-        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
-        *count = count.saturating_sub(1);
-        if *count == 0
-            && let Ok(listener) = self.listener(protocol, ends.local_port)
-        {
-            listener.flags.fetch_and(!flag, Release);
-        }
-        if *counts == [0, 0] {
-            state.flows.remove(&index);
-        }
-    }
-
-    /// Channel of an exact entry of the flow table.
-    pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
-        let hash = flow_hash(self.hash_key, ends);
-        let tag = flow_tag(hash);
-        for (tags, flows) in self.flow_places(hash) {
-            for (place, flow) in tags.iter().zip(flows) {
-                if place.load(Acquire) != tag {
-                    continue;
-                }
-                let channel = flow.channel.load(Acquire);
-                // The same before and after the key was read: the key is its own.
-                if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
-                    return ChannelId::from_value(channel);
-                }
-            }
-        }
-        ChannelId::NONE
     }
 
     /// Channel that gets later fragments, and, from now on, orphans too: later
@@ -611,24 +455,11 @@ impl Tables {
     }
 }
 
-fn check(channel: ChannelId) -> io::Result<()> {
+pub(super) fn check(channel: ChannelId) -> io::Result<()> {
     match usize::from(channel.index()) {
         1..CHANNELS => Ok(()),
         _ => Err(invalid("no such channel")),
     }
-}
-
-/// True if an occupied slot holds this flow.
-fn holds(flow: &Flow, ends: &Ends) -> bool {
-    let words = |place: &[std::sync::atomic::AtomicU64; 2]| {
-        [place[0].load(Acquire), place[1].load(Acquire)]
-    };
-    flow.channel.load(Acquire) != 0
-        && words(&flow.local) == ends.local
-        && words(&flow.remote) == ends.remote
-        && u16::from_be(flow.local_port.load(Acquire)) == ends.local_port
-        && u16::from_be(flow.remote_port.load(Acquire)) == ends.remote_port
-        && flow.protocol.load(Acquire) == ends.protocol
 }
 
 /// The any-address channels that an address without bits stands for.

@@ -420,6 +420,71 @@ fn a_strict_port_is_so_until_its_last_listener_goes() {
 }
 
 #[test]
+fn one_flow_does_not_fill_a_channel_that_many_share() {
+    let tables = tables();
+    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables
+        .listen_tcp(None, 80, open(&tables, 5), &OFFER)
+        .unwrap();
+    tables.set_limit(0, 7, 8);
+    tables.set_share(1, 2);
+    let here = "192.0.2.1:80";
+    let peers = ["198.51.100.1:9", "198.51.100.2:9"];
+    for peer in peers {
+        let shared = ChannelId::new(7, 1);
+        tables
+            .connect_sharing(Tcp, end(here), end(peer), shared, 1)
+            .unwrap();
+    }
+    let from = |peer| match drive(&tables, 0, &mut syn(peer, here), 0) {
+        Verdict::Channel(metadata) => Ok(metadata.channel_id().index()),
+        Verdict::Drop { counter } => Err(counter),
+        other => panic!("{other:?}"),
+    };
+    for _ in 0..2 {
+        assert_eq!([from(peers[0]), from(peers[0])], [Ok(7); 2]);
+        assert_eq!([from(peers[0]); 3], [Err(Counter::OverShare); 3]);
+        // The others have theirs all the same.
+        assert_eq!(from(peers[1]), Ok(7));
+        tables.renew_shares(1);
+    }
+    assert_eq!(tables.counter(0, Counter::OverShare), 2);
+    assert_eq!(tables.dropped(0, 7), 2);
+    // Nor do all flows together get more than the channel holds.
+    assert_eq!([from(peers[0]), from(peers[0])], [Ok(7); 2]);
+    assert_eq!(from(peers[1]), Err(Counter::ChannelFull));
+}
+
+#[test]
+fn a_flow_of_a_channel_is_found_where_another_has_no_room() {
+    let tables = tables();
+    let local = end("192.0.2.1:80");
+    let [waiting, used] = [3, 9].map(|index| ChannelId::new(index, 1));
+    let remotes =
+        |last: u8| (1..=u16::MAX).map(move |port| SocketAddr::new([9, 9, 9, last].into(), port));
+    // More than fit.
+    let mut entered = 0;
+    for remote in (0..5).flat_map(remotes) {
+        entered += usize::from(tables.connect(Tcp, local, remote, waiting).is_ok());
+    }
+    assert_eq!(tables.flows(), entered);
+    for remote in remotes(7).step_by(64) {
+        while tables.connect(Tcp, local, remote, used).is_err() {
+            assert_eq!(
+                tables.replaceable(Tcp, local, remote, ChannelId::new(8, 1)),
+                None
+            );
+            let (here, there) = tables.replaceable(Tcp, local, remote, waiting).unwrap();
+            assert_eq!(here, local);
+            tables.disconnect(Tcp, here, there);
+            entered -= 1;
+        }
+        entered += 1;
+    }
+    assert_eq!(tables.flows(), entered);
+}
+
+#[test]
 fn cookies_need_a_key_and_go_out_only_when_asked_for() {
     let tables = tables();
     tables.own_port(Tcp, None, 80, 0).unwrap();

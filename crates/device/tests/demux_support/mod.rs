@@ -57,6 +57,9 @@ pub fn corpus() -> Vec<Sample> {
         .collect()
 }
 
+/// Share of the flow of channel 6.
+pub const SHARE: u8 = 2;
+
 /// Fills tables with what the corpus was written for.
 pub fn set_up(tables: &Tables) {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
@@ -94,16 +97,17 @@ pub fn set_up(tables: &Tables) {
     // Port 19: a channel that is soon full.
     tables.own_port(Udp, None, 19, 0).unwrap();
     tables.listen(Udp, None, 19, channel(8)).unwrap();
-    // TCP 80: any address and one connected flow; 81: one address of two.
+    // TCP 80: any address and one connected flow, which may have a share; 81: one address of two.
     tables.own_port(Tcp, None, 80, 0).unwrap();
     tables.listen(Tcp, None, 80, channel(5)).unwrap();
     let (local, remote) = ("[2001:db8::1]:80", "[2001:db8:1::9]:1111");
     tables
-        .connect(
+        .connect_sharing(
             Tcp,
             local.parse().unwrap(),
             remote.parse().unwrap(),
             channel(6),
+            SHARE,
         )
         .unwrap();
     tables.own_port(Tcp, None, 81, 0).unwrap();

@@ -176,6 +176,13 @@ pub const ENTRIES: &[Entry] = &[
         "A few are peers that outlived their connection. Many are a flood; it is bounded.",
     ),
     entry(
+        Driver,
+        "over-share",
+        Loss,
+        "Segments of a flow that had had its share of a channel that many flows share: connections without a channel of their own, half open, or in TIME-WAIT.",
+        "One sender's blast on a connection; nobody else's frames are lost for it. tidewall trace shows which flow it is.",
+    ),
+    entry(
         Kernel,
         "neighbour",
         Loss,

@@ -1,0 +1,307 @@
+//! The table of exact flows, and what a flow may have of a channel that many
+//! share.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
+
+use super::headers::{Ends, flow_hash, flow_tag};
+use super::layout::{
+    FLOW_BUCKETS, FLOW_WAYS, Flow, LISTEN_CONNECTED, OVER_SHARE, Protocol, SHARE, SHARE_SHIFT,
+    SHARES, Share,
+};
+use super::maps::no_room;
+use super::tables::{check, invalid, port_index};
+use super::{ChannelId, Tables};
+
+impl Tables {
+    /// Sends what comes from `remote` to `local` to a channel. Replaces what
+    /// was there.
+    ///
+    /// # Errors
+    /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
+    /// both of the flow's buckets are full (from about 190,000 flows on).
+    pub fn connect(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+        channel: ChannelId,
+    ) -> io::Result<()> {
+        self.connect_sharing(protocol, local, remote, channel, 0)
+    }
+
+    /// As [`Tables::connect`], with no more than a part of the channel, as
+    /// [`Tables::set_share`] has it for `share`; 0 is all of it.
+    ///
+    /// # Errors
+    /// As [`Tables::connect`]; EINVAL for a share over [`SHARES`].
+    pub fn connect_sharing(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+        channel: ChannelId,
+        share: u8,
+    ) -> io::Result<()> {
+        check(channel)?;
+        if usize::from(share) > SHARES {
+            return Err(invalid("no such share"));
+        }
+        if local.ip().to_canonical().is_ipv4() != remote.ip().to_canonical().is_ipv4() {
+            return Err(invalid("ends of different address families"));
+        }
+        if remote.port() == 0 {
+            return Err(invalid("port 0"));
+        }
+        self.insert_flow(
+            &Ends::connected(local, remote, protocol as u8),
+            (channel, share),
+            LISTEN_CONNECTED,
+        )
+    }
+
+    /// Undoes [`Tables::connect`]. Nothing happens when there was no such flow.
+    pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
+        self.remove_flow(
+            &Ends::connected(local, remote, protocol as u8),
+            LISTEN_CONNECTED,
+        );
+    }
+
+    /// Entries of the flow table.
+    pub fn flows(&self) -> usize {
+        self.state().entries
+    }
+
+    /// A connected flow of `channel`, its local end and its remote one, that has
+    /// a place which a flow from `remote` to `local` could have: what may go when
+    /// [`Tables::connect`] finds no room.
+    pub fn replaceable(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+        channel: ChannelId,
+    ) -> Option<(SocketAddr, SocketAddr)> {
+        let ends = Ends::connected(local, remote, protocol as u8);
+        let _state = self.state();
+        let places = self.flow_places(flow_hash(self.hash_key, &ends));
+        let found = places
+            .into_iter()
+            .flat_map(|(_, flows)| flows)
+            .find(|flow| flow.channel.load(Acquire) & !SHARE == channel.value())?;
+        let end = |address: &[AtomicU64; 2], port: &AtomicU16| {
+            let port = u16::from_be(port.load(Relaxed));
+            SocketAddr::new(address_of(address), port)
+        };
+        let local = end(&found.local, &found.local_port);
+        Some((local, end(&found.remote, &found.remote_port)))
+    }
+
+    fn share(&self, share: u8) -> Option<&Share> {
+        let place = share.checked_sub(1)?;
+        self.application().shares.get(usize::from(place))
+    }
+
+    /// Says how many frames of each flow that was entered with `share` a channel
+    /// gets until [`Tables::renew_shares`]: the rest is dropped
+    /// ([`Counter::OverShare`]). 0 is no bound. Nothing happens for a share that is
+    /// not among 1 to [`SHARES`].
+    ///
+    /// [`Counter::OverShare`]: super::layout::Counter::OverShare
+    pub fn set_share(&self, share: u8, most: u16) {
+        if let Some(share) = self.share(share) {
+            share.most.store(most, Release);
+        }
+    }
+
+    /// The channel of flows with this share was emptied: each has its part of it
+    /// again.
+    pub fn renew_shares(&self, share: u8) {
+        if let Some(share) = self.share(share) {
+            share.epoch.fetch_add(1, Release);
+        }
+    }
+
+    /// The channel of an entry, or, where the flow has had its share, an id with [`OVER_SHARE`] in its index. Counts the frame that it is asked for.
+    fn within_share(&self, flow: &Flow, channel: ChannelId) -> ChannelId {
+        let share = (channel.value() & SHARE) >> SHARE_SHIFT;
+        let Some(share) = self.share(share as u8) else {
+            return channel;
+        };
+        let channel = ChannelId::from_value(channel.value() & !SHARE);
+        let most = share.most.load(Relaxed);
+        if most == 0 {
+            return channel;
+        }
+        let epoch = share.epoch.load(Relaxed);
+        let came = if flow.epoch.swap(epoch, Relaxed) == epoch {
+            flow.came.load(Relaxed)
+        } else {
+            0
+        };
+        flow.came.store(came.saturating_add(1), Relaxed);
+        if came < most {
+            channel
+        } else {
+            ChannelId::from_value(channel.value() | OVER_SHARE)
+        }
+    }
+
+    /// The places that a flow may have: those of two buckets, one by either
+    /// half of its hash, each with its tag.
+    fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[Flow]); 2] {
+        let application = self.application();
+        [hash, hash >> 32].map(|half| {
+            let bucket = half as usize % FLOW_BUCKETS;
+            let tags = application.tags.get(bucket).map(<[_; FLOW_WAYS]>::as_slice);
+            let flows = application.flows.get(bucket);
+            let flows = flows.map(<[_; FLOW_WAYS]>::as_slice);
+            (tags.unwrap_or_default(), flows.unwrap_or_default())
+        })
+    }
+
+    fn held_flow(&self, hash: u64, ends: &Ends) -> Option<(&AtomicU8, &Flow)> {
+        let tag = flow_tag(hash);
+        self.flow_places(hash)
+            .into_iter()
+            .flat_map(|(tags, flows)| tags.iter().zip(flows))
+            .find(|(place, flow)| place.load(Acquire) == tag && holds(flow, ends))
+    }
+
+    /// A free place in the emptier of a flow's buckets.
+    fn free_flow(&self, hash: u64) -> Option<(&AtomicU8, &Flow)> {
+        let is_free = |tag: &AtomicU8| tag.load(Relaxed) == 0;
+        let [first, second] = self.flow_places(hash);
+        let free = |(tags, _): (&[AtomicU8], _)| tags.iter().filter(|tag| is_free(tag)).count();
+        let (tags, flows) = if free(first) >= free(second) {
+            first
+        } else {
+            second
+        };
+        tags.iter().zip(flows).find(|(tag, _)| is_free(tag))
+    }
+
+    /// Enters a flow with its channel and its share of it, or changes them.
+    pub(super) fn insert_flow(
+        &self,
+        ends: &Ends,
+        (channel, share): (ChannelId, u8),
+        flag: u32,
+    ) -> io::Result<()> {
+        let protocol = if ends.protocol == 6 {
+            Protocol::Tcp
+        } else {
+            Protocol::Udp
+        };
+        let listener = self.listener(protocol, ends.local_port)?;
+        // Before the lock: the key never changes.
+        let hash = flow_hash(self.hash_key, ends);
+        let channel = channel.value() | u32::from(share) << SHARE_SHIFT;
+        let mut state = self.state();
+        if let Some((_, flow)) = self.held_flow(hash, ends) {
+            flow.channel.store(channel, Release);
+            return Ok(());
+        }
+        let Some((tag, flow)) = self.free_flow(hash) else {
+            return Err(no_room());
+        };
+        for (place, word) in flow.local.iter().zip(ends.local) {
+            place.store(word, Release);
+        }
+        for (place, word) in flow.remote.iter().zip(ends.remote) {
+            place.store(word, Release);
+        }
+        flow.local_port.store(ends.local_port.to_be(), Release);
+        flow.remote_port.store(ends.remote_port.to_be(), Release);
+        flow.protocol.store(ends.protocol, Release);
+        flow.channel.store(channel, Release);
+        tag.store(flow_tag(hash), Release);
+        let counts = state
+            .flows
+            .entry(port_index(protocol, ends.local_port))
+            .or_default();
+        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
+        *count += 1;
+        if *count == 1 {
+            listener.flags.fetch_or(flag, Release);
+        }
+        state.entries += 1;
+        Ok(())
+    }
+
+    pub(super) fn remove_flow(&self, ends: &Ends, flag: u32) {
+        let protocol = if ends.protocol == 6 {
+            Protocol::Tcp
+        } else {
+            Protocol::Udp
+        };
+        let hash = flow_hash(self.hash_key, ends);
+        let mut state = self.state();
+        let Some((tag, flow)) = self.held_flow(hash, ends) else {
+            return;
+        };
+        flow.channel.store(0, Release);
+        tag.store(0, Release);
+        let index = port_index(protocol, ends.local_port);
+        let counts = state.flows.entry(index).or_default();
+        let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
+        *count = count.saturating_sub(1);
+        if *count == 0
+            && let Ok(listener) = self.listener(protocol, ends.local_port)
+        {
+            listener.flags.fetch_and(!flag, Release);
+        }
+        if *counts == [0, 0] {
+            state.flows.remove(&index);
+        }
+        state.entries = state.entries.saturating_sub(1);
+    }
+
+    /// Channel of an exact entry of the flow table; see
+    /// [`Tables::within_share`].
+    pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
+        let hash = flow_hash(self.hash_key, ends);
+        let tag = flow_tag(hash);
+        for (tags, flows) in self.flow_places(hash) {
+            for (place, flow) in tags.iter().zip(flows) {
+                if place.load(Acquire) != tag {
+                    continue;
+                }
+                let channel = flow.channel.load(Acquire);
+                // The same before and after the key was read: the key is its own.
+                if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
+                    return self.within_share(flow, ChannelId::from_value(channel));
+                }
+            }
+        }
+        ChannelId::NONE
+    }
+}
+
+/// True if an occupied slot holds this flow.
+fn holds(flow: &Flow, ends: &Ends) -> bool {
+    let words = |place: &[std::sync::atomic::AtomicU64; 2]| {
+        [place[0].load(Acquire), place[1].load(Acquire)]
+    };
+    flow.channel.load(Acquire) != 0
+        && words(&flow.local) == ends.local
+        && words(&flow.remote) == ends.remote
+        && u16::from_be(flow.local_port.load(Acquire)) == ends.local_port
+        && u16::from_be(flow.remote_port.load(Acquire)) == ends.remote_port
+        && flow.protocol.load(Acquire) == ends.protocol
+}
+
+/// An address from the words that the tables hold.
+fn address_of(words: &[AtomicU64; 2]) -> IpAddr {
+    let [high, low] = words
+        .each_ref()
+        .map(|word| word.load(Relaxed).to_ne_bytes());
+    let mut bytes = [0; 16];
+    let (front, back) = bytes.split_at_mut(8);
+    front.copy_from_slice(&high);
+    back.copy_from_slice(&low);
+    Ipv6Addr::from(bytes).to_canonical()
+}
