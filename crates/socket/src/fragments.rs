@@ -110,7 +110,7 @@ impl Core {
                 }
                 Owner::Udp(_) | Owner::None => self.causes.no_socket(),
                 // Their flow says whose they are.
-                _ => self.tcp_take_datagram(&datagram.bytes, datagram.transport),
+                _ => self.tcp_keep_reassembled(datagram),
             }
         }
     }

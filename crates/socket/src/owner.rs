@@ -19,7 +19,9 @@ pub(crate) enum Owner {
     /// A TCP connection's own.
     Connection(Arc<ConnectionInner>),
     /// All connections' that have none of their own.
-    Commons,
+    Shared,
+    /// All connections' that are in TIME-WAIT.
+    TimeWait,
     /// Open, and waiting for the next connection.
     Spare,
 }

@@ -309,11 +309,18 @@ pub struct TcpSnapshot {
     pub timers: u64,
     /// What happened since the start, by name: connections `opened`, `closed`,
     /// `accepted`, `accepted-by-kernel`; `refused` for want of room in the
-    /// driver's tables; times that sending was `held-up` by the device or an
-    /// unresolved neighbour; orphans that were reset for their number or for
-    /// memory (`orphans-reset`); segments of connections not yet there that were
-    /// dropped since memory was exhausted (`no-memory`).
+    /// driver's tables; `time-wait-evicted`, in TIME-WAIT, to make room there;
+    /// `channels-taken` from a connection for one that had more to do; times that
+    /// sending was `held-up` by the device or an unresolved neighbour; orphans that
+    /// were reset for their number or for memory (`orphans-reset`); segments of
+    /// connections not yet there that were dropped since memory was exhausted
+    /// (`no-memory`).
     pub counters: BTreeMap<String, u64>,
+    /// Frames dropped in the driver at the channels that connections share, or
+    /// for a flow's share of them, by channel: `shared` by connections without
+    /// one of their own, `time-wait`. Only those that dropped some.
+    #[serde(default)]
+    pub dropped: BTreeMap<String, u64>,
 }
 
 impl TcpSnapshot {
@@ -332,6 +339,16 @@ impl TcpSnapshot {
                 .into(),
             ..TcpSnapshot::default()
         };
+        let channels = &core.tcp.channels;
+        for (name, channel) in [
+            ("shared", &channels.shared),
+            ("time-wait", &channels.time_wait),
+        ] {
+            let (_, dropped) = channel_counts(core, channel.id.index());
+            if dropped > 0 {
+                snapshot.dropped.insert(name.to_owned(), dropped);
+            }
+        }
         for connection in core.tcp.timers.connections() {
             let state = connection.lock();
             let name = state_name(state.connection.state());

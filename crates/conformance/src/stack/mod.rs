@@ -272,7 +272,9 @@ impl Host {
         for listening in self.listeners.values_mut() {
             if due(listening.protocol.next_timeout()) {
                 let mut send = wire::collector(&mut sent);
-                listening.protocol.timeout(now, &mut send, &mut |_| {});
+                listening
+                    .protocol
+                    .timeout(now, &mut |flow, out, _| send(flow, out), &mut |_| {});
             }
         }
         self.emit(sent);

@@ -97,16 +97,14 @@ impl Connection {
     /// The peer has sent an acceptable RST (RFC 9293 §3.10.7.4, second).
     pub(super) fn reset_by_peer(&mut self) {
         let error = match self.state {
-            State::SynReceived if !self.is_opened_by_syn() => Some(Errno::CONNREFUSED),
+            State::SynReceived if !self.is_opened_by_syn() => Errno::CONNREFUSED,
             // As Linux: the peer had closed already.
-            State::CloseWait => Some(Errno::PIPE),
-            State::TimeWait => None,
-            _ => Some(Errno::CONNRESET),
+            State::CloseWait => Errno::PIPE,
+            // It must not end TIME-WAIT early (RFC 1337).
+            State::TimeWait => return,
+            _ => Errno::CONNRESET,
         };
-        self.finish();
-        if let Some(error) = error {
-            self.set_error(error);
-        }
+        self.fail(error);
     }
 
     /// Ends the connection for a reason that the application is told, and the peer
@@ -136,13 +134,13 @@ impl Connection {
         }
     }
 
-    /// What is left to be remembered, once the connection is in TIME-WAIT, its
-    /// last acknowledgment was sent and nobody reads any more: the caller may
-    /// move it into a table and drop the connection. A connection that is kept
-    /// does what is needed itself.
+    /// What is left to be remembered, once the connection is in TIME-WAIT and its
+    /// last acknowledgment was sent: the caller may move it into a table and drop
+    /// the connection, or see to its end with [`Connection::take_time_wait`]. One
+    /// that is kept does what is needed itself.
     #[must_use]
     pub fn time_wait(&self) -> Option<TimeWaitEntry> {
-        let over = self.state == State::TimeWait && self.orphan && self.pending == Pending(0);
+        let over = self.state == State::TimeWait && self.pending == Pending(0);
         over.then(|| TimeWaitEntry {
             flow: self.flow,
             send_next: self.send.next,
@@ -151,6 +149,15 @@ impl Connection {
             timestamp_recent: self.timestamps.then_some(self.receive.timestamp),
             timestamp_offset: self.timestamp_offset,
         })
+    }
+
+    /// As [`Connection::time_wait`]; the connection is then in CLOSED, as a Linux
+    /// socket is whose TIME-WAIT is kept apart from it. What was received stays
+    /// readable.
+    pub fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
+        let entry = self.time_wait()?;
+        self.finish();
+        Some(entry)
     }
 
     /// Does what is due at `now`; [`Connection::output`] is to be called after.

@@ -41,6 +41,8 @@ pub(super) struct HalfOpen {
     /// The peer's timestamp as last seen.
     pub timestamp: Option<u32>,
     pub timestamp_offset: u32,
+    /// Whatever the caller said of where the SYN came from.
+    pub origin: u64,
     /// When the first answer was sent, and the last.
     pub begun: Time,
     pub answered: Time,
@@ -64,6 +66,7 @@ impl HalfOpen {
             ecn: false,
             timestamp: None,
             timestamp_offset: 0,
+            origin: 0,
             begun: now,
             answered: now,
             retries: 0,

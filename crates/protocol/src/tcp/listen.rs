@@ -92,6 +92,8 @@ pub struct Listener {
     waiting: usize,
     attacked_until: Option<Time>,
     cookies_until: Option<Time>,
+    /// Where the segments that are given come from.
+    origin: u64,
     fast_open: Option<FastOpenServer>,
     /// Connections that a SYN has opened whose handshake is not complete.
     opening: u32,
@@ -122,6 +124,7 @@ impl Listener {
             waiting: 0,
             attacked_until: None,
             cookies_until: None,
+            origin: 0,
             fast_open: None,
             opening: 0,
             reset_until: VecDeque::new(),
@@ -222,6 +225,7 @@ impl Listener {
             ecn: ecn::accepts(config, syn),
             timestamp: timestamps.map(|timestamps| timestamps.value),
             timestamp_offset: isn::timestamp_offset(&self.secrets.cookie, &flow),
+            origin: self.origin,
             ..HalfOpen::new(flow, local_isn, syn.header.sequence, now)
         };
         let mut cookie = None;
@@ -349,6 +353,8 @@ impl Listener {
         {
             answer(entry, &self.config, None, now, send);
             entry.answered = now;
+            // Its way may have changed.
+            entry.origin = self.origin;
         }
         Reaction::Nothing
     }
@@ -417,11 +423,12 @@ impl Listener {
 
     /// Answers again whoever did not hear the last answer, and forgets whoever
     /// has not for long: `forgotten` hears of each flow, which the caller takes
-    /// out of the driver's table.
+    /// out of the driver's table. `send` is also told where the SYN came from
+    /// ([`Listener::set_origin`]).
     pub fn timeout(
         &mut self,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&Flow, &Outgoing<'_>, u64),
         forgotten: &mut dyn FnMut(&Flow),
     ) {
         self.calm_down(now);
@@ -438,7 +445,9 @@ impl Listener {
             };
             match self.half_open.get(key) {
                 Some(entry) if entry.retries < retries => {
-                    answer(entry, &self.config, None, now, send);
+                    let origin = entry.origin;
+                    let mut send = |flow: &Flow, out: &Outgoing<'_>| send(flow, out, origin);
+                    answer(entry, &self.config, None, now, &mut send);
                     self.half_open.retried(key, now);
                 }
                 _ => {
@@ -461,6 +470,13 @@ impl Listener {
     pub fn set_config(&mut self, config: &Config) {
         self.config = *config;
         self.cookies = Cookies::new(config, self.secrets.cookie);
+    }
+
+    /// Says where the segments that are given from now on come from, in a form of
+    /// the caller's: the link's sender, for one. An answer that is sent again goes
+    /// there.
+    pub fn set_origin(&mut self, origin: u64) {
+        self.origin = origin;
     }
 
     /// Says how many connections wait to be accepted.

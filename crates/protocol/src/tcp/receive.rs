@@ -380,11 +380,12 @@ impl Connection {
             // After the peer's FIN there is nothing to take: what lies beyond is
             // ignored (RFC 9293 §3.10.7.4, seventh). What comes again, the FIN
             // above all, wants to be acknowledged again.
+            let end = sequence.wrapping_add(segment.sequence_len());
             if before(sequence, self.next_expected()) {
-                let end = sequence.wrapping_add(segment.sequence_len());
                 self.acknowledge_copy(sequence, end);
             }
-            if self.state == State::TimeWait {
+            let fin = segment.header.flags.contains(Flags::FIN) && end == self.next_expected();
+            if self.state == State::TimeWait && fin {
                 self.timers.set(Timer::Wait, now, TIME_WAIT);
             }
             return;

@@ -238,6 +238,15 @@ impl TimeWaitTable {
         forgotten
     }
 
+    /// Forgets the connection that has waited longest, before its time: whose flow
+    /// somebody else needs room for.
+    pub fn evict(&mut self) -> Option<Flow> {
+        // What is gone leaves the front at once.
+        let oldest = self.queue.front()?.flow();
+        self.remove(&oldest);
+        Some(oldest)
+    }
+
     /// Forgets a connection; true if it was there. The caller has its flow back.
     pub fn remove(&mut self, flow: &Flow) -> bool {
         let Some((place, position)) = self.find(flow) else {
@@ -378,9 +387,7 @@ impl TimeWaitTable {
             self.compact();
             return None;
         }
-        let oldest = self.queue.iter().find(|entry| !entry.is_gone())?.flow();
-        self.remove(&oldest);
-        Some(oldest)
+        self.evict()
     }
 
     /// Takes entries that are gone from the front.

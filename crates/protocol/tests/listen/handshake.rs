@@ -364,3 +364,28 @@ fn answers_are_repeated_as_often_as_is_set() {
         assert_eq!((waited, forgotten), (waits, vec![flow]));
     }
 }
+
+#[test]
+fn an_answer_that_is_sent_again_goes_where_its_syn_came_from() {
+    let mut listener = listener(128);
+    let [one, two] = [1, 2].map(|n| client(n, 1000));
+    for (flow, origin) in [(one, 11), (two, 22)] {
+        listener.set_origin(origin);
+        give(&mut listener, &syn(flow, 500), START);
+    }
+    let again = |listener: &mut Listener, now| {
+        let mut sent = Vec::new();
+        let send = &mut |flow: &Flow, _: &Outgoing<'_>, origin| sent.push((*flow, origin));
+        listener.timeout(now, send, &mut |_| {});
+        sent
+    };
+    let now = START + SECOND;
+    assert_eq!(again(&mut listener, now), [(one, 11), (two, 22)]);
+    // A SYN that comes another way says that the way has changed.
+    listener.set_origin(33);
+    give(&mut listener, &syn(one, 500), now + SECOND);
+    assert_eq!(
+        again(&mut listener, now + 2 * SECOND),
+        [(one, 33), (two, 22)]
+    );
+}

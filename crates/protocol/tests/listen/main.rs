@@ -129,7 +129,7 @@ fn run_timers(listener: &mut Listener, until: Duration) -> (Vec<(Duration, Heade
     while let Some(next) = listener.next_timeout().filter(|&next| next <= until) {
         listener.timeout(
             next,
-            &mut |_, out| sent.push((next, out.header)),
+            &mut |_, out, _| sent.push((next, out.header)),
             &mut |flow| forgotten.push(*flow),
         );
         assert!(

@@ -254,3 +254,17 @@ fn the_table_finds_what_is_in_it_and_nothing_else() {
         assert_eq!(table.len(), model.len());
     }
 }
+
+#[test]
+fn the_oldest_goes_where_room_is_needed() {
+    let mut table = table(100);
+    let flows = [1, 2, 3].map(|n| client(n, 1000));
+    for flow in flows {
+        assert_eq!(table.insert(&entry(flow), START), None);
+    }
+    assert!(table.remove(&flows[0]));
+    assert_eq!(table.evict(), Some(flows[1]));
+    assert_eq!(table.evict(), Some(flows[2]));
+    assert_eq!(table.evict(), None);
+    assert!(table.is_empty());
+}

@@ -46,6 +46,53 @@ fn closing_first_leads_to_time_wait() {
     assert_eq!(peer.engine.next_timeout(), None);
 }
 
+/// Nothing that an old duplicate, or anybody else, sends ends TIME-WAIT early or
+/// makes it last (RFC 1337): only the FIN that comes again.
+#[test]
+fn time_wait_takes_no_notice_of_resets_and_old_segments() {
+    let mut peer = Peer::established(&plain());
+    shut(&mut peer);
+    peer.sent();
+    peer.give(FIN, 0, 1, b"");
+    peer.sent();
+    assert_eq!(peer.state(), State::TimeWait);
+    for flags in [Flags::RST, both(Flags::RST, ACK)] {
+        peer.give(flags, 1, 1, b"");
+        assert_eq!(peer.state(), State::TimeWait);
+    }
+    peer.wait(Duration::from_secs(50));
+    peer.give(ACK, 1, 1, b"");
+    peer.sent();
+    peer.wait(Duration::from_secs(11));
+    assert_eq!(peer.state(), State::Closed);
+}
+
+/// TIME-WAIT is the flow's, whether or not the application has closed: what it
+/// has not read stays readable.
+#[test]
+fn time_wait_does_not_wait_for_the_application() {
+    let mut peer = Peer::established(&plain());
+    shut(&mut peer);
+    peer.sent();
+    peer.give(FIN, 0, 1, b"unread");
+    assert_eq!(
+        peer.engine.take_time_wait(),
+        None,
+        "the last ACK has not left"
+    );
+    peer.sent();
+    let entry = peer.engine.take_time_wait().unwrap();
+    assert_eq!(entry.flow, *peer.engine.flow());
+    assert_eq!(peer.state(), State::Closed);
+    assert_eq!(peer.engine.next_timeout(), None);
+    assert!(peer.brief().is_empty());
+    let mut buffer = [0; 16];
+    assert_eq!(peer.engine.read(&mut buffer), Ok(6));
+    assert_eq!(peer.engine.read(&mut buffer), Ok(0));
+    assert_eq!(peer.engine.write(b"x"), Err(Errno::PIPE));
+    assert_eq!(peer.engine.take_error(), None);
+}
+
 #[test]
 fn closing_second_ends_with_the_last_ack() {
     let mut peer = Peer::established(&plain());

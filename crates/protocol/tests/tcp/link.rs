@@ -498,7 +498,7 @@ impl Link {
         }
         let now = self.now;
         self.listen(|listener, send| {
-            listener.timeout(now, send, &mut |_| {});
+            listener.timeout(now, &mut |flow, out, _| send(flow, out), &mut |_| {});
             Reaction::Nothing
         });
         for from in 0..2 {

@@ -34,7 +34,7 @@ use crate::raw::poll;
 use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
-use crate::tcp::frames::COMMONS_CHANNEL;
+use crate::tcp::channels::{LAST_SHARED, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::tcp::memory::ORPHANS_MAX;
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
@@ -583,7 +583,8 @@ impl Stack {
             warnings: Mutex::new(parts.warnings),
             link: Arc::new(LinkState::new()?),
         });
-        core.set_owner(COMMONS_CHANNEL, Owner::Commons);
+        core.set_owner(SHARED_CHANNEL, Owner::Shared);
+        core.set_owner(TIME_WAIT_CHANNEL, Owner::TimeWait);
         core.tcp_set_cookie_parameters();
         if let Some(losses) = DeviceLosses::of(&core) {
             let _ = core.losses_before.set(losses);
@@ -798,7 +799,7 @@ impl Core {
     pub(crate) fn allocate_channel(&self) -> io::Result<ChannelId> {
         let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
         let mut generations = lock(&self.generations);
-        let first = COMMONS_CHANNEL + 1;
+        let first = LAST_SHARED + 1;
         for _ in first..CHANNELS as u16 {
             let number = self.next_channel.fetch_add(1, Ordering::Relaxed);
             let number = first + number % (CHANNELS as u16 - first);

@@ -295,7 +295,8 @@ impl Core {
             Owner::Udp(socket) => socket.has_frames(),
             Owner::Listener(listener) => listener.has_frames(self),
             Owner::Connection(connection) => connection.has_frames(self),
-            Owner::Commons => self.tcp_commons_ready(),
+            Owner::Shared => self.tcp_shared_ready(),
+            Owner::TimeWait => self.tcp_time_wait_ready(),
             Owner::Spare => self.tcp_take_spare(channel),
         }
     }

@@ -15,7 +15,8 @@ use tidewall_protocol::tcp::{Connection, Errno, Flow, Segment, State as Phase};
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
-use super::frames::{After, ChannelSet, Content};
+use super::channels::{ChannelSet, Part, Usage};
+use super::frames::{After, Content};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
 use super::sending::{Again, QUANTUM, Turn};
@@ -53,6 +54,9 @@ pub(crate) struct ConnectionInner {
     unattended: AtomicBool,
     /// It is in the list of those that want to send.
     dirty: AtomicBool,
+    /// The application has closed it: as [`State::orphan`], to be read without the
+    /// lock.
+    closed: AtomicBool,
 }
 
 /// What the lock guards.
@@ -60,20 +64,20 @@ pub(crate) struct State {
     pub(crate) connection: Connection,
     /// Bytes of memory that it counts for in the stack's.
     pub(super) charged: u32,
-    /// Its own channel; without one its frames come through the commons.
+    /// Its own channel; without one its frames come through the shared one.
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
     armed: Duration,
     neighbour: Option<MacAddress>,
     /// When to ask for it again, ns.
     neighbour_until: u64,
-    /// When a frame came last, ns.
-    active: u64,
+    /// How much came lately.
+    usage: Usage,
     /// Queue that its frames come on.
     queue: u8,
     pub(crate) hop_limit: u8,
-    /// Segments that came through the commons lately.
-    through_commons: u8,
+    /// Segments that came through the shared channel since a channel was asked for.
+    through_shared: u8,
     /// The application has closed it.
     orphan: bool,
     /// Nothing of the stack points to it any more.
@@ -158,9 +162,17 @@ impl ConnectionInner {
     /// Frames came to its channel.
     pub(crate) fn has_frames(self: &Arc<Self>, core: &Core) {
         self.waiters.wake_any();
-        if !self.watch.has_frames() && !self.unattended.swap(true, Ordering::AcqRel) {
+        if self.closed.load(Ordering::Acquire) {
+            // Nobody else sees to them.
+            core.tcp_closing_ready(self);
+        } else if !self.watch.has_frames() && self.becomes_unattended() {
             core.tcp.unattended(self.clone());
         }
+    }
+
+    /// True for who must enter it in a list of those with frames: it is in none.
+    pub(super) fn becomes_unattended(&self) -> bool {
+        !self.unattended.swap(true, Ordering::AcqRel)
     }
 
     /// Takes it off the list of those with frames, by whoever took it out.
@@ -203,7 +215,7 @@ impl ConnectionInner {
             connection,
             channel: Some(set),
             queue,
-            active,
+            usage,
             ..
         } = state
         else {
@@ -238,7 +250,7 @@ impl ConnectionInner {
             }
             shared.give_back(set.id, done);
         }
-        *active = nanoseconds(now);
+        usage.add(taken, now);
         taken
     }
 
@@ -266,12 +278,12 @@ impl ConnectionInner {
         let now = core.age();
         state.queue = queue as u8;
         state.connection.input(segment, now);
-        state.active = nanoseconds(now);
-        if state.channel.is_none() && !state.orphan {
-            state.through_commons = state.through_commons.saturating_add(1);
-            if state.through_commons >= BUSY {
-                state.through_commons = 0;
-                self.take_channel(core, &mut state, false);
+        state.usage.add(1, now);
+        if state.channel.is_none() && !state.is_done() {
+            state.through_shared = state.through_shared.saturating_add(1);
+            if state.through_shared >= BUSY {
+                state.through_shared = 0;
+                self.take_channel(core, &mut state, false, after);
             }
         }
         self.settle(core, &mut state, after);
@@ -343,13 +355,18 @@ impl ConnectionInner {
             if !state.held_up {
                 self.mark(core);
             }
-        } else if let Some(entry) = state.connection.time_wait() {
+        } else if let Some(entry) = state.connection.take_time_wait() {
+            // Of this nobody is told: the peer's FIN was what they waited for.
+            state.told = Told::of(&state.connection);
             core.tcp_enter_time_wait(entry);
             self.detach(core, state, true, after);
             return;
         } else if state.connection.state() == Phase::Closed {
             self.detach(core, state, false, after);
             return;
+        }
+        if state.is_done() && state.channel.is_some() {
+            self.give_channel_back(core, state, after);
         }
         if let Some(due) = state.connection.next_timeout() {
             self.arm(core, state, due);
@@ -514,75 +531,69 @@ impl ConnectionInner {
         core: &Core,
         state: &mut State,
         first: bool,
+        after: &mut After,
     ) -> bool {
         let flow = *state.connection.flow();
-        let enter = |id| {
-            core.tables
-                .connect(Protocol::Tcp, flow.local, flow.remote, id)
-                .is_ok()
+        // A new one may have the channel of one that is silent.
+        let wanted = state.usage.frames(core.age()).max(1);
+        let Some(mut set) = core.tcp_channel(wanted, after) else {
+            return !first || core.tcp_enter_flow(&flow, core.tcp.channels.shared.id, Part::Shared);
         };
-        let Some(set) = core.tcp_channel() else {
-            return !first || enter(core.tcp.commons_id);
-        };
-        core.set_owner(set.id.index(), Owner::Connection(self.clone()));
         let id = set.id;
-        if enter(id) {
+        core.set_owner(id.index(), Owner::Connection(self.clone()));
+        set.empty(after);
+        if core.tcp_enter_flow(&flow, id, Part::All) {
             state.channel = Some(set);
             return true;
         }
-        core.set_owner(id.index(), Owner::Spare);
-        core.tcp_return_channel(set, &mut After::default());
+        core.tcp_return_channel(set, after);
         false
     }
 
-    /// Gives its channel back; its frames come through the commons from now on,
-    /// or (`lingers` false) are nobody's.
-    fn give_channel_back(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
-        let flow = *state.connection.flow();
-        let set = state.channel.take();
-        if !lingers {
-            core.tables
-                .disconnect(Protocol::Tcp, flow.local, flow.remote);
-        } else if set.is_some() {
+    /// Gives its channel back; its frames come through the shared one from now on.
+    fn give_channel_back(&self, core: &Core, state: &mut State, after: &mut After) {
+        if let Some(set) = state.channel.take() {
             // It replaces an entry, for which there is room.
-            let commons = core.tcp.commons_id;
-            let _ = core
-                .tables
-                .connect(Protocol::Tcp, flow.local, flow.remote, commons);
-        }
-        if let Some(set) = set {
-            core.set_owner(set.id.index(), Owner::Spare);
+            core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
             core.tcp_return_channel(set, after);
         }
     }
 
-    /// Gives its channel back if it has not used it for `quiet`. True if so.
-    pub(crate) fn lend_channel(self: &Arc<Self>, core: &Core, quiet: Duration) -> bool {
-        let mut after = After::default();
-        let given = {
-            let Some(mut state) = self.try_lock() else {
-                return false;
-            };
-            let since = nanoseconds(core.age()).saturating_sub(state.active);
-            let idle = state.channel.as_ref().is_some_and(ChannelSet::looks_empty)
-                && since >= nanoseconds(quiet)
-                && state.connection.is_idle();
-            if idle {
-                self.give_channel_back(core, &mut state, true, &mut after);
-            }
-            idle
-        };
-        core.tcp_after(after);
-        given
+    /// Frames that came lately through a channel of its own; `None` if it has none,
+    /// or somebody is busy with it.
+    pub(super) fn channel_usage(&self, now: Duration) -> Option<u16> {
+        let state = self.try_lock()?;
+        let has_channel = state.channel.is_some();
+        has_channel.then(|| state.usage.frames(now))
+    }
+
+    /// Gives its channel to another connection, and uses the shared one. What was
+    /// still in it is put off until `after`.
+    pub(super) fn give_up_channel(&self, core: &Core, after: &mut After) -> Option<ChannelSet> {
+        // Locked until its flow is elsewhere: it may not end before.
+        let mut state = self.try_lock()?;
+        let mut set = state.channel.take()?;
+        core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
+        core.set_owner(set.id.index(), Owner::Spare);
+        set.empty(after);
+        Some(set)
     }
 
     /// Takes it out of everything that points to it. `lingers`: the flow is in
-    /// TIME-WAIT, and its frames go to the commons.
+    /// TIME-WAIT.
     fn detach(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
         state.detached = true;
         let flow = *state.connection.flow();
         core.tcp.flows.forget(&flow);
-        self.give_channel_back(core, state, lingers, after);
+        if lingers {
+            core.tcp_enter_flow(&flow, core.tcp.channels.time_wait.id, Part::TimeWait);
+        } else {
+            core.tables
+                .disconnect(Protocol::Tcp, flow.local, flow.remote);
+        }
+        if let Some(set) = state.channel.take() {
+            core.tcp_return_channel(set, after);
+        }
         if !lingers {
             core.tcp.ports.leave(&core.tables, flow.local.port());
         }
@@ -594,6 +605,8 @@ impl ConnectionInner {
     /// the rest in the background.
     pub(crate) fn close(self: &Arc<Self>, core: &Core, linger: Option<Duration>) {
         let mut after = After::default();
+        // What comes after the frames below is not left to the application.
+        self.closed.store(true, Ordering::Release);
         {
             let mut state = self.lock();
             self.take_frames(core, &mut state, &mut after);
@@ -603,7 +616,6 @@ impl ConnectionInner {
             if !state.detached {
                 core.tcp_limit_orphan(&mut state);
                 core.tcp.counters.orphan_made();
-                self.give_channel_back(core, &mut state, true, &mut after);
                 self.settle(core, &mut state, &mut after);
             }
         }
@@ -739,6 +751,12 @@ impl State {
         self.orphan
     }
 
+    /// True when the application is gone and the peer has got everything: only its
+    /// FIN is waited for.
+    fn is_done(&self) -> bool {
+        self.orphan && self.connection.state() == Phase::FinWait2
+    }
+
     /// True when frames wait in its channel.
     pub(crate) fn has_frames(&self) -> bool {
         self.channel.as_ref().is_some_and(|set| !set.looks_empty())
@@ -803,9 +821,9 @@ impl Core {
         neighbour: Option<MacAddress>,
         queue: usize,
         hop_limit: u8,
+        after: &mut After,
     ) -> Option<Arc<ConnectionInner>> {
         let flow = *connection.flow();
-        let now = self.age();
         let (fast, deferred) = (connection.is_fast(), connection.awaits_syn_data());
         let mut made = None;
         let mut contents = Some(connection);
@@ -822,10 +840,10 @@ impl Core {
                         armed: NEVER,
                         neighbour,
                         neighbour_until: 0,
-                        active: nanoseconds(now),
+                        usage: Usage::default(),
                         queue: queue as u8,
                         hop_limit,
-                        through_commons: 0,
+                        through_shared: 0,
                         orphan: false,
                         detached: false,
                         held_up: false,
@@ -840,6 +858,7 @@ impl Core {
                     watch: Watch::default(),
                     unattended: AtomicBool::new(false),
                     dirty: AtomicBool::new(false),
+                    closed: AtomicBool::new(false),
                 })
             });
             made = inner;
@@ -852,10 +871,10 @@ impl Core {
         }
         let entered = {
             let mut state = inner.lock();
-            let entered = inner.take_channel(self, &mut state, true);
+            let entered = inner.take_channel(self, &mut state, true, after);
             if entered {
                 // A SYN is to be sent.
-                inner.settle(self, &mut state, &mut After::default());
+                inner.settle(self, &mut state, after);
             } else {
                 state.detached = true;
             }
@@ -866,6 +885,7 @@ impl Core {
             self.tcp.timers.remove(timer);
             return None;
         }
+        self.tcp_bound_time_wait();
         self.tcp.ports.again(flow.local.port());
         self.tcp.counters.opened();
         Some(inner)

@@ -1,8 +1,4 @@
-//! From frames to segments: channels of connections, the channel that those
-//! without one share, and whose a segment is.
-
-use std::io;
-use std::sync::PoisonError;
+//! From frames to segments, and whose a segment is.
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
@@ -12,40 +8,12 @@ use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
 use tidewall_protocol::{Drop as Cause, InputOptions};
-use tidewall_receive::poller::{Channel, Done, Shared};
+use tidewall_receive::poller::{Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::udp::Addresses;
 
 use super::connection::flow_of;
-use crate::owner::Owner;
 use crate::stack::{Core, lock};
-
-/// Number of the channel that connections without one share.
-pub(crate) const COMMONS_CHANNEL: u16 = 2;
-/// Frames that may wait in it, a queue.
-pub(crate) const COMMONS_LIMIT: u32 = 1024;
-/// Frames that may wait for one connection, a queue: a poll's worth of data
-/// while the application works on the last one. Acknowledgments have room
-/// beside it when the advertised window is full, since the window counts bytes
-/// that have not been read wherever they are.
-const CONNECTION_LIMIT: u32 = 256;
-/// Channels that stay open for the next connections.
-const SPARES: usize = 64;
-/// Channels that connections leave to listeners and UDP sockets.
-const RESERVED: usize = 256;
-
-/// A channel, on every queue.
-#[derive(Debug)]
-pub(crate) struct ChannelSet {
-    pub(crate) id: ChannelId,
-    pub(crate) channels: Box<[Channel]>,
-}
-
-impl ChannelSet {
-    pub(crate) fn looks_empty(&self) -> bool {
-        self.channels.iter().all(Channel::looks_empty)
-    }
-}
 
 /// A segment in a buffer of its own: one that came in a channel whose owner it
 /// was not for.
@@ -196,15 +164,28 @@ impl Core {
         }
     }
 
-    /// A segment that was reassembled from fragments: nobody sends such, so
-    /// nothing is made easy for them.
-    pub(crate) fn tcp_take_datagram(&self, bytes: &[u8], transport: usize) {
-        match tcp::input(bytes, transport, &self.input_options) {
-            Ok(segment) => match self.tcp.flows.find(&segment.flow) {
-                Some(connection) => connection.input(self, &segment, 0),
-                None => self.causes.protocol(Cause::TcpNoConnection),
-            },
-            Err(cause) => self.causes.protocol(cause),
+    /// A segment was reassembled from fragments, by a thread that may hold what its
+    /// connection needs: those that sleep in the stack, or call, see to it.
+    pub(crate) fn tcp_keep_reassembled(&self, datagram: Reassembled) {
+        lock(&self.tcp.reassembled).push(datagram);
+        self.tcp_shared_later();
+    }
+
+    /// Runs the protocol on reassembled segments: nobody sends such, so nothing is
+    /// made easy for them.
+    pub(super) fn tcp_take_reassembled(&self) {
+        let datagrams = std::mem::take(&mut *lock(&self.tcp.reassembled));
+        for Reassembled {
+            bytes, transport, ..
+        } in datagrams
+        {
+            match tcp::input(&bytes, transport, &self.input_options) {
+                Ok(segment) => match self.tcp.flows.find(&segment.flow) {
+                    Some(connection) => connection.input(self, &segment, 0),
+                    None => self.causes.protocol(Cause::TcpNoConnection),
+                },
+                Err(cause) => self.causes.protocol(cause),
+            }
         }
     }
 
@@ -273,25 +254,14 @@ impl Core {
         self.tcp.sending.kick(queue);
     }
 
-    /// Runs the protocol on what waits in the commons.
-    pub(crate) fn tcp_take_commons(&self) {
-        let mut frames = Vec::new();
-        for (number, queue) in self.queues.iter().enumerate() {
-            {
-                let mut commons = lock(&self.tcp.commons);
-                let Some(channel) = commons.get_mut(number) else {
-                    continue;
-                };
-                while let Some(frame) = channel.remove() {
-                    frames.push(frame);
-                }
-            }
-            self.tcp_take(&queue.shared, number, self.tcp.commons_id, &mut frames);
-        }
-    }
-
     /// Gives frames of a channel without an owner to whom they belong.
-    fn tcp_take(&self, shared: &Shared, queue: usize, id: ChannelId, frames: &mut Vec<Frame>) {
+    pub(super) fn tcp_take(
+        &self,
+        shared: &Shared,
+        queue: usize,
+        id: ChannelId,
+        frames: &mut Vec<Frame>,
+    ) {
         let mut done = Done::default();
         let mut after = After::default();
         for frame in frames.drain(..) {
@@ -307,105 +277,5 @@ impl Core {
         }
         shared.give_back(id, done);
         self.tcp_after(after);
-    }
-
-    /// Frames came to a channel that waits for its next connection: they are
-    /// its last one's.
-    pub(crate) fn tcp_take_spare(&self, number: u16) {
-        let mut after = After::default();
-        {
-            let mut spares = lock(&self.tcp.spares);
-            if let Some(set) = spares.iter_mut().find(|set| set.id.index() == number) {
-                empty(set, &mut after);
-            }
-        }
-        self.tcp_after(after);
-    }
-
-    /// A channel for a connection; `None` when they have become scarce.
-    pub(crate) fn tcp_channel(&self) -> Option<ChannelSet> {
-        if let Some(set) = lock(&self.tcp.spares).pop() {
-            return Some(set);
-        }
-        if self.tcp.channels_left() <= RESERVED {
-            return None;
-        }
-        let _binding = lock(&self.binding);
-        let id = self.allocate_channel().ok()?;
-        let channels = self.open_channels(id, CONNECTION_LIMIT).ok()?.into();
-        let set = ChannelSet { id, channels };
-        // Before the number is somebody else's.
-        self.set_owner(id.index(), Owner::Spare);
-        self.tcp.channel_opened();
-        Some(set)
-    }
-
-    /// Takes a channel back, entered as a spare one by the caller. What is still
-    /// in it is put off until `after`.
-    pub(crate) fn tcp_return_channel(&self, mut set: ChannelSet, after: &mut After) {
-        empty(&mut set, after);
-        {
-            let mut spares = lock(&self.tcp.spares);
-            if spares.len() < SPARES {
-                spares.push(set);
-                return;
-            }
-        }
-        self.set_owner(set.id.index(), Owner::None);
-        self.close_channels(set);
-        self.tcp.channel_closed();
-    }
-
-    /// Opens a channel on every queue.
-    ///
-    /// # Errors
-    /// ENOMEM; it is then open on none.
-    pub(crate) fn open_channels(&self, id: ChannelId, limit: u32) -> io::Result<Vec<Channel>> {
-        let mut channels = Vec::with_capacity(self.queues.len());
-        for queue in &self.queues {
-            match lock(&queue.poller).open_channel(id, limit) {
-                Ok(channel) => channels.push(channel),
-                Err(error) => {
-                    let channels = channels.into();
-                    self.close_channels(ChannelSet { id, channels });
-                    return Err(error);
-                }
-            }
-        }
-        Ok(channels)
-    }
-
-    /// Closes a channel on every queue.
-    pub(crate) fn close_channels(&self, set: ChannelSet) {
-        for channel in set.channels {
-            let queue = self
-                .queues
-                .iter()
-                .find(|queue| std::sync::Arc::ptr_eq(&queue.shared, channel.shared()));
-            if let Some(queue) = queue {
-                queue
-                    .poller
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .close_channel(channel);
-            }
-        }
-    }
-}
-
-/// Moves what is in a channel out of its frames.
-fn empty(set: &mut ChannelSet, after: &mut After) {
-    let id = set.id;
-    for channel in &mut set.channels {
-        if channel.looks_empty() {
-            continue;
-        }
-        let shared = channel.shared().clone();
-        let mut done = Done::default();
-        while let Some(frame) = channel.remove() {
-            after.keep(&shared, &frame);
-            done.add(&shared, frame);
-        }
-        shared.give_back(id, done);
     }
 }

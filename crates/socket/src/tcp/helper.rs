@@ -182,6 +182,7 @@ impl Helper {
         let contexts = lock(&self.contexts);
         core.tcp.sending.is_due()
             || core.tcp.has_unattended()
+            || core.tcp_has_shared_frames()
             || core.tcp.is_late(core.age())
             || contexts
                 .iter()

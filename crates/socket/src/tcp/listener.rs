@@ -13,8 +13,8 @@ use tidewall_device::demux::{CookieMode, CookieOffer};
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
 
+use super::channels::ChannelSet;
 use super::connection::{ConnectionInner, error};
-use super::frames::ChannelSet;
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
@@ -36,7 +36,7 @@ pub use bind::ListenOptions;
 use bind::hold;
 
 /// Frames that may wait for a listener, a queue, beside its backlog.
-const CHANNEL_LIMIT: u32 = 256;
+pub(super) const CHANNEL_LIMIT: u32 = 256;
 /// How long after an accept another one is expected.
 const ATTENDED_FOR: Duration = Duration::from_secs(1);
 /// Accepts in a row that find connections in user space before the kernel's
@@ -94,12 +94,34 @@ struct State {
     armed: Duration,
     /// What the driver does about cookies.
     cookies: CookieMode,
-    /// Who sent the last segment on the link: where SYN-ACKs go that are sent
-    /// again.
-    neighbour: MacAddress,
-    queue: usize,
+    /// Of the segment that is being processed.
+    origin: Origin,
     /// Connections that were put into the accept queue.
     established: u32,
+}
+
+/// Where a segment came from.
+#[derive(Clone, Copy, Default)]
+struct Origin {
+    /// Who sent it on the link.
+    neighbour: MacAddress,
+    queue: usize,
+}
+
+impl Origin {
+    /// As [`Listener::set_origin`] keeps it of each half-open connection.
+    fn to_bits(self) -> u64 {
+        let [a, b, c, d, e, f] = self.neighbour.0;
+        u64::from_be_bytes([0, self.queue as u8, a, b, c, d, e, f])
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        let [_, queue, address @ ..] = bits.to_be_bytes();
+        Origin {
+            neighbour: MacAddress(address),
+            queue: queue.into(),
+        }
+    }
 }
 
 impl TcpListener {
@@ -159,8 +181,7 @@ impl TcpListener {
                     }),
                     armed: Duration::MAX,
                     cookies: CookieMode::Off,
-                    neighbour: MacAddress::default(),
-                    queue: 0,
+                    origin: Origin::default(),
                     established: 0,
                 }),
                 accepted: Mutex::default(),

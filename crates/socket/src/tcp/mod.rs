@@ -6,12 +6,13 @@
 //! for all connections together. A helper thread sees to connections that
 //! the application leaves alone for several milliseconds.
 //!
-//! One concern a file: `frames` (from channels to segments), `connection`,
+//! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
 //! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
 //! application's side), `kernel_stream` (connections that the kernel has),
 //! `selector`, `sending` (in which order, and how much at a time), `timers`, `ports`,
 //! `helper`, `memory` (what all connections' data takes).
 
+pub(crate) mod channels;
 pub(crate) mod connection;
 mod fast_open;
 mod flows;
@@ -35,17 +36,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidewall_device::demux::layout::CHANNELS;
-use tidewall_device::demux::{ChannelId, CookieParameters};
+use tidewall_device::demux::CookieParameters;
+use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
-use tidewall_receive::poller::Channel;
 
 use crate::raw::poll;
 use crate::stack::{Core, QueueHandle, lock};
+use channels::Channels;
 use connection::ConnectionInner;
 use fast_open::FastOpen;
 use flows::Flows;
-use frames::{COMMONS_CHANNEL, COMMONS_LIMIT, ChannelSet};
 use helper::Helper;
 use listener::ListenerInner;
 use memory::Memory;
@@ -69,17 +69,9 @@ const MANY_DIRTY: usize = 64;
 /// How long the end of a stack waits for what closed connections still have to
 /// send.
 const LINGER_AT_END: Duration = Duration::from_secs(1);
-/// Silence after which an idle connection gives its channel to one that needs
-/// it.
-const QUIET: Duration = Duration::from_secs(2);
 /// Connections in TIME-WAIT at most; the oldest goes first (Linux's
 /// `tcp_max_tw_buckets` is as large on a machine of this kind).
 const TIME_WAIT_MAX: usize = 131_072;
-/// Connections that are asked for their channel at a time.
-const ASKED: usize = 64;
-/// How often they are asked, in milliseconds.
-const ASK_EVERY: u64 = 10;
-
 /// TCP of one stack.
 pub(crate) struct Tcp {
     pub(crate) flows: Flows,
@@ -91,15 +83,9 @@ pub(crate) struct Tcp {
     unattended: Mutex<Vec<Arc<ConnectionInner>>>,
     /// Listeners have some.
     knocked: AtomicBool,
-    pub(crate) commons: Mutex<Box<[Channel]>>,
-    pub(crate) commons_id: ChannelId,
-    /// Frames came to the commons in a context that may not process them.
-    commons_waiting: AtomicBool,
-    pub(crate) spares: Mutex<Vec<ChannelSet>>,
-    /// Channels open for connections.
-    channels: AtomicUsize,
-    /// When connections were last asked for theirs, in milliseconds.
-    asked: AtomicU64,
+    pub(crate) channels: Channels,
+    /// Segments from fragments, for whoever may run the protocol.
+    reassembled: Mutex<Vec<Reassembled>>,
     pub(crate) time_wait: Mutex<TimeWaitTable>,
     time_wait_timer: u32,
     pub(crate) secrets: Secrets,
@@ -122,6 +108,8 @@ pub(crate) struct Counters {
     accepted_by_kernel: AtomicU64,
     held_up: AtomicU64,
     refused: AtomicU64,
+    time_wait_evicted: AtomicU64,
+    channels_taken: AtomicU64,
     orphans: AtomicUsize,
     orphans_reset: AtomicU64,
     no_memory: AtomicU64,
@@ -162,6 +150,17 @@ impl Counters {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Connections in TIME-WAIT that had to make room (Linux: TCPTimeWaitOverflow).
+    fn time_wait_evicted(&self, count: usize) {
+        self.time_wait_evicted
+            .fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// A connection's channel went to one that used its own more.
+    fn channel_taken(&self) {
+        self.channels_taken.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn accepted(&self, by_kernel: bool) {
         let counter = if by_kernel {
             &self.accepted_by_kernel
@@ -172,7 +171,7 @@ impl Counters {
     }
 
     /// By name.
-    pub(crate) fn values(&self) -> [(&'static str, u64); 8] {
+    pub(crate) fn values(&self) -> [(&'static str, u64); 10] {
         [
             ("opened", &self.opened),
             ("closed", &self.closed),
@@ -180,6 +179,8 @@ impl Counters {
             ("accepted-by-kernel", &self.accepted_by_kernel),
             ("held-up", &self.held_up),
             ("refused", &self.refused),
+            ("time-wait-evicted", &self.time_wait_evicted),
+            ("channels-taken", &self.channels_taken),
             ("orphans-reset", &self.orphans_reset),
             ("no-memory", &self.no_memory),
         ]
@@ -194,12 +195,9 @@ impl Tcp {
         let mut keys = [[0; 16]; 3];
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
-        let commons_id = ChannelId::new(COMMONS_CHANNEL, 1);
-        let mut commons = Vec::with_capacity(queues.len());
         let mut mtu = usize::from(u16::MAX);
         let mut offload = u32::MAX;
         for queue in queues {
-            commons.push(lock(&queue.poller).open_channel(commons_id, COMMONS_LIMIT)?);
             let transmitter = lock(&queue.transmitter);
             mtu = mtu.min(transmitter.mtu());
             offload = offload.min(transmitter.segmentation());
@@ -219,12 +217,8 @@ impl Tcp {
             sending: Sending::default(),
             unattended: Mutex::default(),
             knocked: AtomicBool::new(false),
-            commons: Mutex::new(commons.into()),
-            commons_id,
-            commons_waiting: AtomicBool::new(false),
-            spares: Mutex::default(),
-            channels: AtomicUsize::new(0),
-            asked: AtomicU64::new(0),
+            channels: Channels::open(queues)?,
+            reassembled: Mutex::default(),
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
             time_wait_timer,
             secrets: Secrets { sequence, cookie },
@@ -263,21 +257,6 @@ impl Tcp {
             .filter(|listener| listener.takes(local.ip()))
             .max_by_key(|listener| !listener.local().ip().is_unspecified())
             .cloned()
-    }
-
-    // ---- Channels -----------------------------------------------------------
-
-    /// Channels that connections may still open.
-    pub(crate) fn channels_left(&self) -> usize {
-        (CHANNELS - 3).saturating_sub(self.channels.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn channel_opened(&self) {
-        self.channels.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn channel_closed(&self) {
-        self.channels.fetch_sub(1, Ordering::Relaxed);
     }
 
     // ---- Who wants what -----------------------------------------------------
@@ -349,29 +328,14 @@ impl Core {
     /// for it. True when there is more to send after the next round of receiving.
     pub(crate) fn tcp_before_sleep(&self) -> bool {
         self.tcp_run_timers();
-        if self.tcp.commons_waiting.load(Ordering::Relaxed) {
-            self.tcp.commons_waiting.store(false, Ordering::Relaxed);
-            self.tcp_take_commons();
-        }
         self.tcp_send(false)
     }
 
-    /// Frames came to the commons. Threads of a host architecture deliver while
-    /// they hold their queue, where no protocol may run.
-    pub(crate) fn tcp_commons_ready(&self) {
-        if self.architecture.has_threads() {
-            self.tcp.commons_waiting.store(true, Ordering::Relaxed);
-            self.leadership.nudge();
-            self.tcp.helper.needed();
-        } else {
-            self.tcp_take_commons();
-        }
-    }
-
-    /// Sees to timers that have expired, and to channels and memory that are scarce.
+    /// Sees to timers that have expired, to memory that is scarce, and to frames
+    /// that were left until now.
     pub(crate) fn tcp_run_timers(&self) {
+        self.tcp_take_left_frames();
         let now = self.age();
-        self.tcp_collect_channels(now);
         self.tcp_reclaim(now);
         if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
@@ -419,22 +383,6 @@ impl Core {
         };
         for connection in owners {
             connection.process_if_free(self);
-        }
-    }
-
-    /// Channels are scarce: idle connections give theirs back, some at a time.
-    fn tcp_collect_channels(&self, now: Duration) {
-        if self.tcp.channels_left() > CHANNELS / 8 {
-            return;
-        }
-        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        let before = self.tcp.asked.load(Ordering::Relaxed);
-        if now < before.saturating_add(ASK_EVERY) {
-            return;
-        }
-        self.tcp.asked.store(now, Ordering::Relaxed);
-        for connection in self.tcp.timers.some_connections(ASKED) {
-            connection.lend_channel(self, QUIET);
         }
     }
 

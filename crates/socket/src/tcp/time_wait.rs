@@ -15,7 +15,8 @@ impl Core {
             let forgotten = table.insert(&entry, now);
             (forgotten, table.next_timeout(now))
         };
-        self.tcp_forget(forgotten.as_slice());
+        self.tcp_evicted(forgotten.as_slice());
+        self.tcp_bound_time_wait();
         if let Some(next) = next {
             self.tcp.arm(self.tcp.time_wait_timer, next);
         }
@@ -52,6 +53,29 @@ impl Core {
         if let Some(next) = next {
             self.tcp.arm(self.tcp.time_wait_timer, next);
         }
+    }
+
+    /// Leaves no more connections in TIME-WAIT than the others leave room for in
+    /// the driver's table: the oldest go.
+    pub(super) fn tcp_bound_time_wait(&self) {
+        while self.tcp_has_many_flows() {
+            let Some(oldest) = lock(&self.tcp.time_wait).evict() else {
+                return;
+            };
+            self.tcp_evicted(&[oldest]);
+        }
+    }
+
+    /// Ends TIME-WAIT early: another flow needs the place of this one.
+    pub(super) fn tcp_evict_time_wait(&self, flow: Flow) {
+        if lock(&self.tcp.time_wait).remove(&flow) {
+            self.tcp_evicted(&[flow]);
+        }
+    }
+
+    fn tcp_evicted(&self, flows: &[Flow]) {
+        self.tcp.counters.time_wait_evicted(flows.len());
+        self.tcp_forget(flows);
     }
 
     fn tcp_forget(&self, flows: &[Flow]) {

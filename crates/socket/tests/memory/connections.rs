@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Counter;
-use tidewall_device::memory::Side;
+use tidewall_device::memory::{LinkConfig, Rings, Side};
 use tidewall_protocol::tcp::{Checksum, Flow, Link, Outgoing, output};
-use tidewall_socket::tcp::{Event, Interest, ListenOptions};
+use tidewall_socket::tcp::{Event, Interest, ListenOptions, State};
 use tidewall_socket::{Selector, TcpListener, TcpStream};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header};
@@ -27,7 +27,25 @@ pub struct Meeting {
 
 impl Meeting {
     fn with(options: ListenOptions) -> Meeting {
-        let bed = Bed::new();
+        Meeting::on(Bed::new(), options)
+    }
+
+    /// On a device whose ring holds what a blast brings at once.
+    fn with_long_ring() -> Meeting {
+        let config = LinkConfig {
+            frames: 8192,
+            rings: Rings {
+                device: 4096,
+                fill: 4096,
+                receive: 4096,
+                ..Rings::default()
+            },
+            ..LinkConfig::default()
+        };
+        Meeting::on(Bed::with(config), ListenOptions::default())
+    }
+
+    fn on(bed: Bed, options: ListenOptions) -> Meeting {
         let listener = TcpListener::bind_with(&bed.far, at(FAR4, PORT), options).unwrap();
         listener.set_nonblocking(true).unwrap();
         let (near, far) = (
@@ -52,7 +70,8 @@ impl Meeting {
     pub fn pump(&self) -> Vec<u64> {
         let mut events: Vec<Event> = Vec::new();
         let mut ready = Vec::new();
-        for _ in 0..12 {
+        // While something is ready, the device is polled each sixteenth time.
+        for _ in 0..34 {
             self.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
             self.near.wait(&mut events, Some(Duration::ZERO)).unwrap();
             ready.extend(events.iter().map(|event| event.token));
@@ -91,15 +110,23 @@ impl Meeting {
 /// A SYN of a host that does not exist, as a frame.
 fn syn(source: SocketAddr, sequence: u32) -> Vec<u8> {
     let header = Header {
-        source_port: source.port(),
-        destination_port: PORT,
         sequence,
         flags: Flags::SYN,
-        window: 1000,
         ..Header::default()
     };
+    segment(source, 1, header)
+}
+
+/// A segment of `source`, from the link address that ends so.
+fn segment(source: SocketAddr, station: u8, header: Header) -> Vec<u8> {
+    let header = Header {
+        source_port: source.port(),
+        destination_port: PORT,
+        window: 1000,
+        ..header
+    };
     let link = Link {
-        source_mac: MacAddress([2, 0, 0, 0, 0, 1]),
+        source_mac: MacAddress([2, 0, 0, 0, 0, station]),
         destination_mac: MacAddress([2, 0, 0, 0, 0, 2]),
         hop_limit: 64,
         checksum: Checksum::Software,
@@ -291,7 +318,7 @@ fn connections_without_a_channel_of_their_own_work_too() {
         while let Some(server) = meeting.accept(1_000_000 + servers.len() as u64) {
             servers.push(server);
         }
-        // Not so long that anybody is idle for long.
+        // Not so long that anybody seems idle.
         meeting.bed.advance(Duration::from_millis(1));
     }
     meeting.pump();
@@ -302,19 +329,194 @@ fn connections_without_a_channel_of_their_own_work_too() {
     for number in [0, 1, 2000, MANY - 2, MANY - 1] {
         talk(&clients[number], &servers[number], &meeting);
     }
-    // The idle ones give their channels back; a busy one without takes one.
-    for _ in 0..80 {
-        meeting.bed.advance(Duration::from_secs(1));
-        meeting.pump();
-    }
-    let before = meeting.bed.far.snapshot().tcp.with_channel;
-    assert!(before < tcp.with_channel, "{before} channels");
+    // A busy one without takes that of one that uses its own less.
+    let taken = || meeting.bed.far.snapshot().tcp.counters["channels-taken"];
     let last = MANY - 1;
+    let before = taken();
     for _ in 0..20 {
         talk(&clients[last], &servers[last], &meeting);
     }
+    assert_eq!(taken(), before + 1);
+    let after = meeting.bed.far.snapshot().tcp.with_channel;
+    assert_eq!(after, tcp.with_channel);
+    for _ in 0..20 {
+        talk(&clients[last], &servers[last], &meeting);
+    }
+    assert_eq!(taken(), before + 1, "it has one");
     talk(&clients[0], &servers[0], &meeting);
     let resets = [&meeting.bed.near, &meeting.bed.far]
         .map(|stack| stack.snapshot().tcp.states["established"]);
     assert_eq!(resets, [MANY as u64; 2]);
+}
+
+/// Connections of a server that closes first: one in TIME-WAIT, with its client's
+/// address, and one whose answer of so many bytes is still on its way.
+fn closing(meeting: &Meeting, bytes: usize) -> (SocketAddr, TcpStream) {
+    let gone = meeting.connect(1);
+    let address = gone.local_addr().unwrap();
+    meeting.pump();
+    drop(meeting.accept(1).unwrap());
+    meeting.pump();
+    drop(gone);
+    meeting.pump();
+    assert_eq!(meeting.states()[1], [("time-wait".to_owned(), 1)]);
+    let client = meeting.connect(2);
+    meeting.pump();
+    let server = meeting.accept(2).unwrap();
+    assert_eq!((&server).write(&vec![7; bytes]).unwrap(), bytes);
+    drop(server);
+    (address, client)
+}
+
+fn receive(meeting: &Meeting, mut client: &TcpStream, mut each: impl FnMut()) -> usize {
+    let (mut total, mut idle) = (0, 0);
+    let mut buffer = vec![0; 1 << 16];
+    while idle < 20 {
+        each();
+        meeting.pump();
+        match client.read(&mut buffer) {
+            Ok(0) => return total,
+            Ok(length) => (total, idle) = (total + length, 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                idle += 1;
+            }
+        }
+    }
+    panic!("{total} bytes came, and no more");
+}
+
+/// One request answered and closed, and then a blast on its flow: what others are
+/// still being sent goes on as if there was none.
+#[test]
+fn a_blast_on_a_flow_in_time_wait_is_nobody_elses_matter() {
+    const BYTES: usize = 60_000;
+    let meeting = Meeting::with_long_ring();
+    let (address, client) = closing(&meeting, BYTES);
+    let snapshot = meeting.bed.far.snapshot().tcp;
+    assert_eq!((snapshot.with_channel, snapshot.orphans), (1, 1));
+    let blast = segment(
+        address,
+        1,
+        Header {
+            sequence: 77,
+            acknowledgment: 77,
+            flags: Flags::ACK,
+            ..Header::default()
+        },
+    );
+    let got = receive(&meeting, &client, || {
+        for _ in 0..2000 {
+            meeting.bed.inject(&blast);
+        }
+    });
+    assert_eq!(got, BYTES);
+    assert!(meeting.bed.driver(Counter::OverShare) > 1500);
+    assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
+    let tcp = meeting.bed.far.snapshot().tcp;
+    let over = meeting.bed.driver(Counter::OverShare);
+    assert_eq!(tcp.dropped, [("time-wait".to_owned(), over)].into());
+}
+
+/// TIME-WAIT is the flow's: while the application still has its stream, an old
+/// reset ends nothing, and the client may come again.
+#[test]
+fn time_wait_does_not_wait_for_the_application() {
+    let meeting = Meeting::new();
+    let client = meeting.connect(1);
+    let address = client.local_addr().unwrap();
+    meeting.pump();
+    let server = meeting.accept(1).unwrap();
+    (&client).write_all(b"unread").unwrap();
+    meeting.pump();
+    server.shutdown(std::net::Shutdown::Write).unwrap();
+    meeting.pump();
+    assert_eq!((&client).read(&mut [0; 8]).unwrap(), 0);
+    drop(client);
+    meeting.pump();
+    let waiting = [("time-wait".to_owned(), 1)];
+    assert_eq!(meeting.states()[1], waiting);
+    let info = server.info().unwrap();
+    assert_eq!((info.state, info.unread), (State::Closed, 6));
+    for flags in [Flags::RST, Flags::RST | Flags::ACK] {
+        for sequence in [0, 1 << 30, 1 << 31] {
+            let header = Header {
+                sequence,
+                flags,
+                ..Header::default()
+            };
+            meeting.bed.inject(&segment(address, 1, header));
+        }
+    }
+    meeting.pump();
+    assert_eq!(meeting.states()[1], waiting);
+    // One of the two is later than what the last connection had.
+    for sequence in [0, 1 << 31] {
+        meeting.bed.inject(&syn(address, sequence));
+        meeting.pump();
+    }
+    let tcp = meeting.bed.far.snapshot().tcp;
+    assert_eq!((tcp.half_open, tcp.states.get("time-wait")), (1, None));
+    let mut buffer = [0; 8];
+    assert_eq!((&server).read(&mut buffer).unwrap(), 6);
+    assert_eq!((&server).read(&mut buffer).unwrap(), 0);
+}
+
+#[test]
+fn a_syn_ack_is_sent_again_to_the_station_that_asked() {
+    let meeting = Meeting::new();
+    let tap = meeting.bed.far_tap();
+    let asked = [(10, 5010), (11, 5011)];
+    let ask = |(station, port)| {
+        let header = Header {
+            flags: Flags::SYN,
+            ..Header::default()
+        };
+        meeting
+            .bed
+            .inject(&segment(at(OTHER4, port), station, header));
+        meeting.pump();
+    };
+    let answers = || {
+        let mut found: Vec<_> = tap
+            .take()
+            .iter()
+            .map(|frame| frame.bytes.clone())
+            .filter(|bytes| bytes[6..12] == [2, 0, 0, 0, 0, 2])
+            .map(|bytes| (bytes[5], u16::from_be_bytes([bytes[36], bytes[37]])))
+            .collect();
+        found.sort_unstable();
+        found
+    };
+    asked.iter().copied().for_each(ask);
+    assert_eq!(answers(), asked);
+    meeting.bed.advance(Duration::from_millis(1001));
+    meeting.pump();
+    assert_eq!(answers(), asked);
+}
+
+/// As many frames on a half-open flow as anybody likes leave room in the
+/// listener's channel for those who want to connect.
+#[test]
+fn a_blast_on_a_half_open_flow_keeps_nobody_from_connecting() {
+    let meeting = Meeting::with_long_ring();
+    let source = at(OTHER4, 5000);
+    meeting.bed.inject(&syn(source, 7));
+    meeting.pump();
+    let header = Header {
+        sequence: 1000,
+        flags: Flags::ACK,
+        ..Header::default()
+    };
+    for _ in 0..2000 {
+        meeting.bed.inject(&segment(source, 1, header));
+    }
+    let _client = meeting.connect(1);
+    // The application polls, but has something else to do than to accept.
+    let elsewhere = nonblocking(&meeting.bed.far, anywhere(9));
+    assert!(drain(&elsewhere).is_empty());
+    meeting.pump();
+    assert!(meeting.accept(1).is_some());
+    assert!(meeting.bed.driver(Counter::OverShare) > 1000);
+    assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
 }

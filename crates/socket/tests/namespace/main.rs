@@ -30,6 +30,7 @@ mod tcp;
 mod tcp_attacks;
 mod tcp_bulk;
 mod tcp_capture;
+mod tcp_shares;
 mod tcp_window;
 mod waiting;
 
@@ -141,6 +142,7 @@ system_tests! {
     tcp_attacks::blind_segments_do_not_reach_a_connection on 1,
     tcp_attacks::acknowledgments_of_the_unsent_start_no_storm on 1,
     tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
+    tcp_shares::closing_downloads_go_on_beside_a_blast_on_another_flow on 1,
     tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
     tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,
     tcp_window::a_peer_with_the_least_buffer_is_not_kept_waiting on 1,

@@ -18,7 +18,7 @@ use super::support::*;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn link_address(interface: &str) -> MacAddress {
+pub fn link_address(interface: &str) -> MacAddress {
     let script = format!("cat /sys/class/net/{interface}/address");
     let text = if interface == PEER {
         let peer = peer_namespace();

@@ -12,12 +12,13 @@ use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
-use super::{ListenerInner, State};
+use super::{ListenerInner, Origin, State};
 use crate::readiness::Events;
 use crate::stack::{Core, lock};
 use crate::tcp::HOP_LIMIT;
+use crate::tcp::channels::{ChannelSet, Part};
 use crate::tcp::connection::flow_of;
-use crate::tcp::frames::{After, ChannelSet, Content, sender};
+use crate::tcp::frames::{After, Content, sender};
 
 impl ListenerInner {
     /// Runs the protocol on the frames that wait, as long as connections may be
@@ -65,8 +66,10 @@ impl ListenerInner {
                 total += 1;
                 match core.tcp_content(&shared, &frame, set.id, after) {
                     Content::Segment(segment) => {
-                        state.neighbour = sender(shared.memory().packet(&frame));
-                        state.queue = queue;
+                        state.origin = Origin {
+                            neighbour: sender(shared.memory().packet(&frame)),
+                            queue,
+                        };
                         self.segment(core, state, set.id, &segment, None, after);
                     }
                     Content::Error(error) => {
@@ -85,6 +88,9 @@ impl ListenerInner {
             shared.give_back(set.id, done);
         }
         state.channel = Some(set);
+        if total > 0 {
+            core.tcp_renew_half_open();
+        }
         total
     }
 
@@ -107,8 +113,7 @@ impl ListenerInner {
                 return core.causes.protocol(Cause::TcpNoConnection);
             };
             let before = state.established;
-            state.neighbour = neighbour;
-            state.queue = queue;
+            state.origin = Origin { neighbour, queue };
             self.segment(core, &mut state, id, segment, reused, &mut after);
             self.settle(core, &mut state, before, 0);
         }
@@ -133,7 +138,7 @@ impl ListenerInner {
             && let Some(connection) = core.tcp.flows.find(&segment.flow)
             && (!begins || connection.lock().connection.is_fast_opening())
         {
-            connection.input_with(core, segment, state.queue, after);
+            connection.input_with(core, segment, state.origin.queue, after);
             return;
         }
         if core.tcp.memory.is_exhausted() {
@@ -144,14 +149,12 @@ impl ListenerInner {
         let now = core.age();
         self.tell_fast_open(&mut state.protocol, now);
         let State {
-            protocol,
-            neighbour,
-            queue,
-            ..
+            protocol, origin, ..
         } = state;
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
+        protocol.set_origin(origin.to_bits());
         let mut send = |flow: &Flow, outgoing: &tcp::Outgoing<'_>| {
-            core.tcp_send_one(flow, outgoing, *neighbour, *queue);
+            core.tcp_send_one(flow, outgoing, origin.neighbour, origin.queue);
         };
         let reaction = match reused {
             Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
@@ -162,9 +165,7 @@ impl ListenerInner {
             Reaction::HalfOpen(flow) => {
                 // Without an entry, the handshake's last segment finds us by
                 // its port.
-                let _ = core
-                    .tables
-                    .connect(Protocol::Tcp, flow.local, flow.remote, id);
+                core.tcp_enter_flow(&flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake) => {
                 self.establish(core, state, &handshake, segment, after);
@@ -188,21 +189,22 @@ impl ListenerInner {
         let v4 = handshake.flow.remote.is_ipv4();
         let config = self.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.age());
-        let opened = core.tcp_open(connection, Some(state.neighbour), state.queue, HOP_LIMIT);
+        let Origin { neighbour, queue } = state.origin;
+        let opened = core.tcp_open(connection, Some(neighbour), queue, HOP_LIMIT, after);
         let Some(connection) = opened else {
             core.tcp.counters.refused();
             if handshake.fast_open.is_some() {
                 self.fast_open_over(false);
             }
             if let Some(reset) = tcp::reset_for(segment) {
-                core.tcp_send_one(&segment.flow, &reset, state.neighbour, state.queue);
+                core.tcp_send_one(&segment.flow, &reset, neighbour, queue);
             }
             return;
         };
         if handshake.fast_open.is_some() {
             connection.lock().opened_at(self);
         }
-        connection.input_with(core, segment, state.queue, after);
+        connection.input_with(core, segment, queue, after);
         let mut accepted = lock(&self.accepted);
         accepted.push_back(connection);
         self.waiting.store(accepted.len(), Ordering::SeqCst);
@@ -278,16 +280,14 @@ impl ListenerInner {
             self.take_frames(core, &mut state, &mut after);
             let now = core.age();
             state.armed = Duration::MAX;
-            let State {
-                protocol,
-                neighbour,
-                queue,
-                ..
-            } = &mut *state;
+            let protocol = &mut state.protocol;
             if protocol.next_timeout().is_some_and(|due| due <= now) {
                 protocol.timeout(
                     now,
-                    &mut |flow, outgoing| core.tcp_send_one(flow, outgoing, *neighbour, *queue),
+                    &mut |flow, outgoing, origin| {
+                        let Origin { neighbour, queue } = Origin::from_bits(origin);
+                        core.tcp_send_one(flow, outgoing, neighbour, queue);
+                    },
                     &mut |flow: &Flow| {
                         core.tables
                             .disconnect(Protocol::Tcp, flow.local, flow.remote);

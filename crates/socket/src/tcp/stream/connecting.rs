@@ -14,6 +14,7 @@ use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::connection::{Waiting, error};
+use crate::tcp::frames::After;
 use crate::tcp::helper::Helper;
 use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
@@ -206,7 +207,9 @@ impl TcpStream {
             core.tcp.ports.enter(&core.tables, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp_connection(flow, &config, options.fast_open);
-            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT);
+            let mut after = After::default();
+            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut after);
+            core.tcp_after(after);
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.tables, port);
             if let Some(connection) = opened {

@@ -1,0 +1,158 @@
+//! Channels and flows at their limits, and who may wait for whom.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::channel;
+
+use tidewall_device::memory::{LinkConfig, pair};
+use tidewall_protocol::ip::reassembly::Reassembled;
+use tidewall_protocol::tcp::TimeWaitEntry;
+use tidewall_wire::ethernet::MacAddress;
+
+use super::*;
+use crate::{MemoryConfig, Stack};
+
+const PORT: u16 = 80;
+
+fn stack() -> Stack {
+    let (_, end, _) = pair(LinkConfig::default()).unwrap();
+    let config = MemoryConfig {
+        addresses: vec!["10.0.0.1".parse().unwrap()],
+        mac: MacAddress([2, 0, 0, 0, 0, 1]),
+        peer: MacAddress([2, 0, 0, 0, 0, 2]),
+    };
+    Stack::in_memory(end, config).unwrap()
+}
+
+fn flow(number: u32) -> Flow {
+    let [host, high, low] = [number >> 16, number >> 8, number].map(|byte| byte as u8);
+    Flow {
+        local: "10.0.0.1:80".parse().unwrap(),
+        remote: SocketAddr::new(
+            [10, 1 + host, high, low].into(),
+            1024 + number as u16 % 1024,
+        ),
+    }
+}
+
+fn entry(flow: Flow) -> TimeWaitEntry {
+    TimeWaitEntry {
+        flow,
+        send_next: 1,
+        receive_next: 1,
+        window: 1000,
+        timestamp_recent: None,
+        timestamp_offset: 0,
+    }
+}
+
+/// As the end of a connection that closed first.
+fn wait(core: &Core, flow: Flow) {
+    core.tcp.ports.again(PORT);
+    core.tcp_enter_flow(&flow, core.tcp.channels.time_wait.id, Part::TimeWait);
+    core.tcp_enter_time_wait(entry(flow));
+}
+
+fn waiting(core: &Core) -> usize {
+    lock(&core.tcp.time_wait).len()
+}
+
+#[test]
+fn time_wait_makes_room_for_connections() {
+    let stack = stack();
+    let core = stack.core();
+    let own = ChannelId::new(9, 1);
+    let mut next = (0u32..).map(flow);
+    let mut flows = || next.next().unwrap();
+    // As many connections as leave some room, and more in TIME-WAIT than that.
+    let live = FLOWS_MAX / 2;
+    for _ in 0..live {
+        assert!(core.tcp_enter_flow(&flows(), own, Part::All));
+    }
+    for _ in 0..FLOWS_MAX - live + 1000 {
+        wait(core, flows());
+    }
+    assert_eq!(core.tables.flows(), FLOWS_MAX);
+    assert_eq!(waiting(core), FLOWS_MAX - live);
+    // Each connection more is one less there ...
+    for _ in 0..1000 {
+        assert!(core.tcp_enter_flow(&flows(), own, Part::All));
+        core.tcp_bound_time_wait();
+    }
+    assert_eq!(waiting(core), FLOWS_MAX - live - 1000);
+    // ... and so it is where two buckets are full, if one has any of them.
+    let (mut more, mut refused) = (0, 0);
+    while waiting(core) > FLOWS_MAX / 4 {
+        more += 1;
+        refused += usize::from(!core.tcp_enter_flow(&flows(), own, Part::All));
+    }
+    assert!(refused * 20 < more, "{refused} of {more}");
+    let flows = core.tables.flows();
+    assert!(flows > FLOW_BUCKETS * FLOW_WAYS * 8 / 10, "{flows}");
+    let evicted = core.tcp.counters.values();
+    let evicted = evicted
+        .iter()
+        .find(|(name, _)| *name == "time-wait-evicted");
+    assert!(evicted.unwrap().1 > 2000, "{evicted:?}");
+}
+
+#[test]
+fn usage_is_forgotten_by_halves() {
+    let at = Duration::from_secs;
+    let mut usage = Usage::default();
+    assert_eq!(usage.frames(at(70_000)), 0);
+    usage.add(100, at(70_000));
+    usage.add(28, at(70_000));
+    assert_eq!(
+        [0, 1, 2, 8].map(|later| usage.frames(at(70_000 + later))),
+        [128, 64, 32, 0]
+    );
+    usage.add(1, at(70_001));
+    assert_eq!(usage.frames(at(70_002)), 32);
+    usage.add(1_000_000, at(70_002));
+    assert_eq!(usage.frames(at(70_002)), u16::MAX);
+}
+
+/// A thread of a host architecture sorts fragments while it holds its queue: it
+/// may wait neither for that again nor for a connection, whose thread may be
+/// waiting for the queue.
+#[test]
+fn a_reassembled_segment_waits_for_no_lock() {
+    let stack = stack();
+    let core = stack.core();
+    let listener = crate::TcpListener::bind(&stack, "10.0.0.1:80".parse().unwrap()).unwrap();
+    let connection = {
+        let config = core.tcp.config(true);
+        let connection =
+            tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.age());
+        let mut after = After::default();
+        core.tcp_open(connection, None, 0, 64, &mut after).unwrap()
+    };
+    let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0, 0, 64, 6, 0, 0];
+    let Flow { local, remote } = flow(1);
+    for address in [remote.ip(), local.ip()] {
+        let std::net::IpAddr::V4(address) = address else {
+            panic!("IPv4 only");
+        };
+        bytes.extend(address.octets());
+    }
+    bytes.extend(remote.port().to_be_bytes());
+    bytes.extend(local.port().to_be_bytes());
+    bytes.extend([0, 0, 0, 9, 0, 0, 0, 9, 0x50, 0x10, 4, 0, 0, 0, 0, 0]);
+    let datagram = Reassembled {
+        bytes,
+        transport: 20,
+        tag: Some(core.tcp.channels.shared.id.value().into()),
+    };
+    let held = (connection.lock(), lock(&core.queues[0].poller));
+    let (done, seen) = channel();
+    let other = stack.clone();
+    let thread = std::thread::spawn(move || {
+        other.core().hand_out(vec![datagram]);
+        done.send(()).unwrap();
+    });
+    let in_time = seen.recv_timeout(Duration::from_secs(10)).is_ok();
+    drop(held);
+    thread.join().unwrap();
+    assert!(in_time, "it waited for a lock");
+    drop(listener);
+}
