@@ -163,6 +163,7 @@ fn serve(
         }
         let Some(core) = core.upgrade() else { return };
         watch.turn(&core);
+        core.tcp_resolve();
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {

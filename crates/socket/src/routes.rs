@@ -9,6 +9,7 @@
 //! kernel.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -165,12 +166,6 @@ impl Routes {
         if !self.may_ask(now) {
             return Route::Kernel;
         }
-        if self.cache.len() >= ENTRIES {
-            self.cache.retain(|_, entry| entry.expires > now);
-            if self.cache.len() >= ENTRIES {
-                return Route::Kernel;
-            }
-        }
         let (route, lifetime, this_time) = match self.ask(destination, source, named, now) {
             // A stale neighbour may be used, but only traffic through the
             // kernel makes it check that the neighbour is still there.
@@ -180,14 +175,39 @@ impl Routes {
             Some((route, _)) => (route, LIFETIME, route),
             None => (Route::Kernel, RETRY, Route::Kernel),
         };
-        self.cache.insert(
-            (destination, source),
-            Entry {
-                route,
-                expires: now + lifetime,
-            },
-        );
+        let expires = now + lifetime;
+        self.remember((destination, source), Entry { route, expires });
         this_time
+    }
+
+    /// Enters an answer. Of a full cache any other goes: whoever has us answer many
+    /// sources must not keep the rest from being known.
+    fn remember(&mut self, key: (IpAddr, Option<IpAddr>), entry: Entry) {
+        if self.cache.len() >= ENTRIES && !self.cache.contains_key(&key) {
+            let place = RandomState::new().hash_one(key) as usize % ENTRIES;
+            let victim = self.cache.keys().nth(place).copied();
+            victim.and_then(|victim| self.cache.remove(&victim));
+        }
+        self.cache.insert(key, entry);
+    }
+
+    /// The link address for `destination` from `source`, if that needs no question
+    /// to the kernel.
+    pub(crate) fn known(
+        &mut self,
+        destination: IpAddr,
+        source: IpAddr,
+        now: Instant,
+    ) -> Option<MacAddress> {
+        let key = (destination, Some(source));
+        let is_known = match &self.oracle {
+            Oracle::Fixed { .. } => true,
+            Oracle::Kernel { .. } => self.cache.get(&key).is_some_and(|it| it.expires > now),
+        };
+        match is_known.then(|| self.find(destination, Some(source), false, now))? {
+            Route::Link { neighbour, .. } => Some(neighbour),
+            Route::Kernel => None,
+        }
     }
 
     /// The way to `destination` for a connection, from `source` if it has one.
@@ -300,5 +320,34 @@ impl Routes {
             mtu: route.mtu.min(self.path_mtus.find(destination, now)),
         };
         Some((link, neighbour))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_cache_still_takes_answers() {
+        let mut routes = Routes::fixed(Vec::new(), MacAddress::default());
+        let now = Instant::now();
+        for number in 0..3 * ENTRIES as u32 {
+            let key = (IpAddr::V4(number.into()), None);
+            let entry = Entry {
+                route: Route::Kernel,
+                expires: now + LIFETIME,
+            };
+            routes.remember(key, entry);
+            assert!(routes.cache.contains_key(&key));
+            assert!(routes.cache.len() <= ENTRIES);
+        }
+        // It is not always the same that goes.
+        let old = |number: &u32| {
+            routes
+                .cache
+                .contains_key(&(IpAddr::V4((*number).into()), None))
+        };
+        let of_first = (0..ENTRIES as u32).filter(old).count();
+        assert!((100..1500).contains(&of_first), "{of_first}");
     }
 }

@@ -24,7 +24,6 @@ use super::timers::Timed;
 use crate::owner::Owner;
 use crate::readiness::Events;
 use crate::readiness::watch::Watch;
-use crate::routes::Neighbour;
 use crate::stack::{Core, lock};
 use crate::wait::{WaitList, Waitable};
 
@@ -772,14 +771,21 @@ impl State {
             return self.neighbour;
         }
         let Flow { local, remote } = *self.connection.flow();
-        let answer = lock(&core.routes).neighbour(remote.ip(), Some(local.ip()), Instant::now());
-        let lifetime = match answer {
-            Neighbour::Known { neighbour, .. } => {
-                self.neighbour = Some(neighbour);
-                NEIGHBOUR_LIFETIME
-            }
-            // Where its frames came from last will do until the kernel knows.
-            Neighbour::Resolving { .. } | Neighbour::Kernel => RESOLVING,
+        // Somebody may be waiting for the kernel's answer with the routes locked;
+        // nobody who has a connection locked waits for that.
+        let routes = match core.routes.try_lock() {
+            Ok(routes) => Some(routes),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let known = routes.and_then(|mut it| it.known(remote.ip(), local.ip(), Instant::now()));
+        let lifetime = if known.is_some() {
+            self.neighbour = known;
+            NEIGHBOUR_LIFETIME
+        } else {
+            // Where its frames came from last will do until the answer is there.
+            core.tcp_ask_route(remote.ip(), local.ip());
+            RESOLVING
         };
         self.neighbour_until = nanoseconds(now + lifetime);
         self.neighbour

@@ -31,7 +31,7 @@ mod timers;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -69,6 +69,8 @@ const MANY_DIRTY: usize = 64;
 /// How long the end of a stack waits for what closed connections still have to
 /// send.
 const LINGER_AT_END: Duration = Duration::from_secs(1);
+/// Questions for ways that wait for the control thread.
+const QUESTIONS_MAX: usize = 64;
 /// Connections in TIME-WAIT at most; the oldest goes first (Linux's
 /// `tcp_max_tw_buckets` is as large on a machine of this kind).
 const TIME_WAIT_MAX: usize = 131_072;
@@ -84,6 +86,8 @@ pub(crate) struct Tcp {
     /// Listeners have some.
     knocked: AtomicBool,
     pub(crate) channels: Channels,
+    /// Ways that connections ask for: to a remote address from a local one.
+    questions: Mutex<Vec<(IpAddr, IpAddr)>>,
     /// Segments from fragments, for whoever may run the protocol.
     reassembled: Mutex<Vec<Reassembled>>,
     pub(crate) time_wait: Mutex<TimeWaitTable>,
@@ -218,6 +222,7 @@ impl Tcp {
             unattended: Mutex::default(),
             knocked: AtomicBool::new(false),
             channels: Channels::open(queues)?,
+            questions: Mutex::default(),
             reassembled: Mutex::default(),
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
             time_wait_timer,
@@ -322,6 +327,26 @@ impl Core {
             mss: [self.tcp.v4.mss, self.tcp.v6.mss],
             hop_limit: HOP_LIMIT,
         });
+    }
+
+    /// Has the control thread ask the kernel for the way to a remote address.
+    fn tcp_ask_route(&self, remote: IpAddr, local: IpAddr) {
+        let mut questions = lock(&self.tcp.questions);
+        // Of the others the connections ask again.
+        if questions.len() < QUESTIONS_MAX && !questions.contains(&(remote, local)) {
+            questions.push((remote, local));
+            drop(questions);
+            self.link.wake.signal();
+        }
+    }
+
+    /// Asks the kernel for the ways that connections need. The answers are kept
+    /// with the routes, where the connections look again.
+    pub(crate) fn tcp_resolve(&self) {
+        let questions = std::mem::take(&mut *lock(&self.tcp.questions));
+        for (remote, local) in questions {
+            lock(&self.routes).neighbour(remote, Some(local), Instant::now());
+        }
     }
 
     /// Before a thread sleeps: everything that is due, so that nothing waits

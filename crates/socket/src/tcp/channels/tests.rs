@@ -156,3 +156,35 @@ fn a_reassembled_segment_waits_for_no_lock() {
     assert!(in_time, "it waited for a lock");
     drop(listener);
 }
+
+/// Who asks the kernel for a route has the routes locked until the answer comes.
+#[test]
+fn sending_waits_for_no_route() {
+    let stack = stack();
+    let core = stack.core();
+    let listener = crate::TcpListener::bind(&stack, "10.0.0.1:80".parse().unwrap()).unwrap();
+    let config = core.tcp.config(true);
+    let connection =
+        tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.age());
+    let neighbour = Some(MacAddress([2, 0, 0, 0, 0, 2]));
+    let mut after = After::default();
+    let connection = core
+        .tcp_open(connection, neighbour, 0, 64, &mut after)
+        .unwrap();
+    let asking = lock(&core.routes);
+    let (done, seen) = channel();
+    let other = stack.clone();
+    let thread = std::thread::spawn(move || {
+        other.core().tcp_flush();
+        done.send(()).unwrap();
+    });
+    let in_time = seen.recv_timeout(Duration::from_secs(10)).is_ok();
+    drop(asking);
+    thread.join().unwrap();
+    assert!(in_time, "it waited for a route");
+    assert!(
+        !connection.lock().connection.wants_output(),
+        "the SYN is still here"
+    );
+    drop(listener);
+}
