@@ -6,7 +6,8 @@
 //! a Linux interface), [`tap`] (the far end of a Linux interface, for 64 KiB
 //! segments) and [`memory`] (a link inside one process). What a real card lets
 //! its host decide, put back afterwards: [`ethtool`]; what its driver tells of
-//! itself: [`netdev`]; what the kernel wants of a process: [`capabilities`].
+//! itself: [`netdev`]; what the kernel wants of a process: [`capabilities`]; what a
+//! forked child has of all this: [`forked`].
 //! Does not live here: channels, protocols, sockets, policy.
 //!
 //! Read first: Documentation/networking/af_xdp.rst and napi.rst in the Linux
@@ -22,6 +23,7 @@ pub mod afxdp;
 pub mod capabilities;
 pub mod demux;
 pub mod ethtool;
+pub mod forked;
 pub mod frame;
 pub mod memory;
 pub mod netdev;

@@ -9,6 +9,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tidewall_device::forked::Unshared;
+
 use crate::raw::options::{self, KernelDatagram};
 use crate::raw::poll;
 use crate::readiness::Events;
@@ -17,7 +19,7 @@ use crate::udp::BindOptions;
 
 #[derive(Debug)]
 pub(crate) struct Holder {
-    socket: UdpSocket,
+    socket: Unshared<UdpSocket>,
     v6: bool,
 }
 
@@ -50,6 +52,7 @@ impl Holder {
             options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
         }
         options::bind(fd, address)?;
+        let socket = Unshared::new(socket)?;
         Ok(Holder { socket, v6 })
     }
 

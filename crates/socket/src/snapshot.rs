@@ -67,7 +67,7 @@ impl Causes {
 }
 
 /// One moment of a stack. Counters only grow; take two for rates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StackSnapshot {
     /// Process that owns the stack.
     pub process: u32,

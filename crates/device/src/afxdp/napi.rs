@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 use super::input::{self, KernelInput};
 use crate::demux::Tables;
 use crate::demux::layout::{Counter, Protocol};
+use crate::forked::Unshared;
 use crate::queue::{Interrupt, NapiState, POLL_MAX, Stray};
 use crate::raw::syscall;
 
@@ -185,7 +186,7 @@ struct Probe {
 
 /// The AF_XDP socket as one that is polled.
 struct OwnPoll {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Unshared<OwnedFd>>,
     /// Zero: it is not polled.
     id: u32,
     prefer: bool,
@@ -274,7 +275,7 @@ impl Napi {
     pub(crate) fn new(
         tables: Arc<Tables>,
         queue: u32,
-        socket: Arc<OwnedFd>,
+        socket: Arc<Unshared<OwnedFd>>,
         input: Option<Arc<KernelInput>>,
     ) -> io::Result<Self> {
         let half = POLL_MAX / 2;

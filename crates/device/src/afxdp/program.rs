@@ -3,13 +3,12 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, RingBuf, XskMap};
-use aya::programs::links::FdLink;
-use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp, XdpMode};
+use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use zerocopy::FromBytes;
 
@@ -18,6 +17,7 @@ use crate::demux::layout::{
     APPLICATIONS, Application, Device, METADATA_LENGTH, Metadata, QUEUES, TraceRecord,
 };
 use crate::demux::{KernelMaps, Memory, Tables};
+use crate::forked::Unshared;
 use crate::netdev::{Netdev, XDP_BASIC};
 use crate::raw::mapping::Mapping;
 use crate::raw::syscall;
@@ -31,7 +31,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/de
 /// process dies, however it dies.
 pub struct Program {
     // Detaches first: no frame may meet the program without its sockets.
-    link: Option<FdLink>,
+    link: Option<Unshared<OwnedFd>>,
     loaded: Ebpf,
     tables: Arc<Tables>,
     sockets: XskMap<MapData>,
@@ -288,26 +288,26 @@ impl Program {
 }
 
 /// Attaches a loaded program by a link, which ends with its descriptor.
-pub(super) fn attach(xdp: &mut Xdp, interface: &str, mode: super::XdpMode) -> io::Result<FdLink> {
-    if interface.bytes().any(|byte| byte == 0) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let mode = match mode {
-        super::XdpMode::Native => XdpMode::Driver,
-        super::XdpMode::Generic => XdpMode::Skb,
+pub(super) fn attach(
+    xdp: &mut Xdp,
+    interface: &str,
+    mode: super::XdpMode,
+) -> io::Result<Unshared<OwnedFd>> {
+    let flags = match mode {
+        super::XdpMode::Native => syscall::XDP_FLAGS_DRV_MODE,
+        super::XdpMode::Generic => syscall::XDP_FLAGS_SKB_MODE,
     };
-    let attached = xdp.attach(interface, mode);
-    let id = attached.map_err(|error| attach_error(interface, error))?;
-    let link = xdp
-        .take_link(id)
-        .map_err(|error| describe("keep the XDP link", error))?;
-    // A link of the other kind (netlink) would outlive a killed process.
-    FdLink::try_from(link).map_err(|_| {
-        io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!("the kernel cannot attach XDP to {interface} by a link (Linux 5.9 can)"),
-        )
-    })
+    let Ok(index) = syscall::interface_index(interface) else {
+        let text = format!("no interface {interface} in this network namespace (see: ip link)");
+        return Err(io::Error::new(io::ErrorKind::NotFound, text));
+    };
+    let program = xdp
+        .fd()
+        .map_err(|error| describe("find the driver program", error))?;
+    // A link, since an attachment without one would outlive a killed process.
+    let link = syscall::attach_xdp(program.as_fd(), index, flags)
+        .map_err(|error| attach_error(interface, error))?;
+    Unshared::new(link)
 }
 
 /// The program answers a SYN with no longer frame than this.
@@ -526,12 +526,8 @@ fn lower_interfaces(interface: &str) -> Vec<String> {
     names
 }
 
-fn attach_error(interface: &str, error: ProgramError) -> io::Error {
-    if let ProgramError::UnknownInterface { .. } = error {
-        let text = format!("no interface {interface} in this network namespace (see: ip link)");
-        return io::Error::new(io::ErrorKind::NotFound, text);
-    }
-    let errno = root_errno(&error);
+fn attach_error(interface: &str, error: io::Error) -> io::Error {
+    let errno = error.raw_os_error();
     let refuses = |what: &str| {
         format!(
             "the driver of {interface} refuses the program {what}; dmesg may say why, often it is an offload \

@@ -12,6 +12,7 @@ use super::{Config, FlushTimer, XdpMode};
 use crate::capabilities;
 use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
+use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
 use crate::queue::{
     BURST, Flushed, Interrupt, NapiState, Offload, Patience, Queue, Receive, Received, Stray,
@@ -35,7 +36,7 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// A bound socket and everything mapped for it.
 pub(super) struct Opened {
-    fd: Arc<OwnedFd>,
+    fd: Arc<Unshared<OwnedFd>>,
     zero_copy: bool,
     checksums: Checksums,
     queue: Queue,
@@ -61,7 +62,7 @@ impl Opened {
 
 /// The parts that receiving and transmit-only sockets share.
 struct Bound {
-    fd: Arc<OwnedFd>,
+    fd: Arc<Unshared<OwnedFd>>,
     memory: FrameMemory,
     fill: Ring<u64>,
     receive: Option<Ring<libc::xdp_desc>>,
@@ -170,7 +171,9 @@ fn bind_memory(
         |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
     let frames = memory.frames();
     let socket = syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
-    let fd = Arc::new(socket.map_err(refused("open an AF_XDP socket"))?);
+    let fd = Arc::new(Unshared::new(
+        socket.map_err(refused("open an AF_XDP socket"))?,
+    )?);
     let xdp = |name, value: &u32| syscall::set_option(fd.as_fd(), libc::SOL_XDP, name, value);
     let tx_metadata = register(fd.as_fd(), &memory).map_err(refused("register frame memory"))?;
     xdp(libc::XDP_UMEM_FILL_RING, &frames)?;
@@ -335,7 +338,7 @@ pub fn open_transmitter(
 }
 
 struct ReceiveHalf {
-    fd: Arc<OwnedFd>,
+    fd: Arc<Unshared<OwnedFd>>,
     frame_shift: u32,
     tables: Arc<Tables>,
     queue: u32,
@@ -424,7 +427,7 @@ impl Receive for ReceiveHalf {
 }
 
 pub(super) struct TransmitHalf {
-    fd: Arc<OwnedFd>,
+    fd: Arc<Unshared<OwnedFd>>,
     frame_shift: u32,
     memory: FrameMemory,
     transmit: Ring<libc::xdp_desc>,

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 
-use aya::programs::links::FdLink;
 use aya::{Ebpf, EbpfLoader};
 
 use super::XdpMode;
 use super::program::{attach, describe, xdp_named};
+use crate::forked::Unshared;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));
 
@@ -15,7 +16,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sy
 /// (`bpf/syn_limit.bpf.c`): what Linux is compared with under a SYN flood. It
 /// ends when this is dropped.
 pub struct SynLimit {
-    _link: FdLink,
+    _link: Unshared<OwnedFd>,
     _loaded: Ebpf,
 }
 

@@ -4,6 +4,7 @@
 
 pub(crate) mod ethtool;
 pub(crate) mod fork;
+pub(crate) mod forked;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 pub(crate) mod syscall;

@@ -22,6 +22,39 @@ pub(crate) fn any_socket() -> io::Result<OwnedFd> {
         .or_else(|_| socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))
 }
 
+/// `XDP_FLAGS_SKB_MODE`: generic XDP.
+pub(crate) const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+/// `XDP_FLAGS_DRV_MODE`: native XDP.
+pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const BPF_LINK_CREATE: i32 = 28;
+const BPF_XDP: u32 = 37;
+
+/// Attaches an XDP program to an interface by a link (Linux 5.9), which lasts as
+/// long as the descriptor.
+pub(crate) fn attach_xdp(
+    program: BorrowedFd<'_>,
+    interface: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    // The part of union bpf_attr that this command reads: program, target, type of
+    // attachment, flags.
+    let attributes = [program.as_raw_fd() as u32, interface, BPF_XDP, flags];
+    // SAFETY: the kernel reads the attributes, of the size given.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_CREATE,
+            attributes.as_ptr(),
+            mem::size_of_val(&attributes),
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just returned to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// `setsockopt` with a plain value.
 pub(crate) fn set_option<T: Copy>(
     fd: BorrowedFd<'_>,

@@ -71,7 +71,7 @@ impl ThreadContext {
         selecting: &Selecting<'_>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        let core = descriptors.stack().core();
+        let core = descriptors.stack().here()?;
         let hints = match &self.classical {
             Some(hints) => hints.clone(),
             None => self.classical.insert(Hints::new(core, false)?).clone(),

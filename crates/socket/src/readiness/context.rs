@@ -95,7 +95,7 @@ impl Closing for Watching {
 impl Watching {
     pub(super) fn new(descriptors: &Descriptors) -> io::Result<Arc<Self>> {
         let watching = Arc::new(Watching {
-            hints: Hints::new(descriptors.stack().core(), false)?,
+            hints: Hints::new(descriptors.stack().here()?, false)?,
             watched: Mutex::default(),
             has_closed: AtomicBool::new(false),
         });
@@ -172,6 +172,9 @@ pub(super) struct ThreadContext {
 impl Drop for ThreadContext {
     fn drop(&mut self) {
         let core = self.core.upgrade();
+        if core.as_ref().is_some_and(|core| !core.process.is_current()) {
+            return;
+        }
         self.watching.close(core.as_deref());
         if let Some(events) = &self.events {
             events.close(core.as_deref());

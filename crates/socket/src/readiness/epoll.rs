@@ -142,7 +142,7 @@ impl EpollSet {
     pub fn new(stack: &Stack) -> io::Result<Self> {
         Ok(EpollSet {
             inner: Arc::new(SetInner {
-                hints: Hints::new(stack.core(), true)?,
+                hints: Hints::new(stack.here()?, true)?,
                 items: Mutex::default(),
                 kernel_first: AtomicBool::new(false),
             }),
@@ -166,7 +166,7 @@ impl EpollSet {
         if events.is_empty() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         self.inner
             .hints
             .wait(core, timeout, signals, &mut |insist| {
@@ -181,12 +181,13 @@ impl EpollSet {
 
 impl Drop for EpollSet {
     fn drop(&mut self) {
+        let Ok(core) = self.stack.here() else { return };
         // Out of the lock: what they point to may end with them.
         let items = std::mem::take(&mut *lock(&self.inner.items));
         for (_, item) in &items.items {
             item.registration.retire();
         }
-        self.inner.hints.close(self.stack.core());
+        self.inner.hints.close(core);
     }
 }
 

@@ -248,8 +248,11 @@ impl Drop for Placed {
             ..
         } = self
         {
-            registration.retire();
-            if let Some(core) = core.upgrade() {
+            let Some(core) = core.upgrade() else {
+                return registration.retire();
+            };
+            if core.process.is_current() {
+                registration.retire();
                 core.notifier.remove(*key);
             }
         }
@@ -281,7 +284,7 @@ impl Slot {
             *place = Some(Box::new(Placed::Kernel(descriptor)));
             return Ok(());
         }
-        let core = stack.core();
+        let core = stack.here()?;
         let context = Notifier::context(core)?;
         let signal = Arc::new(Signal {
             wake: WakeFd::new()?,

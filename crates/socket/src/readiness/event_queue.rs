@@ -114,7 +114,7 @@ impl Descriptors {
         with_context(self, |context| {
             let queue = context.queue(self)?;
             let hints = &queue.hints;
-            let core = self.stack().core();
+            let core = self.stack().here()?;
             hints.wait(core, timeout, None, &mut |insist| {
                 queue.take_closed(|_| ());
                 OpenFiles::new(self, &queue).hint_kernel(insist)?;

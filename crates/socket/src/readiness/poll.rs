@@ -90,7 +90,7 @@ impl Descriptors {
         }
         with_context(self, |context| {
             let hints = context.watching.hints.clone();
-            let core = self.stack().core();
+            let core = self.stack().here()?;
             let mut call = Call {
                 list,
                 ready: 0,

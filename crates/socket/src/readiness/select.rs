@@ -77,7 +77,7 @@ impl ThreadContext {
         signals: Option<&SignalSet>,
     ) -> io::Result<()> {
         let hints = self.watching.hints.clone();
-        let core = descriptors.stack().core();
+        let core = descriptors.stack().here()?;
         self.found.clear();
         let mut first = true;
         let found = hints.wait(core, timeout, signals, &mut |insist| {

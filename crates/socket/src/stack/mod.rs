@@ -11,6 +11,7 @@ use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
 use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::ethtool::Flow;
+use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{BURST, Interrupt, POLL_MAX, Patience, Queue, Stray};
@@ -222,6 +223,11 @@ fn real_clock() -> Clock {
 
 /// A stack. Clones share it; it closes its device when the last clone and the
 /// last socket are gone.
+///
+/// It is its process's: in a forked child every call that needs it says EOWNERDEAD,
+/// dropping it or its sockets does nothing, and what the child inherited of the
+/// interface and the ports is closed at once, so that the parent's end frees them.
+/// Who forks servers forks first and starts a stack in each.
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) inner: Arc<Inner>,
@@ -264,6 +270,13 @@ impl QueueHandle {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.core.process.is_current() {
+            // Its threads are not here to be ended, nor its memory to be unmapped,
+            // and the numbers of its descriptors are other files'.
+            let threads = std::mem::take(&mut self._threads);
+            std::mem::forget((threads, self._control.take(), self.core.clone()));
+            return;
+        }
         #[cfg(feature = "mio")]
         self.core.notifier.stop(&self.core);
         self.core.tcp_end();
@@ -279,6 +292,8 @@ pub(crate) struct Inner {
 
 /// What threads of the stack share.
 pub(crate) struct Core {
+    /// Where it is: in a forked child there is nothing of it.
+    pub(crate) process: Process,
     pub(crate) queues: Vec<QueueHandle>,
     pub(crate) tables: Arc<Tables>,
     /// Of each channel number, whose it is.
@@ -539,6 +554,7 @@ impl Stack {
         tables.set_fragment_channel(fragment_id);
         let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
         let core = Arc::new(Core {
+            process: Process::current()?,
             queues: handles,
             tables,
             sockets: RwLock::new((0..CHANNELS).map(|_| Owner::None).collect()),
@@ -637,7 +653,7 @@ impl Stack {
         let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let waited: Vec<&dyn Waitable> = inner.iter().map(|&socket| socket as _).collect();
-        self.core().sleep(&waited, deadline)?;
+        self.here()?.sleep(&waited, deadline)?;
         let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
         ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
         Ok(ready)
@@ -664,13 +680,16 @@ impl Stack {
     /// What does not work as it should: knobs that could not be set at the start,
     /// and what went wrong with the interface since.
     pub fn warnings(&self) -> Vec<String> {
-        self.core().warnings()
+        match self.here() {
+            Ok(core) => core.warnings(),
+            Err(error) => vec![error.to_string()],
+        }
     }
 
     /// Records what receive control is told of the next `rounds` rounds of each
     /// queue, from the beginning.
     pub fn record_rounds(&self, rounds: usize) {
-        for queue in &self.core().queues {
+        for queue in self.here().iter().flat_map(|core| &core.queues) {
             queue.shared.recorder().start(rounds);
         }
     }
@@ -678,13 +697,32 @@ impl Stack {
     /// What [`Stack::record_rounds`] recorded: of each queue a CSV text whose
     /// first line names the columns.
     pub fn recorded_rounds(&self) -> Vec<String> {
-        let queues = self.core().queues.iter();
+        let queues = self.here().into_iter().flat_map(|core| &core.queues);
         queues.map(|queue| queue.shared.recorder().text()).collect()
     }
 
-    /// Counters of everything, by cause and place.
+    /// Counters of everything, by cause and place; in a forked child none.
     pub fn snapshot(&self) -> StackSnapshot {
-        StackSnapshot::take(self.core())
+        let Ok(core) = self.here() else {
+            return StackSnapshot {
+                process: std::process::id(),
+                warnings: self.warnings(),
+                ..StackSnapshot::default()
+            };
+        };
+        StackSnapshot::take(core)
+    }
+
+    /// What its threads share, where that is.
+    ///
+    /// # Errors
+    /// EOWNERDEAD in a forked child.
+    #[inline]
+    pub(crate) fn here(&self) -> io::Result<&Arc<Core>> {
+        match self.inner.core.process.is_current() {
+            true => Ok(&self.inner.core),
+            false => Err(io::Error::from_raw_os_error(libc::EOWNERDEAD)),
+        }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -148,7 +148,9 @@ impl Stack {
     /// machines that serve one address. At the start they are the network
     /// namespace's, or random where that has none.
     pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
-        self.core().tcp_set_fast_open_keys(keys);
+        if let Ok(core) = self.here() {
+            core.tcp_set_fast_open_keys(keys);
+        }
     }
 
     /// Draws a new key for Fast Open cookies. Those that the last one has made are
@@ -160,7 +162,7 @@ impl Stack {
     pub fn rotate_fast_open_key(&self) -> io::Result<()> {
         let mut key = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
-        let core = self.core();
+        let core = self.here()?;
         let last = lock(&core.tcp.fast_open.keys).primary;
         core.tcp_set_fast_open_keys(FastOpenKeys {
             primary: key,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{CookieMode, CookieOffer};
+use tidewall_device::forked::Unshared;
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -76,7 +77,7 @@ pub(crate) struct ListenerInner {
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
     attended_until: AtomicU64,
-    kernel: Option<KernelListener>,
+    kernel: Option<Unshared<KernelListener>>,
     kernel_input: KernelInput,
     /// Connections opened by a SYN whose handshake is over, and those that were
     /// reset before it was: the protocol has not been told of them.
@@ -148,13 +149,13 @@ impl TcpListener {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         options.stream.check().map_err(error)?;
-        let core = stack.core();
+        let core = stack.here()?;
         Helper::start(core)?;
         let binding = lock(&core.binding);
         let (kernel, local) = if core.has_kernel {
             let kernel = hold(address, &options)?;
             let local = kernel.local_addr()?;
-            (Some(kernel), local)
+            (Some(Unshared::new(kernel)?), local)
         } else {
             (None, core.tcp_bind_without_kernel(address)?)
         };
@@ -236,7 +237,7 @@ impl TcpListener {
     /// EAGAIN when nonblocking and none waits, EINTR, EINVAL once it is shut down,
     /// and what the kernel's socket reports (EMFILE).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         let inner = &self.inner;
         core.tcp.helper.application_is_here();
         inner.attended_until.store(u64::MAX, Ordering::Relaxed);
@@ -331,6 +332,7 @@ impl TcpListener {
     /// # Errors
     /// ENOTCONN when it has been shut down before; what the kernel reports.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.stack.here()?;
         if self.inner.is_shut() {
             return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
         }
@@ -401,7 +403,7 @@ impl TcpListener {
         self.inner
             .kernel
             .as_ref()
-            .map_or(Ok(None), KernelListener::take_error)
+            .map_or(Ok(None), |kernel| kernel.take_error())
     }
 
     /// Connections one after the other, for ever.
@@ -426,7 +428,7 @@ impl Watched for TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        let core = self.stack.core();
+        let Ok(core) = self.stack.here() else { return };
         self.inner.watch.retire();
         core.tcp.remove_listener(&self.inner);
         if !self.inner.is_shut() {

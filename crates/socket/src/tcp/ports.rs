@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use tidewall_device::afxdp::EMBEDDED_APPLICATION;
 use tidewall_device::demux::Tables;
 use tidewall_device::demux::layout::Protocol;
+use tidewall_device::forked::Unshared;
 
 /// Ports with listeners or connections. A port's frames are ours until the
 /// last of its users is gone, those in TIME-WAIT included; what belongs to none
@@ -31,7 +32,7 @@ struct Use {
     /// Addresses for which the driver was told that the port is ours.
     owned: Vec<Option<IpAddr>>,
     /// The kernel socket that keeps others from an ephemeral port.
-    held: Option<OwnedFd>,
+    held: Option<Unshared<OwnedFd>>,
 }
 
 impl Ports {
@@ -44,7 +45,7 @@ impl Ports {
         tables: &Tables,
         address: Option<IpAddr>,
         port: u16,
-        held: Option<OwnedFd>,
+        held: Option<Unshared<OwnedFd>>,
     ) -> io::Result<()> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = used.entry(port).or_default();

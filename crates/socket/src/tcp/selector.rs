@@ -100,7 +100,7 @@ impl Selector {
     /// What starting the stack's helper thread reports.
     pub fn new(stack: &Stack) -> io::Result<Self> {
         Ok(Selector {
-            hints: Hints::new(stack.core(), false)?,
+            hints: Hints::new(stack.here()?, false)?,
             stack: stack.clone(),
         })
     }
@@ -167,7 +167,7 @@ impl Selector {
     /// EINTR when a signal arrives; ENETDOWN and what else the device reports.
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         events.clear();
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         let hints = &*self.hints;
         hints.wait(core, timeout, None, &mut |insist| {
             let mut tell = |registration: &Arc<Registration>, ready: Events| {
@@ -199,6 +199,8 @@ fn event(token: u64, interest: Events, ready: Events) -> Event {
 impl Drop for Selector {
     fn drop(&mut self) {
         // Sockets may outlive it; then nobody watches them.
-        self.hints.close(self.stack.core());
+        if let Ok(core) = self.stack.here() {
+            self.hints.close(core);
+        }
     }
 }

@@ -164,7 +164,7 @@ impl TcpStream {
         at_once: bool,
         take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
     ) -> io::Result<usize> {
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         let timeout = duration(&self.read_timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -260,7 +260,7 @@ impl TcpStream {
             zero_copy,
             at_once,
         } = sending;
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = duration(&self.write_timeout);
@@ -440,7 +440,7 @@ impl TcpStream {
                     Shutdown::Write => tcp::Shutdown::Write,
                     Shutdown::Both => tcp::Shutdown::Both,
                 };
-                let core = self.stack.core();
+                let core = self.stack.here()?;
                 let mut after = After::default();
                 let result = {
                     let mut state = connection.lock();
@@ -521,6 +521,9 @@ impl TcpStream {
 
 impl Drop for TcpStream {
     fn drop(&mut self) {
+        if self.stack.here().is_err() {
+            return;
+        }
         match &self.inner {
             Inner::Own { connection, .. } => {
                 connection.watch.retire();

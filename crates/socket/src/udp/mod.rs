@@ -112,7 +112,7 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::bind`].
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
-        let core = stack.core();
+        let core = stack.here()?;
         let binding = lock(&core.binding);
         let (holder, local) = if core.has_kernel {
             let holder = Holder::bind(address, &how)?;
@@ -176,7 +176,7 @@ impl UdpSocket {
     /// ENETUNREACH, EINVAL, EAFNOSUPPORT as the kernel says; ENOBUFS when the
     /// flow table's bucket is full.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         let _binding = lock(&core.binding);
         let before = self.inner.ends();
         let local = match &self.inner.holder {
@@ -297,6 +297,7 @@ impl UdpSocket {
     /// # Errors
     /// ENETDOWN and what else the device reports.
     pub fn flush(&self) -> io::Result<()> {
+        self.stack.here()?;
         match self.transmit_queue() {
             Some((number, queue)) => self.stack.core().send_queue(number, queue),
             None => Ok(()),
@@ -404,7 +405,7 @@ impl UdpSocket {
         at_once: bool,
         each: &mut dyn FnMut(Received<'_>),
     ) -> io::Result<usize> {
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         let deadline = self.read_timeout().map(|timeout| Instant::now() + timeout);
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
@@ -532,7 +533,7 @@ impl UdpSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.inner.limit.store(frames, Ordering::Relaxed);
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         for queue in &core.queues {
             core.tables
                 .set_limit(queue.shared.queue(), self.inner.id().index(), frames);
@@ -638,7 +639,7 @@ impl UdpSocket {
         if named.is_some_and(|named| named.is_ipv4() != wire.is_ipv4()) {
             return errno(libc::EINVAL);
         }
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         core.check_device()?;
         let length = mtu::datagram_length(wire, payload.len());
         self.inner.look_for_errors(core, wire, length);
@@ -733,7 +734,7 @@ impl UdpSocket {
 
 impl Drop for UdpSocket {
     fn drop(&mut self) {
-        let core = self.stack.core();
+        let Ok(core) = self.stack.here() else { return };
         self.inner.watch.retire();
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);

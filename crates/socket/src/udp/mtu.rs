@@ -202,7 +202,7 @@ impl UdpSocket {
     /// ENOTCONN; what the kernel socket reports.
     pub fn mtu(&self) -> io::Result<usize> {
         let peer = super::canonical(self.peer_addr()?);
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         let source = specified(self.inner.ends().local);
         let route = core.route(peer, source, false);
         match (route, self.transmit_queue(), &self.inner.holder) {

@@ -13,6 +13,7 @@ mod device;
 mod event_loop;
 mod exchange;
 mod fast_open;
+mod forked;
 mod kernel;
 mod kernel_frames;
 mod life;
@@ -67,6 +68,7 @@ system_tests! {
     path_mtu::answers_longer_than_the_path_allows_arrive_whole on 1,
     path_mtu::who_only_sends_keeps_to_the_path_mtu_too on 1,
     path_mtu::a_socket_that_wants_no_fragments_gets_emsgsize on 1,
+    path_mtu::a_firewall_that_hides_errors_from_the_kernel_costs_one_more on 1,
     path_mtu::the_mtu_of_a_route_is_kept_to on 1,
     path_mtu::forged_size_errors_change_nothing on 1,
     kernel::a_port_has_one_owner_on_the_host on 1,
@@ -90,6 +92,7 @@ system_tests! {
     life::probes_that_the_kernel_drops_are_warned_of on 1,
     life::a_live_stack_answers_stat_and_trace on 1,
     life::a_stack_whose_socket_was_removed_ends on 1,
+    forked::a_child_that_lives_on_keeps_nothing_of_the_interface on 2,
     readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
@@ -155,6 +158,13 @@ system_tests! {
 #[ignore = "started by another test"]
 fn owner() {
     life::own_until_killed();
+}
+
+/// The process that `forked` kills, and its child.
+#[test]
+#[ignore = "started by another test"]
+fn parent() {
+    forked::fork_and_own_until_killed();
 }
 
 /// The process that `tcp` kills.

@@ -189,6 +189,41 @@ pub fn a_socket_that_wants_no_fragments_gets_emsgsize() {
     }
 }
 
+/// Connection tracking has not seen the flow that the error is about, and a rule
+/// drops what it calls invalid, on the loopback device too. What is longer goes
+/// through the kernel's socket all the same, and then it has.
+pub fn a_firewall_that_hides_errors_from_the_kernel_costs_one_more() {
+    let name = "a_firewall_that_hides_errors_from_the_kernel_costs_one_more";
+    if !tidewall_skip::has_programs(name, &["nft"]) {
+        return;
+    }
+    route();
+    shell(
+        "nft add table inet f
+         nft add chain inet f in '{ type filter hook input priority 0; }'
+         nft add rule inet f in ct state invalid drop",
+    );
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    for address in BOTH {
+        let to = at(here(address), SERVICE);
+        let socket = client(address);
+        for _ in 0..3 {
+            ask(&socket, to, b"short ones, until the neighbour is known");
+        }
+        // The first answers of a stack are the kernel's, so it has seen that flow.
+        let socket = client(address);
+        let lost = (0..5).take_while(|_| !ask_once(&socket, to, &[1; LONG]));
+        let lost = lost.count();
+        assert!((1..=2).contains(&lost), "{address}: {lost} lost");
+        assert!(wait_until(|| kernel_knows(address)), "{address}");
+        for _ in 0..10 {
+            assert!(ask_once(&socket, to, &[2; LONG]), "{address}");
+        }
+    }
+    echo.finish();
+}
+
 /// The MTU of a route is kept to without any error.
 pub fn the_mtu_of_a_route_is_kept_to() {
     route();

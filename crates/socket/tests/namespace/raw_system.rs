@@ -86,6 +86,40 @@ pub fn processor_time() -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
+/// Runs `child` in a forked child, which ends with it; its process id. What the
+/// closure has is dropped by the child alone.
+pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
+    // SAFETY: the C library's own locks are whole in the child, and the test's
+    // other threads are in calls of the stack's or wait.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        child();
+        // SAFETY: ends the process without the parent's exit handlers.
+        unsafe { libc::_exit(0) }
+    }
+    std::mem::forget(child);
+    if pid < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(pid)
+    }
+}
+
+/// Ends this process after so many seconds, whatever it does.
+pub fn end_after(seconds: u32) {
+    // SAFETY: no pointers.
+    unsafe { libc::alarm(seconds) };
+}
+
+/// Kills a process, which need not be a child.
+pub fn kill(pid: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    match unsafe { libc::kill(pid, libc::SIGKILL) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A packet socket: whole frames of one interface, in and out.
 pub struct Packets {
     fd: OwnedFd,

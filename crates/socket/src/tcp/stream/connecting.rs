@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream as KernelTcp};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use tidewall_device::forked::Unshared;
 use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, StreamOptions, isn};
 
 use super::{Inner, TcpStream};
@@ -175,7 +176,7 @@ impl TcpStream {
         options: &ConnectOptions,
     ) -> io::Result<Self> {
         options.stream.check().map_err(error)?;
-        let core = stack.core();
+        let core = stack.here()?;
         let remote = canonical(address);
         if remote.port() == 0 {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
@@ -267,7 +268,10 @@ impl ConnectOptions {
 impl Core {
     /// A port for a connection from `source`, and the kernel socket that keeps
     /// others from it.
-    fn tcp_take_port(&self, source: std::net::IpAddr) -> io::Result<(u16, Option<OwnedFd>)> {
+    fn tcp_take_port(
+        &self,
+        source: std::net::IpAddr,
+    ) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
         if !self.has_kernel {
             return Ok((self.tcp_free_port()?, None));
         }
@@ -276,7 +280,7 @@ impl Core {
         // The standard library can ask for its address.
         let socket = std::net::TcpListener::from(socket);
         let port = socket.local_addr()?.port();
-        Ok((port, Some(OwnedFd::from(socket))))
+        Ok((port, Some(Unshared::new(OwnedFd::from(socket))?)))
     }
 
     fn tcp_connection(&self, flow: Flow, config: &Config, fast: bool) -> Connection {

@@ -113,7 +113,7 @@ impl TcpStream {
         let Inner::Own { connection, .. } = &self.inner else {
             return unsupported();
         };
-        let core = self.stack.core();
+        let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         connection.process(core);
         let before = into.len();

@@ -423,7 +423,7 @@ impl TcpStream {
     /// Changes something of a connection of ours, and sends what that frees.
     pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
         if let Inner::Own { connection, .. } = &self.inner {
-            let core = self.stack.core();
+            let core = self.stack.here()?;
             let mut after = After::default();
             let wants = {
                 let mut state = connection.lock();

@@ -1,0 +1,98 @@
+//! What a fork leaves of a device and of the sockets above it: nothing.
+//!
+//! Rings and frames are not mapped in a child, and its parent's threads and locks
+//! are not there. What the child inherits all the same are descriptors, by which
+//! it would keep the program attached, the queues bound and the ports held after
+//! its parent's end. So those are marked, and a child closes them at once; and all
+//! that uses them asks first whether it is in the [`Process`] that made it.
+//!
+//! A child made by a bare `clone(2)`, without the C library's fork, is not seen.
+
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use crate::raw::forked;
+
+/// The process that something was made in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process(u32);
+
+impl Process {
+    /// This one.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn current() -> io::Result<Self> {
+        forked::install()?;
+        Ok(Process(forked::forks()))
+    }
+
+    /// False in a forked child.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        self.0 == forked::forks()
+    }
+}
+
+/// A descriptor that forked children close, unless its number is 65,536 or more. In
+/// a child it must not be dropped: what has it there is to be forgotten.
+#[derive(Debug)]
+pub struct Unshared<T> {
+    // Dropped before the descriptor is closed.
+    _mark: Mark,
+    inner: T,
+}
+
+impl<T: AsFd> Unshared<T> {
+    /// Marks a descriptor.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn new(inner: T) -> io::Result<Self> {
+        let process = Process::current()?;
+        let fd = inner.as_fd().as_raw_fd();
+        forked::mark(fd, true);
+        let _mark = Mark { fd, process };
+        Ok(Unshared { _mark, inner })
+    }
+}
+
+impl<T> Deref for Unshared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+#[derive(Debug)]
+struct Mark {
+    fd: RawFd,
+    process: Process,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // In a child its number may be another file's.
+        if self.process.is_current() {
+            forked::mark(self.fd, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_mark_goes_with_its_descriptor() {
+        let file = Unshared::new(File::open("/dev/null").unwrap()).unwrap();
+        let fd = file.as_raw_fd();
+        assert!(forked::is_marked(fd));
+        assert!(Process::current().unwrap().is_current());
+        drop(file);
+        assert!(!forked::is_marked(fd));
+    }
+}

@@ -1,0 +1,74 @@
+//! The handler that a forked child runs before anything else (pthread_atfork(3)).
+//!
+//! It keeps to atomics and `close`: another thread may have held any lock at the
+//! moment of the fork.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Numbers of descriptors that can be marked are below this.
+pub(crate) const DESCRIPTORS: usize = 65_536;
+
+/// Forks between the first process and this one, while somebody counts.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// A bit for each descriptor that a child closes.
+static MARKED: [AtomicU64; DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS / 64];
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    for (word, place) in (0..).zip(&MARKED) {
+        let mut marked = place.swap(0, Ordering::Relaxed);
+        while marked != 0 {
+            let fd = word * 64 + marked.trailing_zeros() as RawFd;
+            marked &= marked - 1;
+            // SAFETY: the mark says that the descriptor is open, and its owner, who
+            // would close it, sees by FORKS that it is not this process's.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Has children count their forks and close what is marked.
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<i32> = OnceLock::new();
+    // SAFETY: `in_child` does only what is async-signal-safe, and is never
+    // unloaded.
+    let errno =
+        *INSTALLED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+    match errno {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Forks so far.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Says whether a child closes a descriptor.
+pub(crate) fn mark(fd: RawFd, marked: bool) {
+    let Ok(number) = usize::try_from(fd) else {
+        return;
+    };
+    if let Some(place) = MARKED.get(number / 64) {
+        let bit = 1 << (number % 64);
+        if marked {
+            place.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            place.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn is_marked(fd: RawFd) -> bool {
+    let number = fd as usize;
+    MARKED[number / 64].load(Ordering::Relaxed) & 1 << (number % 64) != 0
+}
