@@ -141,7 +141,12 @@ impl Core {
     /// which is for after the next round of receiving. `turn`: leaves those alone
     /// that the application has been told of and will write to, so that what it
     /// writes goes with the acknowledgment.
+    #[inline]
     pub(crate) fn tcp_send(&self, turn: bool) -> bool {
+        self.tcp.sending.is_due() && self.tcp_send_burst(turn)
+    }
+
+    fn tcp_send_burst(&self, turn: bool) -> bool {
         let sending = &self.tcp.sending;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
