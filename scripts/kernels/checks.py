@@ -68,7 +68,7 @@ class Cell:
         """All that a stack may change and has to put back."""
         return self.guest.run(
             "ip -d link show eth0; (cd /sys/class/net/eth0; grep -H . napi_defer_hard_irqs gro_flush_timeout queues/*/*ps_cpus threaded);"
-            "for w in -c -k -l -x -n; do ethtool $w eth0; done; ls /sys/fs/bpf; ls /run/tidewall 2>/dev/null;"
+            "for w in -c -k -l -x -n; do ethtool $w eth0; done; ls /sys/fs/bpf; find /run/tidewall ! -type d 2>/dev/null;"
             "ps -o args | grep -E 'tidewall|tw-' | grep -v grep")[0]
 
     def start(self, service):
