@@ -40,11 +40,11 @@ impl Connection {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
             return true;
         }
-        let held = self.held();
+        let (held, limit) = (self.held(), self.send_limit());
         let mark = self.config.not_sent_low_water;
         self.can_hold_data()
-            && held + held / 2 <= self.send_limit()
-            && held < self.send_limit()
+            && held + held / 2 <= limit
+            && held < limit
             && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
     }
 

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
@@ -146,6 +146,11 @@ impl ConnectionInner {
 
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked::new(lock(&self.state), &self.memory)
+    }
+
+    /// Locks it for who changes nothing that takes memory.
+    pub(crate) fn look(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
     /// Locks it unless somebody is busy with it.
@@ -439,7 +444,7 @@ impl ConnectionInner {
 
     /// What it is ready for now. Whoever finds no space is told when there is some.
     pub(crate) fn events(&self) -> Events {
-        self.lock().events()
+        self.look().events()
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
@@ -624,7 +629,7 @@ impl ConnectionInner {
     /// True for one that the application has closed and that has something to
     /// send, or waits to hear that it arrived.
     pub(crate) fn has_more(&self) -> bool {
-        let state = self.lock();
+        let state = self.look();
         let connection = &state.connection;
         let waits = matches!(
             connection.state(),
@@ -635,7 +640,7 @@ impl ConnectionInner {
 
     /// True once nothing is left for the stack to do.
     pub(crate) fn is_over(&self) -> bool {
-        self.lock().detached
+        self.look().detached
     }
 }
 

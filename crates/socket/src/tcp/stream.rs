@@ -399,7 +399,7 @@ impl TcpStream {
     pub(crate) fn peer_address(&self) -> SocketAddr {
         match &self.inner {
             Inner::Own { connection } => {
-                as_bound(connection.lock().connection.flow().remote, self.mapped)
+                as_bound(connection.look().connection.flow().remote, self.mapped)
             }
             Inner::Kernel(kernel) => {
                 let peer = kernel.stream.peer_addr();
@@ -415,7 +415,7 @@ impl TcpStream {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
             Inner::Own { connection } => Ok(as_bound(
-                connection.lock().connection.flow().local,
+                connection.look().connection.flow().local,
                 self.mapped,
             )),
             Inner::Kernel(kernel) => kernel.stream.local_addr(),
@@ -475,7 +475,7 @@ impl TcpStream {
     pub fn info(&self) -> Option<Info> {
         match &self.inner {
             Inner::Kernel(_) => None,
-            Inner::Own { connection, .. } => Some(connection.lock().connection.info()),
+            Inner::Own { connection, .. } => Some(connection.look().connection.info()),
         }
     }
 
@@ -488,7 +488,7 @@ impl TcpStream {
             Inner::Kernel(_) => None,
             Inner::Own { connection, .. } => {
                 let now = self.stack.core().age();
-                Some(connection.lock().connection.sending_times(now))
+                Some(connection.look().connection.sending_times(now))
             }
         }
     }
