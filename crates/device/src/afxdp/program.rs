@@ -297,9 +297,14 @@ pub(super) fn attach(
         super::XdpMode::Native => syscall::XDP_FLAGS_DRV_MODE,
         super::XdpMode::Generic => syscall::XDP_FLAGS_SKB_MODE,
     };
-    let Ok(index) = syscall::interface_index(interface) else {
-        let text = format!("no interface {interface} in this network namespace (see: ip link)");
-        return Err(io::Error::new(io::ErrorKind::NotFound, text));
+    let index = match syscall::interface_index(interface) {
+        Ok(index) => index,
+        // Not a name at all.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
+        Err(_) => {
+            let text = format!("no interface {interface} in this network namespace (see: ip link)");
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
     };
     let program = xdp
         .fd()
