@@ -542,6 +542,14 @@ impl Connection {
         self.timers.next()
     }
 
+    /// When buffers that are empty by now are given back; part of
+    /// [`Connection::next_timeout`], for who has only read.
+    #[inline]
+    #[must_use]
+    pub fn release_due(&self) -> Option<Time> {
+        self.timers.get(Timer::Release)
+    }
+
     /// The retransmission timeout as it is now.
     pub(super) fn retransmission_timeout(&self) -> Duration {
         Duration::from_micros(self.retransmission_micros())

@@ -377,7 +377,7 @@ impl ConnectionInner {
         }
     }
 
-    fn arm(&self, core: &Core, state: &mut State, due: Duration) {
+    pub(super) fn arm(&self, core: &Core, state: &mut State, due: Duration) {
         // A timer that expires early costs one look; moving it back with each
         // segment would cost more.
         if due < state.armed {

@@ -189,6 +189,8 @@ impl TcpStream {
                     // The window has opened.
                     connection.settle(core, &mut state, &mut after);
                     opened = true;
+                } else if let Some(due) = state.connection.release_due() {
+                    connection.arm(core, &mut state, due);
                 }
                 result
             };

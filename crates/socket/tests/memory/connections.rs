@@ -70,7 +70,7 @@ impl Meeting {
     pub fn pump(&self) -> Vec<u64> {
         let mut events: Vec<Event> = Vec::new();
         let mut ready = Vec::new();
-        for _ in 0..12 {
+        for _ in 0..34 {
             self.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
             self.near.wait(&mut events, Some(Duration::ZERO)).unwrap();
             ready.extend(events.iter().map(|event| event.token));

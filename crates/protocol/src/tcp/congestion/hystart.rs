@@ -94,7 +94,8 @@ impl HyStart {
         if self.rounds == 0 {
             return verdict;
         }
-        if self.rounds == CONSERVATIVE_ROUNDS {
+        // A thawed state may say more.
+        if self.rounds >= CONSERVATIVE_ROUNDS {
             return Verdict::Leave;
         }
         self.rounds += 1;
@@ -186,6 +187,13 @@ mod tests {
         // The partial one counts; the first acknowledgment after the fifth leaves.
         assert_eq!(verdicts[..5], [SLOWLY; 5]);
         assert_eq!(verdicts[5], Verdict::Leave);
+    }
+
+    #[test]
+    fn a_thawed_state_of_too_many_rounds_leaves() {
+        let mut hystart = after(&[50, 50, 50, 60]).0;
+        hystart.rounds = u8::MAX;
+        assert_eq!(round(&mut hystart, 4, 60), Verdict::Leave);
     }
 
     #[test]
