@@ -23,6 +23,7 @@ pub struct SendFlags {
 impl Connection {
     /// True when a read would not be [`Errno::AGAIN`]: data, the end of the
     /// stream, or an error.
+    #[inline]
     #[must_use]
     pub fn readable(&self) -> bool {
         self.receive.assembler.unread() > 0
@@ -35,6 +36,7 @@ impl Connection {
     /// True when a third of the send buffer is free and less than half of
     /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
     /// write would fail.
+    #[inline]
     #[must_use]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
@@ -54,6 +56,7 @@ impl Connection {
         self.send.buffer.len().wrapping_add(self.send.marks.space())
     }
 
+    #[inline]
     fn can_hold_data(&self) -> bool {
         matches!(self.state, State::Established | State::CloseWait) || self.is_fast_opening()
     }

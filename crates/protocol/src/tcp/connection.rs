@@ -519,6 +519,7 @@ impl Connection {
     /// Bytes the send buffer may hold: twice the congestion window, so that a
     /// round trip's worth waits behind the one in flight (Linux
     /// `tcp_sndbuf_expand`).
+    #[inline]
     pub(super) fn send_limit(&self) -> u32 {
         let wanted = self.congestion.window().saturating_mul(2);
         let limit = if self.send.limit != 0 {

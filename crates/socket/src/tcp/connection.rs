@@ -188,7 +188,11 @@ impl ConnectionInner {
     pub(crate) fn process(self: &Arc<Self>, core: &Core) {
         let mut after = After::default();
         {
-            let mut state = self.lock();
+            let state = self.look();
+            if !state.has_frames() {
+                return;
+            }
+            let mut state = Locked::new(state, &self.memory);
             if self.take_frames(core, &mut state, &mut after) > 0 {
                 self.settle(core, &mut state, &mut after);
                 self.announce(&mut state);

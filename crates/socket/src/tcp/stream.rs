@@ -542,11 +542,11 @@ impl TcpStream {
     pub(crate) fn look(&self, core: &Core) -> Option<Events> {
         match &self.inner {
             Inner::Own { connection, .. } => {
-                let mut state = connection.lock();
+                let mut state = connection.look();
                 if state.has_frames() {
                     drop(state);
                     connection.process(core);
-                    state = connection.lock();
+                    state = connection.look();
                 }
                 Some(state.events())
             }
