@@ -460,7 +460,6 @@ impl Napi {
                     self.open();
                 } else if sent.elapsed() >= PROBE_TIME {
                     // A probe would not come either.
-                    self.probe.lost = self.probe.lost.max(PROBES_LOST - 1);
                     self.pause(0);
                 }
                 return None;

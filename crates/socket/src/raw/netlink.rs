@@ -158,6 +158,14 @@ pub(crate) struct Monitor {
     fd: OwnedFd,
 }
 
+/// What one datagram of the kernel's holds.
+fn receive<'a>(fd: &impl AsRawFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    // SAFETY: `buffer` is writable for its length.
+    let got = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    Ok(buffer.get(..got).unwrap_or_default())
+}
+
 impl Monitor {
     pub(crate) fn open() -> io::Result<Self> {
         let fd = open(libc::SOCK_NONBLOCK)?;
@@ -189,24 +197,17 @@ impl Monitor {
         let mut changes = Vec::new();
         let mut buffer = [0u8; 16_384];
         loop {
-            // SAFETY: `buffer` is writable for its length.
-            let got = unsafe {
-                libc::recv(
-                    self.fd.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    0,
-                )
-            };
-            if got < 0 {
-                match io::Error::last_os_error().raw_os_error() {
-                    Some(libc::ENOBUFS) => changes.push(Change::Missed),
-                    Some(libc::EINTR) => {}
+            let mut messages = match receive(&self.fd, &mut buffer) {
+                Ok(messages) => messages,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ENOBUFS) => {
+                        changes.push(Change::Missed);
+                        continue;
+                    }
+                    Some(libc::EINTR) => continue,
                     _ => return changes,
-                }
-                continue;
-            }
-            let mut messages = buffer.get(..got as usize).unwrap_or_default();
+                },
+            };
             while let Some(header) = messages.first_chunk::<HEADER>() {
                 let length = word(&header[..4]) as usize;
                 let Some(body) = messages.get(HEADER..length) else {
@@ -415,19 +416,7 @@ impl Netlink {
         }
         let mut buffer = vec![0u8; 8192];
         loop {
-            // SAFETY: `buffer` is writable for its length.
-            let got = unsafe {
-                libc::recv(
-                    self.fd.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    0,
-                )
-            };
-            if got < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let reply = buffer.get(..got as usize).unwrap_or_default();
+            let reply = receive(&self.fd, &mut buffer)?;
             let Some(header) = reply.first_chunk::<HEADER>() else {
                 continue;
             };

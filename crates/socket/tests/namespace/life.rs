@@ -164,8 +164,9 @@ fn goes_down_and_up(stack: &Stack) {
         let before = driven(stack);
         assert!(
             sends_until(stack, HERE4, || driven(stack) > before + 100),
-            "{before} frames driven, {} now",
-            driven(stack)
+            "{before} frames driven: {:?} {:?}",
+            stack.snapshot(),
+            stack.warnings()
         );
     }
     assert_eq!(stack.warnings(), [] as [String; 0]);

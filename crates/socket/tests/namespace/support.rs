@@ -290,3 +290,9 @@ pub fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     }
     done()
 }
+
+/// True where the environment has `TIDEWALL_FIGURES`: the machine has nothing else
+/// to do, and rates are judged, not only printed.
+pub fn figures() -> bool {
+    std::env::var_os("TIDEWALL_FIGURES").is_some()
+}

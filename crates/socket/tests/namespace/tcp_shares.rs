@@ -43,11 +43,6 @@ fn pin(processor: usize) {
     shell(&format!("taskset -pc {} {thread}", processor % count));
 }
 
-/// On a machine that has nothing else to do.
-fn figures() -> bool {
-    std::env::var_os("TIDEWALL_FIGURES").is_some()
-}
-
 /// How long each measurement lasts: for the figure, longer than a lost SYN takes to
 /// be sent again.
 fn window() -> Duration {
