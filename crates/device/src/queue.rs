@@ -69,6 +69,11 @@ pub trait Receive: Send {
         false
     }
 
+    /// Whether a poll that finds work defers the interrupt, which it does at first.
+    /// Where it does not, the device interrupts as if there were no stack, and
+    /// [`Receive::set_patience`] does nothing. Of the whole device.
+    fn set_deferral(&mut self, _deferred: bool) {}
+
     /// Datagrams that reached the kernel instead of the queue because the device's
     /// poll was found by them (NAPI id discovery): moves one into `payload`.
     /// `None` when there are none, which is so while the poll is known.

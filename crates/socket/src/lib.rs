@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod control;
+mod deferral;
 pub mod descriptor;
 mod fragments;
 mod host;

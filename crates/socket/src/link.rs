@@ -14,6 +14,7 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_device::netdev::Netdev;
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::deferral::DeferralWatch;
 use crate::raw::netlink::{Change, Link, Monitor, Netlink};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, lock};
@@ -32,6 +33,7 @@ pub(crate) struct LinkWatch {
     netdev: Option<Netdev>,
     link: Link,
     program: Option<ProgramCheck>,
+    deferral: DeferralWatch,
 }
 
 /// After a reset of the device: whether its frames meet the driver program.
@@ -62,6 +64,7 @@ impl LinkWatch {
             netdev: Netdev::open().ok(),
             link,
             program: None,
+            deferral: DeferralWatch::new(),
         })
     }
 
@@ -72,8 +75,9 @@ impl LinkWatch {
 
     /// How long to wait for a change at most; `None`: for ever.
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        let next = self.program.as_ref()?.next;
-        Some(next.saturating_duration_since(Instant::now()))
+        let program = self.program.as_ref();
+        let program = program.map(|it| it.next.saturating_duration_since(Instant::now()));
+        program.into_iter().chain(self.deferral.timeout()).min()
     }
 
     /// Hands on what has changed, and looks at what is to be looked at.
@@ -106,6 +110,7 @@ impl LinkWatch {
             self.check_napi(core, false);
         }
         self.check_program(core);
+        self.deferral.turn(core);
     }
 
     fn update(&mut self, core: &Core, link: Link) {

@@ -78,6 +78,9 @@ pub struct StackSnapshot {
     /// Its device, where that is an interface it has taken over.
     #[serde(default)]
     pub device: Option<DeviceSnapshot>,
+    /// Interrupts are deferred, which they are while frames come for the stack.
+    #[serde(default)]
+    pub deferred: bool,
     /// Microseconds since it started.
     pub microseconds: u64,
     /// Packets that the interface has received, as the kernel counts them
@@ -562,6 +565,7 @@ impl StackSnapshot {
             interface: core.name.clone(),
             architecture: core.architecture.name().to_owned(),
             device: core.device_snapshot.clone(),
+            deferred: core.deferral.is_on(),
             microseconds: core.age().as_micros() as u64,
             received: None,
             losses: DeviceLosses::of(core)

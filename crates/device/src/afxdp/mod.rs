@@ -13,8 +13,8 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::demux::Tables;
@@ -325,21 +325,19 @@ fn check_queues(name: &str, present: Option<u32>, queues: u32) -> io::Result<()>
 }
 
 /// Makes the device wait for the receiver's poll: the interrupt is deferred
-/// once, until the timer after the last poll. Both knobs are put back at the
-/// end.
+/// once, until the timer after the last poll, unless [`FlushTimer::set_deferral`]
+/// says otherwise. Both knobs are put back at the end.
 fn defer_interrupts(
     config: &Config,
     guardian: &Guardian,
     warnings: &mut Vec<String>,
 ) -> (Vec<Knob>, Option<FlushTimer>) {
     let mut knobs = Vec::new();
-    let path = |name: &str| format!("/sys/class/net/{}/{name}", config.interface);
-    let mut timer = None;
     for (name, value) in [
-        ("napi_defer_hard_irqs", 1),
+        ("napi_defer_hard_irqs", DEFERRED),
         ("gro_flush_timeout", nanoseconds(PATIENCE)),
     ] {
-        let path = path(name);
+        let path = format!("/sys/class/net/{}/{name}", config.interface);
         match Knob::set(guardian, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
             Err(error) => {
@@ -347,8 +345,8 @@ fn defer_interrupts(
                 return (knobs, None);
             }
         }
-        timer = FlushTimer::open(&path);
     }
+    let mut timer = FlushTimer::open(&config.interface, &knobs);
     if is_physical(&config.interface) {
         // Hardware moderates its interrupts itself, ahead of the deferral.
         let taken = Coalescing::take(guardian, &config.interface)
@@ -374,23 +372,49 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The device's `gro_flush_timeout`, for switching while it runs. The knob that
-/// restores it is held elsewhere.
+/// `napi_defer_hard_irqs` while interrupts are deferred: after a poll that found
+/// work, until the timer has expired.
+const DEFERRED: u64 = 1;
+
+/// The device's `gro_flush_timeout` and `napi_defer_hard_irqs`, for switching while it
+/// runs. The knobs that restore them are held elsewhere.
 #[derive(Clone, Debug)]
 struct FlushTimer {
-    file: Arc<File>,
-    /// What it is set to, ns.
-    value: Arc<AtomicU64>,
+    shared: Arc<FlushTimerShared>,
     /// A card's own interrupt moderation, which follows.
     coalescing: Option<Arc<Coalescing>>,
 }
 
+#[derive(Debug)]
+struct FlushTimerShared {
+    defer: File,
+    timeout: File,
+    /// What both were before, for while nothing is deferred.
+    before: [String; 2],
+    /// What the timeout is set to, ns, or [`NOT_DEFERRED`]. Changes under `lock`.
+    value: AtomicU64,
+    lock: Mutex<()>,
+}
+
+/// See [`FlushTimerShared::value`].
+const NOT_DEFERRED: u64 = u64::MAX;
+
 impl FlushTimer {
-    fn open(path: &str) -> Option<Self> {
-        let file = File::options().write(true).open(path).ok()?;
+    /// `knobs`: of `napi_defer_hard_irqs` and `gro_flush_timeout`.
+    fn open(interface: &str, knobs: &[Knob]) -> Option<Self> {
+        let open = |name| {
+            let path = format!("/sys/class/net/{interface}/{name}");
+            File::options().write(true).open(path).ok()
+        };
+        let [defer, timeout] = knobs else { return None };
         Some(FlushTimer {
-            file: Arc::new(file),
-            value: Arc::new(AtomicU64::new(nanoseconds(PATIENCE))),
+            shared: Arc::new(FlushTimerShared {
+                defer: open("napi_defer_hard_irqs")?,
+                timeout: open("gro_flush_timeout")?,
+                before: [defer.old().to_owned(), timeout.old().to_owned()],
+                value: nanoseconds(PATIENCE).into(),
+                lock: Mutex::new(()),
+            }),
             coalescing: None,
         })
     }
@@ -401,17 +425,54 @@ impl FlushTimer {
             Patience::Sleep(Duration::ZERO) => nanoseconds(PATIENCE),
             Patience::Sleep(time) => nanoseconds(time.min(PATIENCE_MAX)),
         };
-        let changes = self.value.swap(value, Ordering::Relaxed) != value;
-        if changes {
-            // A device that is gone needs no timer.
-            let _ = self.file.write_at(value.to_string().as_bytes(), 0);
+        let shared = &*self.shared;
+        let is_to_change =
+            || ![value, NOT_DEFERRED].contains(&shared.value.load(Ordering::Relaxed));
+        if !is_to_change() {
+            return false;
         }
+        let lock = shared.lock();
+        if !is_to_change() {
+            return false;
+        }
+        shared.value.store(value, Ordering::Relaxed);
+        // A device that is gone needs no timer.
+        let _ = shared.timeout.write_at(value.to_string().as_bytes(), 0);
+        drop(lock);
         // A card that polls all the time does not interrupt, whatever it is told,
         // and telling it is slow.
-        if let (true, Some(card), Patience::Sleep(time)) = (changes, &self.coalescing, patience) {
+        if let (Some(card), Patience::Sleep(time)) = (&self.coalescing, patience) {
             let _ = card.set(time.min(PATIENCE_MAX));
         }
-        changes
+        true
+    }
+
+    /// A card's own moderation, which is off, has no other in its place.
+    fn set_deferral(&self, deferred: bool) {
+        let shared = &*self.shared;
+        let lock = shared.lock();
+        let is_deferred = shared.value.load(Ordering::Relaxed) != NOT_DEFERRED;
+        if deferred == is_deferred || self.coalescing.is_some() {
+            return;
+        }
+        let (value, defer, timeout) = if deferred {
+            let value = nanoseconds(PATIENCE);
+            (value, DEFERRED.to_string(), value.to_string())
+        } else {
+            let [defer, timeout] = shared.before.clone();
+            (NOT_DEFERRED, defer, timeout)
+        };
+        shared.value.store(value, Ordering::Relaxed);
+        // As above.
+        let _ = shared.timeout.write_at(timeout.as_bytes(), 0);
+        let _ = shared.defer.write_at(defer.as_bytes(), 0);
+        drop(lock);
+    }
+}
+
+impl FlushTimerShared {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

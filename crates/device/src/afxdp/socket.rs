@@ -410,6 +410,12 @@ impl Receive for ReceiveHalf {
         self.timer.as_ref().is_some_and(|timer| timer.set(patience))
     }
 
+    fn set_deferral(&mut self, deferred: bool) {
+        if let Some(timer) = &self.timer {
+            timer.set_deferral(deferred);
+        }
+    }
+
     fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
         self.napi.take_probe(payload)
     }

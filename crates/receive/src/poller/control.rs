@@ -135,4 +135,9 @@ impl Poller {
     pub fn set_patience(&mut self, patience: Patience) -> bool {
         self.device.set_patience(patience)
     }
+
+    /// See [`tidewall_device::queue::Receive::set_deferral`].
+    pub fn set_deferral(&mut self, deferred: bool) {
+        self.device.set_deferral(deferred);
+    }
 }

@@ -26,6 +26,7 @@ use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::control::Control;
+use crate::deferral::Deferral;
 use crate::fragments::Fragments;
 use crate::host::{self, Interface};
 use crate::link::{LinkState, LinkWatch};
@@ -322,6 +323,7 @@ pub(crate) struct Core {
     /// Of each queue, where a host architecture has threads.
     pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
     pub(crate) leadership: Leadership,
+    pub(crate) deferral: Deferral,
     past: Mutex<Past>,
     /// Rounds since the last sleep, and when the present lot of them began (ns
     /// since the start).
@@ -575,6 +577,7 @@ impl Stack {
             strays: AtomicU64::new(0),
             host: OnceLock::new(),
             leadership: Leadership::default(),
+            deferral: Deferral::new(),
             #[cfg(feature = "mio")]
             notifier: Default::default(),
             past: Mutex::new(Past {

@@ -134,6 +134,9 @@ impl Core {
                     progress.armed = false;
                 }
             }
+            if self.deferral.came(round.frames, &mut poller) {
+                self.link.wake.signal();
+            }
             let stopped = self.control(queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
             progress.frames += round.frames;
@@ -183,7 +186,7 @@ impl Core {
 
     /// How a poller that found nothing is to wait: as the most impatient queue
     /// wants.
-    pub(super) fn waiting(&self) -> Waiting {
+    pub(crate) fn waiting(&self) -> Waiting {
         let waits = |queue: &QueueHandle| queue.waiting.load(Ordering::Relaxed);
         if self.queues.iter().any(|queue| waits(queue) == DO_NOT_SLEEP) {
             return Waiting::Poll;
@@ -246,6 +249,9 @@ impl Core {
             let mut ready = Ready::default();
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
+                if self.deferral.came(round.frames, &mut poller) {
+                    self.link.wake.signal();
+                }
                 self.control(queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
                     poller.set_patience(Patience::Long);

@@ -249,6 +249,10 @@ impl Core {
     /// How busy the device has been with frames that are not ours since the last
     /// time somebody was about to sleep. Receive control sees to our own.
     fn pace(&self) -> Pace {
+        if !self.deferral.is_on() {
+            // Each frame interrupts, whoever's it is.
+            return Pace::Quiet;
+        }
         let mut past = lock(&self.past);
         let now = self.age();
         let elapsed = now.saturating_sub(past.at);

@@ -151,6 +151,39 @@ fn napi(stack: &Stack) -> Vec<u32> {
     ids.filter(|&id| id != 0).collect()
 }
 
+pub fn interrupts_are_deferred_while_frames_come() {
+    let set = |values: [&str; 2]| {
+        for (knob, value) in KNOBS.into_iter().zip(values) {
+            shell(&format!("echo {value} > /sys/class/net/{HERE}/{knob}"));
+        }
+    };
+    let knobs = || KNOBS.map(|knob| shell(&format!("cat /sys/class/net/{HERE}/{knob}")));
+    set(["3", "7000"]);
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let peer = peer_socket(PEER4);
+    for _ in 0..2 {
+        // As before the stack, for what the kernel receives.
+        let is_kernels = || knobs() == ["3\n", "7000\n"];
+        assert!(wait_until(is_kernels), "{:?}", knobs());
+        assert!(!stack.snapshot().deferred);
+        ask(&peer, at(HERE4, SERVICE), b"hello");
+        let is_deferred = || stack.snapshot().deferred && knobs()[0] == "1\n";
+        assert!(
+            wait_until(|| {
+                ask(&peer, at(HERE4, SERVICE), b"hello");
+                is_deferred()
+            }),
+            "{:?}",
+            knobs()
+        );
+    }
+    echo.finish();
+    drop(stack);
+    assert_eq!(knobs(), ["3\n", "7000\n"]);
+    set(["0", "0"]);
+}
+
 pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {
     for architecture in [
         Architecture::NiLrp,

@@ -173,6 +173,7 @@ pub mod tests {
             interface: "tw-x".to_owned(),
             architecture: architecture.to_owned(),
             device: None,
+            deferred: true,
             microseconds: 1,
             received: None,
             losses: None,

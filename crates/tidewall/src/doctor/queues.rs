@@ -90,11 +90,15 @@ fn deferral(
         )
     };
     match (owner, timeout == 0 || defer == 0) {
-        (Some(stack), true) if stack.architecture == "ni-lrp" => Finding::problem(
-            CHECK,
-            format!("{values}: the device interrupts a busy receiver, and overload will starve it"),
-            set(1_000_000, 1),
-        ),
+        (Some(stack), true) if stack.architecture == "ni-lrp" && stack.deferred => {
+            Finding::problem(
+                CHECK,
+                format!(
+                    "{values}: the device interrupts a busy receiver, and overload will starve it"
+                ),
+                set(1_000_000, 1),
+            )
+        }
         (Some(_), _) => Finding::ok(CHECK, values),
         (None, true) => Finding::ok(CHECK, format!("{values}: the kernel's usual")),
         (None, false) => Finding::warning(
@@ -195,7 +199,13 @@ mod tests {
             Severity::Warning
         );
         assert_eq!(deferral("x", Some(0), Some(0), None).severity, Severity::Ok);
-        owner.architecture = "bsd".to_owned();
+        // Nothing comes for it.
+        owner.deferred = false;
+        assert_eq!(
+            deferral("x", Some(0), Some(0), Some(&owner)).severity,
+            Severity::Ok
+        );
+        (owner.architecture, owner.deferred) = ("bsd".to_owned(), true);
         assert_eq!(
             deferral("x", Some(0), Some(0), Some(&owner)).severity,
             Severity::Ok

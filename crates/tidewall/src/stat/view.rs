@@ -463,6 +463,7 @@ pub mod tests {
             interface: "tw-x".to_owned(),
             architecture: "ni-lrp".to_owned(),
             device: None,
+            deferred: true,
             microseconds: seconds * 1_000_000,
             received: None,
             losses: None,
