@@ -65,19 +65,19 @@ pub trait Receive: Send {
     /// of one queue. Where it cannot be set, nothing happens. True when it was
     /// another before: a time that is running already keeps its old length
     /// until the next poll.
-    fn set_patience(&mut self, _patience: Patience) -> bool {
+    fn set_moderation(&mut self, _moderation: InterruptModeration) -> bool {
         false
     }
 
     /// Whether a poll that finds work defers the interrupt, which it does at first.
     /// Where it does not, the device interrupts as if there were no stack, and
-    /// [`Receive::set_patience`] does nothing. Of the whole device.
+    /// [`Receive::set_moderation`] does nothing. Of the whole device.
     fn set_deferral(&mut self, _deferred: bool) {}
 
     /// Datagrams that reached the kernel instead of the queue because the device's
     /// poll was found by them (NAPI id discovery): moves one into `payload`.
     /// `None` when there are none, which is so while the poll is known.
-    fn take_stray(&mut self, _payload: &mut Vec<u8>) -> Option<Stray> {
+    fn take_kernel_delivered(&mut self, _payload: &mut Vec<u8>) -> Option<KernelDelivered> {
         None
     }
 
@@ -113,10 +113,10 @@ pub struct NapiState {
 }
 
 /// A UDP datagram or a TCP segment that came through the kernel (see
-/// [`Receive::take_stray`]). What was taken of it is UDP's payload, or the whole
+/// [`Receive::take_kernel_delivered`]). What was taken of it is UDP's payload, or the whole
 /// segment, header included and its checksum not looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stray {
+pub struct KernelDelivered {
     /// Which of both.
     pub protocol: Protocol,
     /// Sender.
@@ -131,24 +131,24 @@ pub struct Stray {
 pub const POLL_MAX: u32 = 128;
 /// How long a device waits until something else is said: the 256 slots of a veth
 /// ring at 1.28 million frames/s.
-pub const PATIENCE: Duration = Duration::from_micros(200);
+pub const FLUSH_TIMEOUT: Duration = Duration::from_micros(200);
 /// Longest time that a sleeper may ask for.
-pub const PATIENCE_MAX: Duration = Duration::from_millis(1);
+pub const FLUSH_TIMEOUT_MAX: Duration = Duration::from_millis(1);
 
-/// See [`Receive::set_patience`].
+/// See [`Receive::set_moderation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// The receiver may sleep: this long, and no longer than [`PATIENCE_MAX`].
+pub enum InterruptModeration {
+    /// The receiver may sleep: this long, and no longer than [`FLUSH_TIMEOUT_MAX`].
     /// Zero: a poll with [`Interrupt::Armed`] that finds nothing will enable the
-    /// interrupt; until then [`PATIENCE`], since a device without a timer does
+    /// interrupt; until then [`FLUSH_TIMEOUT`], since a device without a timer does
     /// not let go of a poll of its own.
-    Sleep(Duration),
+    DeferFor(Duration),
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device
     /// masked starts a timer of this length. One that is longer than a
     /// scheduler tick is never the next to expire, so starting it does not
     /// touch the clock hardware; in a virtual machine that is the larger part
     /// of a poll's cost (docs/decisions.md).
-    Long,
+    BusyPoll,
 }
 
 /// What a transmitted frame asks of the device.

@@ -1,11 +1,11 @@
 //! Putting the machine back, even after SIGKILL.
 //!
 //! A process that changes something outside itself (a sysfs knob, a network
-//! namespace, a link) registers how to undo it with a [`Guardian`] first. The
-//! guardian is a child process, started by fork, that waits until its parent
+//! namespace, a link) registers how to undo it with a [`Restorer`] first. The
+//! restorer is a child process, started by fork, that waits until its parent
 //! is gone, however it died, and then undoes what is still registered, newest
 //! first. When all goes well the parent undoes things itself, as each
-//! [`Undo`] is dropped, and the guardian forgets them.
+//! [`Undo`] is dropped, and the restorer forgets them.
 //!
 //! Start it **first**, before devices are opened and before the process grows:
 //! the child keeps a copy-on-write image of the parent's memory, and shared
@@ -14,9 +14,9 @@
 //!
 //! The child inherits the **mount and network namespaces** of the thread that
 //! forked it. sysfs shows the network namespace it was mounted in, so to undo
-//! something inside another namespace either start the guardian there or
+//! something inside another namespace either start the restorer there or
 //! register a command such as `/usr/sbin/ip -n NAME …`. A step is carried out
-//! once more by the guardian if the parent dies between undoing it and saying
+//! once more by the restorer if the parent dies between undoing it and saying
 //! so; steps must bear that (writing a value and deleting a thing do).
 //!
 //! What it cannot survive: SIGKILL sent to itself, a kill of the whole cgroup,
@@ -46,11 +46,11 @@ pub const STEPS: usize = fork::STEPS;
 /// one byte more for each text.
 pub const STEP_BYTES: usize = fork::STEP_BYTES;
 
-/// Handle to the guardian process. Clones share it; it ends, after undoing
+/// Handle to the restorer. Clones share it; it ends, after undoing
 /// what is left, when the last clone and the last [`Undo`] are gone or when
-/// the process that called [`Guardian::start`] has died.
+/// the process that called [`Restorer::start`] has died.
 #[derive(Clone, Debug)]
-pub struct Guardian {
+pub struct Restorer {
     shared: Arc<Shared>,
 }
 
@@ -60,7 +60,7 @@ struct Shared {
     socket: Option<UnixStream>,
     pid: i32,
     /// Who started it. A forked copy of this handle must neither wait for the
-    /// guardian nor undo anything.
+    /// restorer nor undo anything.
     owner: u32,
     /// Held while a message is sent, so that messages do not mix.
     registered: Mutex<Registered>,
@@ -85,7 +85,7 @@ impl Drop for Shared {
             fork::reap(self.pid);
             let registered = self.registered.get_mut();
             let registered = registered.unwrap_or_else(PoisonError::into_inner);
-            // The guardian has done it, unless it was killed before.
+            // The restorer has done it, unless it was killed before.
             if let Some(record) = registered.record.take_if(|_| registered.live == 0) {
                 record.remove();
             }
@@ -118,7 +118,7 @@ impl Shared {
         self.note(&mut registered, fork::FORGET, number, &[])
     }
 
-    /// Says it to the guardian, and puts it on record first.
+    /// Says it to the restorer, and puts it on record first.
     fn note(
         &self,
         registered: &mut Registered,
@@ -143,31 +143,31 @@ impl Shared {
     }
 }
 
-impl Guardian {
-    /// Starts the guardian. When this returns, the child is in a session of
+impl Restorer {
+    /// Starts the restorer. When this returns, the child is in a session of
     /// its own, ignores every signal it can, works in `/`, holds none of the
-    /// parent's descriptors and is called `tw-guardian`.
+    /// parent's descriptors and is called `tw-restorer`.
     ///
     /// # Errors
     /// What `socketpair`, `pidfd_open` (Linux 5.3) or `fork` report.
-    pub fn start() -> io::Result<Guardian> {
+    pub fn start() -> io::Result<Restorer> {
         Self::start_with(None)
     }
 
-    /// The same, with what is registered kept in a `record`, which the guardian
+    /// The same, with what is registered kept in a `record`, which the restorer
     /// removes at its end.
     ///
     /// # Errors
-    /// As [`Guardian::start`].
-    pub fn start_recorded(record: Record) -> io::Result<Guardian> {
+    /// As [`Restorer::start`].
+    pub fn start_recorded(record: Record) -> io::Result<Restorer> {
         let path = record.path_text()?;
-        let guardian = Self::start_with(Some(record))?;
+        let restorer = Self::start_with(Some(record))?;
         // As the oldest step: the last to be undone.
-        guardian.shared.send(fork::REMOVE, 0, &path)?;
-        Ok(guardian)
+        restorer.shared.send(fork::REMOVE, 0, &path)?;
+        Ok(restorer)
     }
 
-    fn start_with(record: Option<Record>) -> io::Result<Guardian> {
+    fn start_with(record: Option<Record>) -> io::Result<Restorer> {
         let (socket, pid) = fork::start(record.as_ref().map(Record::descriptor))?;
         let registered = Mutex::new(Registered {
             next: 1,
@@ -175,7 +175,7 @@ impl Guardian {
             record,
         });
         let owner = std::process::id();
-        Ok(Guardian {
+        Ok(Restorer {
             shared: Arc::new(Shared {
                 socket: Some(socket),
                 pid,
@@ -185,7 +185,7 @@ impl Guardian {
         })
     }
 
-    /// Process id of the guardian.
+    /// Process id of the restorer.
     pub fn process_id(&self) -> i32 {
         self.shared.pid
     }
@@ -196,8 +196,8 @@ impl Guardian {
     ///
     /// # Errors
     /// ENOSPC: [`STEPS`] are registered or the step exceeds [`STEP_BYTES`].
-    /// InvalidInput: the path is relative (the guardian works in `/`) or holds
-    /// a zero byte. EPIPE: the guardian is gone. PermissionDenied: this is a
+    /// InvalidInput: the path is relative (the restorer works in `/`) or holds
+    /// a zero byte. EPIPE: the restorer is gone. PermissionDenied: this is a
     /// forked copy of the process that started it.
     pub fn on_exit_write(&self, path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<Undo> {
         let path = path.as_ref();
@@ -213,7 +213,7 @@ impl Guardian {
     /// Registers removing the file at `path`, which need not be there yet.
     ///
     /// # Errors
-    /// As [`Guardian::on_exit_write`].
+    /// As [`Restorer::on_exit_write`].
     pub fn on_exit_remove(&self, path: impl AsRef<Path>) -> io::Result<Undo> {
         let path = path.as_ref();
         let payload = text(path.as_os_str())?;
@@ -222,11 +222,11 @@ impl Guardian {
 
     /// Registers running a command: the program's absolute path, then its
     /// arguments. It runs without input, with a `PATH` of the system's four
-    /// program directories as its whole environment; when the guardian runs
+    /// program directories as its whole environment; when the restorer runs
     /// it, it is killed after ten seconds and its output is lost.
     ///
     /// # Errors
-    /// As [`Guardian::on_exit_write`]; also InvalidInput for no argument and
+    /// As [`Restorer::on_exit_write`]; also InvalidInput for no argument and
     /// ENOSPC for more than 64.
     pub fn on_exit_run(&self, arguments: &[&str]) -> io::Result<Undo> {
         let program = arguments.first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -351,7 +351,7 @@ impl Step {
 }
 
 /// One registered undo step. Dropping it undoes the change at once, in this
-/// process; an undo that fails stays with the guardian, which tries again at
+/// process; an undo that fails stays with the restorer, which tries again at
 /// the end.
 #[derive(Debug)]
 #[must_use = "dropping it undoes the change at once"]
@@ -363,20 +363,20 @@ pub struct Undo {
 }
 
 impl Undo {
-    /// Undoes the change now and makes the guardian forget it.
+    /// Undoes the change now and makes the restorer forget it.
     ///
     /// # Errors
     /// What the write reports, or the command's standard error; the step then
-    /// stays with the guardian.
+    /// stays with the restorer.
     pub fn now(mut self) -> io::Result<()> {
         self.perform()
     }
 
-    /// Lets the change stand for good: neither this process nor the guardian
+    /// Lets the change stand for good: neither this process nor the restorer
     /// will undo it.
     ///
     /// # Errors
-    /// EPIPE when the guardian is gone; then nobody will undo it either.
+    /// EPIPE when the restorer is gone; then nobody will undo it either.
     pub fn keep(mut self) -> io::Result<()> {
         self.step = None;
         self.shared.forget(self.number)
@@ -391,7 +391,7 @@ impl Undo {
             return Ok(());
         };
         step.perform()?;
-        // Undone is undone: a guardian that is gone has nothing to forget.
+        // Undone is undone: a restorer that is gone has nothing to forget.
         let _ = self.shared.forget(self.number);
         Ok(())
     }
@@ -399,7 +399,7 @@ impl Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        // The guardian keeps the step when this fails.
+        // The restorer keeps the step when this fails.
         let _ = self.perform();
     }
 }
@@ -419,12 +419,12 @@ impl Knob {
     /// when the knob is dropped or the process dies.
     ///
     /// # Errors
-    /// What reading, registering ([`Guardian::on_exit_write`]) or writing
+    /// What reading, registering ([`Restorer::on_exit_write`]) or writing
     /// reports. When registering fails, nothing was written.
-    pub fn set(guardian: &Guardian, path: impl AsRef<Path>, value: &str) -> io::Result<Knob> {
+    pub fn set(restorer: &Restorer, path: impl AsRef<Path>, value: &str) -> io::Result<Knob> {
         let path = path.as_ref();
         let old = fs::read_to_string(path)?;
-        let undo = guardian.on_exit_write(path, old.as_bytes())?;
+        let undo = restorer.on_exit_write(path, old.as_bytes())?;
         fs::OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -444,7 +444,7 @@ impl Knob {
     /// Restores the old value now.
     ///
     /// # Errors
-    /// What the write reports; the guardian then tries again at the end.
+    /// What the write reports; the restorer then tries again at the end.
     pub fn restore(self) -> io::Result<()> {
         self.undo.now()
     }

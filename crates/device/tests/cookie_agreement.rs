@@ -104,7 +104,7 @@ fn the_driver_answers_as_the_engine_would_and_each_takes_the_others() {
                 if forged {
                     client.header.acknowledgment ^= 1 << random.below(32);
                 }
-                let reverse = tcp::Flow {
+                let reverse = tcp::FourTuple {
                     local: client.flow.remote,
                     remote: client.flow.local,
                 };

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::ethtool::{
-    Channels, Coalescing, Features, Filters, Flow, Moderation, Steering, xps,
+    Channels, Coalescing, Features, Filters, Moderation, NtupleRule, Steering, xps,
 };
-use tidewall_device::restore::Guardian;
+use tidewall_device::restore::Restorer;
 
 /// Makes a veth pair `twa`/`twb` of two queues and, where it can, a tap `twt`.
 /// They end with the shell, as does its view of /sys.
@@ -70,9 +70,9 @@ fn devices_that_cannot_say_so_and_what_to_do() {
 #[test]
 #[ignore = "a part of devices_that_cannot_say_so_and_what_to_do"]
 fn veth_refuses() {
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     for interface in ["twa", "lo"] {
-        let error = Coalescing::take(&guardian, interface).unwrap_err();
+        let error = Coalescing::take(&restorer, interface).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(
             error.to_string(),
@@ -84,19 +84,19 @@ fn veth_refuses() {
         let error = Moderation::read(interface).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
 
-        let flow = Flow {
+        let flow = NtupleRule {
             protocol: Protocol::Udp,
             address: None,
             port: 53,
         };
-        let error = Filters::enable(&guardian, interface).unwrap_err();
+        let error = Filters::enable(&restorer, interface).unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");
         assert!(
             text.contains("/sys/class/net/PEER/queues/tx-N/xps_cpus"),
             "{text}"
         );
-        let error = Steering::add(&guardian, interface, flow, 0).unwrap_err();
+        let error = Steering::add(&restorer, interface, flow, 0).unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");
         assert!(
@@ -121,7 +121,7 @@ fn veth_refuses() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 
     // A caller's mistakes, said before the device is asked.
-    let flow = |port| Flow {
+    let flow = |port| NtupleRule {
         protocol: Protocol::Tcp,
         address: Some("192.0.2.1".parse().unwrap()),
         port,
@@ -131,7 +131,7 @@ fn veth_refuses() {
         assert!(error.to_string().contains(part), "{error}");
     };
     let add = |interface, port, queue| {
-        Steering::add(&guardian, interface, flow(port), queue).unwrap_err()
+        Steering::add(&restorer, interface, flow(port), queue).unwrap_err()
     };
     wrong(
         add("twa", 80, 2),
@@ -145,7 +145,7 @@ fn veth_refuses() {
         ErrorKind::InvalidInput,
         "not an interface name",
     );
-    let error = Coalescing::take(&guardian, "tw-absent").unwrap_err();
+    let error = Coalescing::take(&restorer, "tw-absent").unwrap_err();
     wrong(error, ErrorKind::NotFound, "tw-absent: rx-usecs");
     println!("REFUSED");
 }
@@ -180,14 +180,14 @@ fn mask() -> String {
 #[test]
 #[ignore = "a part of transmit_queues_come_back"]
 fn xps_is_set_and_restored() {
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     assert_eq!(mask(), "");
-    let knob = xps::set(&guardian, "twa", 1, &[0]).unwrap();
+    let knob = xps::set(&restorer, "twa", 1, &[0]).unwrap();
     assert_eq!(mask(), "1");
     drop(knob);
     assert_eq!(mask(), "");
 
-    let error = xps::set(&guardian, "twa", 2, &[0]).unwrap_err();
+    let error = xps::set(&restorer, "twa", 2, &[0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let text = error.to_string();
     assert!(
@@ -195,7 +195,7 @@ fn xps_is_set_and_restored() {
         "{text}"
     );
     // More than this kernel was built for, or than this machine can have.
-    let error = xps::set(&guardian, "twa", 1, &[8191]).unwrap_err();
+    let error = xps::set(&restorer, "twa", 1, &[8191]).unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with("/sys/class/net/twa/queues/tx-1/xps_cpus: "),
@@ -208,8 +208,8 @@ fn xps_is_set_and_restored() {
 #[test]
 #[ignore = "a part of transmit_queues_come_back"]
 fn xps_until_killed() {
-    let guardian = Guardian::start().unwrap();
-    let _knob = xps::set(&guardian, "twa", 1, &[0]).unwrap();
+    let restorer = Restorer::start().unwrap();
+    let _knob = xps::set(&restorer, "twa", 1, &[0]).unwrap();
     wait_to_be_killed();
 }
 
@@ -259,11 +259,11 @@ fn xps_steers_veth() {
             count.parse::<u64>().unwrap()
         })
     };
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     // We run on CPU 0: first it owns transmit queue 1, then 0.
     for (ours, other) in [(1, 0), (0, 1)] {
-        let _ours = xps::set(&guardian, "twb", ours, &[0]).unwrap();
-        let _other = xps::set(&guardian, "twb", other, &[1]).unwrap();
+        let _ours = xps::set(&restorer, "twb", ours, &[0]).unwrap();
+        let _other = xps::set(&restorer, "twb", other, &[1]).unwrap();
         let before = received();
         // A socket remembers its queue, so a new one each time.
         let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
@@ -311,9 +311,9 @@ for i in $(seq 200); do [ "$(frames)" = 3 ] && break; sleep 0.02; done
 #[test]
 #[ignore = "a part of coalescing_comes_back"]
 fn coalescing_is_set_and_restored() {
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     let frames = || Moderation::read("twt").unwrap().frames;
-    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    let coalescing = Coalescing::take(&restorer, "twt").unwrap();
     assert!(coalescing.warnings().is_empty());
     let old = coalescing.old();
     assert_eq!(
@@ -339,7 +339,7 @@ fn coalescing_is_set_and_restored() {
     assert_eq!(frames(), 3);
 
     // Taken and left alone, nothing is written over what others set.
-    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    let coalescing = Coalescing::take(&restorer, "twt").unwrap();
     let set = |count: &str| {
         let status = Command::new("ethtool")
             .args(["-C", "twt", "rx-frames", count])
@@ -357,8 +357,8 @@ fn coalescing_is_set_and_restored() {
 #[test]
 #[ignore = "a part of coalescing_comes_back"]
 fn coalescing_until_killed() {
-    let guardian = Guardian::start().unwrap();
-    let coalescing = Coalescing::take(&guardian, "twt").unwrap();
+    let restorer = Restorer::start().unwrap();
+    let coalescing = Coalescing::take(&restorer, "twt").unwrap();
     coalescing.set_frames(8).unwrap();
     wait_to_be_killed();
 }
@@ -393,34 +393,34 @@ for i in $(seq 200); do [ "$(gro)" = on ] && break; sleep 0.02; done
 }
 
 /// Switches GRO of `twa` off, as attaching a program may, and notes that.
-fn lose_gro(guardian: &Guardian) -> Features {
+fn lose_gro(restorer: &Restorer) -> Features {
     let mut features = Features::remember("twa").unwrap();
     let status = Command::new("ethtool")
         .args(["-K", "twa", "gro", "off"])
         .status()
         .unwrap();
     assert!(status.success());
-    features.changed(Some(guardian)).unwrap();
+    features.changed(Some(restorer)).unwrap();
     features
 }
 
 #[test]
 #[ignore = "a part of features_that_went_off_come_back"]
 fn features_are_put_back() {
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     let gro = || {
         let output = Command::new("ethtool").args(["-k", "twa"]).output();
         let text = String::from_utf8(output.unwrap().stdout).unwrap();
         text.contains("generic-receive-offload: on")
     };
-    let features = lose_gro(&guardian);
+    let features = lose_gro(&restorer);
     assert!(!gro());
     drop(features);
     assert!(gro());
     // What did not change is left alone, whatever becomes of it.
     let mut features = Features::remember("twa").unwrap();
-    features.changed(Some(&guardian)).unwrap();
-    let _other = lose_gro(&guardian);
+    features.changed(Some(&restorer)).unwrap();
+    let _other = lose_gro(&restorer);
     drop(features);
     assert!(!gro());
     println!("RESTORED");
@@ -429,8 +429,8 @@ fn features_are_put_back() {
 #[test]
 #[ignore = "a part of features_that_went_off_come_back"]
 fn features_until_killed() {
-    let guardian = Guardian::start().unwrap();
-    let _features = lose_gro(&guardian);
+    let restorer = Restorer::start().unwrap();
+    let _features = lose_gro(&restorer);
     fs::write(format!("{}.set", std::env::var("FIFO").unwrap()), "").unwrap();
     wait_to_be_killed();
 }

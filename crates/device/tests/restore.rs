@@ -1,4 +1,4 @@
-//! The guardian against real process deaths. The process that dies is this
+//! The restorer against real process deaths. The process that dies is this
 //! test program again, running [`subject`] (ignored unless named).
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tidewall_device::restore::record::Record;
-use tidewall_device::restore::{Guardian, Knob, STEP_BYTES, STEPS};
+use tidewall_device::restore::{Knob, Restorer, STEP_BYTES, STEPS};
 
 const DIRECTORY: &str = "TW_RESTORE_DIRECTORY";
 
@@ -78,27 +78,27 @@ fn subject() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("started by another test"));
     let knob = directory.join("knob");
     let (record, _) = Record::open(&directory.join("record")).unwrap();
-    let guardian = Guardian::start_recorded(record).unwrap();
-    // The guardian's last step but one, for the test that makes it wait.
+    let restorer = Restorer::start_recorded(record).unwrap();
+    // The restorer's last step but one, for the test that makes it wait.
     let wait = format!(
         "while test -e {}/wait; do sleep 0.01; done",
         directory.display()
     );
-    let _wait = guardian.on_exit_run(&["/bin/sh", "-c", &wait]).unwrap();
-    let _one = Knob::set(&guardian, &knob, "one\n").unwrap();
+    let _wait = restorer.on_exit_run(&["/bin/sh", "-c", &wait]).unwrap();
+    let _one = Knob::set(&restorer, &knob, "one\n").unwrap();
     let script = format!("cat {0}/knob >> {0}/log", directory.display());
-    let _log = guardian.on_exit_run(&["/bin/sh", "-c", &script]).unwrap();
-    let _two = Knob::set(&guardian, &knob, "two\n").unwrap();
+    let _log = restorer.on_exit_run(&["/bin/sh", "-c", &script]).unwrap();
+    let _two = Knob::set(&restorer, &knob, "two\n").unwrap();
     let made = directory.join("made");
-    let _made = guardian.on_exit_remove(&made).unwrap();
+    let _made = restorer.on_exit_remove(&made).unwrap();
     fs::write(made, "").unwrap();
-    // Threads and a child that outlives us must not keep the guardian waiting.
+    // Threads and a child that outlives us must not keep the restorer waiting.
     let _thread = std::thread::spawn(|| {
         loop {
             std::thread::park()
         }
     });
-    println!("\nguardian {}", guardian.process_id());
+    println!("\nrestorer {}", restorer.process_id());
     // Ends only if the test that started us does.
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -114,7 +114,7 @@ fn start_subject(directory: &Path) -> (Child, i32) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let pid = lines
-        .find_map(|line| line.unwrap().strip_prefix("guardian ")?.parse().ok())
+        .find_map(|line| line.unwrap().strip_prefix("restorer ")?.parse().ok())
         .unwrap();
     (child, pid)
 }
@@ -122,14 +122,14 @@ fn start_subject(directory: &Path) -> (Child, i32) {
 #[test]
 fn killed_process_is_undone_newest_first() {
     let directory = Directory::new("killed");
-    let (mut child, guardian) = start_subject(&directory.0);
+    let (mut child, restorer) = start_subject(&directory.0);
     assert_eq!(directory.value(), "two\n");
     assert!(directory.0.join("made").exists());
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(
-        wait_until(|| ended(guardian)),
-        "the guardian did not finish"
+        wait_until(|| ended(restorer)),
+        "the restorer did not finish"
     );
     assert_eq!(directory.value(), "old\n");
     assert!(!directory.0.join("made").exists());
@@ -142,17 +142,17 @@ fn killed_process_is_undone_newest_first() {
 }
 
 #[test]
-fn signals_to_the_group_do_not_reach_the_guardian() {
+fn signals_to_the_group_do_not_reach_the_restorer() {
     let directory = Directory::new("group");
-    let (mut child, guardian) = start_subject(&directory.0);
+    let (mut child, restorer) = start_subject(&directory.0);
     for signal in ["-INT", "-TERM", "-HUP", "-USR1"] {
-        send_signal(signal, &guardian.to_string());
+        send_signal(signal, &restorer.to_string());
     }
-    let name = fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap();
-    assert_eq!(name, "tw-guardian\n");
+    let name = fs::read_to_string(format!("/proc/{restorer}/comm")).unwrap();
+    assert_eq!(name, "tw-restorer\n");
     // Only its socket, the pidfd, the record and /dev/null: no pipe of ours is
     // held open.
-    let mut open: Vec<String> = fs::read_dir(format!("/proc/{guardian}/fd"))
+    let mut open: Vec<String> = fs::read_dir(format!("/proc/{restorer}/fd"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -162,8 +162,8 @@ fn signals_to_the_group_do_not_reach_the_guardian() {
     send_signal("-KILL", &format!("-{}", child.id()));
     child.wait().unwrap();
     assert!(
-        wait_until(|| ended(guardian)),
-        "the guardian did not finish"
+        wait_until(|| ended(restorer)),
+        "the restorer did not finish"
     );
     assert_eq!(directory.value(), "old\n");
 }
@@ -171,37 +171,37 @@ fn signals_to_the_group_do_not_reach_the_guardian() {
 #[test]
 fn orderly_end_undoes_in_the_parent() {
     let directory = Directory::new("orderly");
-    let guardian = Guardian::start().unwrap();
-    let pid = guardian.process_id();
-    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    let restorer = Restorer::start().unwrap();
+    let pid = restorer.process_id();
+    let knob = Knob::set(&restorer, directory.knob(), "new").unwrap();
     assert_eq!((knob.old(), directory.value().as_str()), ("old", "new"));
     drop(knob);
     assert_eq!(directory.value(), "old\n");
 
-    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    let knob = Knob::set(&restorer, directory.knob(), "new").unwrap();
     knob.restore().unwrap();
     assert_eq!(directory.value(), "old\n");
 
     let made = directory.0.join("made");
-    let undo = guardian
+    let undo = restorer
         .on_exit_run(&["/bin/rm", made.to_str().unwrap()])
         .unwrap();
     fs::write(&made, "").unwrap();
     undo.now().unwrap();
     assert!(!made.exists());
 
-    let undo = guardian.on_exit_remove(&made).unwrap();
+    let undo = restorer.on_exit_remove(&made).unwrap();
     fs::write(&made, "").unwrap();
     drop(undo);
     assert!(!made.exists());
     // What is gone already has been removed.
-    guardian.on_exit_remove(&made).unwrap().now().unwrap();
+    restorer.on_exit_remove(&made).unwrap().now().unwrap();
 
-    let kept = guardian.on_exit_write(directory.knob(), b"never").unwrap();
+    let kept = restorer.on_exit_write(directory.knob(), b"never").unwrap();
     kept.keep().unwrap();
     assert!(!ended(pid));
-    drop(guardian);
-    assert!(ended(pid), "the last handle waits for the guardian");
+    drop(restorer);
+    assert!(ended(pid), "the last handle waits for the restorer");
     assert_eq!(directory.value(), "old\n");
 }
 
@@ -209,68 +209,68 @@ fn orderly_end_undoes_in_the_parent() {
 fn failed_undo_is_reported_and_tried_again_at_the_end() {
     let directory = Directory::new("failed");
     let late = directory.0.join("late");
-    let guardian = Guardian::start().unwrap();
-    let undo = guardian.on_exit_write(&late, b"undone").unwrap();
+    let restorer = Restorer::start().unwrap();
+    let undo = restorer.on_exit_write(&late, b"undone").unwrap();
     assert_eq!(undo.now().unwrap_err().kind(), ErrorKind::NotFound);
-    let undo = guardian
+    let undo = restorer
         .on_exit_run(&["/bin/sh", "-c", "echo why >&2; exit 3"])
         .unwrap();
     assert!(undo.now().unwrap_err().to_string().contains("why"));
     fs::write(&late, "changed").unwrap();
-    drop(guardian);
+    drop(restorer);
     assert_eq!(fs::read_to_string(&late).unwrap(), "undone");
 }
 
 #[test]
 fn limits_are_met_before_anything_is_touched() {
     let directory = Directory::new("limits");
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     let full = |error: std::io::Error| error.raw_os_error() == Some(28); // ENOSPC
     let path = directory.knob();
     let room = STEP_BYTES - path.as_os_str().len() - 1;
     assert!(full(
-        guardian
+        restorer
             .on_exit_write(&path, &vec![b'x'; room + 1])
             .unwrap_err()
     ));
-    assert!(full(guardian.on_exit_run(&["/bin/true"; 65]).unwrap_err()));
-    let relative = guardian.on_exit_write("knob", b"x").unwrap_err();
+    assert!(full(restorer.on_exit_run(&["/bin/true"; 65]).unwrap_err()));
+    let relative = restorer.on_exit_write("knob", b"x").unwrap_err();
     assert_eq!(relative.kind(), ErrorKind::InvalidInput);
     assert_eq!(
-        guardian.on_exit_run(&[]).unwrap_err().kind(),
+        restorer.on_exit_run(&[]).unwrap_err().kind(),
         ErrorKind::InvalidInput
     );
 
     let largest = vec![b'x'; room];
     let mut undos: Vec<_> = (0..STEPS)
-        .map(|_| guardian.on_exit_write(&path, &largest).unwrap())
+        .map(|_| restorer.on_exit_write(&path, &largest).unwrap())
         .collect();
-    assert!(full(Knob::set(&guardian, &path, "new").unwrap_err()));
+    assert!(full(Knob::set(&restorer, &path, "new").unwrap_err()));
     assert_eq!(directory.value(), "old\n");
 
-    // A step that is gone makes room for another, here and in the guardian.
+    // A step that is gone makes room for another, here and in the restorer.
     undos.remove(7).keep().unwrap();
     let late = directory.0.join("late");
-    let last = guardian.on_exit_write(&late, b"from the guardian").unwrap();
+    let last = restorer.on_exit_write(&late, b"from the restorer").unwrap();
     for undo in undos {
         undo.keep().unwrap();
     }
-    // The file is not there yet, so this stays with the guardian.
+    // The file is not there yet, so this stays with the restorer.
     last.now().unwrap_err();
     fs::write(&late, "changed").unwrap();
-    drop(guardian);
-    assert_eq!(fs::read_to_string(&late).unwrap(), "from the guardian");
+    drop(restorer);
+    assert_eq!(fs::read_to_string(&late).unwrap(), "from the restorer");
     assert_eq!(directory.value(), "old\n");
 }
 
 #[test]
-fn dead_guardian_refuses_before_anything_is_touched() {
+fn dead_restorer_refuses_before_anything_is_touched() {
     let directory = Directory::new("dead");
-    let guardian = Guardian::start().unwrap();
-    let pid = guardian.process_id();
+    let restorer = Restorer::start().unwrap();
+    let pid = restorer.process_id();
     send_signal("-KILL", &pid.to_string());
     assert!(wait_until(|| ended(pid)));
-    let error = Knob::set(&guardian, directory.knob(), "new").unwrap_err();
+    let error = Knob::set(&restorer, directory.knob(), "new").unwrap_err();
     assert!(
         matches!(
             error.kind(),
@@ -282,22 +282,22 @@ fn dead_guardian_refuses_before_anything_is_touched() {
 }
 
 /// As by a kill of the whole cgroup.
-fn kill_with_guardian(child: &mut Child, guardian: i32) {
-    send_signal("-KILL", &guardian.to_string());
+fn kill_with_restorer(child: &mut Child, restorer: i32) {
+    send_signal("-KILL", &restorer.to_string());
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(wait_until(|| ended(guardian)));
+    assert!(wait_until(|| ended(restorer)));
 }
 
 #[test]
-fn what_was_killed_with_its_guardian_is_undone_by_the_next() {
+fn what_was_killed_with_its_restorer_is_undone_by_the_next() {
     let directory = Directory::new("cgroup");
     let record = directory.0.join("record");
     // Twice: the second one undoes what the first has left, then changes it.
     for _ in 0..2 {
-        let (mut child, guardian) = start_subject(&directory.0);
+        let (mut child, restorer) = start_subject(&directory.0);
         assert_eq!(directory.value(), "two\n");
-        kill_with_guardian(&mut child, guardian);
+        kill_with_restorer(&mut child, restorer);
         assert_eq!(directory.value(), "two\n", "nobody was left to undo it");
     }
     let (record_file, undone) = Record::open(&record).unwrap();
@@ -311,21 +311,21 @@ fn what_was_killed_with_its_guardian_is_undone_by_the_next() {
         "{undone:?}"
     );
     // What it restores itself is what the first one had found.
-    let guardian = Guardian::start_recorded(record_file).unwrap();
-    let knob = Knob::set(&guardian, directory.knob(), "new").unwrap();
+    let restorer = Restorer::start_recorded(record_file).unwrap();
+    let knob = Knob::set(&restorer, directory.knob(), "new").unwrap();
     assert_eq!(knob.old(), "old");
     drop(knob);
-    drop(guardian);
+    drop(restorer);
     assert_eq!(directory.value(), "old\n");
     assert!(!record.exists(), "nothing is left of an orderly end");
 }
 
-/// The first is dead, its guardian not done: what the knob holds is not what it
+/// The first is dead, its restorer not done: what the knob holds is not what it
 /// held before.
 #[test]
-fn a_restart_waits_for_the_guardian() {
+fn a_restart_waits_for_the_restorer() {
     let directory = Directory::new("restart");
-    let (mut child, guardian) = start_subject(&directory.0);
+    let (mut child, restorer) = start_subject(&directory.0);
     let wait = directory.0.join("wait");
     fs::write(&wait, "").unwrap();
     child.kill().unwrap();
@@ -335,16 +335,16 @@ fn a_restart_waits_for_the_guardian() {
         let (record, undone) = Record::open(&record).unwrap();
         (record, undone, fs::read_to_string(knob).unwrap())
     });
-    // The guardian's younger steps are done, it hangs in the oldest.
+    // The restorer's younger steps are done, it hangs in the oldest.
     assert!(wait_until(|| directory.value() == "old\n"));
     fs::write(directory.knob(), "not yet\n").unwrap();
-    assert!(!ended(guardian) && !next.is_finished());
+    assert!(!ended(restorer) && !next.is_finished());
     fs::write(directory.knob(), "old\n").unwrap();
     fs::remove_file(wait).unwrap();
     let (record, undone, value) = next.join().unwrap();
-    assert!(wait_until(|| ended(guardian)), "it was waited for");
+    assert!(wait_until(|| ended(restorer)), "it was waited for");
     assert_eq!((undone.as_slice(), value.as_str()), (&[][..], "old\n"));
-    // And it is ours now, although the guardian has removed the one it had.
+    // And it is ours now, although the restorer has removed the one it had.
     let busy = Record::open(&directory.0.join("record")).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::ResourceBusy, "{busy}");
     drop(record);
@@ -353,7 +353,7 @@ fn a_restart_waits_for_the_guardian() {
 #[test]
 fn a_live_process_keeps_its_record() {
     let directory = Directory::new("live");
-    let (mut child, guardian) = start_subject(&directory.0);
+    let (mut child, restorer) = start_subject(&directory.0);
     let busy = Record::open(&directory.0.join("record")).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::ResourceBusy);
     let said = busy.to_string();
@@ -362,8 +362,8 @@ fn a_live_process_keeps_its_record() {
         "{said}"
     );
     assert_eq!(directory.value(), "two\n");
-    // It holds on to it without its guardian, too.
-    send_signal("-KILL", &guardian.to_string());
+    // It holds on to it without its restorer, too.
+    send_signal("-KILL", &restorer.to_string());
     let busy = Record::open(&directory.0.join("record")).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::ResourceBusy);
     child.kill().unwrap();

@@ -26,7 +26,7 @@ const HERE6: Ipv6Addr = Ipv6Addr::new(0xfd79, 0, 0, 0, 0, 0, 0, 2);
 const PORT: u16 = 7000;
 const CHANNEL: ChannelId = ChannelId::new(5, 1);
 /// Longest wait for a frame.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs a part of this file in a namespace of its own.
 fn in_namespace(part: &str) {
@@ -118,7 +118,7 @@ impl Bed {
 
     /// The next frame for our port.
     fn receive(&mut self) -> Received {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while self.waiting.is_empty() {
             assert!(
                 Instant::now() < end,
@@ -291,7 +291,7 @@ mod body {
             ),
         ] {
             let socket = UdpSocket::bind(kernel).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             for length in [0, 1, 100, 1400] {
                 let payload = pattern(length);
                 socket.send_to(&payload, here).unwrap();
@@ -339,8 +339,8 @@ mod body {
             };
             let before = bed.tap.watch.counters();
             let kernel = std::thread::spawn(move || {
-                let mut stream = TcpStream::connect_timeout(&here, PATIENCE).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut stream = TcpStream::connect_timeout(&here, TIMEOUT).unwrap();
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                 stream.write_all(&pattern(60_000)).unwrap();
                 let mut got = vec![0; 60_000];
                 stream.read_exact(&mut got).unwrap();
@@ -451,7 +451,7 @@ mod body {
             socket.send_to(&pattern(1000), (HERE4, PORT)).unwrap();
         }
         let mut batch = Vec::new();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while bed.tap.watch.counters().no_frame < 32 && Instant::now() < end {
             bed.tap.queue.receive.poll(Interrupt::Masked).unwrap();
             bed.tap.queue.receive.receive(&mut batch, 64);
@@ -470,7 +470,7 @@ mod body {
     pub fn an_interface_that_is_down_says_so() {
         let mut bed = Bed::new();
         let socket = UdpSocket::bind((KERNEL4, 0)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let to = socket.local_addr().unwrap();
         shell(&format!("ip link set {NAME} down"));
         let mut frame = bed.frame();

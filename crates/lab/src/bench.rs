@@ -238,7 +238,7 @@ impl Bench {
                     port,
                 };
                 Some(Governor::start(
-                    self.testbed.guardian(),
+                    self.testbed.restorer(),
                     service,
                     control,
                     &mut self.shortcomings,
@@ -390,7 +390,7 @@ impl Session<'_> {
         let short = spec.warm_up + spec.duration <= RealTime::LOAD_MAX;
         let mut outcome = if self.system.needs_real_time() && short {
             let room = RealTime::take(
-                testbed.guardian(),
+                testbed.restorer(),
                 config.server_cpu,
                 &mut self.bench.shortcomings,
             );

@@ -29,7 +29,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The absolute path of a program, in the directories that a guardian searches.
+/// The absolute path of a program, in the directories that a restorer searches.
 pub(crate) fn absolute(program: &str) -> anyhow::Result<String> {
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .iter()

@@ -22,7 +22,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_device::restore::{Guardian, Knob};
+use tidewall_device::restore::{Knob, Restorer};
 use tidewall_receive::control::{
     Activity, BUDGET_MAX, Controller, INTERVAL_MAX, Limits, Round, Setting,
 };
@@ -66,7 +66,7 @@ impl Governor {
     /// # Errors
     /// What opening the device's knob or the kernel's accounts reports.
     pub(crate) fn start(
-        guardian: &Guardian,
+        restorer: &Restorer,
         service: Service,
         control: Control,
         shortcomings: &mut Vec<String>,
@@ -86,9 +86,9 @@ impl Governor {
         let timeout = writable(Path::new(&format!(
             "{process}/root/sys/class/net/{SERVER_INTERFACE}/gro_flush_timeout"
         )))?;
-        // Written as it is: the guardian then knows what to put back.
+        // Written as it is: the restorer then knows what to put back.
         let budget = fs::read_to_string(NETDEV_BUDGET)
-            .and_then(|value| Knob::set(guardian, NETDEV_BUDGET, value.trim()));
+            .and_then(|value| Knob::set(restorer, NETDEV_BUDGET, value.trim()));
         let (knob, budget) = match budget {
             Ok(knob) => (Some(knob), Some(writable(Path::new(NETDEV_BUDGET))?)),
             Err(error) => {

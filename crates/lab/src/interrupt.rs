@@ -18,7 +18,7 @@ impl std::error::Error for Interrupted {}
 static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Makes SIGINT and SIGTERM set the flag that [`check`] looks at. A second one
-/// ends the process at once; the guardian then puts things back. May be called
+/// ends the process at once; the restorer then puts things back. May be called
 /// again.
 ///
 /// # Errors

@@ -124,7 +124,7 @@ fn a_test_bed_stands_and_leaves_nothing_behind() {
     assert_eq!(mine(), Vec::<String>::new());
 }
 
-/// A process that is killed cannot take its test bed down; its guardian does.
+/// A process that is killed cannot take its test bed down; its restorer does.
 #[test]
 fn a_killed_lab_leaves_nothing_behind() {
     const CHILD: &str = "TW_TEST_KILLED_LAB";
@@ -173,5 +173,5 @@ fn a_killed_lab_leaves_nothing_behind() {
     while theirs() > 0 && std::time::Instant::now() < deadline {
         std::thread::yield_now();
     }
-    assert_eq!(theirs(), 0, "the guardian of {client} left namespaces");
+    assert_eq!(theirs(), 0, "the restorer of {client} left namespaces");
 }

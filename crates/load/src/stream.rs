@@ -13,7 +13,7 @@ use crate::report::{Latency, StreamReport};
 use crate::spec::{StreamKind, StreamSpec};
 
 /// How long the connection may take to open.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest round trip that the histogram tells apart, ns.
 const LATENCY_MAX: u64 = 60_000_000_000;
 
@@ -38,7 +38,7 @@ pub(crate) struct Stream {
 impl Stream {
     pub(crate) fn open(spec: &StreamSpec) -> io::Result<Self> {
         let open = || {
-            let stream = TcpStream::connect_timeout(&spec.destination, PATIENCE)?;
+            let stream = TcpStream::connect_timeout(&spec.destination, TIMEOUT)?;
             stream.set_nodelay(true)?;
             if let Some(bytes) = spec.buffer {
                 set_send_buffer(stream.as_fd(), bytes)?;

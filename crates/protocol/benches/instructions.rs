@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use tidewall_bench_instructions::{Counter, Scenario};
 use tidewall_protocol::InputOptions;
-use tidewall_protocol::tcp::{self, Checksum, Config, Connection, Flow, Handshake, Link, State};
+use tidewall_protocol::tcp::{
+    self, Checksum, Config, Connection, FourTuple, Handshake, Link, State,
+};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps};
 
@@ -42,7 +44,7 @@ struct Pair {
 
 impl Pair {
     fn new(config: &Config) -> Self {
-        let flow = Flow {
+        let flow = FourTuple {
             local: "192.0.2.1:40000".parse().expect("an address"),
             remote: "192.0.2.2:80".parse().expect("an address"),
         };
@@ -61,7 +63,7 @@ impl Pair {
             round_trip: Some(Duration::from_micros(100)),
             fast_open: None,
         };
-        let back = Flow {
+        let back = FourTuple {
             local: flow.remote,
             remote: flow.local,
         };

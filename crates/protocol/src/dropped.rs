@@ -2,20 +2,20 @@
 
 use core::fmt;
 
-/// Defines [`Drop`] together with its names and explanations, so that no
+/// Defines [`DropReason`] together with its names and explanations, so that no
 /// variant can lack one.
 macro_rules! causes {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
         /// Why an engine did not take a packet. One counter a variant is meant:
-        /// [`Drop::index`] is its place among [`Drop::ALL`].
+        /// [`DropReason::index`] is its place among [`DropReason::ALL`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
-        pub enum Drop {
+        pub enum DropReason {
             $($(#[doc = $doc])+ $variant,)+
         }
 
-        impl Drop {
-            /// Every cause, in order of [`Drop::index`].
+        impl DropReason {
+            /// Every cause, in order of [`DropReason::index`].
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// The number of causes.
@@ -121,21 +121,21 @@ causes! {
     FragmentEcn = "fragment-ecn",
 }
 
-impl Drop {
-    /// The cause's place in [`Drop::ALL`], below [`Drop::COUNT`].
+impl DropReason {
+    /// The cause's place in [`DropReason::ALL`], below [`DropReason::COUNT`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-impl fmt::Display for Drop {
+impl fmt::Display for DropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl std::error::Error for Drop {}
+impl std::error::Error for DropReason {}
 
 #[cfg(test)]
 mod tests {
@@ -145,11 +145,11 @@ mod tests {
     #[test]
     fn every_cause_has_its_own_place_name_and_explanation() {
         let mut names = HashSet::new();
-        for (index, cause) in Drop::ALL.iter().enumerate() {
+        for (index, cause) in DropReason::ALL.iter().enumerate() {
             assert_eq!(cause.index(), index);
             assert!(names.insert(cause.name()), "{cause} twice");
             assert!(cause.explanation().ends_with('.'), "{cause}");
         }
-        assert_eq!(names.len(), Drop::COUNT);
+        assert_eq!(names.len(), DropReason::COUNT);
     }
 }

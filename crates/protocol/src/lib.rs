@@ -13,7 +13,7 @@
 //! TCP segments ─► tcp::input ─► tcp::Connection ─► tcp::output ─► Ethernet frames
 //! ```
 //!
-//! Whatever dies here dies by a name of [`Drop`]. Read first: RFC 1122 §3 and
+//! Whatever dies here dies by a name of [`DropReason`]. Read first: RFC 1122 §3 and
 //! §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
 //! dangerous), RFC 768, RFC 5927 (attacks by ICMP), RFC 9293 (`tcp` names more).
 #![forbid(unsafe_code)]
@@ -26,5 +26,5 @@ pub mod tcp;
 pub mod timer;
 pub mod udp;
 
-pub use dropped::Drop;
+pub use dropped::DropReason;
 pub use options::InputOptions;

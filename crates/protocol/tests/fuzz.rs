@@ -13,7 +13,7 @@ use std::time::Duration;
 use bolero::check;
 use tidewall_protocol::ip::reassembly::{Limits, Reassembled, Reassembler};
 use tidewall_protocol::udp::{self, Checksum, InputOptions, Output};
-use tidewall_protocol::{Drop, icmp};
+use tidewall_protocol::{DropReason, icmp};
 use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::icmp::{v4, v6};
 use tidewall_wire::ipv4::FragmentOffset;
@@ -146,10 +146,10 @@ fn udp_input(bytes: &[u8]) {
         // Wrong metadata may lose a datagram, not change it.
         assert_eq!(
             udp::input(bytes, transport + 1, &WIRE),
-            Err(Drop::TransportOffset)
+            Err(DropReason::TransportOffset)
         );
     } else if lenient.is_ok() {
-        assert_eq!(strict, Err(Drop::UdpChecksum));
+        assert_eq!(strict, Err(DropReason::UdpChecksum));
     }
     let Ok(datagram) = lenient else {
         return;

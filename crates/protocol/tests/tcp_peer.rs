@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Congestion, Connection, Flow, Handshake, Segment, Shutdown, State, Timestamps,
+    Config, Congestion, Connection, FourTuple, Handshake, Segment, Shutdown, State, Timestamps,
 };
 use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks};
 
@@ -48,7 +48,7 @@ const STAMPED: Peer = Peer {
 
 impl Bench {
     fn new(peer: Peer, config: Config) -> Bench {
-        let flow = Flow {
+        let flow = FourTuple {
             local: SocketAddr::from(([10, 0, 0, 1], 80)),
             remote: SocketAddr::from(([10, 0, 0, 2], 5000)),
         };
@@ -449,7 +449,7 @@ fn islands_cost_no_more_than_the_window() {
 #[test]
 fn a_tiny_segment_size_is_not_believed() {
     for mss in [0, 1, 11, 12, 13, 48] {
-        let flow = Flow {
+        let flow = FourTuple {
             local: SocketAddr::from(([10, 0, 0, 1], 80)),
             remote: SocketAddr::from(([10, 0, 0, 2], 5000)),
         };

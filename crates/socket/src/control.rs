@@ -38,7 +38,7 @@ pub const TRACE_LIMIT: u32 = 1_000;
 /// How long a trace waits for its frames.
 const TRACE_TIME: Duration = Duration::from_secs(2);
 /// How long a client may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(1);
+const IO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A frame as the driver saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ impl Control {
         let removal = core.device.as_ref().and_then(|device| {
             let device = lock(device);
             // A socket that is left behind is no reason not to start.
-            device.guardian()?.on_exit_remove(path.as_ref()?).ok()
+            device.restorer()?.on_exit_remove(path.as_ref()?).ok()
         });
         let stop = Arc::new(AtomicBool::new(false));
         let link = core.link.clone();
@@ -174,8 +174,8 @@ fn serve(
 }
 
 fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(io::Read::take(stream, 64)).read_line(&mut request)?;
     let mut words = request.split_whitespace();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use tidewall_device::afxdp::AfXdp;
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
-use tidewall_protocol::Drop as Cause;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
@@ -28,7 +28,7 @@ pub(crate) struct Causes {
 impl Default for Causes {
     fn default() -> Self {
         Causes {
-            protocol: (0..Cause::COUNT).map(|_| AtomicU64::new(0)).collect(),
+            protocol: (0..DropReason::COUNT).map(|_| AtomicU64::new(0)).collect(),
             no_socket: AtomicU64::new(0),
             socket_full: AtomicU64::new(0),
             icmp_errors: AtomicU64::new(0),
@@ -39,7 +39,7 @@ impl Default for Causes {
 
 impl Causes {
     /// The protocol refused a frame.
-    pub(crate) fn protocol(&self, cause: Cause) {
+    pub(crate) fn protocol(&self, cause: DropReason) {
         if let Some(counter) = self.protocol.get(cause.index()) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -573,7 +573,7 @@ impl StackSnapshot {
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
-            protocol: Cause::ALL
+            protocol: DropReason::ALL
                 .iter()
                 .zip(&core.causes.protocol)
                 .map(|(cause, count)| (cause.name().to_owned(), read(count)))

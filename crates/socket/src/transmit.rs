@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::{BURST, Flushed, Offload, Transmit};
-use tidewall_protocol::tcp::{self, Flow, Link, Outgoing};
+use tidewall_protocol::tcp::{self, FourTuple, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET;
@@ -159,7 +159,7 @@ impl Transmitter {
         &mut self,
         neighbour: MacAddress,
         hop_limit: u8,
-        flow: &Flow,
+        flow: &FourTuple,
         outgoing: &Outgoing<'_>,
     ) -> io::Result<()> {
         let Some(mut frame) = self.frame()? else {

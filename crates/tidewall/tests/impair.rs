@@ -31,7 +31,7 @@ mod raw_namespace {
 }
 
 const PORT: u16 = 7;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn testbed(test: &str) -> Option<Testbed> {
     if let Err(missing) = privilege::check() {
@@ -102,7 +102,7 @@ fn echo(testbed: &Testbed, bytes: usize) -> Duration {
         let listener = TcpListener::bind(("10.77.0.2", PORT)).unwrap();
         listening.send(()).unwrap();
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         stream.write_all(&all).unwrap();
@@ -114,7 +114,7 @@ fn echo(testbed: &Testbed, bytes: usize) -> Duration {
         let begun = Instant::now();
         let mut stream = TcpStream::connect(("10.77.0.2", PORT)).unwrap();
         let connecting = begun.elapsed();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let sent: Vec<u8> = (0..bytes).map(|number| (number / 7) as u8).collect();
         stream.write_all(&sent).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -144,7 +144,7 @@ fn a_bad_path_carries_every_byte_and_counts_what_it_loses() {
     let connecting = echo(&testbed, 400_000);
     assert!(connecting >= Duration::from_millis(10), "{connecting:?}");
     shell(testbed.client(), "printf x > /dev/udp/fd77::2/9");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !shell(testbed.client(), "ip -6 neigh show fd77::2").contains("lladdr") {
         assert!(Instant::now() < deadline, "fd77::2 was not resolved");
     }
@@ -208,7 +208,7 @@ fn what_is_no_packet_of_a_wire_is_refused_and_told() {
         "ethtool -K tw-a tx off; printf x > /dev/udp/10.77.0.2/9",
     );
     let counted = || shell(testbed.server(), "grep Udp: /proc/self/net/snmp");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while counted().lines().nth(1).unwrap().split_whitespace().nth(2) != Some("1") {
         assert!(Instant::now() < deadline, "{}", counted());
     }

@@ -1,4 +1,4 @@
-//! A service that is killed together with its guardian, as by a kill of its
+//! A service that is killed together with its restorer, as by a kill of its
 //! whole cgroup, and what it takes to put its interface back. Needs root;
 //! skipped without.
 
@@ -46,15 +46,15 @@ fn serve(bed: &Bed) -> Service {
     service
 }
 
-/// Kills it and its guardian.
+/// Kills it and its restorer.
 fn kill_all(mut service: Service) {
     let id = service.id();
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    let guardians: Vec<&str> = children.split_whitespace().collect();
-    assert_eq!(guardians.len(), 1, "{children}");
+    let restorers: Vec<&str> = children.split_whitespace().collect();
+    assert_eq!(restorers.len(), 1, "{children}");
     let killed = Command::new("kill")
         .arg("-KILL")
-        .args(&guardians)
+        .args(&restorers)
         .arg(&id)
         .status();
     assert!(killed.unwrap().success());
@@ -62,10 +62,10 @@ fn kill_all(mut service: Service) {
     let end = Instant::now() + Duration::from_secs(10);
     let alive = |pid: &&str| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"));
-        name.is_ok_and(|name| name.starts_with("tw-guardian"))
+        name.is_ok_and(|name| name.starts_with("tw-restorer"))
             && Path::new(&format!("/proc/{pid}/exe")).exists()
     };
-    while guardians.iter().any(alive) {
+    while restorers.iter().any(alive) {
         assert!(Instant::now() < end, "it is not gone");
         std::thread::yield_now();
     }
@@ -115,7 +115,7 @@ fn a_restart_restores_what_the_first_one_found() {
     assert_eq!(knobs(&bed), SET);
 }
 
-/// As systemd does with Restart=always: the guardian of the dead one may be at
+/// As systemd does with Restart=always: the restorer of the dead one may be at
 /// work while the next one begins.
 #[test]
 fn restarts_in_a_row_keep_what_the_first_one_found() {

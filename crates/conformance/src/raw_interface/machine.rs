@@ -27,7 +27,7 @@ const LOOKS: u32 = 8;
 const TICK: Duration = Duration::from_micros(1);
 
 /// For how long, in real time, whoever was woken is waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How far the clock moves at most while a packet is waited for.
 const HORIZON: Duration = Duration::from_secs(3600);
@@ -174,7 +174,7 @@ impl Machine {
     fn settle<'a>(&self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         let waited = self
             .moved
-            .wait_timeout_while(inner, PATIENCE, |inner| !inner.is_settled());
+            .wait_timeout_while(inner, TIMEOUT, |inner| !inner.is_settled());
         let (mut inner, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             inner.returning.clear();

@@ -6,7 +6,7 @@ use core::ptr;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::thread;
 
-use tidewall_protocol::tcp::{self, Checksum, Flow, Link, Outgoing};
+use tidewall_protocol::tcp::{self, Checksum, FourTuple, Link, Outgoing};
 use tidewall_protocol::{InputOptions, tcp::Segment};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::{Flags, Header};
@@ -76,7 +76,7 @@ fn unsafe_zeroed<T>() -> T {
 }
 
 fn packet(flags: Flags, sequence: u32, acknowledgment: u32, payload: &[u8]) -> Vec<u8> {
-    let flow = Flow {
+    let flow = FourTuple {
         local: PEER.into(),
         remote: OWN.into(),
     };

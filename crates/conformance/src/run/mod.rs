@@ -36,7 +36,7 @@ use crate::stack::Host;
 const TRACE_SHOWN: usize = 30;
 
 /// How long a packet whose time does not matter (`*`) is waited for.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Why a script has failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -184,7 +184,7 @@ impl Run {
             When::Relative(after) => (now + after, now + after),
             When::AbsoluteRange(start, end) => (start, end),
             When::RelativeRange(start, end) => (now + start, now + end),
-            When::Any => (now, now + PATIENCE),
+            When::Any => (now, now + TIMEOUT),
         };
         let tolerance = self.tolerance(start.saturating_sub(self.last));
         match &event.action {

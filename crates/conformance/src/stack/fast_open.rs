@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidewall_protocol::tcp::{Connection, FastOpenKeys, FastOpenServer, Flow, State};
+use tidewall_protocol::tcp::{Connection, FastOpenKeys, FastOpenServer, FourTuple, State};
 
 use super::address::check_family;
 use super::socket::Kind;
@@ -73,7 +73,7 @@ impl Host {
     /// A connection that is opened by its SYN's data, or asks for a cookie.
     pub(super) fn open_fast(
         &self,
-        flow: Flow,
+        flow: FourTuple,
         isn: u32,
         timestamp_offset: u32,
         config: &tidewall_protocol::tcp::Config,

@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 
 use tidewall_protocol::tcp::{
-    Connection, Errno, FastOpenPeer, Flow, Listener, Secrets, TimeWaitTable,
+    Connection, Errno, FastOpenPeer, FourTuple, Listener, Secrets, TimeWaitTable,
 };
 
 pub use config::HostConfig;
@@ -134,7 +134,7 @@ pub struct Host {
     sockets: BTreeMap<Fd, Socket>,
     listeners: BTreeMap<Fd, Listening>,
     connections: BTreeMap<ConnectionId, Entry>,
-    flows: HashMap<Flow, ConnectionId>,
+    flows: HashMap<FourTuple, ConnectionId>,
     /// What is known of servers, by both addresses.
     fast_open_peers: HashMap<(IpAddr, IpAddr), FastOpenPeer>,
     next_connection: ConnectionId,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use tidewall_protocol::tcp::{
-    Connection, FastOpenKeys, Flow, Keepalive, Listener, Shutdown, State, StreamOptions, isn,
+    Connection, FastOpenKeys, FourTuple, Keepalive, Listener, Shutdown, State, StreamOptions, isn,
 };
 
 use super::address::{canonical, check_family, shown, wildcard};
@@ -365,7 +365,7 @@ impl Host {
             Some(bound) => bound.port(),
             None => self.choose_port()?,
         };
-        let flow = Flow {
+        let flow = FourTuple {
             local: SocketAddr::new(source, port),
             remote,
         };

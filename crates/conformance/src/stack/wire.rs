@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use tidewall_protocol::tcp::{
-    self, Checksum, Connection, Flow, Handshake, Link, Outgoing, Reaction, Segment, State,
+    self, Checksum, Connection, FourTuple, Handshake, Link, Outgoing, Reaction, Segment, State,
     TimeWaitReaction,
 };
 use tidewall_protocol::{InputOptions, icmp};
@@ -30,7 +30,7 @@ const INPUT: InputOptions = InputOptions {
 
 /// The datagram of a segment, from its IP header on; nothing for one that cannot
 /// be.
-pub(super) fn datagram(flow: &Flow, outgoing: &Outgoing<'_>) -> Option<Vec<u8>> {
+pub(super) fn datagram(flow: &FourTuple, outgoing: &Outgoing<'_>) -> Option<Vec<u8>> {
     let mut frame = vec![0; (outgoing.payload_len() + 128).min(FRAME_MAX)];
     let length = tcp::output(&mut frame, &LINK, flow, outgoing).ok()?;
     frame.truncate(length);
@@ -38,7 +38,7 @@ pub(super) fn datagram(flow: &Flow, outgoing: &Outgoing<'_>) -> Option<Vec<u8>> 
 }
 
 /// Takes what listeners and the TIME-WAIT table send.
-pub(super) fn collector(sent: &mut Vec<Vec<u8>>) -> impl FnMut(&Flow, &Outgoing<'_>) {
+pub(super) fn collector(sent: &mut Vec<Vec<u8>>) -> impl FnMut(&FourTuple, &Outgoing<'_>) {
     |flow, outgoing| sent.extend(datagram(flow, outgoing))
 }
 
@@ -83,7 +83,7 @@ impl Host {
             }
             Protocol::ICMP | Protocol::ICMPV6 => {
                 if let Ok(error) = icmp::tcp_error(datagram, transport_offset) {
-                    let flow = Flow {
+                    let flow = FourTuple {
                         local: error.local,
                         remote: error.remote,
                     };

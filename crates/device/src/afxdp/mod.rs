@@ -5,7 +5,7 @@
 //! the receiver's poll is the one that runs. Dropping it, or the death of the
 //! process, undoes all of it: the program's link is not pinned, the rings and
 //! memory are closed on exec, and the two knobs are written back by a
-//! guardian process if need be.
+//! restorer if need be.
 //!
 //! The path of a frame in here: driver ring → poll (`napi`) → driver program
 //! ([`program`]) → receive ring (`socket`) → [`crate::queue::Receive`].
@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
-use crate::ethtool::{self, Coalescing, Features, Filters, Flow, Steering};
-use crate::queue::{PATIENCE, PATIENCE_MAX, Patience, Queue};
+use crate::ethtool::{self, Coalescing, Features, Filters, NtupleRule, Steering};
+use crate::queue::{FLUSH_TIMEOUT, FLUSH_TIMEOUT_MAX, InterruptModeration, Queue};
 use crate::raw::syscall;
 use crate::restore::record::{self, Record};
-use crate::restore::{Guardian, Knob};
+use crate::restore::{Knob, Restorer};
 
 mod checksums;
 mod input;
@@ -132,7 +132,7 @@ pub struct AfXdp {
     /// Knobs that could not be set, in words; the stack goes on without them.
     pub warnings: Vec<String>,
     interface: String,
-    guardian: Option<Guardian>,
+    restorer: Option<Restorer>,
     // Rules go before the switch that makes them count.
     steering: Vec<Steering>,
     filters: Option<Filters>,
@@ -165,12 +165,12 @@ impl AfXdp {
         let interface = syscall::interface_index(&config.interface)?;
         let mut warnings = Vec::new();
         // Before anything is mapped: its image of us is small then.
-        let guardian = match guard(&config.interface, &mut warnings) {
-            Ok(guardian) => Some(guardian),
+        let restorer = match guard(&config.interface, &mut warnings) {
+            Ok(restorer) => Some(restorer),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(error),
             Err(error) => {
                 warnings.push(format!(
-                    "no guardian process ({error}): interrupt deferral left as it is"
+                    "no restorer ({error}): interrupt deferral left as it is"
                 ));
                 None
             }
@@ -184,7 +184,7 @@ impl AfXdp {
         };
         if let Some(Err(error)) = features
             .as_mut()
-            .map(|features| features.changed(guardian.as_ref()))
+            .map(|features| features.changed(restorer.as_ref()))
         {
             warnings.push(format!(
                 "features may not be put back after a crash: {error}"
@@ -200,8 +200,8 @@ impl AfXdp {
         check_queues(&config.interface, None, queues)?;
         let transmit_queues = transmit_queue_count(&config.interface).unwrap_or(0);
         let tables = program.tables();
-        let (knobs, timer) = match &guardian {
-            Some(guardian) => defer_interrupts(config, guardian, &mut warnings),
+        let (knobs, timer) = match &restorer {
+            Some(restorer) => defer_interrupts(config, restorer, &mut warnings),
             None => (Vec::new(), None),
         };
         let input = input::KernelInput::load(interface).ok().map(Arc::new);
@@ -238,7 +238,7 @@ impl AfXdp {
             checksum_offload_possible: !is_physical(&config.interface),
             warnings,
             interface: config.interface.clone(),
-            guardian,
+            restorer,
             steering: Vec::new(),
             filters: None,
             _knobs: knobs,
@@ -248,12 +248,12 @@ impl AfXdp {
     /// Has the device put what comes to a local port on `queue`, by ntuple rules
     /// that go with this struct or with the process. Where the device cannot,
     /// a warning says so, and who sends must choose the queue.
-    pub fn steer(&mut self, flow: Flow, queue: u32) {
-        let Some(guardian) = &self.guardian else {
+    pub fn steer(&mut self, flow: NtupleRule, queue: u32) {
+        let Some(restorer) = &self.restorer else {
             return;
         };
         if self.filters.is_none() {
-            match Filters::enable(guardian, &self.interface) {
+            match Filters::enable(restorer, &self.interface) {
                 Ok(filters) => {
                     self.warnings.extend_from_slice(filters.warnings());
                     self.filters = Some(filters);
@@ -261,7 +261,7 @@ impl AfXdp {
                 Err(error) => return self.warn(error.to_string()),
             }
         }
-        match Steering::add(guardian, &self.interface, flow, queue) {
+        match Steering::add(restorer, &self.interface, flow, queue) {
             Ok(steering) => {
                 self.warnings.extend_from_slice(steering.warnings());
                 self.steering.push(steering);
@@ -277,8 +277,8 @@ impl AfXdp {
     }
 
     /// The process that puts things back; none where it could not be started.
-    pub fn guardian(&self) -> Option<&Guardian> {
-        self.guardian.as_ref()
+    pub fn restorer(&self) -> Option<&Restorer> {
+        self.restorer.as_ref()
     }
 
     /// The demux tables.
@@ -287,14 +287,14 @@ impl AfXdp {
     }
 }
 
-/// Starts the guardian, with a record in case that both are killed; undoes first
+/// Starts the restorer, with a record in case that both are killed; undoes first
 /// what such a kill has left.
-fn guard(interface: &str, warnings: &mut Vec<String>) -> io::Result<Guardian> {
+fn guard(interface: &str, warnings: &mut Vec<String>) -> io::Result<Restorer> {
     match Record::of(interface) {
         Ok((record, undone)) => {
             let left = |step| format!("an earlier process had left it to be done: {step}");
             warnings.extend(undone.into_iter().map(left));
-            Guardian::start_recorded(record)
+            Restorer::start_recorded(record)
         }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(error),
         Err(error) => {
@@ -303,7 +303,7 @@ fn guard(interface: &str, warnings: &mut Vec<String>) -> io::Result<Guardian> {
                  {interface} changed",
                 record::DIRECTORY
             ));
-            Guardian::start()
+            Restorer::start()
         }
     }
 }
@@ -329,16 +329,16 @@ fn check_queues(name: &str, present: Option<u32>, queues: u32) -> io::Result<()>
 /// says otherwise. Both knobs are put back at the end.
 fn defer_interrupts(
     config: &Config,
-    guardian: &Guardian,
+    restorer: &Restorer,
     warnings: &mut Vec<String>,
 ) -> (Vec<Knob>, Option<FlushTimer>) {
     let mut knobs = Vec::new();
     for (name, value) in [
         ("napi_defer_hard_irqs", DEFERRED),
-        ("gro_flush_timeout", nanoseconds(PATIENCE)),
+        ("gro_flush_timeout", nanoseconds(FLUSH_TIMEOUT)),
     ] {
         let path = format!("/sys/class/net/{}/{name}", config.interface);
-        match Knob::set(guardian, &path, &value.to_string()) {
+        match Knob::set(restorer, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
             Err(error) => {
                 warnings.push(format!("{path} not set: {error}"));
@@ -349,7 +349,7 @@ fn defer_interrupts(
     let mut timer = FlushTimer::open(&config.interface, &knobs);
     if is_physical(&config.interface) {
         // Hardware moderates its interrupts itself, ahead of the deferral.
-        let taken = Coalescing::take(guardian, &config.interface)
+        let taken = Coalescing::take(restorer, &config.interface)
             .and_then(|coalescing| coalescing.set(Duration::ZERO).map(|_| coalescing));
         match taken {
             Ok(coalescing) => {
@@ -364,7 +364,7 @@ fn defer_interrupts(
     (knobs, timer)
 }
 
-/// Nanoseconds of [`Patience::Long`]: over the longest scheduler tick in use but
+/// Nanoseconds of [`InterruptModeration::BusyPoll`]: over the longest scheduler tick in use but
 /// one (HZ=250).
 const LONG: u64 = 5_000_000;
 
@@ -412,18 +412,18 @@ impl FlushTimer {
                 defer: open("napi_defer_hard_irqs")?,
                 timeout: open("gro_flush_timeout")?,
                 before: [defer.old().to_owned(), timeout.old().to_owned()],
-                value: nanoseconds(PATIENCE).into(),
+                value: nanoseconds(FLUSH_TIMEOUT).into(),
                 lock: Mutex::new(()),
             }),
             coalescing: None,
         })
     }
 
-    fn set(&self, patience: Patience) -> bool {
-        let value = match patience {
-            Patience::Long => LONG,
-            Patience::Sleep(Duration::ZERO) => nanoseconds(PATIENCE),
-            Patience::Sleep(time) => nanoseconds(time.min(PATIENCE_MAX)),
+    fn set(&self, moderation: InterruptModeration) -> bool {
+        let value = match moderation {
+            InterruptModeration::BusyPoll => LONG,
+            InterruptModeration::DeferFor(Duration::ZERO) => nanoseconds(FLUSH_TIMEOUT),
+            InterruptModeration::DeferFor(time) => nanoseconds(time.min(FLUSH_TIMEOUT_MAX)),
         };
         let shared = &*self.shared;
         let is_to_change =
@@ -441,8 +441,8 @@ impl FlushTimer {
         drop(lock);
         // A card that polls all the time does not interrupt, whatever it is told,
         // and telling it is slow.
-        if let (Some(card), Patience::Sleep(time)) = (&self.coalescing, patience) {
-            let _ = card.set(time.min(PATIENCE_MAX));
+        if let (Some(card), InterruptModeration::DeferFor(time)) = (&self.coalescing, moderation) {
+            let _ = card.set(time.min(FLUSH_TIMEOUT_MAX));
         }
         true
     }
@@ -456,7 +456,7 @@ impl FlushTimer {
             return;
         }
         let (value, defer, timeout) = if deferred {
-            let value = nanoseconds(PATIENCE);
+            let value = nanoseconds(FLUSH_TIMEOUT);
             (value, DEFERRED.to_string(), value.to_string())
         } else {
             let [defer, timeout] = shared.before.clone();

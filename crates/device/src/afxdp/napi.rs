@@ -43,7 +43,7 @@ use super::input::{self, KernelInput};
 use crate::demux::Tables;
 use crate::demux::layout::{Counter, Protocol};
 use crate::forked::Unshared;
-use crate::queue::{Interrupt, NapiState, POLL_MAX, Stray};
+use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
 use crate::raw::syscall;
 
 /// UDP ports of helper sockets: what a firewall's input rules must let in. Enough
@@ -443,7 +443,7 @@ impl Napi {
     }
 
     /// Reads the probe, if it has come, and asks for the next.
-    pub(crate) fn take_probe(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
+    pub(crate) fn take_probe(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {
         self.seeking()?;
         if let Some((pause, frames)) = self.probe.pause {
             if self.owned_frames() >= frames && Instant::now() >= pause {
@@ -483,7 +483,7 @@ impl Napi {
         }
         self.open();
         let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-        let stray = Stray {
+        let stray = KernelDelivered {
             protocol: if was.sequence.is_some() {
                 Protocol::Tcp
             } else {

@@ -15,8 +15,8 @@ use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
 use crate::queue::{
-    BURST, Flushed, Interrupt, NapiState, Offload, Patience, Queue, Receive, Received, Stray,
-    Transmit,
+    BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, NapiState, Offload, Queue,
+    Receive, Received, Transmit,
 };
 use crate::raw::ring::Ring;
 use crate::raw::syscall;
@@ -406,8 +406,10 @@ impl Receive for ReceiveHalf {
         self.napi.set_budget(frames)
     }
 
-    fn set_patience(&mut self, patience: Patience) -> bool {
-        self.timer.as_ref().is_some_and(|timer| timer.set(patience))
+    fn set_moderation(&mut self, moderation: InterruptModeration) -> bool {
+        self.timer
+            .as_ref()
+            .is_some_and(|timer| timer.set(moderation))
     }
 
     fn set_deferral(&mut self, deferred: bool) {
@@ -416,7 +418,7 @@ impl Receive for ReceiveHalf {
         }
     }
 
-    fn take_stray(&mut self, payload: &mut Vec<u8>) -> Option<Stray> {
+    fn take_kernel_delivered(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {
         self.napi.take_probe(payload)
     }
 

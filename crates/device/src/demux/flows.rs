@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
 
 use super::headers::{Ends, flow_hash, flow_tag};
 use super::layout::{
-    FLOW_BUCKETS, FLOW_WAYS, Flow, LISTEN_CONNECTED, OVER_SHARE, Protocol, SHARE, SHARE_SHIFT,
+    FLOW_BUCKETS, FLOW_WAYS, FlowEntry, LISTEN_CONNECTED, OVER_SHARE, Protocol, SHARE, SHARE_SHIFT,
     SHARES, Share,
 };
 use super::maps::no_room;
@@ -126,7 +126,7 @@ impl Tables {
     }
 
     /// The channel of an entry, or, where the flow has had its share, an id with [`OVER_SHARE`] in its index. Counts the frame that it is asked for.
-    fn within_share(&self, flow: &Flow, channel: ChannelId) -> ChannelId {
+    fn within_share(&self, flow: &FlowEntry, channel: ChannelId) -> ChannelId {
         let share = (channel.value() & SHARE) >> SHARE_SHIFT;
         let Some(share) = self.share(share as u8) else {
             return channel;
@@ -152,7 +152,7 @@ impl Tables {
 
     /// The places that a flow may have: those of two buckets, one by either
     /// half of its hash, each with its tag.
-    fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[Flow]); 2] {
+    fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[FlowEntry]); 2] {
         let application = self.application();
         [hash, hash >> 32].map(|half| {
             let bucket = half as usize % FLOW_BUCKETS;
@@ -163,7 +163,7 @@ impl Tables {
         })
     }
 
-    fn held_flow(&self, hash: u64, ends: &Ends) -> Option<(&AtomicU8, &Flow)> {
+    fn held_flow(&self, hash: u64, ends: &Ends) -> Option<(&AtomicU8, &FlowEntry)> {
         let tag = flow_tag(hash);
         self.flow_places(hash)
             .into_iter()
@@ -172,7 +172,7 @@ impl Tables {
     }
 
     /// A free place in the emptier of a flow's buckets.
-    fn free_flow(&self, hash: u64) -> Option<(&AtomicU8, &Flow)> {
+    fn free_flow(&self, hash: u64) -> Option<(&AtomicU8, &FlowEntry)> {
         let is_free = |tag: &AtomicU8| tag.load(Relaxed) == 0;
         let [first, second] = self.flow_places(hash);
         let free = |(tags, _): (&[AtomicU8], _)| tags.iter().filter(|tag| is_free(tag)).count();
@@ -282,7 +282,7 @@ impl Tables {
 }
 
 /// True if an occupied slot holds this flow.
-fn holds(flow: &Flow, ends: &Ends) -> bool {
+fn holds(flow: &FlowEntry, ends: &Ends) -> bool {
     let words = |place: &[std::sync::atomic::AtomicU64; 2]| {
         [place[0].load(Acquire), place[1].load(Acquire)]
     };

@@ -20,7 +20,7 @@ pub const QUEUES: usize = 8;
 pub const APPLICATIONS: usize = 16;
 /// Channels of one application; index 0 names none.
 pub const CHANNELS: usize = 4096;
-/// Bits of a channel's index, which no channel has, where [`Flow::channel`] has the
+/// Bits of a channel's index, which no channel has, where [`FlowEntry::channel`] has the
 /// flow's share of it.
 pub const SHARE: u32 = 0x7000;
 /// Where they begin.
@@ -375,7 +375,7 @@ pub struct Cookies {
 /// One exact flow, or a listener on one address. Writer: application.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Flow {
+pub struct FlowEntry {
     /// Local address, in memory order.
     pub local: [AtomicU64; 2],
     /// Remote address; zero for a listener on one address.
@@ -439,7 +439,7 @@ pub struct Application {
     /// A byte of each flow's hash; 0 = free.
     pub tags: [[AtomicU8; FLOW_WAYS]; FLOW_BUCKETS],
     /// Hash table of exact flows.
-    pub flows: [[Flow; FLOW_WAYS]; FLOW_BUCKETS],
+    pub flows: [[FlowEntry; FLOW_WAYS]; FLOW_BUCKETS],
     /// By queue and channel.
     pub channels: [[ChannelApplication; CHANNELS]; QUEUES],
     /// By queue and channel.
@@ -521,11 +521,11 @@ mod tests {
         assert_eq!(offset_of!(Device, ports), 12_200);
         assert_eq!(offset_of!(Device, kernel_shares), 536_488);
         assert_eq!(size_of::<Listener>(), 12);
-        assert_eq!(size_of::<Flow>(), 48);
-        assert_eq!(offset_of!(Flow, local_port), 32);
-        assert_eq!(offset_of!(Flow, protocol), 36);
-        assert_eq!(offset_of!(Flow, channel), 40);
-        assert_eq!(offset_of!(Flow, epoch), 44);
+        assert_eq!(size_of::<FlowEntry>(), 48);
+        assert_eq!(offset_of!(FlowEntry, local_port), 32);
+        assert_eq!(offset_of!(FlowEntry, protocol), 36);
+        assert_eq!(offset_of!(FlowEntry, channel), 40);
+        assert_eq!(offset_of!(FlowEntry, epoch), 44);
         assert_eq!(size_of::<ChannelApplication>(), 8);
         assert_eq!(offset_of!(ChannelApplication, limit), 4);
         assert_eq!(size_of::<ChannelDriver>(), 16);

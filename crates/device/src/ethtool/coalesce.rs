@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 use super::layout::Coalesce;
 use super::{Device, Rescue, settle};
 use crate::raw::ethtool::{GET_COALESCE, SET_COALESCE};
-use crate::restore::{Guardian, Undo};
+use crate::restore::{Restorer, Undo};
 
 const TIME: &str = "rx-usecs (interrupt coalescing, ethtool -C)";
 const FRAMES: &str = "rx-frames (interrupt coalescing, ethtool -C)";
@@ -127,12 +127,12 @@ impl Coalescing {
     /// `Unsupported` where the driver has no coalescing (veth, the loopback
     /// device) and `PermissionDenied` without CAP_NET_ADMIN, each naming knob
     /// and interface; `NotFound`; `InvalidInput` for what cannot be an
-    /// interface name; what registering with the guardian reports. Nothing is
+    /// interface name; what registering with the restorer reports. Nothing is
     /// left changed.
-    pub fn take(guardian: &Guardian, interface: &str) -> io::Result<Coalescing> {
+    pub fn take(restorer: &Restorer, interface: &str) -> io::Result<Coalescing> {
         let device = Device::open(interface)?;
         let found = device.coalesce()?;
-        let rescue = Rescue::new(guardian);
+        let rescue = Rescue::new(restorer);
         let warnings = rescue.warning(interface, "rx-usecs").into_iter().collect();
         let old = Moderation::of(&found);
         let mut state = State {
@@ -172,7 +172,7 @@ impl Coalescing {
     ///
     /// # Errors
     /// `Unsupported` naming knob and interface where the driver has coalescing
-    /// but no rx-usecs (tap); what registering with the guardian reports, and
+    /// but no rx-usecs (tap); what registering with the restorer reports, and
     /// then nothing is changed; what the driver reports.
     pub fn set(&self, time: Duration) -> io::Result<Duration> {
         let wanted = whole_microseconds(time);

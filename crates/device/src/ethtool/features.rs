@@ -10,7 +10,7 @@ use super::{Device, settle};
 use crate::raw::ethtool::{
     FEATURES_BYTES, GET_FEATURES, GET_FEATURES_BLOCK, SET_FEATURES, SET_FEATURES_BLOCK,
 };
-use crate::restore::{Guardian, Undo};
+use crate::restore::{Restorer, Undo};
 
 /// Blocks of 32 features that there is room for; the kernel has two.
 const BLOCKS: usize = 8;
@@ -88,17 +88,17 @@ impl Features {
     /// between leaves it.
     ///
     /// # Errors
-    /// What asking the kernel and registering ([`Guardian::on_exit_write`])
+    /// What asking the kernel and registering ([`Restorer::on_exit_write`])
     /// report; the change is put back at an orderly end all the same.
-    pub fn changed(&mut self, guardian: Option<&Guardian>) -> io::Result<()> {
+    pub fn changed(&mut self, restorer: Option<&Restorer>) -> io::Result<()> {
         let wishes = wishes(&self.before, &self.device.features()?);
         if wishes.iter().all(|wish| wish.valid == 0) {
             return Ok(());
         }
         let header = [SET_FEATURES, wishes.len() as u32];
         self.request = [header.as_bytes(), wishes.as_bytes()].concat();
-        self.undo = guardian
-            .map(|guardian| guardian.on_exit_request(&self.device.name, &self.request))
+        self.undo = restorer
+            .map(|restorer| restorer.on_exit_request(&self.device.name, &self.request))
             .transpose()?;
         Ok(())
     }

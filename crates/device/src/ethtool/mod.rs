@@ -5,11 +5,11 @@
 //! ([`Features`]).
 //!
 //! Everything set here is put back when its value is dropped, and by the
-//! [`Guardian`] when the process dies first. The guardian does the latter by
+//! [`Restorer`] when the process dies first. The restorer does the latter by
 //! running ethtool(8) ([`Features`] need none); where that program is not
 //! installed the change is made all the same and a warning says what a crash
 //! would leave behind. The
-//! guardian works in the network namespace in which it was started, so start
+//! restorer works in the network namespace in which it was started, so start
 //! it in the interface's.
 //!
 //! Virtual devices refuse most of this (veth, the loopback device). Every
@@ -27,7 +27,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::raw::ethtool::{self as raw, NAME_BYTES};
 use crate::raw::syscall;
-use crate::restore::{Guardian, Undo};
+use crate::restore::{Restorer, Undo};
 
 mod channels;
 mod coalesce;
@@ -40,7 +40,7 @@ pub mod xps;
 pub use channels::Channels;
 pub use coalesce::{Coalescing, Moderation};
 pub use features::Features;
-pub use ntuple::{Filters, Flow, Steering};
+pub use ntuple::{Filters, NtupleRule, Steering};
 
 /// Where ethtool(8) is looked for.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
@@ -131,19 +131,19 @@ fn name_bytes(interface: &str) -> io::Result<[u8; NAME_BYTES]> {
     Ok(name)
 }
 
-/// Registers with the guardian how a device is put back.
+/// Registers with the restorer how a device is put back.
 #[derive(Debug)]
 struct Rescue {
-    guardian: Guardian,
+    restorer: Restorer,
     program: Option<String>,
     /// Who made the changes. A forked copy must not undo them.
     owner: u32,
 }
 
 impl Rescue {
-    fn new(guardian: &Guardian) -> Rescue {
+    fn new(restorer: &Restorer) -> Rescue {
         Rescue {
-            guardian: guardian.clone(),
+            restorer: restorer.clone(),
             program: find_program(&PROGRAM_DIRECTORIES),
             owner: std::process::id(),
         }
@@ -156,7 +156,7 @@ impl Rescue {
         };
         let mut command = vec![program.as_str()];
         command.extend_from_slice(arguments);
-        self.guardian.on_exit_run(&command).map(Some)
+        self.restorer.on_exit_run(&command).map(Some)
     }
 
     /// What to tell the user where a crash would leave `what` behind.
@@ -184,14 +184,14 @@ fn find_program(directories: &[&str]) -> Option<String> {
 
 /// Ends a registered step once this process has tried to undo the change
 /// itself: forgotten when that worked or there is nothing left to undo, else
-/// carried out by command, and if that fails too kept by the guardian.
+/// carried out by command, and if that fails too kept by the restorer.
 fn settle(undo: Option<Undo>, undone: &io::Result<()>) {
     let done = match undone {
         Ok(()) => true,
         Err(error) => error.raw_os_error() == Some(libc::ENODEV),
     };
     match undo {
-        // A guardian that is gone has nothing to forget.
+        // A restorer that is gone has nothing to forget.
         Some(undo) if done => drop(undo.keep()),
         undo => drop(undo),
     }
@@ -226,7 +226,7 @@ mod tests {
     fn a_missing_program_is_said_and_registers_nothing() {
         assert_eq!(find_program(&["/proc/self", "/nonexistent"]), None);
         let rescue = Rescue {
-            guardian: Guardian::start().unwrap(),
+            restorer: Restorer::start().unwrap(),
             program: None,
             owner: std::process::id(),
         };

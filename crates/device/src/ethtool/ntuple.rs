@@ -7,7 +7,7 @@ use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
 use super::{Channels, Device, Rescue, rules, settle};
 use crate::demux::layout::Protocol;
 use crate::raw::ethtool::{GET_FLAGS, SET_FLAGS};
-use crate::restore::{Guardian, Undo};
+use crate::restore::{Restorer, Undo};
 
 const KNOB: &str = "steering flows to receive queues (ntuple rules, ethtool -N)";
 /// What works where no rule can be inserted.
@@ -18,7 +18,7 @@ const INSTEAD: &str = ": frames arrive on the queue that it, or on veth the send
 
 /// What to steer: packets to one port of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow {
+pub struct NtupleRule {
     /// Transport protocol.
     pub protocol: Protocol,
     /// Local address; `None`: all of both families; the unspecified address of
@@ -50,10 +50,10 @@ impl Filters {
     /// `Unsupported`, with what to do instead, where the device has no such
     /// feature (veth, the loopback device); `PermissionDenied` without
     /// CAP_NET_ADMIN; `NotFound`; `InvalidInput` for what cannot be an
-    /// interface name; what registering with the guardian reports.
-    pub fn enable(guardian: &Guardian, interface: &str) -> io::Result<Filters> {
+    /// interface name; what registering with the restorer reports.
+    pub fn enable(restorer: &Restorer, interface: &str) -> io::Result<Filters> {
         let device = Device::open(interface)?;
-        let rescue = Rescue::new(guardian);
+        let rescue = Rescue::new(restorer);
         let refused = |error| device.refused(KNOB, INSTEAD, &error);
         let flags = device.flags().map_err(refused)?;
         let mut changed = flags & FLAG_NTUPLE == 0;
@@ -145,18 +145,18 @@ impl Steering {
     /// [`Steering::warnings`] says so.
     ///
     /// Where the driver chooses the place of a rule, it can be registered with
-    /// the guardian only once it is there: a crash in between leaves it.
+    /// the restorer only once it is there: a crash in between leaves it.
     ///
     /// # Errors
     /// `Unsupported`, with what to do instead, where the device cannot steer
     /// (veth, the loopback device); `InvalidInput` for port 0, a queue that is
     /// not there, or what cannot be an interface name; `StorageFull` for a
     /// full rule table; `PermissionDenied` without CAP_NET_ADMIN; `NotFound`;
-    /// what registering with the guardian reports. Nothing is left behind.
+    /// what registering with the restorer reports. Nothing is left behind.
     pub fn add(
-        guardian: &Guardian,
+        restorer: &Restorer,
         interface: &str,
-        flow: Flow,
+        flow: NtupleRule,
         queue: u32,
     ) -> io::Result<Steering> {
         let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -173,7 +173,7 @@ impl Steering {
                 "{interface}: no receive queue {queue}, it has {present} (ethtool -L changes that)"
             ));
         }
-        let rescue = Rescue::new(guardian);
+        let rescue = Rescue::new(restorer);
         let warnings = rescue.warning(interface, "a steering rule");
         let mut steering = Steering {
             device,
@@ -193,7 +193,7 @@ impl Steering {
         Ok(steering)
     }
 
-    fn insert(&mut self, flow: Flow, address: IpAddr, queue: u32) -> io::Result<()> {
+    fn insert(&mut self, flow: NtupleRule, address: IpAddr, queue: u32) -> io::Result<()> {
         let Steering { device, rescue, .. } = self;
         let spec = rules::encode(flow.protocol, address, flow.port, queue);
         let mut call = |request: &mut [u8]| device.call_bytes(request);

@@ -13,7 +13,7 @@ use std::fmt::Write;
 use std::io;
 
 use super::name_bytes;
-use crate::restore::{Guardian, Knob};
+use crate::restore::{Knob, Restorer};
 
 /// More CPUs than Linux can be built for (CONFIG_NR_CPUS).
 const CPUS: u32 = 8192;
@@ -32,11 +32,11 @@ const CPUS: u32 = 8192;
 /// interface or queue, or an interface with a single transmit queue, which has
 /// no choice to make; `PermissionDenied` without CAP_NET_ADMIN; EOVERFLOW for
 /// a CPU that this machine cannot have.
-pub fn set(guardian: &Guardian, interface: &str, queue: u32, cpus: &[u32]) -> io::Result<Knob> {
+pub fn set(restorer: &Restorer, interface: &str, queue: u32, cpus: &[u32]) -> io::Result<Knob> {
     name_bytes(interface)?;
     let mask = mask(cpus)?;
     let path = format!("/sys/class/net/{interface}/queues/tx-{queue}/xps_cpus");
-    Knob::set(guardian, &path, &mask).map_err(|error| {
+    Knob::set(restorer, &path, &mask).map_err(|error| {
         let why = match error.kind() {
             io::ErrorKind::NotFound => {
                 " (no such interface or queue, or it has only one transmit queue)"
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_name_that_would_leave_the_directory_is_refused() {
-        let guardian = Guardian::start().unwrap();
-        let error = set(&guardian, "../eth0", 0, &[0]).unwrap_err();
+        let restorer = Restorer::start().unwrap();
+        let error = set(&restorer, "../eth0", 0, &[0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -1,4 +1,4 @@
-//! The process behind [`crate::restore::Guardian`]: forked early, it keeps a
+//! The process behind [`crate::restore::Restorer`]: forked early, it keeps a
 //! table of undo steps and carries them out when its parent is gone.
 //!
 //! The parent may have other threads, so between `fork` and `_exit` this code
@@ -225,7 +225,7 @@ fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
-        libc::prctl(libc::PR_SET_NAME, c"tw-guardian".as_ptr());
+        libc::prctl(libc::PR_SET_NAME, c"tw-restorer".as_ptr());
         libc::chdir(c"/".as_ptr());
         // First above the places they go to, so that neither overwrites the
         // other; dup2 also makes copies that no longer close on exec.

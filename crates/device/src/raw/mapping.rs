@@ -39,7 +39,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         // A child that inherited a ring would keep its socket bound, and the
-        // queue busy, until it ends (the guardian ends after us). Kernels that
+        // queue busy, until it ends (the restorer ends after us). Kernels that
         // refuse the advice for a mapping lose nothing but that.
         // SAFETY: exactly the range just mapped.
         unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) };

@@ -1,11 +1,11 @@
-//! Undo steps on file, for what a [`Guardian`](super::Guardian) cannot survive:
+//! Undo steps on file, for what a [`Restorer`](super::Restorer) cannot survive:
 //! a process that is killed together with it, as by a kill of its whole cgroup.
 //!
 //! An interface has one record in [`DIRECTORY`], with the messages that its
-//! guardian gets. It is locked (flock(2)) from before the first change until
-//! the guardian has undone the last. So whoever takes the interface next waits
-//! for the guardian of a process that has just died, finds in the record what
-//! no guardian has undone, undoes it, and reads what it is to restore itself
+//! restorer gets. It is locked (flock(2)) from before the first change until
+//! the restorer has undone the last. So whoever takes the interface next waits
+//! for the restorer of a process that has just died, finds in the record what
+//! no restorer has undone, undoes it, and reads what it is to restore itself
 //! only then: the values that the first one had found. [`mend`] does the same
 //! without taking the interface.
 //!
@@ -24,11 +24,11 @@ use crate::raw::{ethtool, fork, syscall};
 
 /// Where records are kept.
 pub const DIRECTORY: &str = "/run/tidewall/restore";
-/// How long the guardian of a process that has died may take.
+/// How long the restorer of a process that has died may take.
 const WAIT: Duration = Duration::from_secs(20);
 /// How often it is looked whether it is done.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// A message beside those of a guardian: the number is the id of the process
+/// A message beside those of a restorer: the number is the id of the process
 /// whose record it is.
 const OWNER: u32 = 100;
 
@@ -44,7 +44,7 @@ impl Record {
     /// it. Returns what that was, in words, too.
     ///
     /// # Errors
-    /// `ResourceBusy` when a live process has it; `TimedOut` when a guardian does
+    /// `ResourceBusy` when a live process has it; `TimedOut` when a restorer does
     /// not come to its end; what the file system reports.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<String>)> {
         let file = locked(path)?;
@@ -80,7 +80,7 @@ impl Record {
         self.file.write_all(message)
     }
 
-    /// For the guardian, which keeps it locked.
+    /// For the restorer, which keeps it locked.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -119,7 +119,7 @@ impl Record {
     }
 }
 
-/// What a process that was killed with its guardian has left.
+/// What a process that was killed with its restorer has left.
 #[derive(Debug)]
 pub struct Left {
     /// The interface.

@@ -66,7 +66,7 @@ impl Front {
             "inet",
             TABLE,
         ];
-        let undo = testbed.guardian().on_exit_run(&delete)?;
+        let undo = testbed.restorer().on_exit_run(&delete)?;
         // Else the tracker takes the segment that returns a cookie for one of a
         // connection whose beginning it missed.
         testbed.in_server_shell("echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose")?;

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::AtomicU8;
 
-use tidewall_device::demux::layout::Flow;
+use tidewall_device::demux::layout::FlowEntry;
 use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse};
 
 use super::tcp::{self, DOCUMENT, HTTP_PORT, SYSTEMS, Site, client, http_load};
@@ -165,7 +165,7 @@ fn bytes_each(held: Held, linux: bool) -> f64 {
     if linux {
         return each(held.process + held.kernel / 2);
     }
-    each(held.process) + size_of::<Flow>() as f64 + size_of::<AtomicU8>() as f64
+    each(held.process) + size_of::<FlowEntry>() as f64 + size_of::<AtomicU8>() as f64
 }
 
 fn of(series: &[Series], setting: &str) -> Vec<Series> {

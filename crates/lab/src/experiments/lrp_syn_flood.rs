@@ -60,7 +60,7 @@ const SYSTEMS: [System; 8] = [
 ];
 
 /// Time in which a new client must be connected.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// New clients begin for so long.
 const BEGIN_FOR: Duration = Duration::from_millis(1000);
 /// New clients a second.
@@ -79,11 +79,11 @@ fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<C
     let judged = |load: LoadSpec| LoadSpec {
         probe: Some(ProbeSpec {
             rate: NEW_CLIENTS,
-            timeout: PATIENCE,
+            timeout: TIMEOUT,
             sources: more_clients(),
             ..ProbeSpec::new(server(HTTP_PORT), DOCUMENT)
         }),
-        duration: PATIENCE + BEGIN_FOR,
+        duration: TIMEOUT + BEGIN_FOR,
         ..load
     };
     let at_dummy = |kind, rates: &[u64]| -> Vec<LoadSpec> {
@@ -143,7 +143,7 @@ pub(super) fn run(
     ));
     notes.push(format!(
         "At the server's own port {NEW_CLIENTS} new clients/s begin for {BEGIN_FOR:?} and have \
-         {PATIENCE:?} to be connected."
+         {TIMEOUT:?} to be connected."
     ));
     notes.push(format!(
         "The systems do different work for a SYN: at the dummy port Tidewall answers none, as \

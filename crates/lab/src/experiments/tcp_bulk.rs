@@ -32,7 +32,7 @@ const TAP_KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const TAP_STACK: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const WINDOW: Duration = Duration::from_millis(800);
 /// How long a transfer may take beyond that.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const RECEIVES: &str = "server receives";
 const SENDS: &str = "server sends";
@@ -167,7 +167,7 @@ fn transfer(
         cpu: config.client_cpu,
     };
     let mut client = Child::start(place, &Job::Bulk(client), "the client")?;
-    let line = client.line(WINDOW + PATIENCE)?;
+    let line = client.line(WINDOW + TIMEOUT)?;
     serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
 }
 

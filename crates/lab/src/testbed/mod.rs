@@ -17,8 +17,8 @@
 //! ```
 //!
 //! Nothing outside the namespaces is touched. They go when the test bed is
-//! dropped; when the process dies, however it dies, a guardian process removes
-//! them; and those that even a guardian could not remove are swept up by the
+//! dropped; when the process dies, however it dies, a restorer removes
+//! them; and those that even a restorer could not remove are swept up by the
 //! next test bed.
 
 mod bridged;
@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
 use serde::Deserialize;
-use tidewall_device::restore::{Guardian, Undo};
+use tidewall_device::restore::{Restorer, Undo};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::command::{absolute, run};
@@ -126,16 +126,16 @@ pub struct Testbed {
     bridged: Option<Bridged>,
     mode: Option<Mode>,
     busy_timeout: BusyTimeout,
-    // Dropped in this order: first the namespaces, last the guardian.
+    // Dropped in this order: first the namespaces, last the restorer.
     _namespaces: Vec<Undo>,
-    guardian: Guardian,
+    restorer: Restorer,
 }
 
 /// A second test bed of one process needs another name.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 impl Testbed {
-    /// Builds a test bed. Call it early: the guardian it starts keeps an image
+    /// Builds a test bed. Call it early: the restorer it starts keeps an image
     /// of the process as it is now.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Testbed {
     /// What was built by then is taken down.
     pub fn new(config: Config) -> anyhow::Result<Self> {
         let ip = absolute("ip")?;
-        let guardian = Guardian::start().context("cannot start the guardian process")?;
+        let restorer = Restorer::start().context("cannot start the restorer")?;
         sweep();
         let number = match NUMBER.fetch_add(1, Ordering::Relaxed) {
             0 => String::new(),
@@ -159,7 +159,7 @@ impl Testbed {
         let mut namespaces = Vec::new();
         let further = bridged.iter().flat_map(Bridged::namespaces);
         for name in [&client, &server].into_iter().chain(further) {
-            namespaces.push(guardian.on_exit_run(&[&ip, "netns", "del", name])?);
+            namespaces.push(restorer.on_exit_run(&[&ip, "netns", "del", name])?);
             run(&ip, &["netns", "add", name])?;
         }
         let testbed = Testbed {
@@ -170,7 +170,7 @@ impl Testbed {
             mode: None,
             busy_timeout: BusyTimeout::default(),
             _namespaces: namespaces,
-            guardian,
+            restorer,
         };
         match &bridged {
             Some(bridged) => testbed.build_bridged(&ip, bridged)?,
@@ -315,8 +315,8 @@ impl Testbed {
     }
 
     /// Whoever puts things back if this process cannot.
-    pub fn guardian(&self) -> &Guardian {
-        &self.guardian
+    pub fn restorer(&self) -> &Restorer {
+        &self.restorer
     }
 
     /// Runs a program in the client's namespace.

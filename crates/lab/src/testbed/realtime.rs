@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tidewall_device::restore::{Guardian, Knob};
+use tidewall_device::restore::{Knob, Restorer};
 
 use crate::command::run;
 
@@ -27,7 +27,7 @@ impl RealTime {
 
     /// Turns real-time throttling and the fair server of `cpu` off. What cannot
     /// be turned off is told in `shortcomings`.
-    pub(crate) fn take(guardian: &Guardian, cpu: usize, shortcomings: &mut Vec<String>) -> Self {
+    pub(crate) fn take(restorer: &Restorer, cpu: usize, shortcomings: &mut Vec<String>) -> Self {
         if !Path::new(&format!("{DEBUG}/sched")).exists() {
             // Where it belongs; it may stay, as every distribution has it there.
             let _ = run("mount", &["-t", "debugfs", "none", DEBUG]);
@@ -46,7 +46,7 @@ impl RealTime {
                 "the fair server leaves ordinary tasks about 5 %",
             ),
         ] {
-            match Knob::set(guardian, path, value) {
+            match Knob::set(restorer, path, value) {
                 Ok(knob) => knobs.push(knob),
                 Err(error) => {
                     let text = format!(

@@ -19,7 +19,7 @@ pub(crate) const CHUNK: usize = 256 << 10;
 /// Time before counting begins: slow start is over then.
 const WARM_UP: Duration = Duration::from_millis(200);
 /// An end that is silent for so long is gone.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Who sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +115,7 @@ pub(super) fn run(job: &BulkJob) -> anyhow::Result<()> {
             println!("ready");
             std::thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
-                    let _ = stream.set_read_timeout(Some(PATIENCE));
+                    let _ = stream.set_read_timeout(Some(TIMEOUT));
                     report(serve(&stream, || {
                         stream.shutdown(std::net::Shutdown::Write)
                     }));
@@ -138,7 +138,7 @@ pub(super) fn run(job: &BulkJob) -> anyhow::Result<()> {
             println!("ready");
             std::thread::spawn(move || {
                 while let Ok((stream, _)) = listener.accept() {
-                    let _ = stream.set_read_timeout(Some(PATIENCE));
+                    let _ = stream.set_read_timeout(Some(TIMEOUT));
                     report(serve(&stream, || {
                         stream.shutdown(std::net::Shutdown::Write)
                     }));
@@ -151,10 +151,10 @@ pub(super) fn run(job: &BulkJob) -> anyhow::Result<()> {
             direction,
             duration,
         } => {
-            let stream = std::net::TcpStream::connect_timeout(server, PATIENCE)
+            let stream = std::net::TcpStream::connect_timeout(server, TIMEOUT)
                 .with_context(|| format!("cannot connect to {server}"))?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
             let mut request = [0; 9];
             request[0] = direction.byte();
             let milliseconds = duration.as_millis() as u64;
@@ -199,7 +199,7 @@ where
             close()?;
         }
         Direction::ToClient => {
-            send(stream, duration.min(PATIENCE))?;
+            send(stream, duration.min(TIMEOUT))?;
             close()?;
         }
     }

@@ -27,7 +27,7 @@ const WAITING_MAX: usize = 100_000;
 /// Bytes read at once: a document of usual size with its head.
 const BUFFER: usize = 64 * 1024;
 /// How long the connection that polls the device may take to open.
-const POLLER_PATIENCE: Duration = Duration::from_secs(3);
+const POLLER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a client is to do.
 #[derive(Clone, Debug)]
@@ -591,7 +591,7 @@ impl Client {
 
 /// Without CAP_NET_ADMIN the device is polled by interrupt as ever.
 fn open_poller(destination: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&destination, POLLER_PATIENCE).map_err(|error| {
+    let stream = TcpStream::connect_timeout(&destination, POLLER_TIMEOUT).map_err(|error| {
         io::Error::new(
             error.kind(),
             format!("cannot connect to {destination}: {error}"),

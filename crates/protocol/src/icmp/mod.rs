@@ -12,7 +12,7 @@ use tidewall_wire::icmp::{v4, v6};
 use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
-pub use crate::Drop;
+pub use crate::DropReason;
 use crate::ip;
 
 /// Linux's numbers of the errors used in this crate; the same on every
@@ -116,34 +116,38 @@ struct Meaning<'a> {
 /// Only errors that quote a UDP datagram sent from the address they were sent
 /// to are read ([`tcp_error`] is for TCP); whether such a flow exists is for the
 /// caller to know.
-pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
+pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, DropReason> {
     read(bytes, transport_offset, Protocol::UDP)
 }
 
 /// As [`error`], for errors that quote a TCP segment; their
 /// [`FlowError::sequence`] is never nothing.
-pub fn tcp_error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, Drop> {
+pub fn tcp_error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, DropReason> {
     read(bytes, transport_offset, Protocol::TCP)
 }
 
 /// Reads an error that quotes a packet of `transport`.
-fn read(bytes: &[u8], transport_offset: usize, transport: Protocol) -> Result<FlowError, Drop> {
+fn read(
+    bytes: &[u8],
+    transport_offset: usize,
+    transport: Protocol,
+) -> Result<FlowError, DropReason> {
     let protocols = [Protocol::ICMP, Protocol::ICMPV6];
     let received = ip::input(bytes, transport_offset, protocols)?;
     let (offender, addressed, meaning, flow) = match received.addresses {
         Addresses::V4(source, destination) => {
-            let packet = v4::Packet::new(received.transport).map_err(|_| Drop::Truncated)?;
+            let packet = v4::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
             if !packet.is_undamaged() {
-                return Err(Drop::IcmpChecksum);
+                return Err(DropReason::IcmpChecksum);
             }
             let meaning = meaning_v4(&packet)?;
             let flow = quoted_v4(meaning.quoted, transport)?;
             (source.into(), IpAddr::from(destination), meaning, flow)
         }
         Addresses::V6(source, destination) => {
-            let packet = v6::Packet::new(received.transport).map_err(|_| Drop::Truncated)?;
+            let packet = v6::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
             if !packet.is_undamaged(source, destination) {
-                return Err(Drop::IcmpChecksum);
+                return Err(DropReason::IcmpChecksum);
             }
             let meaning = meaning_v6(&packet)?;
             let flow = quoted_v6(meaning.quoted, transport)?;
@@ -156,7 +160,7 @@ fn read(bytes: &[u8], transport_offset: usize, transport: Protocol) -> Result<Fl
         sequence,
     } = flow;
     if local.ip() != addressed {
-        return Err(Drop::IcmpQuotedSource);
+        return Err(DropReason::IcmpQuotedSource);
     }
     let Meaning {
         errno,
@@ -202,13 +206,13 @@ const UNREACHABLE_V4: [(i32, bool); 16] = [
     (EHOSTUNREACH, true),  // 15 precedence cutoff
 ];
 
-fn meaning_v4<'a>(packet: &v4::Packet<'a>) -> Result<Meaning<'a>, Drop> {
+fn meaning_v4<'a>(packet: &v4::Packet<'a>) -> Result<Meaning<'a>, DropReason> {
     let ((errno, hard), mtu, quoted) = match packet.message() {
         v4::Message::DestinationUnreachable { code, mtu, quoted } => {
             // Linux drops codes it does not know.
             let meaning = UNREACHABLE_V4
                 .get(usize::from(code))
-                .ok_or(Drop::IcmpIgnored)?;
+                .ok_or(DropReason::IcmpIgnored)?;
             let mtu = (code == v4::unreachable::FRAGMENTATION_NEEDED && mtu != 0)
                 .then(|| u32::from(mtu).max(MTU_MIN_V4));
             (*meaning, mtu, quoted)
@@ -216,7 +220,9 @@ fn meaning_v4<'a>(packet: &v4::Packet<'a>) -> Result<Meaning<'a>, Drop> {
         v4::Message::TimeExceeded { quoted, .. } => ((EHOSTUNREACH, false), None, quoted),
         v4::Message::ParameterProblem { quoted, .. } => ((EPROTO, true), None, quoted),
         // Redirects are the kernel's; source quench is dead (RFC 6633).
-        v4::Message::Echo { .. } | v4::Message::Other { .. } => return Err(Drop::IcmpIgnored),
+        v4::Message::Echo { .. } | v4::Message::Other { .. } => {
+            return Err(DropReason::IcmpIgnored);
+        }
     };
     Ok(Meaning {
         errno,
@@ -239,7 +245,7 @@ const UNREACHABLE_V6: [(i32, bool); 7] = [
     (EACCES, true),        // 6 reject route
 ];
 
-fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, Drop> {
+fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, DropReason> {
     let ((errno, hard), mtu, quoted) = match packet.message() {
         v6::Message::DestinationUnreachable { code, quoted } => {
             let meaning = UNREACHABLE_V6.get(usize::from(code)).copied();
@@ -254,7 +260,9 @@ fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, Drop> {
         // RFC 4443 §2.4 (a): an unknown error is passed on; types from 128 on
         // are no errors.
         v6::Message::Other { kind, body, .. } if kind < 128 => ((EPROTO, false), None, body),
-        v6::Message::Echo { .. } | v6::Message::Other { .. } => return Err(Drop::IcmpIgnored),
+        v6::Message::Echo { .. } | v6::Message::Other { .. } => {
+            return Err(DropReason::IcmpIgnored);
+        }
     };
     Ok(Meaning {
         errno,
@@ -266,11 +274,11 @@ fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, Drop> {
     })
 }
 
-fn quoted_v4(quoted: &[u8], wanted: Protocol) -> Result<Quoted, Drop> {
+fn quoted_v4(quoted: &[u8], wanted: Protocol) -> Result<Quoted, DropReason> {
     // The quote's own checksum is not asked: routers have changed its TTL.
-    let packet = ipv4::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
+    let packet = ipv4::Packet::new_quoted(quoted).map_err(|_| DropReason::IcmpQuote)?;
     if packet.fragment_offset() != ipv4::FragmentOffset::ZERO {
-        return Err(Drop::IcmpQuotedFragment);
+        return Err(DropReason::IcmpQuotedFragment);
     }
     let (source, destination, sequence) = ports(packet.protocol(), wanted, packet.payload())?;
     Ok(Quoted {
@@ -280,16 +288,16 @@ fn quoted_v4(quoted: &[u8], wanted: Protocol) -> Result<Quoted, Drop> {
     })
 }
 
-fn quoted_v6(quoted: &[u8], wanted: Protocol) -> Result<Quoted, Drop> {
-    let packet = ipv6::Packet::new_quoted(quoted).map_err(|_| Drop::IcmpQuote)?;
-    let found = packet.extensions().map_err(|_| Drop::IcmpQuote)?;
+fn quoted_v6(quoted: &[u8], wanted: Protocol) -> Result<Quoted, DropReason> {
+    let packet = ipv6::Packet::new_quoted(quoted).map_err(|_| DropReason::IcmpQuote)?;
+    let found = packet.extensions().map_err(|_| DropReason::IcmpQuote)?;
     if found
         .fragment
         .is_some_and(|fragment| fragment.offset != ipv4::FragmentOffset::ZERO)
     {
-        return Err(Drop::IcmpQuotedFragment);
+        return Err(DropReason::IcmpQuotedFragment);
     }
-    let transport = quoted.get(found.transport..).ok_or(Drop::IcmpQuote)?;
+    let transport = quoted.get(found.transport..).ok_or(DropReason::IcmpQuote)?;
     let (source, destination, sequence) = ports(found.protocol, wanted, transport)?;
     Ok(Quoted {
         local: SocketAddrV6::new(packet.source(), source, 0, 0).into(),
@@ -303,13 +311,13 @@ fn ports(
     protocol: Protocol,
     wanted: Protocol,
     transport: &[u8],
-) -> Result<(u16, u16, Option<u32>), Drop> {
+) -> Result<(u16, u16, Option<u32>), DropReason> {
     if protocol != wanted {
-        return Err(Drop::IcmpQuotedProtocol);
+        return Err(DropReason::IcmpQuotedProtocol);
     }
     let [a, b, c, d, e, f, g, h] = *transport
         .first_chunk::<QUOTED_TRANSPORT>()
-        .ok_or(Drop::IcmpQuote)?;
+        .ok_or(DropReason::IcmpQuote)?;
     let sequence = (wanted == Protocol::TCP).then(|| u32::from_be_bytes([e, f, g, h]));
     Ok((
         u16::from_be_bytes([a, b]),

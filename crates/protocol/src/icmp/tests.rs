@@ -71,7 +71,7 @@ fn from_router6(message: &v6::Message<'_>) -> Vec<u8> {
     bytes
 }
 
-fn unreachable4(code: u8) -> Result<FlowError, Drop> {
+fn unreachable4(code: u8) -> Result<FlowError, DropReason> {
     let quoted = sent(LOCAL4, REMOTE4);
     let message = v4::Message::DestinationUnreachable {
         code,
@@ -81,7 +81,7 @@ fn unreachable4(code: u8) -> Result<FlowError, Drop> {
     error(&from_router4(&message), 20)
 }
 
-fn unreachable6(code: u8) -> Result<FlowError, Drop> {
+fn unreachable6(code: u8) -> Result<FlowError, DropReason> {
     let quoted = sent(LOCAL6, REMOTE6);
     error(
         &from_router6(&v6::Message::DestinationUnreachable {
@@ -145,7 +145,7 @@ fn each_code_has_linux_errno() {
         let got = unreachable4(code as u8).unwrap();
         assert_eq!((got.errno, got.hard), expected, "code {code}");
     }
-    assert_eq!(unreachable4(16), Err(Drop::IcmpIgnored));
+    assert_eq!(unreachable4(16), Err(DropReason::IcmpIgnored));
 
     let expected6 = [
         (101, false),
@@ -246,7 +246,10 @@ fn messages_that_tell_a_socket_nothing_are_ignored() {
             rest: [0; 4],
             body: &quoted,
         };
-        assert_eq!(error(&from_router4(&message), 20), Err(Drop::IcmpIgnored));
+        assert_eq!(
+            error(&from_router4(&message), 20),
+            Err(DropReason::IcmpIgnored)
+        );
     }
     let echo = v4::Message::Echo {
         reply: false,
@@ -254,14 +257,20 @@ fn messages_that_tell_a_socket_nothing_are_ignored() {
         sequence: 1,
         data: &quoted,
     };
-    assert_eq!(error(&from_router4(&echo), 20), Err(Drop::IcmpIgnored));
+    assert_eq!(
+        error(&from_router4(&echo), 20),
+        Err(DropReason::IcmpIgnored)
+    );
     let redirect = v6::Message::Other {
         kind: 137,
         code: 0,
         rest: [0; 4],
         body: &quoted,
     };
-    assert_eq!(error(&from_router6(&redirect), 40), Err(Drop::IcmpIgnored));
+    assert_eq!(
+        error(&from_router6(&redirect), 40),
+        Err(DropReason::IcmpIgnored)
+    );
 }
 
 #[test]
@@ -282,21 +291,25 @@ fn damaged_and_forged_errors_are_refused() {
         quoted: &quoted,
     });
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(error(&damaged, 20), Err(Drop::IcmpChecksum));
-    assert_eq!(error(&damaged, 24), Err(Drop::TransportOffset));
+    assert_eq!(error(&damaged, 20), Err(DropReason::IcmpChecksum));
+    assert_eq!(error(&damaged, 24), Err(DropReason::TransportOffset));
     // Not a byte less than eight of the UDP header.
     assert!(about(&quoted[..28]).is_ok());
     for length in [0, 19, 20, 27] {
-        assert_eq!(about(&quoted[..length]), Err(Drop::IcmpQuote), "{length}");
+        assert_eq!(
+            about(&quoted[..length]),
+            Err(DropReason::IcmpQuote),
+            "{length}"
+        );
     }
-    assert_eq!(about(&sent(LOCAL6, REMOTE6)), Err(Drop::IcmpQuote));
+    assert_eq!(about(&sent(LOCAL6, REMOTE6)), Err(DropReason::IcmpQuote));
     assert_eq!(
         about(&sent("192.0.2.9:5000", REMOTE4)),
-        Err(Drop::IcmpQuotedSource)
+        Err(DropReason::IcmpQuotedSource)
     );
     let mut tcp = quoted.clone();
     tcp[9] = 6;
-    assert_eq!(about(&tcp), Err(Drop::IcmpQuotedProtocol));
+    assert_eq!(about(&tcp), Err(DropReason::IcmpQuotedProtocol));
     let message = v4::Message::DestinationUnreachable {
         code: 4,
         mtu: 0,
@@ -315,11 +328,11 @@ fn damaged_and_forged_errors_are_refused() {
     };
     assert_eq!(
         tcp_error(&from_router4(&message), 20),
-        Err(Drop::IcmpQuotedProtocol)
+        Err(DropReason::IcmpQuotedProtocol)
     );
     let mut fragment = quoted.clone();
     fragment[7] = 8;
-    assert_eq!(about(&fragment), Err(Drop::IcmpQuotedFragment));
+    assert_eq!(about(&fragment), Err(DropReason::IcmpQuotedFragment));
 
     let quoted = sent(LOCAL6, REMOTE6);
     let about = |quoted: &[u8]| {
@@ -329,22 +342,22 @@ fn damaged_and_forged_errors_are_refused() {
         )
     };
     assert!(about(&quoted[..48]).is_ok());
-    assert_eq!(about(&quoted[..47]), Err(Drop::IcmpQuote));
-    assert_eq!(about(&quoted[..39]), Err(Drop::IcmpQuote));
+    assert_eq!(about(&quoted[..47]), Err(DropReason::IcmpQuote));
+    assert_eq!(about(&quoted[..39]), Err(DropReason::IcmpQuote));
     assert_eq!(
         about(&sent("[2001:db8::9]:1", REMOTE6)),
-        Err(Drop::IcmpQuotedSource)
+        Err(DropReason::IcmpQuotedSource)
     );
     // A later fragment of what we sent.
     let mut fragment = quoted.clone();
     fragment.splice(40..40, [17, 0, 0, 9, 0, 0, 0, 1]);
     fragment[5] += 8;
     fragment[6] = 44;
-    assert_eq!(about(&fragment), Err(Drop::IcmpQuotedFragment));
+    assert_eq!(about(&fragment), Err(DropReason::IcmpQuotedFragment));
     let mut damaged = from_router6(&v6::Message::TimeExceeded {
         code: 0,
         quoted: &quoted,
     });
     damaged[41] ^= 1;
-    assert_eq!(error(&damaged, 40), Err(Drop::IcmpChecksum));
+    assert_eq!(error(&damaged, 40), Err(DropReason::IcmpChecksum));
 }

@@ -10,7 +10,7 @@ use tidewall_wire::ipv6::ExtensionError;
 use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
-use crate::Drop;
+use crate::DropReason;
 pub(crate) use output::{Output, output};
 
 /// A whole datagram's network header, understood and found honest.
@@ -33,13 +33,13 @@ pub(crate) fn input(
     bytes: &[u8],
     transport_offset: usize,
     protocols: [Protocol; 2],
-) -> Result<Received<'_>, Drop> {
+) -> Result<Received<'_>, DropReason> {
     let [over_v4, over_v6] = protocols;
     match bytes.first().map(|byte| byte >> 4) {
         Some(4) => input_v4(bytes, transport_offset, over_v4),
         Some(6) => input_v6(bytes, transport_offset, over_v6),
-        Some(_) => Err(Drop::Version),
-        None => Err(Drop::Truncated),
+        Some(_) => Err(DropReason::Version),
+        None => Err(DropReason::Truncated),
     }
 }
 
@@ -48,23 +48,23 @@ fn input_v4(
     bytes: &[u8],
     transport_offset: usize,
     protocol: Protocol,
-) -> Result<Received<'_>, Drop> {
+) -> Result<Received<'_>, DropReason> {
     let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
     if !packet.header_is_undamaged() {
-        return Err(Drop::HeaderChecksum);
+        return Err(DropReason::HeaderChecksum);
     }
     if packet.is_fragment() {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     if packet.protocol() != protocol {
-        return Err(Drop::Protocol);
+        return Err(DropReason::Protocol);
     }
     if packet.header_len() != transport_offset {
-        return Err(Drop::TransportOffset);
+        return Err(DropReason::TransportOffset);
     }
     let source = packet.source();
     if is_martian_v4(source) {
-        return Err(Drop::MartianSource);
+        return Err(DropReason::MartianSource);
     }
     Ok(Received {
         addresses: Addresses::V4(source, packet.destination()),
@@ -79,27 +79,27 @@ fn input_v6(
     bytes: &[u8],
     transport_offset: usize,
     protocol: Protocol,
-) -> Result<Received<'_>, Drop> {
+) -> Result<Received<'_>, DropReason> {
     let packet = ipv6::Packet::new(bytes).map_err(cause_v6)?;
     let found = packet.extensions().map_err(cause_extensions)?;
     // An atomic fragment is a whole datagram (RFC 6946).
     if found.fragment.is_some_and(|fragment| !fragment.is_atomic()) {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     if found.protocol != protocol {
-        return Err(Drop::Protocol);
+        return Err(DropReason::Protocol);
     }
     if found.transport != transport_offset {
-        return Err(Drop::TransportOffset);
+        return Err(DropReason::TransportOffset);
     }
     let source = packet.source();
     if is_martian_v6(source) {
-        return Err(Drop::MartianSource);
+        return Err(DropReason::MartianSource);
     }
     let transport = packet
         .payload()
         .get(found.transport - ipv6::HEADER_LEN..)
-        .ok_or(Drop::Truncated)?;
+        .ok_or(DropReason::Truncated)?;
     Ok(Received {
         addresses: Addresses::V6(source, packet.destination()),
         traffic_class: packet.traffic_class(),
@@ -125,26 +125,26 @@ fn is_martian_v6(source: Ipv6Addr) -> bool {
         || source.to_ipv4_mapped().is_some()
 }
 
-pub(crate) fn cause_v4(error: ipv4::Error) -> Drop {
+pub(crate) fn cause_v4(error: ipv4::Error) -> DropReason {
     match error {
-        ipv4::Error::Truncated => Drop::Truncated,
-        ipv4::Error::Version => Drop::Version,
-        ipv4::Error::HeaderLength => Drop::HeaderLength,
+        ipv4::Error::Truncated => DropReason::Truncated,
+        ipv4::Error::Version => DropReason::Version,
+        ipv4::Error::HeaderLength => DropReason::HeaderLength,
     }
 }
 
-pub(crate) fn cause_v6(error: ipv6::Error) -> Drop {
+pub(crate) fn cause_v6(error: ipv6::Error) -> DropReason {
     match error {
-        ipv6::Error::Truncated => Drop::Truncated,
-        ipv6::Error::Version => Drop::Version,
+        ipv6::Error::Truncated => DropReason::Truncated,
+        ipv6::Error::Version => DropReason::Version,
     }
 }
 
-pub(crate) fn cause_extensions(error: ExtensionError) -> Drop {
+pub(crate) fn cause_extensions(error: ExtensionError) -> DropReason {
     match error {
-        ExtensionError::Truncated => Drop::Truncated,
+        ExtensionError::Truncated => DropReason::Truncated,
         ExtensionError::TooMany
         | ExtensionError::HopByHopNotFirst
-        | ExtensionError::SecondFragment => Drop::ExtensionHeaders,
+        | ExtensionError::SecondFragment => DropReason::ExtensionHeaders,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::connection::Connection;
 use super::timers::Timer;
-use super::{Errno, Flow, State};
+use super::{Errno, FourTuple, State};
 
 /// How a write is meant: flags of `send(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -221,7 +221,7 @@ impl Connection {
 
     /// The two ends.
     #[must_use]
-    pub fn flow(&self) -> &Flow {
+    pub fn flow(&self) -> &FourTuple {
         &self.flow
     }
 

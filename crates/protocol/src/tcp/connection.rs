@@ -17,7 +17,7 @@ use super::round_trip::RoundTrip;
 use super::send::milliseconds;
 use super::sending_times::{Holdup, Stopwatch};
 use super::timers::{Timer, Timers};
-use super::{Config, Errno, Flow, Handshake, Outgoing, State, Time, microseconds};
+use super::{Config, Errno, FourTuple, Handshake, Outgoing, State, Time, microseconds};
 
 /// Segments at the start that are acknowledged at once, so that the peer's
 /// congestion window opens fast (Linux `TCP_MAX_QUICKACKS`).
@@ -197,7 +197,7 @@ pub(super) struct Counters {
 /// send when [`Connection::wants_output`], and wakes it at
 /// [`Connection::next_timeout`].
 pub struct Connection {
-    pub(super) flow: Flow,
+    pub(super) flow: FourTuple,
     pub(super) state: State,
     pub(super) pending: Pending,
     /// The application has closed: nobody reads or writes any more.
@@ -249,7 +249,7 @@ impl Connection {
     /// others (RFC 6528, RFC 7323 §5.4).
     #[must_use]
     pub fn connect(
-        flow: Flow,
+        flow: FourTuple,
         isn: u32,
         timestamp_offset: u32,
         config: &Config,
@@ -308,7 +308,7 @@ impl Connection {
         connection
     }
 
-    fn new(flow: Flow, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
+    fn new(flow: FourTuple, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
         let settings = Settings::new(config);
         let (mss, limit) = (settings.mss, settings.receive_buffer);
         Self {

@@ -12,7 +12,7 @@ use core::time::Duration;
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 use super::segment::{Outgoing, Segment};
-use super::{Config, Ecn, Flow, Handshake, Time, ecn, isn, keyed, timestamp};
+use super::{Config, Ecn, FourTuple, Handshake, Time, ecn, isn, keyed, timestamp};
 
 /// For how long a cookie is taken at most.
 pub const LIFETIME: Duration = Duration::from_secs(2 * PERIOD);
@@ -47,7 +47,7 @@ impl Cookies {
         }
     }
 
-    fn make(&self, flow: &Flow, remote_isn: u32, count: u32, size: u32) -> u32 {
+    fn make(&self, flow: &FourTuple, remote_isn: u32, count: u32, size: u32) -> u32 {
         let rest = 1 << 31 | (count << 3 & 0x7fff_ffff) | size;
         let word = u64::from(remote_isn) << 32 | u64::from(rest);
         let mac = keyed::hash(&self.key, flow, Some(word)) as u32;
@@ -148,21 +148,21 @@ impl Cookies {
 
 /// The maximum segment size that a SYN names or leaves to be assumed (RFC 9293
 /// §3.7.1).
-pub(super) fn peer_mss(flow: &Flow, options: &Options) -> u16 {
+pub(super) fn peer_mss(flow: &FourTuple, options: &Options) -> u16 {
     let assumed = if flow.remote.is_ipv4() { 536 } else { 1220 };
     let named = options.maximum_segment_size.filter(|&mss| mss != 0);
     named.unwrap_or(assumed)
 }
 
 /// What a listener announces: see [`Listener::new`](super::Listener::new).
-fn announced_mss(flow: &Flow, config: &Config) -> u16 {
+fn announced_mss(flow: &FourTuple, config: &Config) -> u16 {
     let longer = if flow.remote.is_ipv4() { 0 } else { 20 };
     config.mss.saturating_sub(longer).min(config.mss_max)
 }
 
 /// A SYN-ACK; `options` but for the maximum segment size.
 pub(super) fn syn_ack(
-    flow: &Flow,
+    flow: &FourTuple,
     config: &Config,
     sequence: u32,
     remote_isn: u32,

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use siphasher::sip::SipHasher24;
 use tidewall_wire::tcp::FastOpen;
 
-use super::Flow;
+use super::FourTuple;
 
 mod opening;
 
@@ -130,12 +130,12 @@ pub(super) enum Cookie {
 impl FastOpenKeys {
     /// The cookie of a client, in the form that it speaks.
     #[must_use]
-    pub fn cookie(&self, flow: &Flow, experimental: bool) -> Option<FastOpen> {
+    pub fn cookie(&self, flow: &FourTuple, experimental: bool) -> Option<FastOpen> {
         let cookie = FastOpen::cookie_of(&hash(&self.primary, flow))?;
         Some(cookie.with_experimental(experimental))
     }
 
-    pub(super) fn check(&self, flow: &Flow, cookie: &FastOpen) -> Cookie {
+    pub(super) fn check(&self, flow: &FourTuple, cookie: &FastOpen) -> Cookie {
         let made_by = |key: &[u8; 16]| hash(key, flow)[..] == *cookie.cookie();
         if made_by(&self.primary) {
             Cookie::Right
@@ -148,7 +148,7 @@ impl FastOpenKeys {
 }
 
 /// SipHash-2-4 of the client's address and the server's, as Linux.
-fn hash(key: &[u8; 16], flow: &Flow) -> [u8; 8] {
+fn hash(key: &[u8; 16], flow: &FourTuple) -> [u8; 8] {
     let mut hasher = SipHasher24::new_with_key(key);
     for end in [flow.remote.ip(), flow.local.ip()] {
         match end {

@@ -35,7 +35,7 @@ use super::sending_times::{Holdup, Stopwatch};
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
-use super::{Config, Ecn, FastOpen, Flow, MtuProbing, State, Time, microseconds, timestamp};
+use super::{Config, Ecn, FastOpen, FourTuple, MtuProbing, State, Time, microseconds, timestamp};
 
 mod codec;
 
@@ -102,7 +102,7 @@ impl Connection {
         }
         reader.bytes = body.get(4..).ok_or(ThawError::Damaged)?;
         let nowhere = SocketAddr::new(IpAddr::V4([0; 4].into()), 0);
-        let flow = Flow {
+        let flow = FourTuple {
             local: nowhere,
             remote: nowhere,
         };
@@ -120,7 +120,7 @@ impl Connection {
         let holdup = one_of(&Holdup::ALL, self.holdup as u8, codec);
         Self {
             timestamp_offset: clock.wrapping_sub(milliseconds(codec.now())),
-            flow: Flow {
+            flow: FourTuple {
                 local: codec.address(self.flow.local),
                 remote: codec.address(self.flow.remote),
             },

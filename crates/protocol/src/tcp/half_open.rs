@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use slab::Slab;
 
 use super::keyed::Keyed;
-use super::{Flow, Time};
+use super::{FourTuple, Time};
 
 /// How long the first answer waits for its acknowledgment (RFC 6298 §2);
 /// doubled each time.
@@ -30,7 +30,7 @@ pub(super) fn timeout(retries: u8) -> Duration {
 /// A connection in SYN-RECEIVED.
 #[derive(Clone, Debug)]
 pub(super) struct HalfOpen {
-    pub flow: Flow,
+    pub flow: FourTuple,
     pub local_isn: u32,
     pub remote_isn: u32,
     pub mss: u16,
@@ -55,7 +55,7 @@ pub(super) struct HalfOpen {
 }
 
 impl HalfOpen {
-    pub(super) fn new(flow: Flow, local_isn: u32, remote_isn: u32, now: Time) -> Self {
+    pub(super) fn new(flow: FourTuple, local_isn: u32, remote_isn: u32, now: Time) -> Self {
         Self {
             flow,
             local_isn,
@@ -106,7 +106,7 @@ impl Prefix {
 #[derive(Debug)]
 pub(super) struct Store {
     entries: Slab<HalfOpen>,
-    by_flow: HashMap<Flow, u32, Keyed>,
+    by_flow: HashMap<FourTuple, u32, Keyed>,
     by_prefix: HashMap<Prefix, u32, Keyed>,
     /// By [`HalfOpen::retries`].
     queues: [Queue; QUEUES],
@@ -133,7 +133,7 @@ impl Store {
             .map_or(0, |count| *count as usize)
     }
 
-    pub(super) fn find(&self, flow: &Flow) -> Option<u32> {
+    pub(super) fn find(&self, flow: &FourTuple) -> Option<u32> {
         self.by_flow.get(flow).copied()
     }
 

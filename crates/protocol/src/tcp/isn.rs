@@ -1,6 +1,6 @@
 //! Initial sequence numbers (RFC 6528) and timestamp offsets (RFC 7323 §5.4).
 
-use super::{Flow, Time, keyed};
+use super::{FourTuple, Time, keyed};
 
 /// The initial sequence number of a connection: a clock plus a secret offset of
 /// the flow (RFC 6528 §3), so that no stranger can guess it and a later connection
@@ -13,7 +13,7 @@ use super::{Flow, Time, keyed};
 ///
 /// `secret` is [`Secrets::sequence`](super::Secrets::sequence).
 #[must_use]
-pub fn initial(secret: &[u8; 16], flow: &Flow, now: Time) -> u32 {
+pub fn initial(secret: &[u8; 16], flow: &FourTuple, now: Time) -> u32 {
     let clock = (now.as_nanos() >> 6) as u32;
     clock.wrapping_add(keyed::hash(secret, flow, None) as u32)
 }
@@ -25,7 +25,7 @@ pub fn initial(secret: &[u8; 16], flow: &Flow, now: Time) -> u32 {
 /// `secret` is [`Secrets::cookie`](super::Secrets::cookie), for connections of
 /// either direction: the driver computes the same for its SYN cookies.
 #[must_use]
-pub fn timestamp_offset(secret: &[u8; 16], flow: &Flow) -> u32 {
+pub fn timestamp_offset(secret: &[u8; 16], flow: &FourTuple) -> u32 {
     keyed::hash(secret, flow, None) as u32
 }
 
@@ -36,8 +36,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn flow(port: u16) -> Flow {
-        Flow {
+    fn flow(port: u16) -> FourTuple {
+        FourTuple {
             local: "192.0.2.1:80".parse().unwrap(),
             remote: (std::net::Ipv4Addr::new(198, 51, 100, 7), port).into(),
         }

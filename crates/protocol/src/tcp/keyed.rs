@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use siphasher::sip::{SipHasher13, SipHasher24};
 
-use super::Flow;
+use super::FourTuple;
 
 /// SipHash-2-4 of a flow and perhaps one word more. `cookie_hash` of
 /// `bpf/cookie.h` is the same function: words of the machine's own byte order
 /// where that has them.
-pub(super) fn hash(key: &[u8; 16], flow: &Flow, word: Option<u64>) -> u64 {
+pub(super) fn hash(key: &[u8; 16], flow: &FourTuple, word: Option<u64>) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);
     let mut absorb = |word: u64| hasher.write(&word.to_le_bytes());
     match (flow.local.ip(), flow.remote.ip()) {

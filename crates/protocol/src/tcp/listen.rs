@@ -16,8 +16,8 @@ use super::ecn;
 use super::fast_open::FastOpenServer;
 use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
-use super::{Config, FastOpen, Flow, Handshake, Time, isn, timestamp};
-use crate::Drop;
+use super::{Config, FastOpen, FourTuple, Handshake, Time, isn, timestamp};
+use crate::DropReason;
 use crate::icmp::{FlowError, errno};
 
 mod fast_open;
@@ -65,7 +65,7 @@ pub enum Reaction {
     Nothing,
     /// A half-open connection began: the caller enters the flow into the
     /// driver's table, to the listener's channel.
-    HalfOpen(Flow),
+    HalfOpen(FourTuple),
     /// A handshake is complete, or needs not be ([`Handshake::fast_open`]). The
     /// caller makes a connection of it
     /// ([`Connection::accept`](super::Connection::accept)), enters or changes its
@@ -73,9 +73,9 @@ pub enum Reaction {
     Established(Handshake),
     /// A half-open connection ended: the caller takes the flow out of the
     /// driver's table.
-    Forgotten(Flow),
+    Forgotten(FourTuple),
     /// The segment was dropped.
-    Dropped(Drop),
+    Dropped(DropReason),
 }
 
 /// The half-open connections of one listening port.
@@ -140,7 +140,7 @@ impl Listener {
         &mut self,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         self.process(segment, None, now, send)
     }
@@ -152,7 +152,7 @@ impl Listener {
         segment: &Segment<'_>,
         sequence: u32,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         self.process(segment, Some(sequence), now, send)
     }
@@ -162,25 +162,25 @@ impl Listener {
         segment: &Segment<'_>,
         reused: Option<u32>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         self.calm_down(now);
         let flags = segment.header.flags;
         // To itself: a LAND attack.
         if segment.flow.local == segment.flow.remote {
-            return Reaction::Dropped(Drop::MartianSource);
+            return Reaction::Dropped(DropReason::MartianSource);
         }
         if let Some(key) = self.half_open.find(&segment.flow) {
             return self.half_open(key, segment, now, send);
         }
         if flags.contains(Flags::RST) {
-            return Reaction::Dropped(Drop::TcpNoConnection);
+            return Reaction::Dropped(DropReason::TcpNoConnection);
         }
         if flags.contains(Flags::ACK) {
             return self.acknowledged(segment, now, send);
         }
         if !flags.contains(Flags::SYN) || flags.contains(Flags::FIN) {
-            return Reaction::Dropped(Drop::TcpNoConnection);
+            return Reaction::Dropped(DropReason::TcpNoConnection);
         }
         self.begin(segment, reused, now, send)
     }
@@ -191,10 +191,10 @@ impl Listener {
         syn: &Segment<'_>,
         reused: Option<u32>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         if self.is_full() {
-            return Reaction::Dropped(Drop::TcpListenOverflow);
+            return Reaction::Dropped(DropReason::TcpListenOverflow);
         }
         let prefix = Prefix::of(syn.flow.remote.ip());
         let full = self.half_open.len() >= self.limit;
@@ -202,7 +202,7 @@ impl Listener {
         if full || self.half_open.of_prefix(prefix) >= share {
             self.exceed(full, now);
             let Some(answer) = self.cookies.answer(syn, now) else {
-                return Reaction::Dropped(Drop::TcpSynQueueFull);
+                return Reaction::Dropped(DropReason::TcpSynQueueFull);
             };
             self.cookies_until = Some(now + cookie::LIFETIME);
             send(&syn.flow, &answer);
@@ -263,21 +263,21 @@ impl Listener {
         &mut self,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         if self.takes_cookies()
             && let Some(handshake) = self.cookies.check(segment, now)
         {
             if self.is_full() {
                 // Its data comes again, with the cookie in it.
-                return Reaction::Dropped(Drop::TcpListenOverflow);
+                return Reaction::Dropped(DropReason::TcpListenOverflow);
             }
             return Reaction::Established(handshake);
         }
         if let Some(reset) = reset_for(segment) {
             send(&segment.flow, &reset);
         }
-        Reaction::Dropped(Drop::TcpNoConnection)
+        Reaction::Dropped(DropReason::TcpNoConnection)
     }
 
     /// A segment of a half-open connection (RFC 9293 §3.10.7.4).
@@ -286,7 +286,7 @@ impl Listener {
         key: u32,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         let Some(entry) = self.half_open.get(key) else {
             return Reaction::Nothing;
@@ -303,7 +303,7 @@ impl Listener {
             } else if in_window {
                 self.challenge(key, now, send)
             } else {
-                Reaction::Dropped(Drop::TcpHalfOpen)
+                Reaction::Dropped(DropReason::TcpHalfOpen)
             };
         }
         if has(Flags::SYN) {
@@ -315,13 +315,13 @@ impl Listener {
             };
         }
         if !has(Flags::ACK) {
-            return Reaction::Dropped(Drop::TcpHalfOpen);
+            return Reaction::Dropped(DropReason::TcpHalfOpen);
         }
         if header.acknowledgment != entry.local_isn.wrapping_add(1) {
             if let Some(reset) = reset_for(segment) {
                 send(&segment.flow, &reset);
             }
-            return Reaction::Dropped(Drop::TcpHalfOpen);
+            return Reaction::Dropped(DropReason::TcpHalfOpen);
         }
         let theirs = header.options.timestamps.map(|timestamps| timestamps.value);
         // RFC 7323 §5.3: an old duplicate.
@@ -331,7 +331,7 @@ impl Listener {
         }
         if self.is_full() {
             // Our answer, repeated, will be acknowledged again.
-            return Reaction::Dropped(Drop::TcpListenOverflow);
+            return Reaction::Dropped(DropReason::TcpListenOverflow);
         }
         let Some(entry) = self.half_open.remove(key) else {
             return Reaction::Nothing;
@@ -346,7 +346,7 @@ impl Listener {
         &mut self,
         key: u32,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         if let Some(entry) = self.half_open.get_mut(key)
             && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
@@ -364,7 +364,7 @@ impl Listener {
         &mut self,
         key: u32,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
         if let Some(entry) = self.half_open.get_mut(key)
             && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
@@ -380,14 +380,14 @@ impl Listener {
             send(&entry.flow, &challenge);
             entry.answered = now;
         }
-        Reaction::Dropped(Drop::TcpHalfOpen)
+        Reaction::Dropped(DropReason::TcpHalfOpen)
     }
 
     /// Takes an ICMP error about a flow that may be half open. One that quotes our
     /// SYN-ACK ends it, as by Linux: its peer does not hear us. What only says
     /// that a packet was too large is nothing to a SYN-ACK.
     pub fn icmp_error(&mut self, error: &FlowError) -> Reaction {
-        let flow = Flow {
+        let flow = FourTuple {
             local: error.local,
             remote: error.remote,
         };
@@ -428,8 +428,8 @@ impl Listener {
     pub fn timeout(
         &mut self,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>, u64),
-        forgotten: &mut dyn FnMut(&Flow),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>, u64),
+        forgotten: &mut dyn FnMut(&FourTuple),
     ) {
         self.calm_down(now);
         while let Some((deadline, key)) = self.half_open.next() {
@@ -446,7 +446,7 @@ impl Listener {
             match self.half_open.get(key) {
                 Some(entry) if entry.retries < retries => {
                     let origin = entry.origin;
-                    let mut send = |flow: &Flow, out: &Outgoing<'_>| send(flow, out, origin);
+                    let mut send = |flow: &FourTuple, out: &Outgoing<'_>| send(flow, out, origin);
                     answer(entry, &self.config, None, now, &mut send);
                     self.half_open.retried(key, now);
                 }
@@ -512,7 +512,7 @@ impl Listener {
 
     /// Ends every half-open connection, because the listener closes: `forgotten`
     /// hears of each flow. Their peers are reset when they next send.
-    pub fn close(&mut self, forgotten: &mut dyn FnMut(&Flow)) {
+    pub fn close(&mut self, forgotten: &mut dyn FnMut(&FourTuple)) {
         while let Some((_, key)) = self.half_open.next() {
             if let Some(entry) = self.half_open.remove(key) {
                 forgotten(&entry.flow);
@@ -575,7 +575,7 @@ fn answer(
     config: &Config,
     fast_open: Option<FastOpen>,
     now: Time,
-    send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+    send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
 ) {
     let mut answer = segment_of(entry, config, now);
     answer.header.options = answer.header.options.with_fast_open(fast_open);

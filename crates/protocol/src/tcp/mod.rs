@@ -112,7 +112,7 @@ pub type Time = Duration;
 /// Two ends of a connection, seen from here. Addresses are canonical: an
 /// IPv4-mapped IPv6 address never occurs, scope ids and flow labels are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Flow {
+pub struct FourTuple {
     /// This end.
     pub local: SocketAddr,
     /// The peer.
@@ -221,7 +221,7 @@ pub enum Shutdown {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handshake {
     /// The two ends.
-    pub flow: Flow,
+    pub flow: FourTuple,
     /// Our initial sequence number, that of our SYN-ACK.
     pub local_isn: u32,
     /// The peer's, that of its SYN.
@@ -255,7 +255,7 @@ pub struct Handshake {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimeWaitEntry {
     /// The two ends.
-    pub flow: Flow,
+    pub flow: FourTuple,
     /// SND.NXT, one after our FIN.
     pub send_next: u32,
     /// RCV.NXT, one after the peer's FIN.

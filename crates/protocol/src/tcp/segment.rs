@@ -9,15 +9,15 @@ use tidewall_wire::tcp::{self, Flags, Header};
 use tidewall_wire::udp::{Addresses, Checksum, ChecksumState};
 use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
 
-use super::Flow;
-use crate::{Drop, InputOptions, ip};
+use super::FourTuple;
+use crate::{DropReason, InputOptions, ip};
 
 /// A segment that was accepted by [`input`]: its lengths, header chain and
 /// checksum are right.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// The connection it belongs to, seen from here.
-    pub flow: Flow,
+    pub flow: FourTuple,
     /// Fields and options.
     pub header: Header,
     /// What it carries.
@@ -49,7 +49,7 @@ pub fn input<'a>(
     bytes: &'a [u8],
     transport_offset: usize,
     options: &InputOptions,
-) -> Result<Segment<'a>, Drop> {
+) -> Result<Segment<'a>, DropReason> {
     let received = ip::input(bytes, transport_offset, [Protocol::TCP; 2])?;
     accept(
         received.transport,
@@ -65,7 +65,7 @@ pub fn input_bare<'a>(
     bytes: &'a [u8],
     addresses: Addresses,
     options: &InputOptions,
-) -> Result<Segment<'a>, Drop> {
+) -> Result<Segment<'a>, DropReason> {
     accept(bytes, addresses, 0, options)
 }
 
@@ -75,10 +75,10 @@ fn accept<'a>(
     addresses: Addresses,
     traffic_class: u8,
     options: &InputOptions,
-) -> Result<Segment<'a>, Drop> {
+) -> Result<Segment<'a>, DropReason> {
     let packet = tcp::Packet::new(bytes).map_err(|error| match error {
-        tcp::Error::Truncated => Drop::Truncated,
-        tcp::Error::DataOffset => Drop::TcpDataOffset,
+        tcp::Error::Truncated => DropReason::Truncated,
+        tcp::Error::DataOffset => DropReason::TcpDataOffset,
     })?;
     if !options.verified {
         let state = match addresses {
@@ -88,19 +88,19 @@ fn accept<'a>(
         match state {
             ChecksumState::Valid => {}
             ChecksumState::LeftToOffload if options.checksum_offload_possible => {}
-            _ => return Err(Drop::TcpChecksum),
+            _ => return Err(DropReason::TcpChecksum),
         }
     }
     let header = packet.header();
     if header.source_port == 0 || header.destination_port == 0 {
-        return Err(Drop::TcpPort);
+        return Err(DropReason::TcpPort);
     }
     let flow = match addresses {
-        Addresses::V4(source, destination) => Flow {
+        Addresses::V4(source, destination) => FourTuple {
             local: SocketAddr::V4(SocketAddrV4::new(destination, header.destination_port)),
             remote: SocketAddr::V4(SocketAddrV4::new(source, header.source_port)),
         },
-        Addresses::V6(source, destination) => Flow {
+        Addresses::V6(source, destination) => FourTuple {
             local: SocketAddr::V6(SocketAddrV6::new(
                 destination,
                 header.destination_port,
@@ -200,7 +200,7 @@ impl std::error::Error for OutputError {}
 pub fn output(
     frame: &mut [u8],
     link: &Link,
-    flow: &Flow,
+    flow: &FourTuple,
     outgoing: &Outgoing<'_>,
 ) -> Result<usize, OutputError> {
     let addresses =
@@ -299,13 +299,13 @@ mod tests {
         checksum: Checksum::Software,
     };
 
-    fn flow(v6: bool) -> Flow {
+    fn flow(v6: bool) -> FourTuple {
         let ends = if v6 {
             ("[2001:db8::1]:5000", "[2001:db8::2]:80")
         } else {
             ("192.0.2.1:5000", "192.0.2.2:80")
         };
-        Flow {
+        FourTuple {
             local: ends.0.parse().unwrap(),
             remote: ends.1.parse().unwrap(),
         }
@@ -368,15 +368,18 @@ mod tests {
                 bytes[place] = to;
                 input(&bytes, at, &WIRE).unwrap_err()
             };
-            assert_eq!(change(bytes.len() - 1, 0), Drop::TcpChecksum);
-            assert_eq!(change(at + 12, 4 << 4), Drop::TcpDataOffset);
-            assert_eq!(change(at + 12, 15 << 4), Drop::TcpDataOffset);
+            assert_eq!(change(bytes.len() - 1, 0), DropReason::TcpChecksum);
+            assert_eq!(change(at + 12, 4 << 4), DropReason::TcpDataOffset);
+            assert_eq!(change(at + 12, 15 << 4), DropReason::TcpDataOffset);
             assert_eq!(
                 input(&bytes, at + 4, &WIRE).unwrap_err(),
-                Drop::TransportOffset
+                DropReason::TransportOffset
             );
             let (bytes, at) = sent(v6, Flags::ACK, [b"payload", b""], Checksum::Offload);
-            assert_eq!(input(&bytes, at, &WIRE).unwrap_err(), Drop::TcpChecksum);
+            assert_eq!(
+                input(&bytes, at, &WIRE).unwrap_err(),
+                DropReason::TcpChecksum
+            );
             let virtual_link = InputOptions {
                 checksum_offload_possible: true,
                 ..WIRE
@@ -400,7 +403,7 @@ mod tests {
         let length = output(&mut frame, &LINK, &flow(false), &outgoing).unwrap();
         assert_eq!(
             input(&frame[14..length], 20, &WIRE).unwrap_err(),
-            Drop::TcpPort
+            DropReason::TcpPort
         );
     }
 
@@ -419,7 +422,7 @@ mod tests {
         };
         let flow = flow(false);
         assert_eq!(output(&mut frame, &LINK, &flow, &outgoing), Err(too_small));
-        let mixed = Flow {
+        let mixed = FourTuple {
             remote: "[2001:db8::2]:80".parse().unwrap(),
             ..flow
         };

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 use super::segment::{Outgoing, Segment};
-use super::{Flow, Time, TimeWaitEntry, keyed, timestamp};
+use super::{FourTuple, Time, TimeWaitEntry, keyed, timestamp};
 
 /// How long TIME-WAIT lasts (Linux's `TCP_TIMEWAIT_LEN`).
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
@@ -72,14 +72,14 @@ fn ticks(now: Time) -> u16 {
 }
 
 impl Compact {
-    fn flow(&self) -> Flow {
-        Flow {
+    fn flow(&self) -> FourTuple {
+        FourTuple {
             local: socket(self.local, self.local_port),
             remote: socket(self.remote, self.remote_port),
         }
     }
 
-    fn is(&self, flow: &Flow) -> bool {
+    fn is(&self, flow: &FourTuple) -> bool {
         self.remote_port == flow.remote.port()
             && self.local_port == flow.local.port()
             && self.remote == octets(flow.remote.ip())
@@ -210,7 +210,7 @@ impl TimeWaitTable {
     /// replaced. When the table is full the oldest has to go: it is returned, as
     /// [`TimeWaitTable::expire`] reports others. Up to a sixteenth of the table
     /// may be taken by connections that went before their turn.
-    pub fn insert(&mut self, entry: &TimeWaitEntry, now: Time) -> Option<Flow> {
+    pub fn insert(&mut self, entry: &TimeWaitEntry, now: Time) -> Option<FourTuple> {
         // A zero port is refused by `input`; here it would mean "gone".
         if entry.flow.remote.port() == 0 {
             return Some(entry.flow);
@@ -240,7 +240,7 @@ impl TimeWaitTable {
 
     /// Forgets the connection that has waited longest, before its time: whose flow
     /// somebody else needs room for.
-    pub fn evict(&mut self) -> Option<Flow> {
+    pub fn evict(&mut self) -> Option<FourTuple> {
         // What is gone leaves the front at once.
         let oldest = self.queue.front()?.flow();
         self.remove(&oldest);
@@ -248,7 +248,7 @@ impl TimeWaitTable {
     }
 
     /// Forgets a connection; true if it was there. The caller has its flow back.
-    pub fn remove(&mut self, flow: &Flow) -> bool {
+    pub fn remove(&mut self, flow: &FourTuple) -> bool {
         let Some((place, position)) = self.find(flow) else {
             return false;
         };
@@ -269,7 +269,7 @@ impl TimeWaitTable {
         &mut self,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&Flow, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> TimeWaitReaction {
         let Some((_, position)) = self.find(&segment.flow) else {
             return TimeWaitReaction::Unknown;
@@ -329,7 +329,7 @@ impl TimeWaitTable {
 
     /// Forgets those that have waited long enough; `forgotten` hears of each, so
     /// that their entries in the driver's table can go.
-    pub fn expire(&mut self, now: Time, forgotten: &mut dyn FnMut(&Flow)) {
+    pub fn expire(&mut self, now: Time, forgotten: &mut dyn FnMut(&FourTuple)) {
         while let Some(entry) = self.queue.front().copied() {
             if !entry.is_gone() {
                 if entry.left(now) > Duration::ZERO {
@@ -370,7 +370,7 @@ impl TimeWaitTable {
     /// Puts an entry at the end of the queue, its deadline being the latest. It
     /// stays where it is when the queue, with those gone, has no room: it has
     /// waited its minute, and making room for each would cost a pass over all.
-    fn requeue(&mut self, flow: &Flow, entry: Compact) {
+    fn requeue(&mut self, flow: &FourTuple, entry: Compact) {
         if self.queue.len() < self.limit {
             self.remove(flow);
             self.push(entry);
@@ -378,7 +378,7 @@ impl TimeWaitTable {
     }
 
     /// Makes room for one more.
-    fn make_room(&mut self) -> Option<Flow> {
+    fn make_room(&mut self) -> Option<FourTuple> {
         if self.queue.len() < self.limit {
             return None;
         }
@@ -426,7 +426,7 @@ impl TimeWaitTable {
         }
     }
 
-    fn first_place(&self, flow: &Flow) -> usize {
+    fn first_place(&self, flow: &FourTuple) -> usize {
         let mask = self.places.len().wrapping_sub(1);
         keyed::hash(&self.key, flow, Some(0)) as usize & mask
     }
@@ -445,7 +445,7 @@ impl TimeWaitTable {
     }
 
     /// Place and position of a flow.
-    fn find(&self, flow: &Flow) -> Option<(usize, u32)> {
+    fn find(&self, flow: &FourTuple) -> Option<(usize, u32)> {
         let length = self.places.len();
         let from = self.first_place(flow);
         for step in 0..length {

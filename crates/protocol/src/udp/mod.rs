@@ -15,7 +15,7 @@ use tidewall_wire::Protocol;
 use tidewall_wire::udp::{Addresses, ChecksumState, HEADER_LEN, Packet};
 
 use crate::ip;
-pub use crate::{Drop, InputOptions};
+pub use crate::{DropReason, InputOptions};
 pub use output::{HEADERS_V4, HEADERS_V6, Output, OutputError, output, output_around};
 pub use tidewall_wire::udp::Checksum;
 
@@ -40,7 +40,7 @@ fn verify_checksum(
     packet: &Packet<'_>,
     addresses: Addresses,
     options: &InputOptions,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let (state, v4) = match addresses {
         Addresses::V4(source, destination) => (packet.checksum_v4(source, destination), true),
         Addresses::V6(source, destination) => (packet.checksum_v6(source, destination), false),
@@ -48,9 +48,9 @@ fn verify_checksum(
     match state {
         ChecksumState::Valid => Ok(()),
         ChecksumState::LeftToOffload if options.checksum_offload_possible => Ok(()),
-        ChecksumState::LeftToOffload | ChecksumState::Invalid => Err(Drop::UdpChecksum),
+        ChecksumState::LeftToOffload | ChecksumState::Invalid => Err(DropReason::UdpChecksum),
         ChecksumState::Absent if v4 => Ok(()),
-        ChecksumState::Absent => Err(Drop::UdpNoChecksum),
+        ChecksumState::Absent => Err(DropReason::UdpNoChecksum),
     }
 }
 
@@ -66,10 +66,10 @@ pub fn input(
     bytes: &[u8],
     transport_offset: usize,
     options: &InputOptions,
-) -> Result<Datagram, Drop> {
+) -> Result<Datagram, DropReason> {
     let received = ip::input(bytes, transport_offset, [Protocol::UDP; 2])?;
     // With fewer than eight bytes the lengths contradict just as well.
-    let packet = Packet::new(received.transport).map_err(|_| Drop::UdpLength)?;
+    let packet = Packet::new(received.transport).map_err(|_| DropReason::UdpLength)?;
     let (source_port, destination_port) = (packet.source_port(), packet.destination_port());
     let (source, destination) = match received.addresses {
         Addresses::V4(source, destination) => (

@@ -60,7 +60,7 @@ fn mend_v4(bytes: &mut [u8]) {
     bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-fn refused(bytes: &[u8], transport: usize) -> Drop {
+fn refused(bytes: &[u8], transport: usize) -> DropReason {
     input(bytes, transport, &WIRE).unwrap_err()
 }
 
@@ -149,7 +149,7 @@ fn a_checksum_left_to_offload_is_taken_only_where_there_is_no_wire() {
             },
             b"hello",
         );
-        assert_eq!(refused(&bytes, transport), Drop::UdpChecksum);
+        assert_eq!(refused(&bytes, transport), DropReason::UdpChecksum);
         assert_eq!(
             input(&bytes, transport, &VIRTUAL).unwrap().source,
             out.source
@@ -166,13 +166,13 @@ fn damage_is_noticed_everywhere() {
         let cause = input(&bytes, 20, &VIRTUAL).unwrap_err();
         let length = at == 24 || at == 25;
         assert!(
-            cause == Drop::UdpChecksum || (length && cause == Drop::UdpLength),
+            cause == DropReason::UdpChecksum || (length && cause == DropReason::UdpLength),
             "byte {at}: {cause}"
         );
     }
     let mut bytes = good.clone();
     bytes[8] ^= 1;
-    assert_eq!(refused(&bytes, 20), Drop::HeaderChecksum);
+    assert_eq!(refused(&bytes, 20), DropReason::HeaderChecksum);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn no_checksum_is_taken_over_ipv4_and_not_over_ipv6() {
 
     let mut bytes = datagram(&v6(), b"hello");
     bytes[46..48].fill(0);
-    assert_eq!(refused(&bytes, 40), Drop::UdpNoChecksum);
+    assert_eq!(refused(&bytes, 40), DropReason::UdpNoChecksum);
     let mut frame = [0; 100];
     let out = Output {
         checksum: Checksum::None,
@@ -204,11 +204,11 @@ fn no_checksum_is_taken_over_ipv4_and_not_over_ipv6() {
 fn metadata_is_not_believed() {
     let bytes = datagram(&v4(), b"hello");
     for transport in [0, 19, 21, 24, 33, 34, usize::MAX] {
-        assert_eq!(refused(&bytes, transport), Drop::TransportOffset);
+        assert_eq!(refused(&bytes, transport), DropReason::TransportOffset);
     }
     let bytes = datagram(&v6(), b"hello");
     for transport in [0, 39, 48, usize::MAX] {
-        assert_eq!(refused(&bytes, transport), Drop::TransportOffset);
+        assert_eq!(refused(&bytes, transport), DropReason::TransportOffset);
     }
 }
 
@@ -221,19 +221,19 @@ fn lengths_that_contradict_each_other_are_refused() {
         mend_v4(&mut bytes);
         bytes
     };
-    assert_eq!(refused(&[], 0), Drop::Truncated);
-    assert_eq!(refused(&good[..19], 20), Drop::Truncated);
-    assert_eq!(refused(&good[..32], 20), Drop::Truncated);
-    assert_eq!(refused(&with(3, 34), 20), Drop::Truncated);
-    assert_eq!(refused(&with(3, 32), 20), Drop::UdpLength);
-    assert_eq!(refused(&with(3, 27), 20), Drop::UdpLength);
-    assert_eq!(refused(&with(3, 19), 20), Drop::HeaderLength);
-    assert_eq!(refused(&with(25, 7), 20), Drop::UdpLength);
-    assert_eq!(refused(&with(25, 0), 20), Drop::UdpLength);
-    assert_eq!(refused(&with(25, 14), 20), Drop::UdpLength);
+    assert_eq!(refused(&[], 0), DropReason::Truncated);
+    assert_eq!(refused(&good[..19], 20), DropReason::Truncated);
+    assert_eq!(refused(&good[..32], 20), DropReason::Truncated);
+    assert_eq!(refused(&with(3, 34), 20), DropReason::Truncated);
+    assert_eq!(refused(&with(3, 32), 20), DropReason::UdpLength);
+    assert_eq!(refused(&with(3, 27), 20), DropReason::UdpLength);
+    assert_eq!(refused(&with(3, 19), 20), DropReason::HeaderLength);
+    assert_eq!(refused(&with(25, 7), 20), DropReason::UdpLength);
+    assert_eq!(refused(&with(25, 0), 20), DropReason::UdpLength);
+    assert_eq!(refused(&with(25, 14), 20), DropReason::UdpLength);
     let mut bytes = good.clone();
     bytes[0] = 0x55;
-    assert_eq!(refused(&bytes, 20), Drop::Version);
+    assert_eq!(refused(&bytes, 20), DropReason::Version);
 }
 
 #[test]
@@ -241,14 +241,14 @@ fn fragments_and_other_protocols_are_not_for_this_engine() {
     let mut bytes = datagram(&v4(), b"hello");
     bytes[6] = 0x20;
     mend_v4(&mut bytes);
-    assert_eq!(refused(&bytes, 20), Drop::Fragment);
+    assert_eq!(refused(&bytes, 20), DropReason::Fragment);
     bytes[6] = 0;
     bytes[9] = 6;
     mend_v4(&mut bytes);
-    assert_eq!(refused(&bytes, 20), Drop::Protocol);
+    assert_eq!(refused(&bytes, 20), DropReason::Protocol);
     let mut bytes = datagram(&v6(), b"hello");
     bytes[6] = 58;
-    assert_eq!(refused(&bytes, 40), Drop::Protocol);
+    assert_eq!(refused(&bytes, 40), DropReason::Protocol);
 }
 
 #[test]
@@ -271,9 +271,9 @@ fn options_and_extension_headers_are_walked_over() {
     let bytes = with(&[44, 0, 1, 4, 0, 0, 0, 0, 17, 0, 0, 0, 1, 2, 3, 4], 60);
     assert_eq!(input(&bytes, 56, &WIRE).unwrap().payload, 64..69);
     let bytes = with(&[17, 0, 0, 1, 1, 2, 3, 4], 44);
-    assert_eq!(refused(&bytes, 48), Drop::Fragment);
+    assert_eq!(refused(&bytes, 48), DropReason::Fragment);
     let bytes = with(&[0, 0, 1, 4, 0, 0, 0, 0, 17, 0, 1, 4, 0, 0, 0, 0], 60);
-    assert_eq!(refused(&bytes, 56), Drop::ExtensionHeaders);
+    assert_eq!(refused(&bytes, 56), DropReason::ExtensionHeaders);
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn sources_that_nobody_may_send_from_are_refused() {
         let out = template(&format!("{source}:5000"), "192.0.2.2:7");
         assert_eq!(
             refused(&datagram(&out, b"hello"), 20),
-            Drop::MartianSource,
+            DropReason::MartianSource,
             "{source}"
         );
     }
@@ -296,7 +296,7 @@ fn sources_that_nobody_may_send_from_are_refused() {
         let out = template(&format!("[{source}]:5000"), "[2001:db8::2]:7");
         assert_eq!(
             refused(&datagram(&out, b"hello"), 40),
-            Drop::MartianSource,
+            DropReason::MartianSource,
             "{source}"
         );
     }

@@ -8,7 +8,7 @@ fn cookies() -> Cookies {
     Cookies::new(&Config::default(), SECRETS.cookie)
 }
 
-fn flows() -> impl Strategy<Value = Flow> {
+fn flows() -> impl Strategy<Value = FourTuple> {
     (any::<bool>(), any::<u128>(), 1u16..).prop_map(|(six, address, port)| {
         let address: IpAddr = if six {
             // No mapped one: those are IPv4.

@@ -24,7 +24,7 @@ fn fast(queue: u32) -> Listener {
     listener
 }
 
-fn syn_with(flow: Flow, option: FastOpen, payload: &'static [u8]) -> Segment<'static> {
+fn syn_with(flow: FourTuple, option: FastOpen, payload: &'static [u8]) -> Segment<'static> {
     let mut syn = syn(flow, 500);
     syn.header.options = syn.header.options.with_fast_open(Some(option));
     syn.payload = payload;
@@ -32,7 +32,7 @@ fn syn_with(flow: Flow, option: FastOpen, payload: &'static [u8]) -> Segment<'st
 }
 
 /// Asks for a cookie.
-fn obtain(listener: &mut Listener, flow: Flow, request: FastOpen) -> Option<FastOpen> {
+fn obtain(listener: &mut Listener, flow: FourTuple, request: FastOpen) -> Option<FastOpen> {
     let (reaction, sent) = give(listener, &syn_with(flow, request, b""), START);
     assert_eq!(reaction, Reaction::HalfOpen(flow));
     assert_eq!(sent[0].1.acknowledgment, 501);
@@ -95,7 +95,7 @@ fn another_address_has_another_cookie() {
         assert_eq!(sent[0].1.acknowledgment, 501);
         let right = sent[0].1.options.fast_open().unwrap();
         assert_ne!(right, cookie);
-        let again = Flow {
+        let again = FourTuple {
             remote: SocketAddr::new(other.remote.ip(), 77),
             ..other
         };

@@ -16,7 +16,7 @@ impl Random {
 }
 
 /// A client that answers what it is sent, and whether it got in.
-fn connect(listener: &mut Listener, flow: Flow, now: Duration) -> bool {
+fn connect(listener: &mut Listener, flow: FourTuple, now: Duration) -> bool {
     let (_, sent) = give(listener, &syn(flow, flow.remote.port().into()), now);
     let Some((_, answer)) = sent.first() else {
         return false;

@@ -12,7 +12,7 @@ const TIME: Duration = Duration::from_millis(500);
 
 /// One step of a script: eleven bytes.
 struct Step {
-    flow: Flow,
+    flow: FourTuple,
     flags: Flags,
     /// Small distances from what is right, now and then far.
     sequence: u32,

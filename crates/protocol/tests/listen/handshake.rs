@@ -1,7 +1,7 @@
 //! Handshakes without an attack, and segments that are out of place.
 
 use super::*;
-use tidewall_protocol::Drop;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::icmp::{FlowError, errno};
 use tidewall_protocol::tcp::{Connection, Ecn, State};
 
@@ -176,7 +176,7 @@ fn another_syn_of_the_flow_is_challenged_and_the_reset_it_provokes_ends_it() {
     // The client has rebooted.
     let now = START + SECOND / 2;
     let (reaction, sent) = give(&mut listener, &syn(flow, 90_000), now);
-    assert_eq!(reaction, Reaction::Dropped(Drop::TcpHalfOpen));
+    assert_eq!(reaction, Reaction::Dropped(DropReason::TcpHalfOpen));
     let challenge = sent[0].1;
     assert_eq!(challenge.flags, Flags::ACK);
     assert_eq!(challenge.acknowledgment, 501);
@@ -204,7 +204,7 @@ fn a_blind_reset_must_hit_exactly() {
         for flags in [Flags::RST, Flags::RST | Flags::ACK] {
             let reset = segment(flow, flags, sequence, 7, Options::default());
             let (reaction, sent) = give(&mut listener, &reset, now);
-            assert_eq!(reaction, Reaction::Dropped(Drop::TcpHalfOpen));
+            assert_eq!(reaction, Reaction::Dropped(DropReason::TcpHalfOpen));
             challenges += sent.len();
         }
     }
@@ -220,7 +220,7 @@ fn a_wrong_acknowledgment_is_reset_and_the_right_one_still_taken() {
     let mut wrong = ack;
     wrong.header.acknowledgment = wrong.header.acknowledgment.wrapping_add(1);
     let (reaction, sent) = give(&mut listener, &wrong, START);
-    assert_eq!(reaction, Reaction::Dropped(Drop::TcpHalfOpen));
+    assert_eq!(reaction, Reaction::Dropped(DropReason::TcpHalfOpen));
     assert_eq!(sent[0].1.flags, Flags::RST);
     assert_eq!(sent[0].1.sequence, wrong.header.acknowledgment);
     // Outside the window, or with a timestamp from before the SYN's.
@@ -230,7 +230,7 @@ fn a_wrong_acknowledgment_is_reset_and_the_right_one_still_taken() {
     old.header.options.timestamps.as_mut().unwrap().value = 6_999;
     for segment in [outside, old] {
         let (reaction, _) = give(&mut listener, &segment, START);
-        assert_eq!(reaction, Reaction::Dropped(Drop::TcpHalfOpen));
+        assert_eq!(reaction, Reaction::Dropped(DropReason::TcpHalfOpen));
     }
     // With data beyond a lost ACK it completes the handshake all the same.
     let mut data = ack;
@@ -258,19 +258,19 @@ fn what_belongs_to_nothing_is_reset_or_dropped() {
         let (reaction, sent) = give(&mut listener, &stray, START);
         assert_eq!(
             reaction,
-            Reaction::Dropped(Drop::TcpNoConnection),
+            Reaction::Dropped(DropReason::TcpNoConnection),
             "{flags:?}"
         );
         assert_eq!(!sent.is_empty(), reset, "{flags:?}");
     }
     // From itself to itself.
     let own = SERVER.parse().unwrap();
-    let land = Flow {
+    let land = FourTuple {
         local: own,
         remote: own,
     };
     let (reaction, sent) = give(&mut listener, &syn(land, 1), START);
-    assert_eq!(reaction, Reaction::Dropped(Drop::MartianSource));
+    assert_eq!(reaction, Reaction::Dropped(DropReason::MartianSource));
     assert!(sent.is_empty());
 }
 
@@ -281,7 +281,7 @@ fn with_a_full_accept_queue_nothing_begins_or_completes() {
     let (_, first) = give(&mut listener, &syn(one, 500), START);
     listener.set_accept_queue(2);
     assert!(listener.is_full());
-    let overflow = Reaction::Dropped(Drop::TcpListenOverflow);
+    let overflow = Reaction::Dropped(DropReason::TcpListenOverflow);
     let ack = ack_of(one, &first[0].1);
     assert_eq!(give(&mut listener, &ack, START).0, overflow);
     assert_eq!(give(&mut listener, &syn(two, 1), START).0, overflow);
@@ -308,7 +308,7 @@ fn closing_forgets_every_half_open_connection() {
 
 #[test]
 fn an_icmp_error_that_quotes_our_answer_ends_a_half_open_connection() {
-    let error = |flow: Flow, errno, sequence| FlowError {
+    let error = |flow: FourTuple, errno, sequence| FlowError {
         local: flow.local,
         remote: flow.remote,
         errno,
@@ -375,7 +375,7 @@ fn an_answer_that_is_sent_again_goes_where_its_syn_came_from() {
     }
     let again = |listener: &mut Listener, now| {
         let mut sent = Vec::new();
-        let send = &mut |flow: &Flow, _: &Outgoing<'_>, origin| sent.push((*flow, origin));
+        let send = &mut |flow: &FourTuple, _: &Outgoing<'_>, origin| sent.push((*flow, origin));
         listener.timeout(now, send, &mut |_| {});
         sent
     };

@@ -12,7 +12,7 @@ use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
 use tidewall_protocol::tcp::{
-    Config, Flow, Listener, Outgoing, Reaction, Secrets, Segment, Timestamps,
+    Config, FourTuple, Listener, Outgoing, Reaction, Secrets, Segment, Timestamps,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
 
@@ -29,19 +29,19 @@ fn listener(backlog: u32) -> Listener {
     Listener::new(&Config::default(), backlog, SECRETS)
 }
 
-fn flow(remote: SocketAddr) -> Flow {
+fn flow(remote: SocketAddr) -> FourTuple {
     let local = if remote.is_ipv4() {
         SERVER
     } else {
         "[2001:db8::1]:80"
     };
-    Flow {
+    FourTuple {
         local: local.parse().unwrap(),
         remote,
     }
 }
 
-fn client(last: u32, port: u16) -> Flow {
+fn client(last: u32, port: u16) -> FourTuple {
     flow(SocketAddr::new(
         IpAddr::V4((0x0a00_0000 + last).into()),
         port,
@@ -63,7 +63,7 @@ fn linux(clock: u32) -> Options {
 }
 
 fn segment(
-    flow: Flow,
+    flow: FourTuple,
     flags: Flags,
     sequence: u32,
     acknowledgment: u32,
@@ -86,12 +86,12 @@ fn segment(
     }
 }
 
-fn syn(flow: Flow, isn: u32) -> Segment<'static> {
+fn syn(flow: FourTuple, isn: u32) -> Segment<'static> {
     segment(flow, Flags::SYN, isn, 0, linux(7_000))
 }
 
 /// The ACK that a client sends on a SYN-ACK.
-fn ack_of(flow: Flow, answer: &Header) -> Segment<'static> {
+fn ack_of(flow: FourTuple, answer: &Header) -> Segment<'static> {
     let timestamps = answer.options.timestamps.map(|theirs| Timestamps {
         value: 7_100,
         echo: theirs.value,
@@ -113,9 +113,9 @@ fn give(
     listener: &mut Listener,
     segment: &Segment<'_>,
     now: Duration,
-) -> (Reaction, Vec<(Flow, Header)>) {
+) -> (Reaction, Vec<(FourTuple, Header)>) {
     let mut sent = Vec::new();
-    let reaction = listener.input(segment, now, &mut |flow: &Flow, out: &Outgoing<'_>| {
+    let reaction = listener.input(segment, now, &mut |flow: &FourTuple, out: &Outgoing<'_>| {
         assert_eq!(out.header.source_port, flow.local.port());
         assert_eq!(out.header.destination_port, flow.remote.port());
         sent.push((*flow, out.header));
@@ -124,7 +124,10 @@ fn give(
 }
 
 /// What the listener sends and forgets by its timers until a time.
-fn run_timers(listener: &mut Listener, until: Duration) -> (Vec<(Duration, Header)>, Vec<Flow>) {
+fn run_timers(
+    listener: &mut Listener,
+    until: Duration,
+) -> (Vec<(Duration, Header)>, Vec<FourTuple>) {
     let (mut sent, mut forgotten) = (Vec::new(), Vec::new());
     while let Some(next) = listener.next_timeout().filter(|&next| next <= until) {
         listener.timeout(

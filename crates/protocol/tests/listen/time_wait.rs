@@ -6,7 +6,7 @@ use tidewall_protocol::tcp::{TIME_WAIT, TimeWaitEntry, TimeWaitReaction, TimeWai
 const SEND_NEXT: u32 = 0xffff_fff0;
 const RECEIVE_NEXT: u32 = 0xffff_ff00;
 
-fn entry(flow: Flow) -> TimeWaitEntry {
+fn entry(flow: FourTuple) -> TimeWaitEntry {
     TimeWaitEntry {
         flow,
         send_next: SEND_NEXT,
@@ -23,7 +23,7 @@ fn give(
     now: Duration,
 ) -> (TimeWaitReaction, Vec<Header>) {
     let mut sent = Vec::new();
-    let reaction = table.input(segment, now, &mut |flow: &Flow, out: &Outgoing<'_>| {
+    let reaction = table.input(segment, now, &mut |flow: &FourTuple, out: &Outgoing<'_>| {
         assert_eq!(*flow, segment.flow);
         sent.push(out.header);
     });
@@ -35,7 +35,7 @@ fn with_timestamp(mut segment: Segment<'static>, value: u32) -> Segment<'static>
     segment
 }
 
-fn expire(table: &mut TimeWaitTable, now: Duration) -> Vec<Flow> {
+fn expire(table: &mut TimeWaitTable, now: Duration) -> Vec<FourTuple> {
     let mut forgotten = Vec::new();
     table.expire(now, &mut |flow| forgotten.push(*flow));
     forgotten
@@ -219,7 +219,7 @@ fn a_full_table_forgets_the_oldest() {
 fn the_table_finds_what_is_in_it_and_nothing_else() {
     use std::collections::HashMap;
     let mut table = table(64);
-    let mut model: HashMap<Flow, Duration> = HashMap::new();
+    let mut model: HashMap<FourTuple, Duration> = HashMap::new();
     let mut random = 1u64;
     let mut now = START;
     for _ in 0..200_000 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::Drop;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Checksum};
 use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::tcp::{Flags, Header, Options};
@@ -16,7 +16,7 @@ pub fn tcp_input(bytes: &[u8]) {
     let lenient = tcp::input(bytes, transport, &OFFLOAD);
     match (&strict, &lenient) {
         (Ok(segment), Ok(other)) => assert_eq!(segment.header, other.header),
-        (Err(Drop::TcpChecksum), Ok(_)) => {}
+        (Err(DropReason::TcpChecksum), Ok(_)) => {}
         (Err(cause), Err(other)) => assert_eq!(cause, other),
         _ => panic!("{strict:?} {lenient:?}"),
     }

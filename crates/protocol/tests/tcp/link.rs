@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Ecn, Errno, FastOpenPeer, FastOpenServer, Flow, Handshake, Listener,
+    Config, Connection, Ecn, Errno, FastOpenPeer, FastOpenServer, FourTuple, Handshake, Listener,
     Outgoing, Reaction, Secrets, Segment, Shutdown, State, Time, Timestamps, timestamp,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
@@ -195,7 +195,7 @@ pub struct Link {
     /// By arrival, then order; with the end it goes to.
     queue: BTreeMap<(Time, u64), (usize, Frame)>,
     order: u64,
-    flow: Flow,
+    flow: FourTuple,
     last_acknowledged: [Option<u32>; 2],
     /// Chance in percent that a segment that may be marked arrives with
     /// congestion experienced, by the end that sends it.
@@ -214,22 +214,22 @@ pub struct Link {
     pub trace: Option<Vec<(Time, usize, Frame)>>,
 }
 
-pub fn flow(v6: bool) -> Flow {
+pub fn flow(v6: bool) -> FourTuple {
     if v6 {
-        Flow {
+        FourTuple {
             local: "[2001:db8::1]:40000".parse().unwrap(),
             remote: "[2001:db8::2]:80".parse().unwrap(),
         }
     } else {
-        Flow {
+        FourTuple {
             local: "192.0.2.1:40000".parse().unwrap(),
             remote: "192.0.2.2:80".parse().unwrap(),
         }
     }
 }
 
-pub fn reversed(flow: Flow) -> Flow {
-    Flow {
+pub fn reversed(flow: FourTuple) -> FourTuple {
+    FourTuple {
         local: flow.remote,
         remote: flow.local,
     }
@@ -292,7 +292,7 @@ impl Link {
     /// Lets the listener do something, and sends what it wants sent.
     fn listen(
         &mut self,
-        act: impl FnOnce(&mut Listener, &mut dyn FnMut(&Flow, &Outgoing<'_>)) -> Reaction,
+        act: impl FnOnce(&mut Listener, &mut dyn FnMut(&FourTuple, &Outgoing<'_>)) -> Reaction,
     ) -> Reaction {
         let Some(mut listener) = self.listener.take() else {
             return Reaction::Nothing;

@@ -36,7 +36,7 @@ impl InterruptHandler {
                 }
                 (
                     taken,
-                    poller.take_strays(),
+                    poller.take_kernel_delivered(),
                     if taken == 0 {
                         poller.descriptors()
                     } else {

@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use tidewall_device::demux::layout::{CHANNELS, Metadata};
 use tidewall_device::demux::{ChannelId, classify_host};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::Stray;
+use tidewall_device::queue::KernelDelivered;
 
 use crate::poller::{Poller, Shared};
 use crate::raw::{self, WakeFd};
@@ -141,7 +141,7 @@ impl FromStr for Architecture {
 /// See [`Upcalls::input`].
 pub type Input = dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync;
 /// See [`Upcalls::stray`].
-pub type Strayed = dyn Fn(Stray, &[u8]) + Send + Sync;
+pub type Strayed = dyn Fn(KernelDelivered, &[u8]) + Send + Sync;
 
 /// What the threads need from the layers above.
 pub struct Upcalls {

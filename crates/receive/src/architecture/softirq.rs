@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::queue::{Interrupt, Patience, Received, Stray};
+use tidewall_device::queue::{Interrupt, InterruptModeration, KernelDelivered, Received};
 
 use super::{HostCounters, Occupancy, Upcalls, find};
 use crate::control::{self, Activity, TIMER_LOT, TIMER_TURNS, Waiting};
@@ -166,16 +166,16 @@ impl ReceiveSoftirq {
         poller: &mut Poller,
         start: Instant,
         activity: Activity,
-    ) -> (Next, Vec<(Stray, Vec<u8>)>) {
+    ) -> (Next, Vec<(KernelDelivered, Vec<u8>)>) {
         // A timer that expired between two rounds would have the device polled in
         // softirq, without a budget.
-        poller.set_patience(Patience::Long);
+        poller.set_moderation(InterruptModeration::BusyPoll);
         let poll = |interrupt| {
             move |poller: &mut Poller, sorted: &mut Sorted| self.polled(poller, interrupt, sorted)
         };
         let (seen, waiting) = self.take(poller, poll(Interrupt::Masked), start, activity);
         // Before the descriptors are asked for: each lesson has its own.
-        let strays = poller.take_strays();
+        let strays = poller.take_kernel_delivered();
         if poller.is_stopped() {
             return (Next::Stopped, strays);
         }
@@ -186,7 +186,7 @@ impl ReceiveSoftirq {
             Waiting::Sleep(interval) => interval,
             Waiting::Poll => Duration::ZERO,
         };
-        poller.set_patience(Patience::Sleep(interval));
+        poller.set_moderation(InterruptModeration::DeferFor(interval));
         // A poll starts the timer, or, armed and finding nothing, enables the
         // interrupt.
         let interrupt = if interval.is_zero() {

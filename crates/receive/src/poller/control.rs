@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
-use tidewall_device::queue::{POLL_MAX, Patience};
+use tidewall_device::queue::{InterruptModeration, POLL_MAX};
 
 use super::Poller;
 use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
@@ -131,9 +131,9 @@ impl Poller {
         fullness.largest
     }
 
-    /// Sets T; see [`tidewall_device::queue::Receive::set_patience`].
-    pub fn set_patience(&mut self, patience: Patience) -> bool {
-        self.device.set_patience(patience)
+    /// Sets T; see [`tidewall_device::queue::Receive::set_moderation`].
+    pub fn set_moderation(&mut self, moderation: InterruptModeration) -> bool {
+        self.device.set_moderation(moderation)
     }
 
     /// See [`tidewall_device::queue::Receive::set_deferral`].

@@ -9,7 +9,7 @@ use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ChannelId, Tables};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::{
-    Interrupt, NapiState, POLL_MAX, Queue, Receive, Received, Stray, Transmit,
+    Interrupt, KernelDelivered, NapiState, POLL_MAX, Queue, Receive, Received, Transmit,
 };
 
 use crate::channel::{Run, Sender};
@@ -32,7 +32,7 @@ pub const BATCH: usize = 256;
 
 /// Rounds that must find the driver ahead of us before its frames are taken
 /// for lost: a frame in flight on another CPU is not lost yet.
-const PATIENCE: u32 = 2;
+const ROUNDS_BEFORE_WRITE_OFF: u32 = 2;
 
 /// What a round did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -179,10 +179,10 @@ impl Poller {
 
     /// The datagrams that came through the kernel during start-up. They are for
     /// whoever holds this poller no more: what they cause to be sent needs it.
-    pub fn take_strays(&mut self) -> Vec<(Stray, Vec<u8>)> {
+    pub fn take_kernel_delivered(&mut self) -> Vec<(KernelDelivered, Vec<u8>)> {
         let mut strays = Vec::new();
         let mut payload = Vec::new();
-        while let Some(stray) = self.device.take_stray(&mut payload) {
+        while let Some(stray) = self.device.take_kernel_delivered(&mut payload) {
             strays.push((stray, std::mem::take(&mut payload)));
         }
         strays
@@ -333,7 +333,7 @@ impl Poller {
                 self.suspicion = 0;
             } else {
                 self.suspicion += 1;
-                if self.suspicion > PATIENCE {
+                if self.suspicion > ROUNDS_BEFORE_WRITE_OFF {
                     self.suspicion = 0;
                     self.reconcile(ready);
                     missing = 0;

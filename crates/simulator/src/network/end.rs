@@ -162,7 +162,7 @@ impl End {
         if let Some(listener) = &mut self.listener
             && listener.next_timeout().is_some_and(|at| at <= time)
         {
-            let mut send = |_: &tcp::Flow, outgoing: &tcp::Outgoing<'_>, _| {
+            let mut send = |_: &tcp::FourTuple, outgoing: &tcp::Outgoing<'_>, _| {
                 cut(id, Side::Server, outgoing, emit);
             };
             listener.timeout(time, &mut send, &mut |_| {});

@@ -141,7 +141,7 @@ impl Flow {
     }
 
     /// The flow as one side sees it.
-    pub(super) fn addresses(&self, side: Side) -> tcp::Flow {
+    pub(super) fn addresses(&self, side: Side) -> tcp::FourTuple {
         let number = self.id.0 as u32;
         let host = |network: u8| {
             let [_, high, middle, low] = number.to_be_bytes();
@@ -153,11 +153,11 @@ impl Flow {
         let client = SocketAddr::from((host(10), port));
         let server = SocketAddr::from((host(11), 80));
         match side {
-            Side::Client => tcp::Flow {
+            Side::Client => tcp::FourTuple {
                 local: client,
                 remote: server,
             },
-            Side::Server => tcp::Flow {
+            Side::Server => tcp::FourTuple {
                 local: server,
                 remote: client,
             },

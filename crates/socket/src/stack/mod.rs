@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
 use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ChannelId, Tables};
-use tidewall_device::ethtool::Flow;
+use tidewall_device::ethtool::NtupleRule;
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::memory::End;
-use tidewall_device::queue::{BURST, Interrupt, POLL_MAX, Patience, Queue, Stray};
+use tidewall_device::queue::{
+    BURST, Interrupt, InterruptModeration, KernelDelivered, POLL_MAX, Queue,
+};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
@@ -394,7 +396,7 @@ impl Stack {
         for (queue, class) in config.classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {
-                    let flow = Flow {
+                    let flow = NtupleRule {
                         protocol,
                         address: None,
                         port,
@@ -791,7 +793,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         }),
         stray: Box::new(move |from, payload| {
             if let Some(core) = stray.upgrade() {
-                core.deliver_stray(from, payload);
+                core.deliver_from_kernel(from, payload);
             }
         }),
         doubt: Box::new(move || {

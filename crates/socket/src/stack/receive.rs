@@ -100,7 +100,7 @@ impl Core {
                 Interrupt::Masked
             };
             if returns {
-                poller.set_patience(Patience::Long);
+                poller.set_moderation(InterruptModeration::BusyPoll);
             }
             let mut ready = Ready::default();
             let round = match poller.round(interrupt, &mut ready.channels) {
@@ -123,7 +123,7 @@ impl Core {
             }
             let full = round.exhausted || round.frames >= MANY;
             let steady = self.polls_steadily();
-            let restarts = (steady || full) && poller.set_patience(Patience::Long);
+            let restarts = (steady || full) && poller.set_moderation(InterruptModeration::BusyPoll);
             if restarts && full {
                 // The timer that runs is the short one, and what has come takes
                 // longer than that: another poll starts it anew.
@@ -219,7 +219,7 @@ impl Core {
         self.streak.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
-            changed |= lock(&queue.poller).set_patience(Patience::Sleep(interval));
+            changed |= lock(&queue.poller).set_moderation(InterruptModeration::DeferFor(interval));
         }
         changed && !interval.is_zero()
     }
@@ -254,7 +254,7 @@ impl Core {
                 }
                 self.control(queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
-                    poller.set_patience(Patience::Long);
+                    poller.set_moderation(InterruptModeration::BusyPoll);
                 }
                 if self.coalesces() && round.frames < TIMER_LOT {
                     self.timer_turns.fetch_add(1, Ordering::Relaxed);
@@ -268,7 +268,7 @@ impl Core {
 
     /// What follows sorting: fragments, strays, wake-ups, memory pressure.
     fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
-        let strays = poller.take_strays();
+        let strays = poller.take_kernel_delivered();
         let short = poller.short_of_frames();
         let doubts = poller.take_doubt();
         drop(poller);
@@ -276,7 +276,7 @@ impl Core {
             self.link.doubt();
         }
         for (stray, payload) in strays {
-            self.deliver_stray(stray, &payload);
+            self.deliver_from_kernel(stray, &payload);
         }
         let mut last = 0;
         for &channel in &ready.channels {
@@ -346,7 +346,7 @@ impl Core {
 
     /// A datagram or segment that reached a helper socket while the poll was
     /// learned.
-    pub(crate) fn deliver_stray(&self, stray: Stray, payload: &[u8]) {
+    pub(crate) fn deliver_from_kernel(&self, stray: KernelDelivered, payload: &[u8]) {
         self.strays.fetch_add(1, Ordering::Relaxed);
         if stray.protocol == Protocol::Tcp {
             self.tcp_take_stray(stray, payload);

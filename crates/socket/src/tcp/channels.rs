@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{CHANNELS, FLOW_BUCKETS, FLOW_WAYS, Protocol};
-use tidewall_protocol::tcp::Flow;
+use tidewall_protocol::tcp::FourTuple;
 use tidewall_receive::poller::{Channel, Done};
 
 use super::connection::ConnectionInner;
@@ -198,8 +198,8 @@ impl Core {
 
     /// Enters a flow and its channel into the driver's table. Where that has no
     /// room a connection in TIME-WAIT makes some. False if none could.
-    pub(crate) fn tcp_enter_flow(&self, flow: &Flow, id: ChannelId, part: Part) -> bool {
-        let Flow { local, remote } = *flow;
+    pub(crate) fn tcp_enter_flow(&self, flow: &FourTuple, id: ChannelId, part: Part) -> bool {
+        let FourTuple { local, remote } = *flow;
         let enter = || {
             self.tables
                 .connect_sharing(Protocol::Tcp, local, remote, id, part as u8)
@@ -216,7 +216,7 @@ impl Core {
         let Some((local, remote)) = other else {
             return false;
         };
-        self.tcp_evict_time_wait(Flow { local, remote });
+        self.tcp_evict_time_wait(FourTuple { local, remote });
         enter().is_ok()
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::icmp::FlowError;
-use tidewall_protocol::tcp::{Connection, Errno, Flow, Segment, State as Phase};
+use tidewall_protocol::tcp::{Connection, Errno, FourTuple, Segment, State as Phase};
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
@@ -42,7 +42,7 @@ const NEVER: Duration = Duration::MAX;
 /// One connection.
 pub(crate) struct ConnectionInner {
     /// The connection's, to be read without its lock.
-    flow: Flow,
+    flow: FourTuple,
     timer: u32,
     state: Mutex<State>,
     /// The stack's.
@@ -140,7 +140,7 @@ pub(crate) fn error(errno: Errno) -> io::Error {
 }
 
 impl ConnectionInner {
-    pub(crate) fn flow(&self) -> &Flow {
+    pub(crate) fn flow(&self) -> &FourTuple {
         &self.flow
     }
 
@@ -779,7 +779,7 @@ impl State {
         if nanoseconds(now) < self.neighbour_until && self.neighbour.is_some() {
             return self.neighbour;
         }
-        let Flow { local, remote } = *self.connection.flow();
+        let FourTuple { local, remote } = *self.connection.flow();
         // Somebody may be waiting for the kernel's answer with the routes locked;
         // nobody who has a connection locked waits for that.
         let routes = match core.routes.try_lock() {
@@ -819,8 +819,8 @@ impl Waitable for Waiting<'_> {
 }
 
 /// The flow that an ICMP error is about.
-pub(crate) fn flow_of(error: &FlowError) -> Flow {
-    Flow {
+pub(crate) fn flow_of(error: &FlowError) -> FourTuple {
+    FourTuple {
         local: error.local,
         remote: error.remote,
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, Flow, Sysctl,
+    FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, FourTuple, Sysctl,
 };
 
 use crate::stack::{Core, Stack, lock};
@@ -66,7 +66,7 @@ impl FastOpen {
 
     /// What is known of a server, nothing perhaps; `None` when Fast Open is not to
     /// be tried with it.
-    pub(super) fn server(&self, flow: &Flow, now: Duration) -> Option<FastOpenPeer> {
+    pub(super) fn server(&self, flow: &FourTuple, now: Duration) -> Option<FastOpenPeer> {
         let clients = lock(&self.clients);
         if now < clients.black_hole.until {
             return None;
@@ -78,7 +78,7 @@ impl FastOpen {
     }
 
     /// Learns what a connection has found out.
-    pub(super) fn learn(&self, flow: &Flow, news: &FastOpenNews, now: Duration) {
+    pub(super) fn learn(&self, flow: &FourTuple, news: &FastOpenNews, now: Duration) {
         let mut guard = lock(&self.clients);
         let Clients {
             servers,
@@ -124,7 +124,7 @@ impl FastOpen {
     }
 }
 
-fn ends(flow: &Flow) -> (IpAddr, IpAddr) {
+fn ends(flow: &FourTuple) -> (IpAddr, IpAddr) {
     (flow.local.ip(), flow.remote.ip())
 }
 
@@ -183,8 +183,8 @@ mod tests {
         backup: None,
     };
 
-    fn flow(server: u32) -> Flow {
-        Flow {
+    fn flow(server: u32) -> FourTuple {
+        FourTuple {
             local: "10.0.0.1:4000".parse().unwrap(),
             remote: (std::net::Ipv4Addr::from(0x0b00_0000 + server), 80).into(),
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use tidewall_protocol::tcp::Flow;
+use tidewall_protocol::tcp::FourTuple;
 
 use super::connection::ConnectionInner;
 use crate::stack::lock;
@@ -32,12 +32,12 @@ impl Flows {
         }
     }
 
-    fn hash(&self, flow: &Flow) -> u64 {
+    fn hash(&self, flow: &FourTuple) -> u64 {
         self.hasher.hash_one(flow)
     }
 
     /// The flow's connection.
-    pub(crate) fn find(&self, flow: &Flow) -> Option<Arc<ConnectionInner>> {
+    pub(crate) fn find(&self, flow: &FourTuple) -> Option<Arc<ConnectionInner>> {
         let hash = self.hash(flow);
         let table = lock(&self.table);
         table.find(hash, |other| other.flow() == flow).cloned()
@@ -64,7 +64,7 @@ impl Flows {
     }
 
     /// Forgets a flow's connection.
-    pub(crate) fn forget(&self, flow: &Flow) {
+    pub(crate) fn forget(&self, flow: &FourTuple) {
         let hash = self.hash(flow);
         let mut table = lock(&self.table);
         let found = table.find_entry(hash, |other| other.flow() == flow);

@@ -3,11 +3,11 @@
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::Stray;
+use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
-use tidewall_protocol::{Drop as Cause, InputOptions};
+use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::{Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::udp::Addresses;
@@ -86,14 +86,14 @@ impl Core {
         let packet = shared.memory().packet(frame);
         let range = usize::from(metadata.network)..usize::from(metadata.end);
         let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        let dropped = |cause: Cause| {
+        let dropped = |cause: DropReason| {
             self.trace
                 .line(metadata.trace, "dropped", || cause.name().to_owned());
             self.causes.protocol(cause);
             Content::Nothing
         };
         let Some(bytes) = packet.get(range) else {
-            return dropped(Cause::Truncated);
+            return dropped(DropReason::Truncated);
         };
         match metadata.kind() {
             Some(Kind::Datagram) => {
@@ -134,14 +134,14 @@ impl Core {
                 }
                 Err(cause) => dropped(cause),
             },
-            Some(Kind::Fragment | Kind::Raw) | None => dropped(Cause::Protocol),
+            Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
         }
     }
 
     /// Does what was put off while a connection was locked.
     pub(crate) fn tcp_after(&self, after: After) {
         for _ in 0..after.unknown {
-            self.causes.protocol(Cause::Protocol);
+            self.causes.protocol(DropReason::Protocol);
         }
         for loose in after.loose {
             self.tcp_take_loose(&loose);
@@ -182,7 +182,7 @@ impl Core {
             match tcp::input(&bytes, transport, &self.input_options) {
                 Ok(segment) => match self.tcp.flows.find(&segment.flow) {
                     Some(connection) => connection.input(self, &segment, 0),
-                    None => self.causes.protocol(Cause::TcpNoConnection),
+                    None => self.causes.protocol(DropReason::TcpNoConnection),
                 },
                 Err(cause) => self.causes.protocol(cause),
             }
@@ -190,10 +190,10 @@ impl Core {
     }
 
     /// A segment that reached a helper socket while the poll was learned.
-    pub(crate) fn tcp_take_stray(&self, stray: Stray, bytes: &[u8]) {
+    pub(crate) fn tcp_take_stray(&self, stray: KernelDelivered, bytes: &[u8]) {
         let addresses = Addresses::new(stray.source.ip(), stray.destination.ip());
         let Some(addresses) = addresses else {
-            return self.causes.protocol(Cause::MartianSource);
+            return self.causes.protocol(DropReason::MartianSource);
         };
         let segment = match tcp::input_bare(bytes, addresses, &self.input_options) {
             Ok(segment) => segment,
@@ -237,7 +237,7 @@ impl Core {
     /// cause comes again.
     pub(crate) fn tcp_send_one(
         &self,
-        flow: &tcp::Flow,
+        flow: &tcp::FourTuple,
         outgoing: &tcp::Outgoing<'_>,
         neighbour: MacAddress,
         queue: usize,
@@ -249,7 +249,7 @@ impl Core {
             lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
         // For want of a frame it is counted there.
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
-            self.causes.protocol(Cause::TcpUnsendable);
+            self.causes.protocol(DropReason::TcpUnsendable);
         }
         self.tcp.sending.kick(queue);
     }

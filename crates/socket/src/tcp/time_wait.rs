@@ -1,7 +1,7 @@
 //! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_protocol::tcp::{Flow, Segment, TimeWaitEntry, TimeWaitReaction};
+use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::stack::{Core, lock};
@@ -46,7 +46,7 @@ impl Core {
         let mut forgotten = Vec::new();
         let next = {
             let mut table = lock(&self.tcp.time_wait);
-            table.expire(now, &mut |flow: &Flow| forgotten.push(*flow));
+            table.expire(now, &mut |flow: &FourTuple| forgotten.push(*flow));
             table.next_timeout(now)
         };
         self.tcp_forget(&forgotten);
@@ -67,18 +67,18 @@ impl Core {
     }
 
     /// Ends TIME-WAIT early: another flow needs the place of this one.
-    pub(super) fn tcp_evict_time_wait(&self, flow: Flow) {
+    pub(super) fn tcp_evict_time_wait(&self, flow: FourTuple) {
         if lock(&self.tcp.time_wait).remove(&flow) {
             self.tcp_evicted(&[flow]);
         }
     }
 
-    fn tcp_evicted(&self, flows: &[Flow]) {
+    fn tcp_evicted(&self, flows: &[FourTuple]) {
         self.tcp.counters.time_wait_evicted(flows.len());
         self.tcp_forget(flows);
     }
 
-    fn tcp_forget(&self, flows: &[Flow]) {
+    fn tcp_forget(&self, flows: &[FourTuple]) {
         for flow in flows {
             self.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);

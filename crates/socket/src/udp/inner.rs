@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, Metadata};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::Stray;
+use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::{tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
@@ -217,7 +217,7 @@ impl SocketInner {
             && ends.peer.is_none_or(|peer| same(peer, source))
     }
 
-    pub(crate) fn push_stray(&self, stray: Stray, payload: &[u8]) {
+    pub(crate) fn push_stray(&self, stray: KernelDelivered, payload: &[u8]) {
         let owned = Owned::stray(stray, payload);
         lock(&self.waiting).outside.push_back(owned);
         self.has_frames();

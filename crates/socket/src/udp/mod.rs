@@ -35,7 +35,7 @@ const ASK_KERNEL_EVERY: u64 = 16;
 /// is asked all the same.
 const KERNELS_TURN: u64 = 64;
 /// How long a blocking send waits for a frame.
-const SEND_PATIENCE: Duration = Duration::from_millis(100);
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A datagram as the application sees it, in the frame it came in.
 #[derive(Clone, Copy, Debug)]
@@ -666,7 +666,7 @@ impl UdpSocket {
                 traffic_class: self.inner.traffic_class.load(Ordering::Relaxed),
                 hop_limit: self.inner.hop_limit.load(Ordering::Relaxed),
             };
-            let give_up = Instant::now() + SEND_PATIENCE;
+            let give_up = Instant::now() + SEND_TIMEOUT;
             loop {
                 let mut transmitter = lock(&queue.transmitter);
                 if length > transmitter.mtu() || !self.inner.fits(wire, length, mtu) {

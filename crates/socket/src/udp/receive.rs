@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::Stray;
+use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::udp::{self, Datagram};
-use tidewall_protocol::{Drop as Cause, InputOptions, icmp};
+use tidewall_protocol::{DropReason, InputOptions, icmp};
 use tidewall_receive::poller::{Done, Shared};
 
 use super::Received;
@@ -44,7 +44,7 @@ impl Owned {
         }
     }
 
-    pub(super) fn stray(stray: Stray, payload: &[u8]) -> Self {
+    pub(super) fn stray(stray: KernelDelivered, payload: &[u8]) -> Self {
         Owned {
             payload: payload.into(),
             source: stray.source,
@@ -246,14 +246,14 @@ impl SocketInner {
         let packet = shared.memory().packet(frame);
         let range = usize::from(metadata.network)..usize::from(metadata.end);
         let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        let dropped = |cause: Cause| {
+        let dropped = |cause: DropReason| {
             core.trace
                 .line(metadata.trace, "dropped", || cause.name().to_owned());
             core.causes.protocol(cause);
             Outcome::Nothing
         };
         let Some(bytes) = packet.get(range) else {
-            return dropped(Cause::Truncated);
+            return dropped(DropReason::Truncated);
         };
         match metadata.kind() {
             Some(Kind::Datagram) => {
@@ -293,12 +293,12 @@ impl SocketInner {
                     if self.icmp_error(core, &error, bytes) {
                         Outcome::Nothing
                     } else {
-                        dropped(Cause::IcmpIgnored)
+                        dropped(DropReason::IcmpIgnored)
                     }
                 }
                 Err(cause) => dropped(cause),
             },
-            Some(Kind::Fragment | Kind::Raw) | None => dropped(Cause::Protocol),
+            Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
         }
     }
 

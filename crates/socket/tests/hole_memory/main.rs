@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidewall_device::memory::{LinkConfig, Side, Tap, pair};
 use tidewall_protocol::InputOptions;
-use tidewall_protocol::tcp::{Checksum, Flow, Link, Outgoing, input, output};
+use tidewall_protocol::tcp::{Checksum, FourTuple, Link, Outgoing, input, output};
 use tidewall_socket::tcp::Interest;
 use tidewall_socket::{MemoryConfig, Selector, Stack, TcpListener};
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
@@ -34,15 +34,15 @@ fn service() -> SocketAddr {
 }
 
 /// A peer of its own for each connection.
-fn flow(number: usize) -> Flow {
+fn flow(number: usize) -> FourTuple {
     let [_, _, high, low] = ((number / 10_000) as u32).to_be_bytes();
-    Flow {
+    FourTuple {
         local: SocketAddr::from(([10, 1, high, low], 10_000 + (number % 10_000) as u16)),
         remote: service(),
     }
 }
 
-fn frame(flow: &Flow, header: Header, payload: &[u8]) -> Vec<u8> {
+fn frame(flow: &FourTuple, header: Header, payload: &[u8]) -> Vec<u8> {
     let link = Link {
         source_mac: NEAR_MAC,
         destination_mac: FAR_MAC,
@@ -66,7 +66,7 @@ fn frame(flow: &Flow, header: Header, payload: &[u8]) -> Vec<u8> {
 }
 
 /// The stack's segments since the last look, as their receivers see them.
-fn sent(tap: &Tap) -> Vec<(Flow, Header)> {
+fn sent(tap: &Tap) -> Vec<(FourTuple, Header)> {
     let options = InputOptions {
         verified: true,
         checksum_offload_possible: true,

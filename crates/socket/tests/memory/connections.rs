@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::{LinkConfig, Rings, Side};
-use tidewall_protocol::tcp::{Checksum, Flow, Link, Outgoing, output};
+use tidewall_protocol::tcp::{Checksum, FourTuple, Link, Outgoing, output};
 use tidewall_socket::tcp::{Event, Interest, ListenOptions, State};
 use tidewall_socket::{Selector, TcpListener, TcpStream};
 use tidewall_wire::ethernet::MacAddress;
@@ -138,7 +138,7 @@ fn segment(source: SocketAddr, station: u8, header: Header) -> Vec<u8> {
         hop_limit: 64,
         checksum: Checksum::Software,
     };
-    let flow = Flow {
+    let flow = FourTuple {
         local: source,
         remote: at(FAR4, PORT),
     };

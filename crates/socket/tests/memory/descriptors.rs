@@ -20,7 +20,7 @@ use super::tcp::stacks;
 
 const PORT: u16 = 81;
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn fails<V: std::fmt::Debug>(result: io::Result<V>) -> i32 {
     errno(result.unwrap_err())
@@ -36,8 +36,8 @@ fn connected(near: &Stack, far: &Stack) -> (Descriptors, TcpStream) {
     assert_eq!(listener, 0);
     let theirs = descriptors.clone();
     let accepting = thread::spawn(move || theirs.accept4(listener, Flags::NONE).unwrap());
-    let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), PATIENCE).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), TIMEOUT).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (fd, peer) = accepting.join().unwrap();
     assert_eq!(fd, 1);
     assert_eq!(peer, Some(client.local_addr().unwrap()));
@@ -48,7 +48,7 @@ fn connected(near: &Stack, far: &Stack) -> (Descriptors, TcpStream) {
 fn until_used(file: &Arc<OpenFile>, descriptors: usize) {
     let begin = Instant::now();
     while Arc::strong_count(file) < descriptors + 2 {
-        assert!(begin.elapsed() < PATIENCE, "nobody calls");
+        assert!(begin.elapsed() < TIMEOUT, "nobody calls");
         thread::yield_now();
     }
 }
@@ -136,7 +136,7 @@ fn datagrams_by_number() {
     let descriptors = Descriptors::new(&far, 16);
     let fd = udp(&descriptors, PORT);
     let client = UdpSocket::bind(&near, at(NEAR4, 0)).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buffer = [0; 4];
     assert_eq!(
         fails(descriptors.recv(fd, &mut buffer, MSG_DONTWAIT)),
@@ -378,7 +378,7 @@ fn a_replaced_file_ends_and_a_blocked_accept_goes_on() {
     until_used(&listener, 1);
     let begin = Instant::now();
     while descriptors.len() < 3 {
-        assert!(begin.elapsed() < PATIENCE, "nobody accepts");
+        assert!(begin.elapsed() < TIMEOUT, "nobody accepts");
         thread::yield_now();
     }
     // While it waits its number is taken, as on Linux.
@@ -387,7 +387,7 @@ fn a_replaced_file_ends_and_a_blocked_accept_goes_on() {
     assert_eq!(descriptors.dup(1).unwrap(), 3);
     assert_eq!(descriptors.dup2(3, 0).unwrap(), 0);
     drop(listener);
-    let second = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+    let second = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
     let (fd, peer) = accepting.join().unwrap().unwrap();
     assert_eq!((fd, peer), (2, Some(second.local_addr().unwrap())));
     // Nobody listens any more: the call that did has returned.
@@ -410,7 +410,7 @@ fn emfile_loses_no_connection() {
         let descriptors = Descriptors::with_allocator(&far, 1, allocator);
         let listen = || descriptors.listen(at(FAR4, PORT), ListenOptions::default(), Flags::NONE);
         assert_eq!(listen().unwrap(), 0);
-        let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+        let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
         assert_eq!(fails(descriptors.accept4(0, Flags::NONE)), libc::EMFILE);
         assert_eq!(
             fails(descriptors.connect(at(NEAR4, PORT), Flags::NONE)),
@@ -438,7 +438,7 @@ fn connecting_without_waiting() {
     let begin = Instant::now();
     while let Err(error) = descriptors.write(fd, b"x") {
         assert_eq!(errno(error), libc::EAGAIN);
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         thread::yield_now();
     }
     assert!(descriptors.take_error(fd).unwrap().is_none());
@@ -456,7 +456,7 @@ fn connecting_without_waiting() {
     let error = loop {
         match descriptors.read(fd, &mut [0; 4]) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => break error,
-            _ => assert!(begin.elapsed() < PATIENCE),
+            _ => assert!(begin.elapsed() < TIMEOUT),
         }
     };
     assert_eq!(errno(error), libc::ECONNRESET);

@@ -17,7 +17,7 @@ use mio_echo::Echo;
 
 const PORT: u16 = 82;
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn pattern(length: usize, of: usize) -> Vec<u8> {
     (0..length).map(|n| (n * 13 + n / 241 + of) as u8).collect()
@@ -28,8 +28,8 @@ fn wait_for(poll: &mut Poll, token: Token) -> mio::event::Event {
     let mut events = Events::with_capacity(16);
     let begin = Instant::now();
     loop {
-        assert!(begin.elapsed() < PATIENCE, "no event");
-        poll.poll(&mut events, Some(PATIENCE)).unwrap();
+        assert!(begin.elapsed() < TIMEOUT, "no event");
+        poll.poll(&mut events, Some(TIMEOUT)).unwrap();
         if let Some(event) = events.iter().find(|event| event.token() == token) {
             return event.clone();
         }
@@ -54,9 +54,9 @@ fn an_echo_service_on_an_event_loop_loses_nothing() {
         for client in 0..3 {
             let near = &near;
             scope.spawn(move || {
-                let stream = TcpStream::connect_timeout(near, &at(FAR4, PORT), PATIENCE).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                let stream = TcpStream::connect_timeout(near, &at(FAR4, PORT), TIMEOUT).unwrap();
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+                stream.set_write_timeout(Some(TIMEOUT)).unwrap();
                 // More than all buffers hold: both sides run into their ends.
                 let sent = pattern(3 << 20, client);
                 thread::scope(|scope| {
@@ -84,9 +84,9 @@ fn answers_do_not_wait_for_the_helpers_tick() {
     let mut echo = Echo::new(&far, at(FAR4, PORT)).unwrap();
     let stop = echo.stopper();
     let server = thread::spawn(move || echo.run().unwrap());
-    let mut client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+    let mut client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
     client.set_nodelay(true).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut times: Vec<Duration> = (0..200)
         .map(|turn| {
             let begin = Instant::now();
@@ -112,7 +112,7 @@ fn every_datagram_is_an_edge() {
     let stop = echo.stopper();
     let server = thread::spawn(move || echo.run().unwrap());
     let socket = UdpSocket::bind(&near, at(NEAR4, 0)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     // Nothing is lost here: no ring overflows.
     for turn in 0..300u32 {
         let burst = 1 + turn % 3;
@@ -185,8 +185,8 @@ fn a_full_connection_is_told_when_there_is_room() {
     let (near, far) = stacks();
     let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
     let accepting = thread::spawn(move || listener.accept().unwrap().0);
-    let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut server = accepting.join().unwrap();
     server.set_nonblocking(true).unwrap();
     let mut poll = Poll::new().unwrap();
@@ -265,15 +265,15 @@ fn loops_come_and_go() {
         let stop = echo.stopper();
         let server = thread::spawn(move || echo.run().unwrap());
         let mut client =
-            TcpStream::connect_timeout(&near, &at(FAR4, PORT + turn), PATIENCE).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+            TcpStream::connect_timeout(&near, &at(FAR4, PORT + turn), TIMEOUT).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         client.write_all(b"question").unwrap();
         client.read_exact(&mut [0; 8]).unwrap();
         stop();
         server.join().unwrap();
         // Nobody is in a loop: a thread of the application's waits by itself.
         let socket = UdpSocket::bind(&far, at(FAR4, PORT)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let other = UdpSocket::bind(&near, at(NEAR4, PORT)).unwrap();
         let waiting = thread::spawn(move || socket.recv(&mut [0; 8]).unwrap());
         other.send_to(b"x", at(FAR4, PORT)).unwrap();

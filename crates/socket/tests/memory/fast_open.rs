@@ -8,7 +8,7 @@ use tidewall_socket::tcp::{FastOpenFailure, FastOpenKeys, Interest, State};
 use tidewall_socket::{ListenOptions, Selector, Stack, TcpListener, TcpStream};
 
 use super::support::{FAR4, FAR6, at};
-use super::tcp::{PATIENCE, stacks};
+use super::tcp::{TIMEOUT, stacks};
 
 const PORT: u16 = 81;
 
@@ -21,8 +21,8 @@ fn listener(far: &Stack, queue: u32) -> TcpListener {
 }
 
 fn patient(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -61,7 +61,7 @@ fn the_second_connection_carries_its_request_in_the_syn() {
         }
     }
     // An ordinary connection goes on as ever.
-    let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+    let client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
     assert_eq!(
         listener.accept().unwrap().1.port(),
         client.local_addr().unwrap().port()
@@ -136,7 +136,7 @@ fn a_nonblocking_stream_is_writable_at_once() {
     for expected in [false, true] {
         let stream = TcpStream::connect_fast_open_nonblocking(&near, at(FAR4, PORT)).unwrap();
         selector.add(&stream, 1, Interest::WRITABLE).unwrap();
-        assert_eq!(selector.wait(&mut events, Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(selector.wait(&mut events, Some(TIMEOUT)).unwrap(), 1);
         let sent = stream.info().unwrap().segments_sent;
         assert_eq!(sent == 0, expected, "with a cookie the SYN waits");
         (&stream).write_all(b"request").unwrap();
@@ -149,7 +149,7 @@ fn a_nonblocking_stream_is_writable_at_once() {
                 server.write_all(b"done").unwrap();
                 server.info().unwrap().syn_data
             });
-            assert_eq!(selector.wait(&mut events, Some(PATIENCE)).unwrap(), 1);
+            assert_eq!(selector.wait(&mut events, Some(TIMEOUT)).unwrap(), 1);
             accepted.join().unwrap()
         });
         assert_eq!(accepting, expected);
@@ -189,7 +189,7 @@ fn places_are_free_again_after_the_handshake() {
         let streams = exchange(&near, &listener, at(FAR4, PORT));
         assert_eq!(syn_data(&streams), [true; 2]);
         // The client's acknowledgment may still wait in the channel.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while streams[1].info().unwrap().state != State::Established {
             assert!(Instant::now() < end);
             std::thread::yield_now();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tidewall_socket::tcp::{Event, Interest, Keys, Moment, Notification, Timestamping};
 use tidewall_socket::{Selector, TcpStream};
 
-use super::tcp::{PATIENCE, stacks, streams};
+use super::tcp::{TIMEOUT, stacks, streams};
 
 fn taken(stream: &TcpStream) -> Vec<Notification> {
     let mut all = Vec::new();
@@ -20,11 +20,11 @@ fn wait(selector: &Selector) {
     let begin = Instant::now();
     let mut events: Vec<Event> = Vec::new();
     loop {
-        selector.wait(&mut events, Some(PATIENCE)).unwrap();
+        selector.wait(&mut events, Some(TIMEOUT)).unwrap();
         if events.iter().any(|event| event.error) {
             return;
         }
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
     }
 }
 

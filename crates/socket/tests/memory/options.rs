@@ -8,7 +8,7 @@ use tidewall_socket::tcp::{Congestion, Keepalive};
 use tidewall_socket::{ConnectOptions, ListenOptions, StreamOptions, TcpListener, TcpStream};
 
 use super::support::{FAR4, FAR6, at};
-use super::tcp::{PATIENCE, stacks};
+use super::tcp::{TIMEOUT, stacks};
 
 const PORT: u16 = 82;
 
@@ -61,7 +61,7 @@ fn streams_begin_with_what_was_asked_for() {
         has_them(&client);
         let mut server = listener.accept().unwrap().0;
         has_them(&server);
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        server.set_read_timeout(Some(TIMEOUT)).unwrap();
         client.write_all(b"hello").unwrap();
         let mut buffer = [0; 5];
         server.read_exact(&mut buffer).unwrap();

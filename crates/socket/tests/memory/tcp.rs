@@ -13,7 +13,7 @@ use super::support::{FAR4, FAR6, NEAR4, NEAR6, at};
 
 const PORT: u16 = 80;
 /// Nothing here takes so long.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     let start = Instant::now();
@@ -40,11 +40,11 @@ pub fn stacks() -> (Stack, Stack) {
 pub fn streams(near: &Stack, far: &Stack) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(far, at(FAR4, PORT)).unwrap();
     let accepting = std::thread::spawn(move || listener.accept().unwrap().0);
-    let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), PATIENCE).unwrap();
+    let client = TcpStream::connect_timeout(near, &at(FAR4, PORT), TIMEOUT).unwrap();
     let server = accepting.join().unwrap();
     for stream in [&client, &server] {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     }
     (client, server)
 }
@@ -75,7 +75,7 @@ fn a_blocking_echo_over_both_families() {
         let mut client = TcpStream::connect(&near, at(address, PORT)).unwrap();
         assert_eq!(client.peer_addr().unwrap(), at(address, PORT));
         assert!(!client.is_kernels());
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         let sent = pattern(3000);
         client.write_all(&sent).unwrap();
         let mut back = vec![0; sent.len()];
@@ -129,7 +129,7 @@ fn a_low_water_mark_bounds_what_waits() {
             assert!(wait_until(|| waits() < 2 * MARK), "{} wait", waits());
             let times = client.sending_times().unwrap();
             assert!(times.busy >= times.window_limited + times.buffer_limited);
-            assert!(times.busy < PATIENCE, "{times:?}");
+            assert!(times.busy < TIMEOUT, "{times:?}");
             client.shutdown(Shutdown::Write).unwrap();
         });
         let mut got = Vec::new();
@@ -141,7 +141,7 @@ fn a_low_water_mark_bounds_what_waits() {
 /// Waits for `done` by looking again and again, without a call that would make
 /// a stack do anything.
 fn wait_until(mut done: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !done() {
         if Instant::now() > end {
             return false;
@@ -300,7 +300,7 @@ fn a_selector_waits_for_all_kinds_of_sockets() {
     );
     let mut events: Vec<Event> = Vec::new();
     let mut wait = |selector: &Selector| {
-        selector.wait(&mut events, Some(PATIENCE)).unwrap();
+        selector.wait(&mut events, Some(TIMEOUT)).unwrap();
         events.iter().map(|event| event.token).collect::<Vec<_>>()
     };
     of_near.send_to(b"hello", at(FAR4, PORT)).unwrap();
@@ -355,7 +355,7 @@ fn threads_of_one_stack_do_not_wait_for_each_other() {
         for number in 0..8u8 {
             scope.spawn(move || {
                 let stream = TcpStream::connect(near, at(FAR4, PORT)).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                 for turn in 0..100u8 {
                     let sent = [number ^ turn; 200];
                     (&stream).write_all(&sent).unwrap();
@@ -374,7 +374,7 @@ fn threads_of_one_stack_do_not_wait_for_each_other() {
 fn a_listener_that_nobody_accepts_from_completes_handshakes() {
     let (near, far) = stacks();
     let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
-    let mut client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), PATIENCE).unwrap();
+    let mut client = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
     client.write_all(b"early").unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let mut buffer = [0; 8];
@@ -395,7 +395,7 @@ fn streams_outlive_their_selector() {
     selector.add(&server, 2, Interest::READABLE).unwrap();
     client.write_all(b"two").unwrap();
     let mut events = Vec::new();
-    selector.wait(&mut events, Some(PATIENCE)).unwrap();
+    selector.wait(&mut events, Some(TIMEOUT)).unwrap();
     assert_eq!(events[0].token, 2);
 }
 

@@ -10,7 +10,7 @@ use super::support::*;
 mod mio_echo;
 use mio_echo::Echo;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn ask_for(mut stream: &KernelStream, length: usize) {
     let bytes: Vec<u8> = (0..length).map(|n| (n * 11 + n / 239) as u8).collect();
@@ -28,8 +28,8 @@ pub fn an_event_loop_serves_kernel_clients() {
     let stop = echo.stopper();
     let server = std::thread::spawn(move || echo.run().unwrap());
     let connect = |address: std::net::IpAddr| {
-        let stream = KernelStream::connect_timeout(&at(address, SERVICE), PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let stream = KernelStream::connect_timeout(&at(address, SERVICE), TIMEOUT).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     };
     let streams: Vec<KernelStream> = in_peer(move || {

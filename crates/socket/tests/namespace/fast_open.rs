@@ -9,7 +9,7 @@ use tidewall_socket::{ListenOptions, TcpListener, TcpStream};
 use super::raw_system;
 use super::support::*;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn enable_in_peer() {
     let peer = peer_namespace();
@@ -46,14 +46,14 @@ pub fn kernel_clients_open_connections_by_their_syns() {
     for round in 0..4 {
         let client = spawn_in_peer(|| {
             let mut stream = raw_system::connect_fast_open(at(HERE4, SERVICE)).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(b"request").unwrap();
             let mut answer = [0; 6];
             stream.read_exact(&mut answer).unwrap();
             answer
         });
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         assert!(!stream.is_kernels());
         let mut request = [0; 7];
         stream.read_exact(&mut request).unwrap();
@@ -81,7 +81,7 @@ pub fn streams_open_connections_of_the_kernel_by_their_syns() {
     let echo = std::thread::spawn(move || {
         for stream in listener.incoming().take(4) {
             let mut stream = stream.unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut buffer = vec![0; 20_000];
             stream.read_exact(&mut buffer).unwrap();
             stream.write_all(&buffer).unwrap();
@@ -90,8 +90,8 @@ pub fn streams_open_connections_of_the_kernel_by_their_syns() {
     let sent: Vec<u8> = (0..20_000u32).map(|n| (n % 251) as u8).collect();
     for round in 0..4 {
         let mut stream = TcpStream::connect_fast_open(&stack, at(PEER4, SERVICE)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(&sent).unwrap();
         let mut back = vec![0; sent.len()];
         stream.read_exact(&mut back).unwrap();
@@ -131,10 +131,10 @@ pub fn the_kernel_that_does_not_take_data_gets_it_again() {
             shell(&format!("ip netns exec {peer} sysctl -qw {settings}"));
         }
         let mut stream = TcpStream::connect_fast_open(&stack, at(PEER4, SERVICE)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(b"request").unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
-        accepted.set_read_timeout(Some(PATIENCE)).unwrap();
+        accepted.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut request = [0; 7];
         accepted.read_exact(&mut request).unwrap();
         assert_eq!(&request, b"request");

@@ -13,7 +13,7 @@ use super::support::*;
 const NOW: Option<Duration> = Some(Duration::ZERO);
 /// No number.
 const NOBODY: [i32; 0] = [];
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(5));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(5));
 
 fn readable(table: &Descriptors, fds: [i32; 2], timeout: Option<Duration>) -> Vec<i32> {
     let mut read: DescriptorSet = fds.into_iter().collect();
@@ -58,9 +58,9 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
             .send_to(b"x", at(Ipv4Addr::LOCALHOST, SERVICE))
             .unwrap();
         for _ in 0..3 {
-            assert_eq!(readable(&table, both, PATIENCE), both);
+            assert_eq!(readable(&table, both, TIMEOUT), both);
         }
-        assert_eq!(wait(PATIENCE), both);
+        assert_eq!(wait(TIMEOUT), both);
         // What is there and was told of keeps nobody awake.
         let before = raw_system::processor_time();
         assert_eq!(wait(Some(Duration::from_millis(200))), NOBODY);
@@ -69,7 +69,7 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
         for fd in both {
             control(Operation::Modify, fd, Events::IN | Events::ONESHOT);
         }
-        assert_eq!(wait(PATIENCE), both);
+        assert_eq!(wait(TIMEOUT), both);
         // One of each was there, and nothing is afterwards: neither would wait.
         let (accepted, _) = table.accept4(listener, Flags::NONE).unwrap();
         assert_eq!(table.read(socket, &mut [0; 8]).unwrap(), 1);

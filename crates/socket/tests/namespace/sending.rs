@@ -13,7 +13,7 @@ use tidewall_socket::{Selector, Stack, TcpListener, TcpStream};
 
 use super::support::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server that answers each byte with a long reply, and closes.
 struct Server {
@@ -110,8 +110,8 @@ fn ask(clients: usize, each: usize, length: usize) -> (Duration, Duration) {
         let mut reply = Vec::with_capacity(length);
         for _ in 0..each {
             let start = Instant::now();
-            let mut stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(b"?").unwrap();
             reply.clear();
             stream.read_to_end(&mut reply).unwrap();

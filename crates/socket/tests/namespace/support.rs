@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tidewall_device::restore::Guardian;
+use tidewall_device::restore::Restorer;
 use tidewall_socket::{EmbeddedConfig, Received, Stack, UdpSocket};
 
 use super::raw_system;
@@ -52,13 +52,13 @@ pub fn run_in_namespaces(name: &str, queues: u32) {
         return;
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let guardian = Guardian::start().unwrap();
+    let restorer = Restorer::start().unwrap();
     let id = std::process::id();
     let (here, peer) = (format!("tw-sock-{id}-a"), format!("tw-sock-{id}-b"));
     let undo: Vec<_> = [&here, &peer, &third(&peer)]
         .map(|namespace| {
             let remove = format!("ip netns del {namespace} 2>/dev/null || true");
-            guardian.on_exit_run(&["/bin/sh", "-c", &remove]).unwrap()
+            restorer.on_exit_run(&["/bin/sh", "-c", &remove]).unwrap()
         })
         .into();
     shell(&format!(

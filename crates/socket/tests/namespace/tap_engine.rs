@@ -12,7 +12,7 @@ use tidewall_device::queue::{Interrupt, Offload};
 use tidewall_device::tap;
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{
-    self, Checksum, Config, Connection, Errno, Flow, Link, Outgoing, Shutdown, State,
+    self, Checksum, Config, Connection, Errno, FourTuple, Link, Outgoing, Shutdown, State,
 };
 
 use super::support::*;
@@ -20,7 +20,7 @@ use super::tap::{KERNEL4, KERNEL6, NAME, TAP4, TAP6};
 
 const CHANNEL: ChannelId = ChannelId::new(9, 1);
 /// A transfer that takes longer has hung.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 40_000;
 
 /// A connection and the tap it lives on.
@@ -63,7 +63,7 @@ impl Bed {
         } else {
             TAP4.into()
         };
-        let flow = Flow {
+        let flow = FourTuple {
             local: SocketAddr::new(local, PORT),
             remote: to,
         };
@@ -85,7 +85,7 @@ impl Bed {
     /// One round: what came, what is due, what goes.
     fn round(&mut self) {
         assert!(
-            self.start.elapsed() < PATIENCE,
+            self.start.elapsed() < TIMEOUT,
             "{:?}",
             self.connection.info()
         );
@@ -183,8 +183,8 @@ fn listener(
     let to = SocketAddr::new(address, listener.local_addr().unwrap().port());
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         run(stream);
     });
     (to, thread)

@@ -16,7 +16,7 @@ use tidewall_socket::{Architecture, EmbeddedConfig, Selector, Stack, TcpListener
 
 use super::support::*;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An echo service on one selector, in a thread of its own.
 struct Server {
@@ -136,8 +136,8 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 fn patient(stream: &KernelStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 /// Sends `bytes` and expects them back.
@@ -159,7 +159,7 @@ pub fn kernel_clients_are_served_by_a_selector() {
     let server = Server::start(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE));
     in_peer(|| {
         for address in [IpAddr::from(HERE4), IpAddr::from(HERE6)] {
-            let stream = KernelStream::connect_timeout(&at(address, SERVICE), PATIENCE).unwrap();
+            let stream = KernelStream::connect_timeout(&at(address, SERVICE), TIMEOUT).unwrap();
             patient(&stream);
             for length in [1, 100, 1448, 1449, 20_000] {
                 exchange(&stream, &pattern(length));
@@ -192,8 +192,8 @@ fn kernel_echo(address: SocketAddr, connections: usize) -> JoinHandle<()> {
 
 /// As [`exchange`], from a stream of the stack's.
 fn ask_for(stream: &TcpStream, bytes: &[u8]) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut stream = stream;
@@ -210,7 +210,7 @@ pub fn streams_reach_services_of_the_kernel() {
     let stack = stack();
     let echoes = [IpAddr::from(PEER4), IpAddr::from(PEER6)].map(|address| {
         let echo = kernel_echo(at(address, SERVICE), 1);
-        let stream = TcpStream::connect_timeout(&stack, &at(address, SERVICE), PATIENCE).unwrap();
+        let stream = TcpStream::connect_timeout(&stack, &at(address, SERVICE), TIMEOUT).unwrap();
         assert!(!stream.is_kernels());
         assert_eq!(stream.peer_addr().unwrap(), at(address, SERVICE));
         for length in [1, 1448, 1449, 20_000] {
@@ -224,7 +224,7 @@ pub fn streams_reach_services_of_the_kernel() {
         echo.join().unwrap();
     }
     // A port that nobody listens at.
-    let refused = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE + 1), PATIENCE);
+    let refused = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE + 1), TIMEOUT);
     let error = refused.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
     // A host that is not there.
@@ -247,7 +247,7 @@ pub fn ten_megabytes_each_way_arrive_intact() {
     let client = {
         let bytes = bytes.clone();
         spawn_in_peer(move || {
-            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
             patient(&stream);
             exchange(&stream, &bytes);
         })
@@ -255,7 +255,7 @@ pub fn ten_megabytes_each_way_arrive_intact() {
     client.join().unwrap();
     server.finish();
     let echo = kernel_echo(at(PEER4, SERVICE), 1);
-    let stream = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE), PATIENCE).unwrap();
+    let stream = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE), TIMEOUT).unwrap();
     ask_for(&stream, &bytes);
     drop(stream);
     echo.join().unwrap();
@@ -269,7 +269,7 @@ pub fn localhost_and_the_network_meet_in_one_listener() {
     let (first, _) = listener.accept().unwrap();
     assert!(first.is_kernels());
     let from_peer =
-        spawn_in_peer(|| KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap());
+        spawn_in_peer(|| KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap());
     let (second, address) = listener.accept().unwrap();
     assert!(!second.is_kernels());
     let clients = [from_here.join().unwrap(), from_peer.join().unwrap()];
@@ -282,7 +282,7 @@ pub fn localhost_and_the_network_meet_in_one_listener() {
     let mut events = Vec::new();
     for (client, token) in clients.iter().zip(1..) {
         (&mut &*client).write_all(b"hello").unwrap();
-        selector.wait(&mut events, Some(PATIENCE)).unwrap();
+        selector.wait(&mut events, Some(TIMEOUT)).unwrap();
         let tokens: Vec<u64> = events.iter().map(|event| event.token).collect();
         assert_eq!(tokens, [token]);
         let stream = [&first, &second][token as usize - 1];
@@ -320,7 +320,7 @@ pub fn a_tcp_port_has_one_owner_on_the_host() {
     drop(ours);
     kernel(at(HERE4, SERVICE)).unwrap();
     // Without a listener the kernel refuses.
-    let refused = in_peer(|| KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE));
+    let refused = in_peer(|| KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
 
@@ -329,12 +329,12 @@ pub fn resets_are_heard_both_ways() {
     let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
     let connect = || {
         let client = spawn_in_peer(|| {
-            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
             patient(&stream);
             stream
         });
         let (server, _) = listener.accept().unwrap();
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        server.set_read_timeout(Some(TIMEOUT)).unwrap();
         (client.join().unwrap(), server)
     };
     // Closed with data unread, the kernel resets.
@@ -363,7 +363,7 @@ pub fn a_nonblocking_connect_ends_in_the_selector() {
         selector
             .add(&stream, port.into(), Interest::WRITABLE)
             .unwrap();
-        assert_eq!(selector.wait(&mut events, Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(selector.wait(&mut events, Some(TIMEOUT)).unwrap(), 1);
         assert!(events[0].writable && events[0].token == u64::from(port));
         let error = stream.take_error().unwrap();
         error.map(|error| error.kind())
@@ -398,7 +398,7 @@ pub fn idle_connections_wake_nobody() {
     let clients = in_peer(|| {
         (0..50)
             .map(|_| {
-                let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+                let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
                 patient(&stream);
                 exchange(&stream, b"hello");
                 stream
@@ -446,7 +446,7 @@ pub fn a_killed_server_leaves_nothing_behind() {
             lines.any(|line| line.unwrap() == "ready"),
             "the owner did not start"
         );
-        let connect = || KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+        let connect = || KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
         let client = in_peer(connect);
         patient(&client);
         exchange(&client, &pattern(5000));
@@ -480,14 +480,14 @@ pub fn all_architectures_carry_streams() {
         });
         let server = Server::start(&stack, at(HERE4, SERVICE));
         in_peer(|| {
-            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), PATIENCE).unwrap();
+            let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();
             patient(&stream);
             for length in [1, 20_000, 300_000] {
                 exchange(&stream, &pattern(length));
             }
         });
         let echo = kernel_echo(at(PEER4, SERVICE), 1);
-        let stream = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE), PATIENCE).unwrap();
+        let stream = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE), TIMEOUT).unwrap();
         ask_for(&stream, &pattern(20_000));
         drop(stream);
         echo.join().unwrap();

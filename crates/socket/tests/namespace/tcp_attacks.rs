@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Checksum, Flow, Link, Outgoing, State};
+use tidewall_protocol::tcp::{self, Checksum, FourTuple, Link, Outgoing, State};
 use tidewall_socket::{Stack, TcpListener, TcpStream};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header, Options, Packet};
@@ -16,7 +16,7 @@ use super::kernel::peer_index;
 use super::raw_system::Packets;
 use super::support::*;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn link_address(interface: &str) -> MacAddress {
     let script = format!("cat /sys/class/net/{interface}/address");
@@ -33,7 +33,7 @@ pub fn link_address(interface: &str) -> MacAddress {
 struct Forger {
     packets: Packets,
     link: Link,
-    flow: Flow,
+    flow: FourTuple,
 }
 
 impl Forger {
@@ -48,7 +48,7 @@ impl Forger {
                 hop_limit: 64,
                 checksum: Checksum::Software,
             },
-            flow: Flow {
+            flow: FourTuple {
                 local: client,
                 remote: server,
             },
@@ -75,7 +75,7 @@ impl Forger {
 
     /// Sends a frame, when the link has room for it.
     fn transmit(&self, frame: &[u8]) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while let Err(error) = self.packets.send(frame) {
             let full = [Some(libc::ENOBUFS), Some(libc::EAGAIN)];
             assert!(full.contains(&error.raw_os_error()), "{error}");
@@ -146,8 +146,8 @@ impl Bed {
         let stack = stack();
         let listener = TcpListener::bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE)).unwrap();
         let server = at(HERE4, SERVICE);
-        let client = in_peer(move || KernelStream::connect_timeout(&server, PATIENCE).unwrap());
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let client = in_peer(move || KernelStream::connect_timeout(&server, TIMEOUT).unwrap());
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         let forger = Forger::new(client.local_addr().unwrap(), server);
         Bed {
             stack,
@@ -302,8 +302,8 @@ pub fn spoofed_established_segments_die_in_the_driver() {
     assert!(grown("no-connection") > 3000, "{before:?} {after:?}");
     // A new client is served.
     let to = at(HERE4, SERVICE);
-    let second = in_peer(move || KernelStream::connect_timeout(&to, PATIENCE).unwrap());
-    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    let second = in_peer(move || KernelStream::connect_timeout(&to, TIMEOUT).unwrap());
+    second.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (other, _) = echo(&bed.listener);
     exchange(&second, b"and me?");
     drop(second);

@@ -12,7 +12,7 @@ use super::tap::{KERNEL4, KERNEL6, TAP4, TAP6, tap_stack};
 
 const TOTAL: usize = 48 << 20;
 const CHUNK: usize = 256 << 10;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn fill(start: usize, bytes: &mut [u8]) {
     for (n, byte) in bytes.iter_mut().enumerate() {
@@ -58,13 +58,13 @@ where
 }
 
 fn kernel_timeouts(stream: &KernelStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 fn timeouts(stream: &TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 /// As server: the kernel sends everything, then we do.
@@ -73,7 +73,7 @@ pub fn a_tap_listener_moves_bulk_data_both_ways() {
     let listener = TcpListener::bind(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE)).unwrap();
     for to in [at(TAP4, SERVICE), at(TAP6, SERVICE)] {
         let client = std::thread::spawn(move || {
-            let stream = KernelStream::connect_timeout(&to, PATIENCE).unwrap();
+            let stream = KernelStream::connect_timeout(&to, TIMEOUT).unwrap();
             kernel_timeouts(&stream);
             send_all(&stream, TOTAL);
             stream.shutdown(Shutdown::Write).unwrap();

@@ -20,7 +20,7 @@ use super::support::*;
 use super::tap::{NAME, TAP4, TAP6, tap_stack};
 use super::tcp_bulk::{receive_all, send_all};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const TOTAL: usize = 400_000;
 
 /// Collects every frame of an interface until a connection on it is closed.
@@ -32,7 +32,7 @@ impl Capture {
         Capture(std::thread::spawn(move || {
             let mut frames = Vec::new();
             let mut ends = HashSet::new();
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             loop {
                 let Some(frame) = packets.receive() else {
                     assert!(Instant::now() < end, "the connection was not closed");
@@ -140,8 +140,8 @@ fn judge(segments: &[Vec<String>], checksums: bool, least: usize) {
 }
 
 fn timeouts(stream: &TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 /// A conversation: small questions and answers, then bulk both ways, then each
@@ -162,7 +162,7 @@ fn converse(stack: &Stack, connect: impl FnOnce() -> KernelStream) {
         stream.info().unwrap()
     });
     let mut stream = connect();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.set_nodelay(true).unwrap();
     for n in 0..20 {
         let mut small = [n; 100];
@@ -192,7 +192,7 @@ pub fn a_clean_run_of_tcp_is_clean_to_tshark() {
         let index = peer_index();
         let capture = Capture::start(in_peer(move || Packets::open(index).unwrap()));
         converse(&stack, || {
-            in_peer(move || KernelStream::connect_timeout(&to, PATIENCE).unwrap())
+            in_peer(move || KernelStream::connect_timeout(&to, TIMEOUT).unwrap())
         });
         let segments = dissect(&capture.finish(), true);
         judge(&segments, true, 300);
@@ -209,7 +209,7 @@ pub fn a_clean_run_over_a_tap_is_clean_to_tshark() {
     for to in [at(TAP4, SERVICE), at(TAP6, SERVICE)] {
         let capture = Capture::start(Packets::open(index).unwrap());
         converse(&stack, || {
-            KernelStream::connect_timeout(&to, PATIENCE).unwrap()
+            KernelStream::connect_timeout(&to, TIMEOUT).unwrap()
         });
         // Between two ends of one machine checksums stay unfinished.
         let segments = dissect(&capture.finish(), false);

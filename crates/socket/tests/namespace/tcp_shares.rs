@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{self, Checksum, Flow, Link, Outgoing};
+use tidewall_protocol::tcp::{self, Checksum, FourTuple, Link, Outgoing};
 use tidewall_socket::tcp::{Event, Interest};
 use tidewall_socket::{Selector, Stack, TcpListener, TcpStream};
 use tidewall_wire::tcp::{Flags, Header};
@@ -19,7 +19,7 @@ use super::raw_system::Packets;
 use super::support::*;
 use super::tcp_attacks::link_address;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a download: they fit into a send buffer, so that the server can close
 /// at once.
 const DOWNLOAD: usize = 64 << 10;
@@ -91,8 +91,8 @@ fn serve(stack: &Stack, listener: &TcpListener, over: &AtomicBool) {
 
 /// One download: its client's address, once the server's end has come.
 fn download(server: SocketAddr) -> Option<SocketAddr> {
-    let mut stream = KernelStream::connect_timeout(&server, PATIENCE).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = KernelStream::connect_timeout(&server, TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(b"G").ok()?;
     let mut got = Vec::with_capacity(DOWNLOAD);
     stream.read_to_end(&mut got).ok()?;
@@ -171,7 +171,7 @@ fn blast(switch: &Switch, client: SocketAddr, server: SocketAddr) {
         segment_size: 0,
         traffic_class: 0,
     };
-    let flow = Flow {
+    let flow = FourTuple {
         local: client,
         remote: server,
     };
@@ -250,7 +250,7 @@ pub fn closing_downloads_go_on_beside_a_blast_on_another_flow() {
         let one = compare("TIME-WAIT", &downloads, &[&flood], &stack);
         // As many connections as there are channels, each with a byte a second.
         let holders = Switch::new(&over);
-        let connect = move || KernelStream::connect_timeout(&server, PATIENCE).unwrap();
+        let connect = move || KernelStream::connect_timeout(&server, TIMEOUT).unwrap();
         let mut held = in_peer(move || (0..HOLDERS).map(|_| connect()).collect::<Vec<_>>());
         let mut place = 0;
         holders.repeat(Duration::from_millis(10), Duration::ZERO, move || {

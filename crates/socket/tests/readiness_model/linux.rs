@@ -16,7 +16,7 @@ pub use super::column::Told;
 /// Where the tests' numbers begin among the process's descriptors.
 const BASE: i32 = 400;
 /// What must arrive arrives within this; a delayed acknowledgment takes 40 ms.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One column at a time: they share the numbers.
 static TURN: Mutex<()> = Mutex::new(());
@@ -322,7 +322,7 @@ impl Column for Linux {
     }
 
     fn settle(&mut self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !self.is_settled() && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -22,7 +22,7 @@ use super::raw_linux;
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Nothing here takes so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Port of the datagrams that show what came before them to have been seen to.
 const SENTINEL: u16 = 9;
 
@@ -79,7 +79,7 @@ impl Bed {
 
     /// Returns when so many threads wait, and all of them sleep.
     fn until_asleep(&self, count: usize) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let waiting = self.waiting.lock().unwrap().clone();
             if waiting.len() == count && waiting.iter().all(|task| sleeps(task)) {
@@ -149,14 +149,14 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
         for _ in 0..4 {
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                let event = bed.while_waiting(|| bed.wait(set, PATIENCE));
+                let event = bed.while_waiting(|| bed.wait(set, TIMEOUT));
                 tell.send(event).unwrap();
             });
         }
         bed.until_asleep(4);
         for round in 1..=4 {
             peer.write_all(b"x").unwrap();
-            assert_eq!(told.recv_timeout(PATIENCE), Ok(Some(fd as u64)));
+            assert_eq!(told.recv_timeout(TIMEOUT), Ok(Some(fd as u64)));
             bed.still_wait(4 - round);
         }
     });
@@ -177,7 +177,7 @@ fn of_exclusive_sets_one_is_woken() {
             bed.add(set, listener, Events::IN | Events::EXCLUSIVE);
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                let event = bed.while_waiting(|| bed.wait(set, PATIENCE));
+                let event = bed.while_waiting(|| bed.wait(set, TIMEOUT));
                 assert_eq!(event, Some(listener as u64));
                 bed.near.accept4(listener, Flags::NONE).unwrap();
                 tell.send(n).unwrap();
@@ -187,7 +187,7 @@ fn of_exclusive_sets_one_is_woken() {
         let mut woken = Vec::new();
         for rest in [2, 1, 0] {
             let _connection = TcpStream::connect(&bed.far, address).unwrap();
-            woken.push(told.recv_timeout(PATIENCE).unwrap());
+            woken.push(told.recv_timeout(TIMEOUT).unwrap());
             bed.still_wait(rest);
         }
         woken.sort_unstable();
@@ -212,7 +212,7 @@ fn storm(events: Events) {
     }
     let (received, shared) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let expected = CONNECTIONS * ROUNDS * 3;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     thread::scope(|scope| {
         for _ in 0..4 {
             let (bed, busy, received, shared) = (&bed, &busy, &received, &shared);
@@ -303,14 +303,14 @@ fn no_wake_up_is_lost() {
             }
             done.send(()).unwrap();
         });
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.set_read_timeout(Some(TIMEOUT)).unwrap();
         for round in 0..ROUNDS {
             peer.write_all(b"y").unwrap();
             let mut answer = [0];
             peer.read_exact(&mut answer)
                 .unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
-        is_done.recv_timeout(PATIENCE).unwrap();
+        is_done.recv_timeout(TIMEOUT).unwrap();
     });
 }
 
@@ -324,8 +324,8 @@ fn what_is_closed_while_somebody_waits_is_forgotten() {
         for _ in 0..20 {
             let (fd, mut other) = bed.pair();
             bed.add(set, fd, Events::IN | Events::OUT | Events::EDGE);
-            assert_eq!(bed.wait(set, PATIENCE), Some(fd as u64));
-            let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, PATIENCE)));
+            assert_eq!(bed.wait(set, TIMEOUT), Some(fd as u64));
+            let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, TIMEOUT)));
             bed.until_asleep(1);
             bed.near.close(fd).unwrap();
             let _ = other.write_all(b"nobody reads this");
@@ -334,7 +334,7 @@ fn what_is_closed_while_somebody_waits_is_forgotten() {
             assert_eq!(bed.near.read(stays, &mut [0; 4]).unwrap(), 1);
         }
         // The set itself: who waits goes on.
-        let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, PATIENCE)));
+        let waiting = scope.spawn(|| bed.while_waiting(|| bed.wait(set, TIMEOUT)));
         bed.until_asleep(1);
         bed.near.close(set).unwrap();
         peer.write_all(b"x").unwrap();
@@ -366,13 +366,13 @@ fn connections_that_come_together_wake_as_many() {
         }
         bed.until_asleep(THREADS);
         let _first = TcpStream::connect(&bed.far, address).unwrap();
-        told.recv_timeout(PATIENCE).unwrap();
+        told.recv_timeout(TIMEOUT).unwrap();
         bed.still_wait(THREADS - 1);
         let all: Vec<_> = (1..THREADS)
             .map(|_| TcpStream::connect_nonblocking(&bed.far, address).unwrap())
             .collect();
         for _ in 1..THREADS {
-            told.recv_timeout(PATIENCE).unwrap();
+            told.recv_timeout(TIMEOUT).unwrap();
         }
         drop(all);
     });
@@ -396,12 +396,12 @@ fn datagrams_that_come_together_wake_as_many() {
         }
         bed.until_asleep(THREADS);
         peer.send_to(b"one", address).unwrap();
-        told.recv_timeout(PATIENCE).unwrap();
+        told.recv_timeout(TIMEOUT).unwrap();
         bed.still_wait(THREADS - 1);
         let rest = (1..THREADS).map(|_| (&b"more"[..], address));
         assert_eq!(peer.send_batch(rest).unwrap(), THREADS - 1);
         for _ in 1..THREADS {
-            told.recv_timeout(PATIENCE).unwrap();
+            told.recv_timeout(TIMEOUT).unwrap();
         }
     });
 }
@@ -431,7 +431,7 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
             signals.insert(libc::SIGUSR1).unwrap();
             assert!(signals.contains(libc::SIGUSR1) && !signals.contains(libc::SIGUSR2));
             may_go_on.recv().unwrap();
-            interrupted(near.epoll_pwait2(set, &mut events, Some(PATIENCE), Some(&signals)));
+            interrupted(near.epoll_pwait2(set, &mut events, Some(TIMEOUT), Some(&signals)));
             // And one that is blocked for the wait alone does not end it.
             raw_linux::signal(raw_linux::this_thread(), libc::SIGUSR2);
             let all = SignalSet::empty();
@@ -467,7 +467,7 @@ fn no_wake_up_is_lost_while_somebody_looks_at_the_set() {
         let (bed, over) = (&bed, &over);
         let sleeper = scope.spawn(move || {
             for round in 0..ROUNDS {
-                assert_eq!(bed.wait(inner, PATIENCE), Some(fd as u64), "round {round}");
+                assert_eq!(bed.wait(inner, TIMEOUT), Some(fd as u64), "round {round}");
                 assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
                 assert_eq!(bed.near.write(fd, b"x").unwrap(), 1);
                 // Sent at once; the next may be here already.
@@ -479,7 +479,7 @@ fn no_wake_up_is_lost_while_somebody_looks_at_the_set() {
                 bed.wait(outer, Duration::ZERO);
             }
         });
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        peer.set_read_timeout(Some(TIMEOUT)).unwrap();
         let answered = (0..ROUNDS).all(|_| {
             peer.write_all(b"y").unwrap();
             peer.read_exact(&mut [0]).is_ok()
@@ -504,16 +504,16 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let (other, mut other_peer) = bed.pair();
     let third = bed.set();
     bed.add(third, other, Events::IN);
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (tell, told) = channel();
     let mut times = Vec::new();
     thread::scope(|scope| {
-        let leader = scope.spawn(|| bed.while_waiting(|| bed.wait(third, PATIENCE)));
+        let leader = scope.spawn(|| bed.while_waiting(|| bed.wait(third, TIMEOUT)));
         bed.until_asleep(1);
         for _ in 0..20 {
             let (tell, bed) = (tell.clone(), &bed);
             scope.spawn(move || {
-                assert_eq!(bed.wait(second, PATIENCE), Some(fd as u64));
+                assert_eq!(bed.wait(second, TIMEOUT), Some(fd as u64));
                 tell.send(Instant::now()).unwrap();
             });
             // An acknowledgment comes, which is nobody's event.
@@ -524,7 +524,7 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
             assert_eq!(busy.join().unwrap(), None);
             let begin = Instant::now();
             peer.write_all(b"y").unwrap();
-            times.push(told.recv_timeout(PATIENCE).unwrap() - begin);
+            times.push(told.recv_timeout(TIMEOUT).unwrap() - begin);
             assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
         }
         other_peer.write_all(b"x").unwrap();

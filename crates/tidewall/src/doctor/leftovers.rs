@@ -20,7 +20,7 @@ pub fn check() -> Vec<Finding> {
 }
 
 /// Settings that a process could not put back, killed as it was with its
-/// guardian.
+/// restorer.
 fn settings(left: io::Result<Vec<Left>>) -> Finding {
     const CHECK: &str = "leftover settings";
     let left = match left {
@@ -38,7 +38,7 @@ fn settings(left: io::Result<Vec<Left>>) -> Finding {
     Finding::warning(
         CHECK,
         format!(
-            "a process that was killed with its tw-guardian has left to be done for {}; until then \
+            "a process that was killed with its tw-restorer has left to be done for {}; until then \
              interrupts may come late; the next stack on the interface does it, too",
             all.join(", and for ")
         ),
@@ -127,7 +127,7 @@ fn sockets(directory: &Path) -> Finding {
     Finding::warning(
         CHECK,
         format!(
-            "{} of processes that are gone; those leave them that were killed with their tw-guardian, and \
+            "{} of processes that are gone; those leave them that were killed with their tw-restorer, and \
              `tidewall stat` removes them",
             dead.len()
         ),

@@ -28,7 +28,7 @@ use crate::table::wrap;
     override_usage = "tidewall doctor [--interface IF] [--json | --mend]",
     after_help = "Examples:\n  tidewall doctor                     this host and the interfaces of live stacks\n  \
     tidewall doctor --interface eth1    and whether eth1 suits\n  \
-    tidewall doctor --mend              what stacks left that were killed with their tw-guardian (docker\n                                      \
+    tidewall doctor --mend              what stacks left that were killed with their tw-restorer (docker\n                                      \
     kill, a cgroup out of memory): put back, and nothing else; for a\n                                      \
     service, ExecStopPost=tidewall doctor --mend --interface eth1\n  \
     tidewall doctor --json | jq '.[] | select(.severity == \"problem\")'\n\n\
@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Print a JSON array of findings
     #[arg(long)]
     json: bool,
-    /// Put back settings that a stack has left which was killed together with its tw-guardian,
+    /// Put back settings that a stack has left which was killed together with its tw-restorer,
     /// and look at nothing else
     #[arg(long, conflicts_with = "json")]
     mend: bool,

@@ -121,7 +121,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use tidewall_device::demux::layout::{Class, Counter};
-    use tidewall_protocol::Drop as Cause;
+    use tidewall_protocol::DropReason;
 
     use super::Place::{Driver, Kernel, Protocol};
     use super::*;
@@ -145,7 +145,7 @@ mod tests {
         );
         assert_eq!(
             names(Protocol),
-            Cause::ALL.iter().map(|cause| cause.name()).collect()
+            DropReason::ALL.iter().map(|cause| cause.name()).collect()
         );
     }
 

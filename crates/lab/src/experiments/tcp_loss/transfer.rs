@@ -23,7 +23,7 @@ use super::path::{AT_ONCE, Case, OBJECT, RATE, Work};
 pub(super) const CONGESTION: &str = "cubic";
 const PORT: u16 = 5001;
 /// Beyond the time of a run, until it is given up.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// How long a bridge or a server may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -182,7 +182,7 @@ impl<'a> Session<'a> {
             cpu: self.testbed.config().client_cpu,
         };
         let mut client = Child::start(place, job, "the client")?;
-        let line = client.line(time + PATIENCE)?;
+        let line = client.line(time + TIMEOUT)?;
         serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
     }
 

@@ -15,7 +15,7 @@ use crate::raw_tcp;
 /// Bytes of one read or write.
 const CHUNK: usize = 256 << 10;
 /// How long connecting, the first bytes or an object may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a flow looks at the clock while nothing comes.
 const LOOK: Duration = Duration::from_millis(20);
 /// How much longer than it is counted a flow sends: what it sent last has to
@@ -63,7 +63,7 @@ fn failed(why: &str) -> FlowOutcome {
 fn one_flow(flow: &FlowSpec, congestion: &str, begun: Instant) -> io::Result<FlowOutcome> {
     let start = begun + Duration::from_millis(flow.after_ms);
     thread::sleep(start.saturating_duration_since(Instant::now()));
-    let stream = raw_tcp::connect(flow.port, flow.server, congestion, PATIENCE)?;
+    let stream = raw_tcp::connect(flow.port, flow.server, congestion, TIMEOUT)?;
     // What is under way when the time is over is nobody's business.
     raw_tcp::abort_on_close(&stream)?;
     stream.set_read_timeout(Some(LOOK))?;
@@ -117,7 +117,7 @@ fn fetch(mut stream: &TcpStream, time: Duration, begun: Instant) -> io::Result<F
                 }
             }
             Err(error) if waits(&error) => {
-                if first.is_none() && now - asked > PATIENCE {
+                if first.is_none() && now - asked > TIMEOUT {
                     return Err(io::Error::new(ErrorKind::TimedOut, "no bytes came"));
                 }
             }
@@ -183,9 +183,9 @@ pub(super) fn objects(client: &ObjectClient) -> ObjectOutcome {
 /// One object on a connection of its own: the times of [`ObjectOutcome`].
 fn one_object(client: &ObjectClient, port: u16) -> io::Result<(u64, u64)> {
     let begun = Instant::now();
-    let stream = raw_tcp::connect(port, client.server, &client.congestion, PATIENCE)?;
+    let stream = raw_tcp::connect(port, client.server, &client.congestion, TIMEOUT)?;
     let connected = begun.elapsed();
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     (&stream).write_all(&Request::Object(client.bytes).to_bytes())?;
     let mut chunk = vec![0; CHUNK];
     let mut left = client.bytes;

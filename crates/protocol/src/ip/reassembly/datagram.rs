@@ -6,7 +6,7 @@ use tidewall_wire::Protocol;
 
 use super::fragment::{Family, Fragment, finish_v4, finish_v6};
 use super::{DATAGRAM_COST, FRAGMENT_COST, Reassembled};
-use crate::Drop;
+use crate::DropReason;
 
 /// ECN codepoint "congestion experienced" (RFC 3168 §5).
 const CONGESTION_EXPERIENCED: u8 = 3;
@@ -81,12 +81,19 @@ impl Datagram {
 
     /// Says whether a fragment may be added. Where it condemns the datagram, all
     /// that it held is let go.
-    pub(super) fn judge(&mut self, fragment: &Fragment<'_>, limit: usize) -> Result<(), Drop> {
+    pub(super) fn judge(
+        &mut self,
+        fragment: &Fragment<'_>,
+        limit: usize,
+    ) -> Result<(), DropReason> {
         let State::Collecting(parts) = &self.state else {
-            return Err(Drop::FragmentRefused);
+            return Err(DropReason::FragmentRefused);
         };
         let verdict = parts.judge(fragment, limit);
-        if let Err(Drop::FragmentOverlap | Drop::FragmentEnd | Drop::FragmentCount) = verdict {
+        if let Err(
+            DropReason::FragmentOverlap | DropReason::FragmentEnd | DropReason::FragmentCount,
+        ) = verdict
+        {
             self.state = State::Refused;
         }
         verdict
@@ -128,7 +135,7 @@ impl Datagram {
     }
 
     /// Puts a complete datagram together.
-    pub(super) fn assemble(self, family: Family) -> Result<Reassembled, Drop> {
+    pub(super) fn assemble(self, family: Family) -> Result<Reassembled, DropReason> {
         let State::Collecting(Parts {
             pieces,
             received,
@@ -137,7 +144,7 @@ impl Datagram {
             ..
         }) = self.state
         else {
-            return Err(Drop::FragmentRefused);
+            return Err(DropReason::FragmentRefused);
         };
         // Complete and without overlaps, it has a piece at offset zero.
         let First {
@@ -145,7 +152,7 @@ impl Datagram {
             announced,
             transport,
             tag,
-        } = first.ok_or(Drop::Truncated)?;
+        } = first.ok_or(DropReason::Truncated)?;
         let ecn = combined_ecn(ecn)?;
         let mut bytes = Vec::with_capacity(header.len() + received);
         bytes.extend_from_slice(&header);
@@ -166,7 +173,7 @@ impl Datagram {
 }
 
 impl Parts {
-    fn judge(&self, fragment: &Fragment<'_>, limit: usize) -> Result<(), Drop> {
+    fn judge(&self, fragment: &Fragment<'_>, limit: usize) -> Result<(), DropReason> {
         let end = fragment.end();
         let last = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
@@ -177,7 +184,7 @@ impl Parts {
             None => !fragment.more && last >= end,
         };
         if contradicts {
-            return Err(Drop::FragmentEnd);
+            return Err(DropReason::FragmentEnd);
         }
         let at = self
             .pieces
@@ -185,18 +192,18 @@ impl Parts {
         if let Some(next) = self.pieces.get(at) {
             // RFC 8200 §4.5 lets exact duplicates be ignored; networks make them.
             if next.offset == fragment.offset && *next.payload == *fragment.payload {
-                return Err(Drop::FragmentDuplicate);
+                return Err(DropReason::FragmentDuplicate);
             }
             if next.offset < end {
-                return Err(Drop::FragmentOverlap);
+                return Err(DropReason::FragmentOverlap);
             }
         }
         let before = at.checked_sub(1).and_then(|before| self.pieces.get(before));
         if before.is_some_and(|before| before.end() > fragment.offset) {
-            return Err(Drop::FragmentOverlap);
+            return Err(DropReason::FragmentOverlap);
         }
         if self.pieces.len() >= limit {
-            return Err(Drop::FragmentCount);
+            return Err(DropReason::FragmentCount);
         }
         Ok(())
     }
@@ -204,11 +211,11 @@ impl Parts {
 
 /// What to add to the first fragment's ECN field, from the set of all fragments'
 /// codepoints (RFC 3168 §5.3; combinations as Linux's `ip_frag_ecn_table`).
-fn combined_ecn(seen: u8) -> Result<Option<u8>, Drop> {
+fn combined_ecn(seen: u8) -> Result<Option<u8>, DropReason> {
     const NOT_CAPABLE: u8 = 1;
     const CONGESTED: u8 = 1 << CONGESTION_EXPERIENCED;
     if seen & NOT_CAPABLE != 0 && seen != NOT_CAPABLE {
-        return Err(Drop::FragmentEcn);
+        return Err(DropReason::FragmentEcn);
     }
     Ok((seen & CONGESTED != 0).then_some(CONGESTION_EXPERIENCED))
 }

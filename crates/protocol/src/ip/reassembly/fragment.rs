@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
 use super::Reassembled;
-use crate::Drop;
+use crate::DropReason;
 use crate::ip::{cause_extensions, cause_v4, cause_v6};
 
 /// Bytes of a transport header that a first fragment must have whole (RFC 7112);
@@ -79,22 +79,22 @@ pub(super) enum Parsed<'a> {
     Atomic(Reassembled),
 }
 
-pub(super) fn parse(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Parsed<'_>, DropReason> {
     match bytes.first().map(|byte| byte >> 4) {
         Some(4) => parse_v4(bytes).map(Parsed::Fragment),
         Some(6) => parse_v6(bytes),
-        Some(_) => Err(Drop::Version),
-        None => Err(Drop::Truncated),
+        Some(_) => Err(DropReason::Version),
+        None => Err(DropReason::Truncated),
     }
 }
 
-fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, Drop> {
+fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, DropReason> {
     let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
     if !packet.header_is_undamaged() {
-        return Err(Drop::HeaderChecksum);
+        return Err(DropReason::HeaderChecksum);
     }
     if !packet.is_fragment() {
-        return Err(Drop::NotFragment);
+        return Err(DropReason::NotFragment);
     }
     let fragment = Fragment {
         key: Key::V4 {
@@ -106,7 +106,9 @@ fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, Drop> {
         offset: usize::from(packet.fragment_offset().bytes()),
         more: packet.more_fragments(),
         ecn: packet.tos() & 3,
-        header: bytes.get(..packet.header_len()).ok_or(Drop::Truncated)?,
+        header: bytes
+            .get(..packet.header_len())
+            .ok_or(DropReason::Truncated)?,
         announced: None,
         transport: 0,
         payload: packet.payload(),
@@ -115,10 +117,10 @@ fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, Drop> {
     Ok(fragment)
 }
 
-fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
+fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, DropReason> {
     let packet = ipv6::Packet::new(bytes).map_err(cause_v6)?;
     let found = packet.extensions().map_err(cause_extensions)?;
-    let header = found.fragment.ok_or(Drop::NotFragment)?;
+    let header = found.fragment.ok_or(DropReason::NotFragment)?;
     let end = ipv6::HEADER_LEN + packet.payload().len();
     let payload_at = header.at + ipv6::FRAGMENT_HEADER_LEN;
     let fragment = Fragment {
@@ -130,10 +132,10 @@ fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
         offset: usize::from(header.offset.bytes()),
         more: header.more,
         ecn: packet.traffic_class() & 3,
-        header: bytes.get(..header.at).ok_or(Drop::Truncated)?,
+        header: bytes.get(..header.at).ok_or(DropReason::Truncated)?,
         announced: Some((header.announced_at, header.next_header)),
         transport: found.transport - payload_at,
-        payload: bytes.get(payload_at..end).ok_or(Drop::Truncated)?,
+        payload: bytes.get(payload_at..end).ok_or(DropReason::Truncated)?,
     };
     if header.is_atomic() {
         return atomic(&fragment).map(Parsed::Atomic);
@@ -141,26 +143,26 @@ fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, Drop> {
     // The payload length counts extension headers, not the IPv6 header.
     check(&fragment, fragment.header.len() - ipv6::HEADER_LEN)?;
     if fragment.offset == 0 && found.transport + TRANSPORT_MIN > end {
-        return Err(Drop::FragmentHeaders);
+        return Err(DropReason::FragmentHeaders);
     }
     Ok(Parsed::Fragment(fragment))
 }
 
 /// `counted` bytes of the header are part of what the length field says.
-fn check(fragment: &Fragment<'_>, counted: usize) -> Result<(), Drop> {
+fn check(fragment: &Fragment<'_>, counted: usize) -> Result<(), DropReason> {
     if fragment.payload.is_empty() {
-        return Err(Drop::FragmentEmpty);
+        return Err(DropReason::FragmentEmpty);
     }
     if fragment.more && !fragment.payload.len().is_multiple_of(8) {
-        return Err(Drop::FragmentLength);
+        return Err(DropReason::FragmentLength);
     }
     if counted + fragment.end() > usize::from(u16::MAX) {
-        return Err(Drop::FragmentTooLarge);
+        return Err(DropReason::FragmentTooLarge);
     }
     Ok(())
 }
 
-fn atomic(fragment: &Fragment<'_>) -> Result<Reassembled, Drop> {
+fn atomic(fragment: &Fragment<'_>) -> Result<Reassembled, DropReason> {
     let mut bytes = Vec::with_capacity(fragment.header.len() + fragment.payload.len());
     bytes.extend_from_slice(fragment.header);
     bytes.extend_from_slice(fragment.payload);
@@ -179,12 +181,12 @@ pub(super) fn finish_v6(
     bytes: &mut [u8],
     announced: Option<(usize, Protocol)>,
     ecn: Option<u8>,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let length = bytes
         .len()
         .checked_sub(ipv6::HEADER_LEN)
-        .ok_or(Drop::Truncated)?;
-    let length = u16::try_from(length).map_err(|_| Drop::FragmentTooLarge)?;
+        .ok_or(DropReason::Truncated)?;
+    let length = u16::try_from(length).map_err(|_| DropReason::FragmentTooLarge)?;
     if let Some(field) = bytes.get_mut(4..6) {
         field.copy_from_slice(&length.to_be_bytes());
     }
@@ -207,7 +209,7 @@ pub(super) fn finish_v4(
     payload_len: usize,
     ecn: Option<u8>,
     bytes: &mut [u8],
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     // As long as the header itself, so that the view accepts it.
     let mut alone = header.to_vec();
     if let Some(field) = alone.get_mut(2..4) {
@@ -223,6 +225,6 @@ pub(super) fn finish_v4(
     };
     header
         .emit(payload_len, bytes)
-        .map_err(|_| Drop::FragmentTooLarge)?;
+        .map_err(|_| DropReason::FragmentTooLarge)?;
     Ok(())
 }

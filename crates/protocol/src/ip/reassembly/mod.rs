@@ -17,7 +17,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::Drop;
+use crate::DropReason;
 use datagram::Datagram;
 use fragment::{Family, Fragment, Key, Parsed};
 
@@ -62,7 +62,7 @@ pub const DATAGRAM_COST: usize = 640;
 pub const FRAGMENT_COST: usize = 64;
 
 /// What has happened. Each refused fragment is also counted under its
-/// [`Drop`] by whoever called.
+/// [`DropReason`] by whoever called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of [`Reassembler::insert`].
@@ -159,7 +159,7 @@ impl Reassembler {
         now: Duration,
         bytes: &[u8],
         tag: Option<u64>,
-    ) -> Result<Option<Reassembled>, Drop> {
+    ) -> Result<Option<Reassembled>, DropReason> {
         self.expire(now);
         self.counters.fragments += 1;
         let outcome = match fragment::parse(bytes) {
@@ -178,16 +178,16 @@ impl Reassembler {
         outcome
     }
 
-    fn counter(&mut self, cause: Drop) -> &mut u64 {
+    fn counter(&mut self, cause: DropReason) -> &mut u64 {
         let counters = &mut self.counters;
         match cause {
-            Drop::FragmentDuplicate => &mut counters.duplicates,
-            Drop::FragmentOverlap => &mut counters.overlaps,
-            Drop::FragmentEnd => &mut counters.contradictions,
-            Drop::FragmentCount => &mut counters.too_many_fragments,
-            Drop::FragmentRefused => &mut counters.refused,
-            Drop::FragmentMemory => &mut counters.no_memory,
-            Drop::FragmentEcn => &mut counters.ecn_mismatches,
+            DropReason::FragmentDuplicate => &mut counters.duplicates,
+            DropReason::FragmentOverlap => &mut counters.overlaps,
+            DropReason::FragmentEnd => &mut counters.contradictions,
+            DropReason::FragmentCount => &mut counters.too_many_fragments,
+            DropReason::FragmentRefused => &mut counters.refused,
+            DropReason::FragmentMemory => &mut counters.no_memory,
+            DropReason::FragmentEcn => &mut counters.ecn_mismatches,
             _ => &mut counters.malformed,
         }
     }
@@ -196,7 +196,7 @@ impl Reassembler {
         &mut self,
         fragment: &Fragment<'_>,
         tag: Option<u64>,
-    ) -> Result<Option<Reassembled>, Drop> {
+    ) -> Result<Option<Reassembled>, DropReason> {
         let key = fragment.key;
         let mut needed = FRAGMENT_COST + fragment.payload.len();
         if fragment.offset == 0 {
@@ -256,7 +256,7 @@ impl Reassembler {
 
     /// Lets the oldest datagrams give way until `needed` more bytes, and one
     /// more datagram unless there is one already (`keep`), are within limits.
-    fn make_room(&mut self, needed: usize, keep: Option<u64>) -> Result<(), Drop> {
+    fn make_room(&mut self, needed: usize, keep: Option<u64>) -> Result<(), DropReason> {
         loop {
             let count = self.datagrams.len() + usize::from(keep.is_none());
             if count <= self.limits.datagrams && self.bytes + needed <= self.limits.bytes {
@@ -273,7 +273,7 @@ impl Reassembler {
                     self.remove(&key);
                     self.counters.evicted += 1;
                 }
-                None => return Err(Drop::FragmentMemory),
+                None => return Err(DropReason::FragmentMemory),
             }
         }
     }

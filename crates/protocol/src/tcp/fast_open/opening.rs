@@ -5,7 +5,7 @@ use tidewall_wire::tcp::{FastOpen, Flags, Header, before};
 use super::{FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenNews, FastOpenPeer};
 use crate::tcp::connection::{Connection, MSS_MIN, Pending};
 use crate::tcp::timers::Timer;
-use crate::tcp::{Config, Errno, Flow, Segment, State, Time, microseconds, timestamp};
+use crate::tcp::{Config, Errno, FourTuple, Segment, State, Time, microseconds, timestamp};
 
 /// Room that is left in a SYN with data for options that middleboxes add: all
 /// that a header has (as Linux).
@@ -96,7 +96,7 @@ impl Connection {
     /// the data must be such that this does no harm.
     #[must_use]
     pub fn connect_fast(
-        flow: Flow,
+        flow: FourTuple,
         isn: u32,
         timestamp_offset: u32,
         config: &Config,

@@ -23,9 +23,9 @@ fn stack() -> Stack {
     Stack::in_memory(end, config).unwrap()
 }
 
-fn flow(number: u32) -> Flow {
+fn flow(number: u32) -> FourTuple {
     let [host, high, low] = [number >> 16, number >> 8, number].map(|byte| byte as u8);
-    Flow {
+    FourTuple {
         local: "10.0.0.1:80".parse().unwrap(),
         remote: SocketAddr::new(
             [10, 1 + host, high, low].into(),
@@ -34,7 +34,7 @@ fn flow(number: u32) -> Flow {
     }
 }
 
-fn entry(flow: Flow) -> TimeWaitEntry {
+fn entry(flow: FourTuple) -> TimeWaitEntry {
     TimeWaitEntry {
         flow,
         send_next: 1,
@@ -46,7 +46,7 @@ fn entry(flow: Flow) -> TimeWaitEntry {
 }
 
 /// As the end of a connection that closed first.
-fn wait(core: &Core, flow: Flow) {
+fn wait(core: &Core, flow: FourTuple) {
     core.tcp.ports.again(PORT);
     core.tcp_enter_flow(&flow, core.tcp.channels.time_wait.id, Part::TimeWait);
     core.tcp_enter_time_wait(entry(flow));
@@ -128,7 +128,7 @@ fn a_reassembled_segment_waits_for_no_lock() {
         core.tcp_open(connection, None, 0, 64, &mut after).unwrap()
     };
     let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0, 0, 64, 6, 0, 0];
-    let Flow { local, remote } = flow(1);
+    let FourTuple { local, remote } = flow(1);
     for address in [remote.ip(), local.ip()] {
         let std::net::IpAddr::V4(address) = address else {
             panic!("IPv4 only");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode};
-use tidewall_protocol::Drop as Cause;
-use tidewall_protocol::tcp::{self, Connection, Flow, Handshake, Listener, Reaction, Segment};
+use tidewall_protocol::DropReason;
+use tidewall_protocol::tcp::{self, Connection, FourTuple, Handshake, Listener, Reaction, Segment};
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
@@ -104,13 +104,13 @@ impl ListenerInner {
         queue: usize,
     ) {
         if self.is_full() {
-            return core.causes.protocol(Cause::TcpListenOverflow);
+            return core.causes.protocol(DropReason::TcpListenOverflow);
         }
         let mut after = After::default();
         {
             let mut state = lock(&self.state);
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
-                return core.causes.protocol(Cause::TcpNoConnection);
+                return core.causes.protocol(DropReason::TcpNoConnection);
             };
             let before = state.established;
             state.origin = Origin { neighbour, queue };
@@ -153,7 +153,7 @@ impl ListenerInner {
         } = state;
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
         protocol.set_origin(origin.to_bits());
-        let mut send = |flow: &Flow, outgoing: &tcp::Outgoing<'_>| {
+        let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'_>| {
             core.tcp_send_one(flow, outgoing, origin.neighbour, origin.queue);
         };
         let reaction = match reused {
@@ -288,7 +288,7 @@ impl ListenerInner {
                         let Origin { neighbour, queue } = Origin::from_bits(origin);
                         core.tcp_send_one(flow, outgoing, neighbour, queue);
                     },
-                    &mut |flow: &Flow| {
+                    &mut |flow: &FourTuple| {
                         core.tables
                             .disconnect(Protocol::Tcp, flow.local, flow.remote);
                     },
@@ -300,12 +300,12 @@ impl ListenerInner {
     }
 
     /// Closes it: its channel, and the flows that were half open.
-    pub(super) fn close(&self) -> (Option<ChannelSet>, Vec<Flow>) {
+    pub(super) fn close(&self) -> (Option<ChannelSet>, Vec<FourTuple>) {
         let mut state = lock(&self.state);
         let mut half_open = Vec::new();
         state
             .protocol
-            .close(&mut |flow: &Flow| half_open.push(*flow));
+            .close(&mut |flow: &FourTuple| half_open.push(*flow));
         (state.channel.take(), half_open)
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use tidewall_device::forked::Unshared;
-use tidewall_protocol::tcp::{Config, Connection, Flow, State as Phase, StreamOptions, isn};
+use tidewall_protocol::tcp::{Config, Connection, FourTuple, State as Phase, StreamOptions, isn};
 
 use super::{Inner, TcpStream};
 use crate::raw::options as raw_options;
@@ -199,7 +199,7 @@ impl TcpStream {
         Helper::start(core)?;
         for _ in 0..PORTS_TRIED {
             let (port, held) = core.tcp_take_port(source)?;
-            let flow = Flow {
+            let flow = FourTuple {
                 local: SocketAddr::new(source, port),
                 remote,
             };
@@ -283,7 +283,7 @@ impl Core {
         Ok((port, Some(Unshared::new(OwnedFd::from(socket))?)))
     }
 
-    fn tcp_connection(&self, flow: Flow, config: &Config, fast: bool) -> Connection {
+    fn tcp_connection(&self, flow: FourTuple, config: &Config, fast: bool) -> Connection {
         let now = self.age();
         let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
         let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);

@@ -142,7 +142,7 @@ fn an_exact_duplicate_is_ignored() {
         held(&mut reassembler, &fragment(SEND));
         assert_eq!(
             refused(&mut reassembler, &fragment(SEND)),
-            Drop::FragmentDuplicate
+            DropReason::FragmentDuplicate
         );
         let last = Send {
             at: 24,
@@ -153,7 +153,7 @@ fn an_exact_duplicate_is_ignored() {
         held(&mut reassembler, &fragment(last));
         assert_eq!(
             refused(&mut reassembler, &fragment(last)),
-            Drop::FragmentDuplicate
+            DropReason::FragmentDuplicate
         );
         let middle = Send {
             at: 16,
@@ -227,7 +227,7 @@ fn congestion_marks_are_combined_as_rfc_3168_says() {
         assert_eq!(combine(2, 3), Ok(0x23));
         assert_eq!(combine(3, 1), Ok(0x23));
         assert_eq!(combine(1, 2), Ok(0x21));
-        assert_eq!(combine(0, 3), Err(Drop::FragmentEcn));
-        assert_eq!(combine(2, 0), Err(Drop::FragmentEcn));
+        assert_eq!(combine(0, 3), Err(DropReason::FragmentEcn));
+        assert_eq!(combine(2, 0), Err(DropReason::FragmentEcn));
     }
 }

@@ -32,7 +32,7 @@ fn an_overlap_condemns_its_datagram_until_its_time_is_up() {
             held(&mut reassembler, &fragment(SEND));
             assert_eq!(
                 refused(&mut reassembler, &fragment(overlap)),
-                Drop::FragmentOverlap
+                DropReason::FragmentOverlap
             );
             assert_eq!(reassembler.bytes(), DATAGRAM_COST);
             let last = fragment(Send {
@@ -41,10 +41,13 @@ fn an_overlap_condemns_its_datagram_until_its_time_is_up() {
                 payload: b"end",
                 ..SEND
             });
-            assert_eq!(refused(&mut reassembler, &last), Drop::FragmentRefused);
+            assert_eq!(
+                refused(&mut reassembler, &last),
+                DropReason::FragmentRefused
+            );
             assert_eq!(
                 refused(&mut reassembler, &fragment(SEND)),
-                Drop::FragmentRefused
+                DropReason::FragmentRefused
             );
             let counters = *reassembler.counters();
             assert_eq!(
@@ -111,11 +114,11 @@ fn contradicting_ends_condemn_a_datagram() {
             held(&mut reassembler, &fragment(one));
             assert_eq!(
                 refused(&mut reassembler, &fragment(other)),
-                Drop::FragmentEnd
+                DropReason::FragmentEnd
             );
             assert_eq!(
                 refused(&mut reassembler, &fragment(SEND)),
-                Drop::FragmentRefused
+                DropReason::FragmentRefused
             );
             assert_eq!(reassembler.counters().contradictions, 1);
         }
@@ -132,7 +135,7 @@ fn fragments_unsound_by_themselves_are_refused_and_leave_nothing() {
                     payload: b"odd",
                     ..SEND
                 },
-                Drop::FragmentLength,
+                DropReason::FragmentLength,
             ),
             (
                 Send {
@@ -140,7 +143,7 @@ fn fragments_unsound_by_themselves_are_refused_and_leave_nothing() {
                     payload: b"",
                     ..SEND
                 },
-                Drop::FragmentEmpty,
+                DropReason::FragmentEmpty,
             ),
             (
                 Send {
@@ -149,7 +152,7 @@ fn fragments_unsound_by_themselves_are_refused_and_leave_nothing() {
                     payload: b"",
                     ..SEND
                 },
-                Drop::FragmentEmpty,
+                DropReason::FragmentEmpty,
             ),
             // Ping of death: the last offset with one byte too many.
             (
@@ -159,7 +162,7 @@ fn fragments_unsound_by_themselves_are_refused_and_leave_nothing() {
                     payload: b"12345678",
                     ..SEND
                 },
-                Drop::FragmentTooLarge,
+                DropReason::FragmentTooLarge,
             ),
         ];
         for (send, cause) in cases {
@@ -168,17 +171,26 @@ fn fragments_unsound_by_themselves_are_refused_and_leave_nothing() {
     }
     let mut damaged = SEND.v4();
     damaged[8] ^= 1;
-    assert_eq!(refused(&mut reassembler, &damaged), Drop::HeaderChecksum);
-    assert_eq!(refused(&mut reassembler, &SEND.v4()[..30]), Drop::Truncated);
-    assert_eq!(refused(&mut reassembler, &SEND.v6()[..50]), Drop::Truncated);
-    assert_eq!(refused(&mut reassembler, &[]), Drop::Truncated);
-    assert_eq!(refused(&mut reassembler, &[0; 40]), Drop::Version);
+    assert_eq!(
+        refused(&mut reassembler, &damaged),
+        DropReason::HeaderChecksum
+    );
+    assert_eq!(
+        refused(&mut reassembler, &SEND.v4()[..30]),
+        DropReason::Truncated
+    );
+    assert_eq!(
+        refused(&mut reassembler, &SEND.v6()[..50]),
+        DropReason::Truncated
+    );
+    assert_eq!(refused(&mut reassembler, &[]), DropReason::Truncated);
+    assert_eq!(refused(&mut reassembler, &[0; 40]), DropReason::Version);
     let whole = Send {
         more: false,
         ..SEND
     }
     .v4();
-    assert_eq!(refused(&mut reassembler, &whole), Drop::NotFragment);
+    assert_eq!(refused(&mut reassembler, &whole), DropReason::NotFragment);
     assert!(is_empty(&reassembler));
     let counters = *reassembler.counters();
     assert_eq!((counters.fragments, counters.malformed), (14, 14));
@@ -194,10 +206,13 @@ fn a_first_fragment_must_hold_the_transport_header() {
     .v6();
     first[40] = Protocol::DESTINATION_OPTIONS.0;
     let mut reassembler = Reassembler::default();
-    assert_eq!(refused(&mut reassembler, &first), Drop::FragmentHeaders);
+    assert_eq!(
+        refused(&mut reassembler, &first),
+        DropReason::FragmentHeaders
+    );
     // Here even they are cut.
     first[49] = 1;
-    assert_eq!(refused(&mut reassembler, &first), Drop::Truncated);
+    assert_eq!(refused(&mut reassembler, &first), DropReason::Truncated);
     assert!(is_empty(&reassembler));
 }
 
@@ -226,7 +241,7 @@ fn the_longest_datagram_passes_and_one_byte_more_does_not() {
         };
         assert_eq!(
             refused(&mut reassembler, &last(limit + 1)),
-            Drop::FragmentTooLarge
+            DropReason::FragmentTooLarge
         );
         let whole = completes(&mut reassembler, &last(limit));
         assert_eq!(payload_of(&whole), &payload[..limit]);
@@ -250,7 +265,10 @@ fn the_longest_datagram_passes_and_one_byte_more_does_not() {
         ..SEND
     }
     .v4();
-    assert_eq!(refused(&mut reassembler, &first), Drop::FragmentTooLarge);
+    assert_eq!(
+        refused(&mut reassembler, &first),
+        DropReason::FragmentTooLarge
+    );
     assert!(is_empty(&reassembler));
 }
 
@@ -277,7 +295,7 @@ fn tiny_fragments_end_at_the_limit_of_a_datagram() {
             payload: b"tiny....",
             ..SEND
         });
-        assert_eq!(refused(&mut reassembler, &more), Drop::FragmentCount);
+        assert_eq!(refused(&mut reassembler, &more), DropReason::FragmentCount);
         assert_eq!(reassembler.bytes(), DATAGRAM_COST);
         assert_eq!(reassembler.counters().too_many_fragments, 1);
     }
@@ -349,12 +367,12 @@ fn the_datagram_being_added_to_is_not_what_gives_way() {
         ..SEND
     }
     .v4();
-    assert_eq!(refused(&mut reassembler, &more), Drop::FragmentMemory);
+    assert_eq!(refused(&mut reassembler, &more), DropReason::FragmentMemory);
     assert!(is_empty(&reassembler));
     let mut closed = Reassembler::new(Limits {
         datagrams: 0,
         ..Limits::default()
     });
-    assert_eq!(refused(&mut closed, &SEND.v4()), Drop::FragmentMemory);
+    assert_eq!(refused(&mut closed, &SEND.v4()), DropReason::FragmentMemory);
     assert!(is_empty(&closed));
 }

@@ -106,7 +106,7 @@ fn completes(reassembler: &mut Reassembler, bytes: &[u8]) -> Reassembled {
         .expect("complete")
 }
 
-fn refused(reassembler: &mut Reassembler, bytes: &[u8]) -> Drop {
+fn refused(reassembler: &mut Reassembler, bytes: &[u8]) -> DropReason {
     reassembler.insert(START, bytes, None).unwrap_err()
 }
 

@@ -45,7 +45,7 @@ proptest! {
                     // What still comes are duplicates of a finished datagram.
                     break;
                 }
-                Ok(None) | Err(Drop::FragmentDuplicate) => {}
+                Ok(None) | Err(DropReason::FragmentDuplicate) => {}
                 Err(cause) => prop_assert!(false, "{cause}"),
             }
         }
@@ -89,8 +89,8 @@ proptest! {
             match reassembler.insert(START, &fragment(send), None) {
                 Ok(Some(_)) => prop_assert!(false, "complete in spite of an overlap"),
                 Ok(None) => prop_assert!(!condemned),
-                Err(Drop::FragmentOverlap | Drop::FragmentEnd) => condemned = true,
-                Err(cause) => prop_assert_eq!(cause, Drop::FragmentRefused),
+                Err(DropReason::FragmentOverlap | DropReason::FragmentEnd) => condemned = true,
+                Err(cause) => prop_assert_eq!(cause, DropReason::FragmentRefused),
             }
         }
         prop_assert!(condemned);
