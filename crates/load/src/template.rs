@@ -347,7 +347,7 @@ mod tests {
         let (source, destination, datagram) = match frame.ethertype() {
             EtherType::IPV4 => {
                 let packet = ipv4::Packet::new(frame.payload()).unwrap();
-                assert!(packet.header_is_undamaged());
+                assert!(packet.has_valid_checksum());
                 assert!(packet.dont_fragment() && !packet.is_fragment());
                 assert_eq!((packet.ttl(), packet.protocol()), (HOPS, Protocol::UDP));
                 assert_eq!(usize::from(packet.total_length()), frame.payload().len());
@@ -452,7 +452,7 @@ mod tests {
         let (source, destination, segment) = match frame.ethertype() {
             EtherType::IPV4 => {
                 let packet = ipv4::Packet::new(frame.payload()).unwrap();
-                assert!(packet.header_is_undamaged());
+                assert!(packet.has_valid_checksum());
                 assert_eq!(packet.protocol(), Protocol::TCP);
                 let segment = tcp::Packet::new(packet.payload()).unwrap();
                 let (source, destination) = (packet.source(), packet.destination());

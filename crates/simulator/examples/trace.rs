@@ -102,8 +102,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 );
                 before = report.uploaded;
             }
-            for sighting in network.sightings() {
-                println!("{sighting}");
+            for entry in network.trace_entries() {
+                println!("{entry}");
             }
         }
         "object" => {
@@ -120,8 +120,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let flow = network.flow(setup(requests, data, object));
             network.trace();
             network.run(Duration::from_secs(600))?;
-            for sighting in network.sightings() {
-                println!("{sighting}");
+            for entry in network.trace_entries() {
+                println!("{entry}");
             }
             println!("{:#?}", network.report(flow));
         }

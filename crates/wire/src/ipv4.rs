@@ -39,7 +39,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// A checked view of an IPv4 datagram. Its checksum is not checked: ask
-/// [`Packet::header_is_undamaged`].
+/// [`Packet::has_valid_checksum`].
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     header: &'a [u8; HEADER_LEN],
@@ -142,7 +142,7 @@ impl<'a> Packet<'a> {
     /// True when the header checksum is correct.
     #[must_use]
     #[inline]
-    pub fn header_is_undamaged(&self) -> bool {
+    pub fn has_valid_checksum(&self) -> bool {
         Sum::ZERO.bytes(self.header).bytes(self.options).is_valid()
     }
 
@@ -550,7 +550,7 @@ mod tests {
             let mut bytes = good.clone();
             bytes[at] ^= 0x10;
             assert!(
-                !Packet::new(&bytes).unwrap().header_is_undamaged(),
+                !Packet::new(&bytes).unwrap().has_valid_checksum(),
                 "byte {at}"
             );
         }
@@ -605,7 +605,7 @@ mod tests {
             let bytes = emitted(&header, &payload);
             let packet = Packet::new(&bytes).unwrap();
             prop_assert_eq!(Header::of(&packet), header);
-            prop_assert!(packet.header_is_undamaged());
+            prop_assert!(packet.has_valid_checksum());
             prop_assert_eq!(packet.payload(), &payload[..]);
             prop_assert_eq!(packet.is_fragment(), more_fragments || units != 0);
             prop_assert!(packet.options().count() <= 40);

@@ -329,7 +329,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
     let (source, destination, ip, protocol, payload): (IpAddr, IpAddr, _, _, _);
     if bytes.first().is_some_and(|byte| byte >> 4 == 4) {
         let packet = ipv4::Packet::new(bytes).map_err(|error| error.to_string())?;
-        if !packet.header_is_undamaged() {
+        if !packet.has_valid_checksum() {
             return Err("the IPv4 header's checksum is wrong".into());
         }
         source = packet.source().into();

@@ -212,9 +212,12 @@ impl Host {
             return;
         };
         let flow = *entry.connection.flow();
-        if let Some(news) = entry.connection.take_fast_open_news() {
+        if let Some(outcome) = entry.connection.take_fast_open_outcome() {
             let ends = (flow.local.ip(), flow.remote.ip());
-            self.fast_open_peers.entry(ends).or_default().learn(&news);
+            self.fast_open_peers
+                .entry(ends)
+                .or_default()
+                .learn(&outcome);
         }
         // Linux's `tcp_fastopen_blackhole_timeout_sec` is 0: nothing is done.
         entry.connection.take_fast_open_black_hole();
@@ -222,7 +225,7 @@ impl Host {
             let reset = entry.connection.state() == State::Closed && entry.fd.is_some();
             let listening = entry.opened_at.take();
             if let Some(listening) = listening.and_then(|fd| self.listeners.get_mut(&fd)) {
-                listening.protocol.fast_open_over(reset, now);
+                listening.protocol.fast_open_done(reset, now);
             }
         }
     }

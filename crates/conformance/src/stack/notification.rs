@@ -3,7 +3,9 @@
 
 use core::time::Duration;
 
-use tidewall_protocol::tcp::{Connection, Keys, Moment, Notification, Timestamping};
+use tidewall_protocol::tcp::{
+    Connection, Notification, TimestampEvent, TimestampKeys, Timestamping,
+};
 
 use super::socket::Kind;
 use super::{Failure, Fd, Host, Received, Result};
@@ -77,9 +79,9 @@ pub(super) fn timestamping(flags: u32) -> Timestamping {
             has(libc::SOF_TIMESTAMPING_OPT_ID),
             has(libc::SOF_TIMESTAMPING_OPT_ID_TCP),
         ) {
-            (false, _) => Keys::None,
-            (true, false) => Keys::FromUnacknowledged,
-            (true, true) => Keys::FromWritten,
+            (false, _) => TimestampKeys::None,
+            (true, false) => TimestampKeys::FromUnacknowledged,
+            (true, true) => TimestampKeys::FromWritten,
         },
     }
 }
@@ -87,7 +89,7 @@ pub(super) fn timestamping(flags: u32) -> Timestamping {
 /// When what was read has come, for who wants to know.
 pub(super) fn arrived(connection: &Connection, flags: u32) -> Option<Duration> {
     connection
-        .read_arrived()
+        .read_timestamp()
         .filter(|_| flags & libc::SOF_TIMESTAMPING_SOFTWARE != 0)
 }
 
@@ -128,15 +130,15 @@ impl Host {
             ..Received::default()
         };
         let (errno, origin, code, info, data) = match told {
-            Notification::Time { moment, key, at } => {
+            Notification::Time { event, key, at } => {
                 if flags & libc::SOF_TIMESTAMPING_OPT_TSONLY == 0 {
                     received.flags |= libc::MSG_TRUNC;
                 }
                 received.arrived = (flags & libc::SOF_TIMESTAMPING_SOFTWARE != 0).then_some(at);
-                let info = match moment {
-                    Moment::Sent => 0,
-                    Moment::Scheduled => 1,
-                    Moment::Acknowledged => 2,
+                let info = match event {
+                    TimestampEvent::Sent => 0,
+                    TimestampEvent::Scheduled => 1,
+                    TimestampEvent::Acknowledged => 2,
                 };
                 let errno = libc::ENOMSG as u32;
                 (errno, libc::SO_EE_ORIGIN_TIMESTAMPING, 0, info, key)

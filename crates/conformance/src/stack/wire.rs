@@ -253,7 +253,7 @@ impl Host {
         self.settle_fast_open(id);
         if let Some(entry) = self.connections.get_mut(&id) {
             // As `sk_error_report`: everybody is woken.
-            let notified = entry.connection.notified();
+            let notified = entry.connection.notification_count();
             if entry.notified != notified {
                 entry.notified = notified;
                 entry.readings += 1;

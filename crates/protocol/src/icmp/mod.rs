@@ -137,7 +137,7 @@ fn read(
     let (offender, addressed, meaning, flow) = match received.addresses {
         Addresses::V4(source, destination) => {
             let packet = v4::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
-            if !packet.is_undamaged() {
+            if !packet.has_valid_checksum() {
                 return Err(DropReason::IcmpChecksum);
             }
             let meaning = meaning_v4(&packet)?;
@@ -146,7 +146,7 @@ fn read(
         }
         Addresses::V6(source, destination) => {
             let packet = v6::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
-            if !packet.is_undamaged(source, destination) {
+            if !packet.has_valid_checksum(source, destination) {
                 return Err(DropReason::IcmpChecksum);
             }
             let meaning = meaning_v6(&packet)?;

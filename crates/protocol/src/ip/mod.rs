@@ -50,7 +50,7 @@ fn input_v4(
     protocol: Protocol,
 ) -> Result<Received<'_>, DropReason> {
     let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
-    if !packet.header_is_undamaged() {
+    if !packet.has_valid_checksum() {
         return Err(DropReason::HeaderChecksum);
     }
     if packet.is_fragment() {

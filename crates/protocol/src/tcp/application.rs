@@ -71,7 +71,7 @@ impl Connection {
     /// moves when there is something new to read.
     #[inline]
     #[must_use]
-    pub fn received_to(&self) -> u32 {
+    pub fn rcv_nxt(&self) -> u32 {
         self.next_expected()
     }
 

@@ -45,14 +45,14 @@ pub enum FastOpenForm {
 
 impl FastOpenPeer {
     /// Takes what a connection to this server has found out.
-    pub fn learn(&mut self, news: &FastOpenNews) {
-        self.mss = Some(news.mss);
-        match news.cookie {
+    pub fn learn(&mut self, outcome: &FastOpenOutcome) {
+        self.mss = Some(outcome.mss);
+        match outcome.cookie {
             Some(cookie) => self.cookie = Some(cookie),
-            None if self.cookie.is_none() && news.form > self.form => self.form = news.form,
+            None if self.cookie.is_none() && outcome.form > self.form => self.form = outcome.form,
             None => {}
         }
-        self.losses = if news.syn_lost {
+        self.losses = if outcome.syn_lost {
             self.losses.saturating_add(1)
         } else {
             0
@@ -69,7 +69,7 @@ impl FastOpenPeer {
 
 /// What a client's connection has found out of its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FastOpenNews {
+pub struct FastOpenOutcome {
     /// The cookie that the SYN-ACK has brought.
     pub cookie: Option<FastOpen>,
     /// The server's maximum segment size.

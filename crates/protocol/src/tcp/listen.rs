@@ -3,7 +3,7 @@
 //!
 //! A bounded number of half-open connections is remembered, of which no /24 or
 //! /64 gets more than a share; the others are answered with cookies, which cost
-//! no memory. When that happens often, [`Listener::attacked`] asks the driver to
+//! no memory. When that happens often, [`Listener::sends_cookies`] asks the driver to
 //! answer by itself.
 
 use core::time::Duration;
@@ -493,7 +493,7 @@ impl Listener {
 
     /// True when the driver is to answer SYNs with cookies.
     #[must_use]
-    pub fn attacked(&self) -> bool {
+    pub fn sends_cookies(&self) -> bool {
         self.attacked_until.is_some()
     }
 

@@ -90,14 +90,14 @@ pub use congestion::Congestion;
 pub use connection::{Connection, MSS_MIN};
 pub use cookie::Cookies;
 pub use fast_open::{
-    FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenKeys, FastOpenNews, FastOpenPeer,
+    FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenKeys, FastOpenOutcome, FastOpenPeer,
     FastOpenServer,
 };
 pub use freeze::ThawError;
 pub use info::Info;
 pub use listen::{Listener, Reaction, Secrets};
 pub use memory::MemoryPressure;
-pub use notifications::{Keys, Moment, Notification, Timestamping};
+pub use notifications::{Notification, TimestampEvent, TimestampKeys, Timestamping};
 pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
 pub use sending_times::SendingTimes;
 pub use stream_options::StreamOptions;

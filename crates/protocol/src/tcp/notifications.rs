@@ -37,11 +37,11 @@ pub struct Timestamping {
     pub sent: bool,
     /// When all of a write is acknowledged (`SOF_TIMESTAMPING_TX_ACK`).
     pub acknowledged: bool,
-    /// When what is read has come: see [`Connection::read_arrived`]
+    /// When what is read has come: see [`Connection::read_timestamp`]
     /// (`SOF_TIMESTAMPING_RX_SOFTWARE`).
     pub received: bool,
     /// What tells one write from another.
-    pub keys: Keys,
+    pub keys: TimestampKeys,
 }
 
 impl Timestamping {
@@ -54,7 +54,7 @@ impl Timestamping {
 /// What the key of a time counts (`SOF_TIMESTAMPING_OPT_ID`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
-pub enum Keys {
+pub enum TimestampKeys {
     /// Nothing: it is zero.
     #[default]
     None = 0,
@@ -70,7 +70,7 @@ pub enum Keys {
 /// What has happened to the last byte of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Moment {
+pub enum TimestampEvent {
     /// It left (`SCM_TSTAMP_SND`).
     Sent = 0,
     /// It was about to leave (`SCM_TSTAMP_SCHED`).
@@ -87,8 +87,8 @@ pub enum Notification {
     /// A time that [`Timestamping`] asks for (`SO_EE_ORIGIN_TIMESTAMPING`).
     Time {
         /// What happened.
-        moment: Moment,
-        /// Which byte it happened to, as [`Keys`] has it.
+        event: TimestampEvent,
+        /// Which byte it happened to, as [`TimestampKeys`] has it.
         key: u32,
         /// When, by the clock that the engine is given.
         at: Time,
@@ -145,9 +145,9 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    fn tell(&mut self, moment: Moment, key: u32, at: Time) {
+    fn tell(&mut self, event: TimestampEvent, key: u32, at: Time) {
         if self.queue.len() < QUEUE_MAX {
-            self.queue.push_back(Notification::Time { moment, key, at });
+            self.queue.push_back(Notification::Time { event, key, at });
             self.told = self.told.wrapping_add(1);
         } else {
             self.lost = self.lost.saturating_add(1);
@@ -196,9 +196,9 @@ impl Notices {
                 acknowledged: codec.flag(self.timestamping.acknowledged),
                 received: codec.flag(self.timestamping.received),
                 keys: match codec.u8(self.timestamping.keys as u8) {
-                    0 => Keys::None,
-                    1 => Keys::FromUnacknowledged,
-                    _ => Keys::FromWritten,
+                    0 => TimestampKeys::None,
+                    1 => TimestampKeys::FromUnacknowledged,
+                    _ => TimestampKeys::FromWritten,
                 },
             },
             zero_copy: codec.flag(self.zero_copy),
@@ -252,7 +252,7 @@ fn count(held: usize, most: usize, codec: &mut impl Codec) -> usize {
 
 fn notification<C: Codec>(told: Option<Notification>, codec: &mut C) -> Notification {
     let (kind, a, b, at) = match told {
-        Some(Notification::Time { moment, key, at }) => (moment as u8, key, 0, at),
+        Some(Notification::Time { event, key, at }) => (event as u8, key, 0, at),
         Some(Notification::Free {
             first,
             last,
@@ -261,10 +261,10 @@ fn notification<C: Codec>(told: Option<Notification>, codec: &mut C) -> Notifica
         None => (0, 0, 0, codec.now()),
     };
     let (kind, a, b, at) = (codec.u8(kind), codec.u32(a), codec.u32(b), codec.time(at));
-    let moment = match kind {
-        0 => Moment::Sent,
-        1 => Moment::Scheduled,
-        2 => Moment::Acknowledged,
+    let event = match kind {
+        0 => TimestampEvent::Sent,
+        1 => TimestampEvent::Scheduled,
+        2 => TimestampEvent::Acknowledged,
         _ => {
             return Notification::Free {
                 first: a,
@@ -273,7 +273,7 @@ fn notification<C: Codec>(told: Option<Notification>, codec: &mut C) -> Notifica
             };
         }
     };
-    Notification::Time { moment, key: a, at }
+    Notification::Time { event, key: a, at }
 }
 
 impl Connection {
@@ -287,8 +287,8 @@ impl Connection {
         let old = (self.receive.assembler.unread() > 0).then(|| self.receive.assembler.next());
         let notices = self.notices.get_or_insert_default();
         let keys = timestamping.keys;
-        if keys != Keys::None && notices.timestamping.keys == Keys::None {
-            notices.base = if keys == Keys::FromWritten {
+        if keys != TimestampKeys::None && notices.timestamping.keys == TimestampKeys::None {
+            notices.base = if keys == TimestampKeys::FromWritten {
                 written
             } else {
                 first
@@ -346,7 +346,7 @@ impl Connection {
         if wanted.of_writes() {
             if unsent && notices.marks.len() < MARKS_MAX {
                 let key = match wanted.keys {
-                    Keys::None => 0,
+                    TimestampKeys::None => 0,
                     _ => last.wrapping_sub(notices.base),
                 };
                 notices.marks.push_back(Mark {
@@ -385,7 +385,7 @@ impl Connection {
     /// when it changes, be they taken or not (an edge of epoll).
     #[inline]
     #[must_use]
-    pub fn notified(&self) -> u32 {
+    pub fn notification_count(&self) -> u32 {
         self.notices.as_ref().map_or(0, |notices| notices.told)
     }
 
@@ -402,7 +402,7 @@ impl Connection {
     /// Where more than 256 moments would have to be told apart the later one
     /// counts for both, as on Linux where two segments are put together.
     #[must_use]
-    pub fn read_arrived(&self) -> Option<Time> {
+    pub fn read_timestamp(&self) -> Option<Time> {
         self.notices.as_ref()?.read
     }
 
@@ -417,10 +417,10 @@ impl Connection {
         {
             notices.left += 1;
             if mark.scheduled {
-                notices.tell(Moment::Scheduled, mark.key, now);
+                notices.tell(TimestampEvent::Scheduled, mark.key, now);
             }
             if mark.sent {
-                notices.tell(Moment::Sent, mark.key, now);
+                notices.tell(TimestampEvent::Sent, mark.key, now);
             }
         }
     }
@@ -435,7 +435,7 @@ impl Connection {
         while let Some(mark) = notices.marks.pop_front_if(|mark| before(mark.last, first)) {
             notices.left = notices.left.saturating_sub(1);
             if mark.acknowledged {
-                notices.tell(Moment::Acknowledged, mark.key, now);
+                notices.tell(TimestampEvent::Acknowledged, mark.key, now);
             }
         }
     }

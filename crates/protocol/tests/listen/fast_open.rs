@@ -156,10 +156,10 @@ fn the_queue_is_bounded_and_a_reset_costs_its_place_for_a_minute() {
     };
     assert!(open(&mut listener, START) && open(&mut listener, START));
     assert!(!open(&mut listener, START));
-    listener.fast_open_over(false, START);
+    listener.fast_open_done(false, START);
     assert!(open(&mut listener, START));
     assert!(!open(&mut listener, START));
-    listener.fast_open_over(true, START);
+    listener.fast_open_done(true, START);
     assert!(!open(&mut listener, START + 59 * SECOND));
     assert!(open(&mut listener, START + 60 * SECOND));
     assert!(!open(&mut listener, START + 60 * SECOND));

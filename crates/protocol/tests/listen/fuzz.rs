@@ -128,7 +128,7 @@ fn fuzz_listener() {
                     _ => {}
                 }
                 if opening > 0 && step.waiting % 2 == 1 {
-                    listener.fast_open_over(step.waiting == 7, now);
+                    listener.fast_open_done(step.waiting == 7, now);
                     opening -= 1;
                 }
                 assert!(opening <= 4);

@@ -63,8 +63,8 @@ fn run(link: &mut Link) -> Duration {
 }
 
 fn cookie_now(link: &mut Link) -> Option<FastOpen> {
-    let news = link.ends[0].connection().take_fast_open_news();
-    news.expect("the SYN was answered").cookie
+    let outcome = link.ends[0].connection().take_fast_open_outcome();
+    outcome.expect("the SYN was answered").cookie
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn a_lost_syn_or_answer_costs_its_timeout() {
             opened,
             "{lost:?}"
         );
-        let news = link.ends[0].connection().take_fast_open_news().unwrap();
+        let outcome = link.ends[0].connection().take_fast_open_outcome().unwrap();
         // A server that took the data says so, whichever answer arrives.
-        assert_eq!(news.syn_lost, !opened, "{lost:?}");
+        assert_eq!(outcome.syn_lost, !opened, "{lost:?}");
     }
 }
 

@@ -2,7 +2,8 @@
 
 use tidewall_protocol::tcp::{
     Config, Connection, Errno, FastOpen, FastOpenAnswer, FastOpenFailure, FastOpenForm,
-    FastOpenPeer, Handshake, Keys, Moment, Notification, Segment, State, Timestamping,
+    FastOpenPeer, Handshake, Notification, Segment, State, TimestampEvent, TimestampKeys,
+    Timestamping,
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
 
@@ -72,11 +73,11 @@ fn a_client_asks_for_a_cookie_and_remembers_it() {
         Some(FastOpen::REQUEST)
     );
     assert!(only(&sent).payload.is_empty());
-    assert_eq!(peer.engine.take_fast_open_news(), None);
+    assert_eq!(peer.engine.take_fast_open_outcome(), None);
     give_option(&mut peer, 0, Some(cookie()), b"");
     assert_eq!(peer.state(), State::Established);
-    memory.learn(&peer.engine.take_fast_open_news().unwrap());
-    assert_eq!(peer.engine.take_fast_open_news(), None);
+    memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
+    assert_eq!(peer.engine.take_fast_open_outcome(), None);
     assert_eq!((memory.cookie, memory.mss), (Some(cookie()), Some(900)));
     let info = peer.engine.info();
     assert_eq!(info.fast_open_failure, FastOpenFailure::CookieUnavailable);
@@ -96,7 +97,7 @@ fn both_forms_of_the_option_are_tried() {
         assert!(option.is_request());
         assert_eq!(option.is_experimental(), experimental);
         give_option(&mut peer, 0, None, b"");
-        memory.learn(&peer.engine.take_fast_open_news().unwrap());
+        memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
         assert_eq!(memory.form, form);
     }
 }
@@ -124,7 +125,7 @@ fn data_travels_with_the_syn() {
     assert_eq!((info.bytes_acknowledged, info.retransmissions), (960, 0));
     // The cookie that works is kept.
     let mut memory = known();
-    memory.learn(&peer.engine.take_fast_open_news().unwrap());
+    memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
     assert_eq!(memory.cookie, Some(cookie()));
     peer.write(10);
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 960, 6, 10)]);
@@ -140,7 +141,7 @@ fn a_cookie_that_nobody_asked_for_is_not_kept() {
     give_option(&mut peer, 500, Some(cookie()), b"");
     assert!(peer.engine.info().syn_data);
     let mut memory = none;
-    memory.learn(&peer.engine.take_fast_open_news().unwrap());
+    memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
     assert_eq!((memory.cookie, memory.mss), (None, Some(900)));
     assert_eq!(memory.form, FastOpenForm::Standard, "and none was refused");
 }
@@ -169,7 +170,7 @@ fn what_the_syn_ack_leaves_out_is_sent_again_at_once() {
         assert_eq!(info.congestion_window, 9000);
         assert_eq!(info.slow_start_threshold, u32::MAX);
         let mut memory = known();
-        memory.learn(&peer.engine.take_fast_open_news().unwrap());
+        memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
         assert_eq!(memory.cookie, Some(fresh));
         peer.give(ACK, 0, 960, b"");
         assert_eq!(peer.brief(), []);
@@ -228,10 +229,10 @@ fn a_syn_that_is_sent_again_is_an_ordinary_one() {
     peer.sent();
     give_option(&mut peer, 0, None, b"");
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 0, 0, 100)]);
-    let news = peer.engine.take_fast_open_news().unwrap();
-    assert!(news.syn_lost);
+    let outcome = peer.engine.take_fast_open_outcome().unwrap();
+    assert!(outcome.syn_lost);
     let mut memory = known();
-    memory.learn(&news);
+    memory.learn(&outcome);
     assert_eq!((memory.losses, memory.cookie), (1, Some(cookie())));
     let info = peer.engine.info();
     assert_eq!(info.fast_open_failure, FastOpenFailure::SynRetransmitted);
@@ -254,8 +255,8 @@ fn a_client_survives_freezing_in_every_moment() {
     refreeze(&mut peer);
     give_option(&mut peer, 0, Some(cookie()), b"");
     refreeze(&mut peer);
-    let news = peer.engine.take_fast_open_news().unwrap();
-    assert_eq!(news.cookie, Some(cookie()));
+    let outcome = peer.engine.take_fast_open_outcome().unwrap();
+    assert_eq!(outcome.cookie, Some(cookie()));
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 0, 0, 100)]);
 }
 
@@ -406,7 +407,7 @@ fn data_with_the_syn_has_times_and_a_number() {
         peer.engine.set_timestamping(Timestamping {
             sent: true,
             acknowledged: true,
-            keys: Keys::FromWritten,
+            keys: TimestampKeys::FromWritten,
             ..Timestamping::default()
         });
         peer.write(500);
@@ -424,8 +425,8 @@ fn data_with_the_syn_has_times_and_a_number() {
         }
         let end = peer.now;
         told.extend(std::iter::from_fn(|| peer.engine.take_notification()));
-        let time = |moment, at| Notification::Time {
-            moment,
+        let time = |event, at| Notification::Time {
+            event,
             key: 499,
             at,
         };
@@ -434,7 +435,10 @@ fn data_with_the_syn_has_times_and_a_number() {
             last: 0,
             copied: true,
         };
-        let times = [time(Moment::Sent, begin), time(Moment::Acknowledged, end)];
+        let times = [
+            time(TimestampEvent::Sent, begin),
+            time(TimestampEvent::Acknowledged, end),
+        ];
         assert_eq!(told, [free, times[0], times[1]]);
     }
 }

@@ -210,9 +210,9 @@ pub fn tcp_peer(bytes: &[u8]) {
         assert!(info.unread <= 70_000, "{info:?}");
         // Each ring is at most twice as large as what it holds.
         assert!(engine.memory() <= 350_000, "{}", engine.memory());
-        if let Some(news) = engine.take_fast_open_news() {
-            tcp::FastOpenPeer::default().learn(&news);
-            assert_eq!(engine.take_fast_open_news(), None);
+        if let Some(outcome) = engine.take_fast_open_outcome() {
+            tcp::FastOpenPeer::default().learn(&outcome);
+            assert_eq!(engine.take_fast_open_outcome(), None);
         }
     }
 }
@@ -337,7 +337,7 @@ pub fn tcp_thaw(bytes: &[u8]) {
         if engine.write(b"more") == Ok(4) {
             engine.end_write(4, true);
         }
-        let _ = (engine.take_notification(), engine.read_arrived());
+        let _ = (engine.take_notification(), engine.read_timestamp());
     }
 }
 
@@ -378,7 +378,7 @@ fn frozen_connection(fast: bool) -> Vec<u8> {
         sent: true,
         acknowledged: true,
         received: true,
-        keys: tcp::Keys::FromWritten,
+        keys: tcp::TimestampKeys::FromWritten,
     });
     engine.write(&[1; 300]).unwrap();
     engine.end_write(300, true);

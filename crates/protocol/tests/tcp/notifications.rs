@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    Config, Connection, Keys, Moment, Notification, ThawError, Timestamping,
+    Config, Connection, Notification, ThawError, TimestampEvent, TimestampKeys, Timestamping,
 };
 use tidewall_wire::tcp::{Flags, SackBlocks};
 
@@ -14,14 +14,14 @@ const WRITES: Timestamping = Timestamping {
     sent: true,
     acknowledged: true,
     received: false,
-    keys: Keys::FromUnacknowledged,
+    keys: TimestampKeys::FromUnacknowledged,
 };
 const RECEIVED: Timestamping = Timestamping {
     received: true,
     scheduled: false,
     sent: false,
     acknowledged: false,
-    keys: Keys::None,
+    keys: TimestampKeys::None,
 };
 
 fn told(peer: &mut Peer, config: Timestamping) {
@@ -49,10 +49,10 @@ fn all(peer: &mut Peer) -> Vec<Notification> {
 }
 
 /// The times among them, since the test began.
-fn times(peer: &mut Peer) -> Vec<(Moment, u32, u64)> {
+fn times(peer: &mut Peer) -> Vec<(TimestampEvent, u32, u64)> {
     let begin = Duration::from_secs(1000);
     let time = |told| match told {
-        Notification::Time { moment, key, at } => (moment, key, (at - begin).as_millis() as u64),
+        Notification::Time { event, key, at } => (event, key, (at - begin).as_millis() as u64),
         other => panic!("{other:?}"),
     };
     all(peer).into_iter().map(time).collect()
@@ -66,7 +66,7 @@ fn free(first: u32, last: u32) -> Notification {
     }
 }
 
-use Moment::{Acknowledged, Scheduled, Sent};
+use TimestampEvent::{Acknowledged, Scheduled, Sent};
 
 #[test]
 fn a_write_is_told_when_it_leaves_and_when_it_is_acknowledged() {
@@ -95,7 +95,7 @@ fn a_write_is_told_when_it_leaves_and_when_it_is_acknowledged() {
     peer.now += ms(10);
     peer.give(ACK, 0, 4000, b"");
     assert_eq!(times(&mut peer), [(Acknowledged, 3999, 30)]);
-    assert_eq!(peer.engine.notified(), 6);
+    assert_eq!(peer.engine.notification_count(), 6);
 }
 
 #[test]
@@ -205,9 +205,9 @@ fn what_is_sent_again_is_not_told_again_and_sack_acknowledges_nothing() {
 #[test]
 fn keys_count_from_where_they_were_asked_for() {
     for (keys, expected) in [
-        (Keys::None, [0, 0]),
-        (Keys::FromUnacknowledged, [1199, 1299]),
-        (Keys::FromWritten, [99, 199]),
+        (TimestampKeys::None, [0, 0]),
+        (TimestampKeys::FromUnacknowledged, [1199, 1299]),
+        (TimestampKeys::FromWritten, [99, 199]),
     ] {
         let mut peer = Peer::settled(&plain());
         peer.engine.set_nodelay(true);
@@ -278,10 +278,10 @@ fn copied_memory_is_free_at_once_and_told_in_ranges() {
     write(&mut peer, 10);
     assert_eq!(all(&mut peer), []);
     copy_free(&mut peer, 10);
-    assert_eq!(peer.engine.notified(), 1);
+    assert_eq!(peer.engine.notification_count(), 1);
     copy_free(&mut peer, 10);
     // Told again, as one.
-    assert_eq!(peer.engine.notified(), 2);
+    assert_eq!(peer.engine.notification_count(), 2);
     assert_eq!(all(&mut peer), [free(0, 1)]);
     copy_free(&mut peer, 10);
     assert_eq!(all(&mut peer), [free(2, 2)]);
@@ -305,7 +305,7 @@ fn ranges_end_where_something_else_was_told() {
         peer.sent();
     }
     let sent = Notification::Time {
-        moment: Sent,
+        event: Sent,
         key: 0,
         at: peer.now,
     };
@@ -367,7 +367,7 @@ fn what_was_told_outlives_the_connection() {
 fn arrived(peer: &mut Peer, read: usize) -> Option<u64> {
     let mut buffer = vec![0; read];
     assert_eq!(peer.engine.read(&mut buffer), Ok(read));
-    let at = peer.engine.read_arrived()?;
+    let at = peer.engine.read_timestamp()?;
     Some((at - Duration::from_secs(1000)).as_millis() as u64)
 }
 
@@ -433,10 +433,13 @@ fn all_of_it_is_handed_over() {
     let now = Duration::from_secs(7000);
     let thawed = Connection::thaw(&frozen, now).unwrap();
     assert_eq!(thawed.freeze(now), frozen);
-    assert_eq!(thawed.read_arrived(), Some(now - ms(5)));
-    assert_eq!(thawed.notified(), peer.engine.notified());
+    assert_eq!(thawed.read_timestamp(), Some(now - ms(5)));
+    assert_eq!(
+        thawed.notification_count(),
+        peer.engine.notification_count()
+    );
     (peer.engine, peer.now) = (thawed, now);
-    let sent = |moment, key, at| Notification::Time { moment, key, at };
+    let sent = |event, key, at| Notification::Time { event, key, at };
     let left = now - ms(5);
     assert_eq!(
         all(&mut peer),

@@ -14,8 +14,8 @@
 mod end;
 mod flow;
 mod packet;
-mod sighting;
 mod stream;
+mod trace;
 
 use std::fmt;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Errno, Segment};
 
 pub use flow::{Application, Reading, Report, Setup};
-pub use sighting::Sighting;
+pub use trace::TraceEntry;
 
 use crate::link::{Counters, Ecn, Impairment, Link};
 use crate::random::Random;
@@ -96,7 +96,7 @@ pub struct Network {
     flows: Vec<Flow>,
     /// Kept for its memory.
     outbox: Vec<Packet>,
-    sightings: Option<Vec<Sighting>>,
+    trace_entries: Option<Vec<TraceEntry>>,
 }
 
 impl Network {
@@ -110,7 +110,7 @@ impl Network {
             waits: Vec::new(),
             flows: Vec::new(),
             outbox: Vec::new(),
-            sightings: None,
+            trace_entries: None,
         }
     }
 
@@ -137,18 +137,18 @@ impl Network {
 
     /// Notes from now on every segment that an end sends or receives.
     pub fn trace(&mut self) {
-        self.sightings = Some(Vec::new());
+        self.trace_entries = Some(Vec::new());
     }
 
     /// What was noted since [`Network::trace`], in the order of time.
     #[must_use]
-    pub fn sightings(&self) -> &[Sighting] {
-        self.sightings.as_deref().unwrap_or_default()
+    pub fn trace_entries(&self) -> &[TraceEntry] {
+        self.trace_entries.as_deref().unwrap_or_default()
     }
 
     fn see(&mut self, packet: &Packet, arrived: bool) {
-        if let Some(sightings) = &mut self.sightings {
-            sightings.push(Sighting {
+        if let Some(trace_entries) = &mut self.trace_entries {
+            trace_entries.push(TraceEntry {
                 at: self.now,
                 flow: packet.flow,
                 from_client: packet.from == Side::Client,

@@ -107,7 +107,7 @@ impl Drop for ConnectionInner {
 /// What changes are told by: none of it changes but by what is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
-    /// [`Connection::received_to`].
+    /// [`Connection::rcv_nxt`].
     received_to: u32,
     phase: Phase,
     /// The peer's FIN has come, or reading was shut down.
@@ -120,11 +120,11 @@ struct Told {
 impl Told {
     fn of(connection: &Connection) -> Self {
         Told {
-            received_to: connection.received_to(),
+            received_to: connection.rcv_nxt(),
             phase: connection.state(),
             receive_closed: connection.receive_closed(),
             send_closed: connection.send_closed(),
-            notified: connection.notified(),
+            notified: connection.notification_count(),
         }
     }
 }
@@ -422,7 +422,7 @@ impl ConnectionInner {
     /// As [`ConnectionInner::announce`], if it was notified of something since
     /// `before` ([`Connection::notified`]).
     pub(crate) fn announce_notifications(&self, state: &mut State, before: u32) {
-        if state.connection.notified() != before {
+        if state.connection.notification_count() != before {
             self.announce(state);
         }
     }
@@ -488,7 +488,7 @@ impl ConnectionInner {
                     turn.again = self.again(Again::Full);
                     return turn;
                 }
-                let notified = state.connection.notified();
+                let notified = state.connection.notification_count();
                 state.connection.output(now, &mut |outgoing| {
                     if quantum == 0 {
                         turn.again = Again::Later;
@@ -724,7 +724,7 @@ impl State {
     /// Says which listener is to hear of the end of its handshake.
     pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
         if self.detached {
-            listener.fast_open_over(false);
+            listener.fast_open_done(false);
         } else {
             self.opened_at = Some(Arc::downgrade(listener));
         }
@@ -735,8 +735,8 @@ impl State {
     fn settle_fast_open(&mut self, core: &Core) {
         if self.fast {
             let (flow, now) = (*self.connection.flow(), core.age());
-            if let Some(news) = self.connection.take_fast_open_news() {
-                core.tcp.fast_open.learn(&flow, &news, now);
+            if let Some(outcome) = self.connection.take_fast_open_outcome() {
+                core.tcp.fast_open.learn(&flow, &outcome, now);
             }
             if self.connection.take_fast_open_black_hole() {
                 core.tcp.fast_open.suspect(now);
@@ -744,13 +744,13 @@ impl State {
             self.fast = self.connection.state() != Phase::Closed;
         }
         if self.opened_at.is_some()
-            && let Some(reset) = self.connection.take_fast_open_end()
+            && let Some(reset) = self.connection.take_fast_open_done()
             && let Some(listener) = self
                 .opened_at
                 .take()
                 .and_then(|listener| listener.upgrade())
         {
-            listener.fast_open_over(reset);
+            listener.fast_open_done(reset);
         }
     }
 
@@ -839,7 +839,10 @@ impl Core {
         after: &mut After,
     ) -> Option<Arc<ConnectionInner>> {
         let flow = *connection.flow();
-        let (fast, deferred) = (connection.is_fast(), connection.awaits_syn_data());
+        let (fast, deferred) = (
+            connection.is_fast_open_client(),
+            connection.awaits_syn_data(),
+        );
         let mut made = None;
         let mut contents = Some(connection);
         let timer = self.tcp.timers.add(|timer| {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    FastOpenKeys, FastOpenNews, FastOpenPeer, FastOpenServer, FourTuple, Sysctl,
+    FastOpenKeys, FastOpenOutcome, FastOpenPeer, FastOpenServer, FourTuple, Sysctl,
 };
 
 use crate::stack::{Core, Stack, lock};
@@ -78,7 +78,7 @@ impl FastOpen {
     }
 
     /// Learns what a connection has found out.
-    pub(super) fn learn(&self, flow: &FourTuple, news: &FastOpenNews, now: Duration) {
+    pub(super) fn learn(&self, flow: &FourTuple, outcome: &FastOpenOutcome, now: Duration) {
         let mut guard = lock(&self.clients);
         let Clients {
             servers,
@@ -90,12 +90,12 @@ impl FastOpen {
             order.push_back(ends);
             Server::default()
         });
-        server.known.learn(news);
+        server.known.learn(outcome);
         if let Some(more) = server.known.losses.checked_sub(LOSSES) {
             let pause = AFTER_LOSSES * (1 << u32::from(more).min(DOUBLINGS));
             server.not_before = now + pause;
         }
-        if news.cookie.is_some() || !news.syn_lost {
+        if outcome.cookie.is_some() || !outcome.syn_lost {
             // The network carries it.
             black_hole.times = 0;
         }
@@ -190,8 +190,8 @@ mod tests {
         }
     }
 
-    fn news(cookie: Option<Cookie>, syn_lost: bool) -> FastOpenNews {
-        FastOpenNews {
+    fn outcome(cookie: Option<Cookie>, syn_lost: bool) -> FastOpenOutcome {
+        FastOpenOutcome {
             cookie,
             mss: 1460,
             syn_lost,
@@ -211,7 +211,7 @@ mod tests {
             Some(FastOpenPeer::default())
         );
         for server in 0..=SERVERS_MAX as u32 {
-            memory.learn(&flow(server), &news(cookie(), false), START);
+            memory.learn(&flow(server), &outcome(cookie(), false), START);
         }
         let known = |server| memory.server(&flow(server), START).unwrap().cookie;
         assert_eq!((known(0), known(1)), (None, cookie()));
@@ -225,11 +225,11 @@ mod tests {
     fn a_server_whose_syns_are_lost_is_left_alone_for_longer_each_time() {
         let memory = FastOpen::new(KEYS);
         let mut now = START;
-        memory.learn(&flow(1), &news(cookie(), false), now);
-        memory.learn(&flow(1), &news(None, true), now);
+        memory.learn(&flow(1), &outcome(cookie(), false), now);
+        memory.learn(&flow(1), &outcome(None, true), now);
         assert!(memory.server(&flow(1), now).is_some(), "one is bad luck");
         for minutes in [1, 2, 4] {
-            memory.learn(&flow(1), &news(None, true), now);
+            memory.learn(&flow(1), &outcome(None, true), now);
             now += Duration::from_secs(60 * minutes);
             assert!(
                 memory
@@ -239,8 +239,8 @@ mod tests {
             assert_eq!(memory.server(&flow(1), now).unwrap().cookie, cookie());
             assert!(memory.server(&flow(2), now).is_some(), "another server");
         }
-        memory.learn(&flow(1), &news(None, false), now);
-        memory.learn(&flow(1), &news(None, true), now);
+        memory.learn(&flow(1), &outcome(None, false), now);
+        memory.learn(&flow(1), &outcome(None, true), now);
         assert!(memory.server(&flow(1), now).is_some());
     }
 
@@ -258,7 +258,7 @@ mod tests {
             );
             assert!(memory.server(&flow(1), now).is_some());
         }
-        memory.learn(&flow(1), &news(None, false), now);
+        memory.learn(&flow(1), &outcome(None, false), now);
         memory.suspect(now);
         assert!(memory.server(&flow(1), now + BLACK_HOLE).is_some());
     }

@@ -57,8 +57,8 @@ pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
 pub use stream::{ConnectOptions, Notification, TcpStream};
 pub use tidewall_protocol::tcp::{
-    Congestion, FastOpenFailure, FastOpenKeys, Info, Keepalive, Keys, Moment, SendFlags,
-    SendingTimes, State, StreamOptions, Sysctl, Timestamping,
+    Congestion, FastOpenFailure, FastOpenKeys, Info, Keepalive, SendFlags, SendingTimes, State,
+    StreamOptions, Sysctl, TimestampEvent, TimestampKeys, Timestamping,
 };
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).

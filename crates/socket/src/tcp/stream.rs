@@ -276,7 +276,7 @@ impl TcpStream {
             let blocked;
             {
                 let mut state = connection.lock();
-                let notified = state.connection.notified();
+                let notified = state.connection.notification_count();
                 if connection.take_frames(core, &mut state, &mut after) > 0 {
                     connection.announce(&mut state);
                 }
@@ -350,7 +350,7 @@ impl TcpStream {
                 Ok(true) => {}
                 _ if written > 0 => {
                     let mut state = connection.lock();
-                    let notified = state.connection.notified();
+                    let notified = state.connection.notification_count();
                     state.connection.end_write(written, zero_copy);
                     connection.announce_notifications(&mut state, notified);
                     return Ok(written);

@@ -3,7 +3,9 @@
 use std::io::{Read, Write};
 use std::time::Instant;
 
-use tidewall_socket::tcp::{Event, Interest, Keys, Moment, Notification, Timestamping};
+use tidewall_socket::tcp::{
+    Event, Interest, Notification, TimestampEvent, TimestampKeys, Timestamping,
+};
 use tidewall_socket::{Selector, TcpStream};
 
 use super::tcp::{TIMEOUT, stacks, streams};
@@ -35,7 +37,7 @@ fn a_write_has_times_and_a_selector_tells_of_them() {
     let timestamping = Timestamping {
         sent: true,
         acknowledged: true,
-        keys: Keys::FromWritten,
+        keys: TimestampKeys::FromWritten,
         ..Timestamping::default()
     };
     client.set_timestamping(timestamping).unwrap();
@@ -62,12 +64,12 @@ fn a_write_has_times_and_a_selector_tells_of_them() {
     let end = Instant::now();
     let [
         Notification::Time {
-            moment: Moment::Sent,
+            event: TimestampEvent::Sent,
             key: sent,
             at: left,
         },
         Notification::Time {
-            moment: Moment::Acknowledged,
+            event: TimestampEvent::Acknowledged,
             key: acknowledged,
             at: arrived,
         },
@@ -119,7 +121,7 @@ fn copied_memory_is_told_to_be_free_at_once() {
 fn what_is_read_has_a_time() {
     let (near, far) = stacks();
     let (mut client, mut server) = streams(&near, &far);
-    assert_eq!(server.read_arrived().unwrap(), None);
+    assert_eq!(server.read_timestamp().unwrap(), None);
     server
         .set_timestamping(Timestamping {
             received: true,
@@ -129,6 +131,6 @@ fn what_is_read_has_a_time() {
     let begin = Instant::now();
     client.write_all(b"request").unwrap();
     assert_eq!(server.read(&mut [0; 100]).unwrap(), 7);
-    let at = server.read_arrived().unwrap().unwrap();
+    let at = server.read_timestamp().unwrap().unwrap();
     assert!(begin <= at && at <= Instant::now());
 }

@@ -92,7 +92,7 @@ fn ip4(decoded: &mut Decoded, bytes: &[u8], cut: bool) -> String {
             packet.option_bytes().len()
         ));
     }
-    if !packet.header_is_undamaged() {
+    if !packet.has_valid_checksum() {
         layer.push_str(", header checksum WRONG");
     }
     if !cut && bytes.len() < usize::from(packet.total_length()) {

@@ -37,7 +37,7 @@ pub mod unreachable {
 }
 
 /// A checked view of an ICMP message. Its checksum is not checked: ask
-/// [`Packet::is_undamaged`].
+/// [`Packet::has_valid_checksum`].
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a>(Parts<'a>);
 
@@ -61,7 +61,7 @@ impl<'a> Packet<'a> {
 
     /// True when the checksum is correct.
     #[must_use]
-    pub fn is_undamaged(&self) -> bool {
+    pub fn has_valid_checksum(&self) -> bool {
         Sum::ZERO.bytes(self.0.bytes).is_valid()
     }
 
@@ -208,10 +208,10 @@ mod tests {
         let mut bytes = [0xaa; 300];
         let length = message.emit(&mut bytes).unwrap();
         let packet = Packet::new(&bytes[..length]).unwrap();
-        assert!(packet.is_undamaged());
+        assert!(packet.has_valid_checksum());
         assert_eq!(packet.message(), message);
         bytes[length - 1] ^= 0x40;
-        assert!(!Packet::new(&bytes[..length]).unwrap().is_undamaged());
+        assert!(!Packet::new(&bytes[..length]).unwrap().has_valid_checksum());
     }
 
     #[test]

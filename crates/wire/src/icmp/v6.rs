@@ -42,7 +42,7 @@ pub mod unreachable {
 }
 
 /// A checked view of an ICMPv6 message. Its checksum is not checked: ask
-/// [`Packet::is_undamaged`].
+/// [`Packet::has_valid_checksum`].
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a>(Parts<'a>);
 
@@ -66,7 +66,7 @@ impl<'a> Packet<'a> {
 
     /// True when the checksum is correct for these addresses.
     #[must_use]
-    pub fn is_undamaged(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
+    pub fn has_valid_checksum(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
         pseudo_header(source, destination, self.0.bytes)
             .bytes(self.0.bytes)
             .is_valid()
@@ -244,8 +244,8 @@ mod tests {
         let mut bytes = [0xaa; 300];
         let length = message.emit(SOURCE, DESTINATION, &mut bytes).unwrap();
         let packet = Packet::new(&bytes[..length]).unwrap();
-        assert!(packet.is_undamaged(SOURCE, DESTINATION));
-        assert!(!packet.is_undamaged(SOURCE, Ipv6Addr::LOCALHOST));
+        assert!(packet.has_valid_checksum(SOURCE, DESTINATION));
+        assert!(!packet.has_valid_checksum(SOURCE, Ipv6Addr::LOCALHOST));
         assert_eq!(packet.message(), message);
     }
 

@@ -90,7 +90,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed<'_>, DropReason> {
 
 fn parse_v4(bytes: &[u8]) -> Result<Fragment<'_>, DropReason> {
     let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
-    if !packet.header_is_undamaged() {
+    if !packet.has_valid_checksum() {
         return Err(DropReason::HeaderChecksum);
     }
     if !packet.is_fragment() {

@@ -2,7 +2,7 @@
 
 use tidewall_wire::tcp::{FastOpen, Flags, Header, before};
 
-use super::{FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenNews, FastOpenPeer};
+use super::{FastOpenAnswer, FastOpenFailure, FastOpenForm, FastOpenOutcome, FastOpenPeer};
 use crate::tcp::connection::{Connection, MSS_MIN, Pending};
 use crate::tcp::timers::Timer;
 use crate::tcp::{Config, Errno, FourTuple, Segment, State, Time, microseconds, timestamp};
@@ -50,7 +50,7 @@ impl FastOpenState {
     const AGAIN: u16 = 256;
     /// The owner has something to learn.
     const NEWS: u16 = 512;
-    /// See [`FastOpenNews::syn_lost`].
+    /// See [`FastOpenOutcome::syn_lost`].
     const SYN_LOST: u16 = 1024;
     /// A cookie was asked for and none was given.
     const REFUSED: u16 = 2048;
@@ -155,7 +155,7 @@ impl Connection {
 
     /// What the owner is to remember of the server, once, when it is known; see
     /// [`FastOpenPeer::learn`].
-    pub fn take_fast_open_news(&mut self) -> Option<FastOpenNews> {
+    pub fn take_fast_open_outcome(&mut self) -> Option<FastOpenOutcome> {
         let mss = self.send.peer_mss;
         let state = self.fast_open.as_mut()?;
         if !state.take(FastOpenState::NEWS) {
@@ -168,7 +168,7 @@ impl Connection {
         } else {
             FastOpenForm::Neither
         };
-        Some(FastOpenNews {
+        Some(FastOpenOutcome {
             cookie: state.option.take(),
             mss,
             syn_lost: state.has(FastOpenState::SYN_LOST),
@@ -185,7 +185,7 @@ impl Connection {
 
     /// True while a connection that a SYN has opened waits for the acknowledgment
     /// of its SYN-ACK. When it no longer is, the owner tells the listener
-    /// ([`Listener::fast_open_over`](crate::tcp::Listener::fast_open_over)).
+    /// ([`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done)).
     #[must_use]
     pub fn is_fast_opening(&self) -> bool {
         self.state == State::SynReceived && self.is_opened_by_syn()
@@ -193,8 +193,8 @@ impl Connection {
 
     /// Once, of a connection that a SYN has opened, when it is no longer fast
     /// opening: whether it was reset, as
-    /// [`Listener::fast_open_over`](crate::tcp::Listener::fast_open_over) wants it.
-    pub fn take_fast_open_end(&mut self) -> Option<bool> {
+    /// [`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done) wants it.
+    pub fn take_fast_open_done(&mut self) -> Option<bool> {
         if self.is_fast_opening() {
             return None;
         }
@@ -211,7 +211,7 @@ impl Connection {
     /// True of one that [`Connection::connect_fast`] has made: what it finds out is
     /// to be learned.
     #[must_use]
-    pub fn is_fast(&self) -> bool {
+    pub fn is_fast_open_client(&self) -> bool {
         self.fast_open_has(FastOpenState::ASKED)
     }
 

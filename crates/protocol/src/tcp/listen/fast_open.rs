@@ -69,7 +69,7 @@ impl Listener {
     /// [fast opening](crate::tcp::Connection::is_fast_opening): its place is free for
     /// another. That of one that was `reset` is not for a minute, or a flood of
     /// SYNs with stolen cookies would cost the attacker nothing (RFC 7413 §5.1).
-    pub fn fast_open_over(&mut self, reset: bool, now: Time) {
+    pub fn fast_open_done(&mut self, reset: bool, now: Time) {
         if reset {
             self.reset_until.push_back(now + RESET_PENALTY);
         } else {

@@ -194,7 +194,7 @@ impl ListenerInner {
         let Some(connection) = opened else {
             core.tcp.counters.refused();
             if handshake.fast_open.is_some() {
-                self.fast_open_over(false);
+                self.fast_open_done(false);
             }
             if let Some(reset) = tcp::reset_for(segment) {
                 core.tcp_send_one(&segment.flow, &reset, neighbour, queue);
@@ -212,7 +212,7 @@ impl ListenerInner {
     }
 
     /// A connection that a SYN has opened is no longer in its handshake.
-    pub(crate) fn fast_open_over(&self, reset: bool) {
+    pub(crate) fn fast_open_done(&self, reset: bool) {
         let count = if reset { &self.reset } else { &self.opened };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -224,7 +224,7 @@ impl ListenerInner {
         }
         for (count, reset) in [(&self.opened, false), (&self.reset, true)] {
             for _ in 0..count.swap(0, Ordering::Relaxed) {
-                protocol.fast_open_over(reset, now);
+                protocol.fast_open_done(reset, now);
             }
         }
     }
@@ -246,7 +246,7 @@ impl ListenerInner {
             }
             self.watch.notify(Events::DATA_CAME);
         }
-        let attacked = state.protocol.attacked();
+        let attacked = state.protocol.sends_cookies();
         let cookies = if attacked && self.is_attended(core) {
             CookieMode::Answer
         } else if attacked || state.protocol.takes_cookies() {

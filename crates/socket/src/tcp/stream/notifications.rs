@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{Moment, Notification as Told, Timestamping};
+use tidewall_protocol::tcp::{Notification as Told, TimestampEvent, Timestamping};
 
 use super::{Inner, Sending, TcpStream};
 use crate::stack::Core;
@@ -17,7 +17,7 @@ pub enum Notification {
     /// A time that [`Timestamping`] asks for.
     Time {
         /// What happened.
-        moment: Moment,
+        event: TimestampEvent,
         /// The last byte of the write that it happened to, as
         /// [`Timestamping::keys`] counts.
         key: u32,
@@ -43,7 +43,7 @@ fn unsupported<T>() -> io::Result<T> {
 impl TcpStream {
     /// Which times are told (SO_TIMESTAMPING): of writes by
     /// [`TcpStream::take_notifications`], of what is read by
-    /// [`TcpStream::read_arrived`]. A write is one call: of `write_all` each turn
+    /// [`TcpStream::read_timestamp`]. A write is one call: of `write_all` each turn
     /// is one.
     ///
     /// # Errors
@@ -120,8 +120,8 @@ impl TcpStream {
         let mut state = connection.lock();
         while let Some(told) = state.connection.take_notification() {
             into.push(match told {
-                Told::Time { moment, key, at } => Notification::Time {
-                    moment,
+                Told::Time { event, key, at } => Notification::Time {
+                    event,
                     key,
                     at: core.instant(at),
                 },
@@ -160,11 +160,11 @@ impl TcpStream {
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
-    pub fn read_arrived(&self) -> io::Result<Option<Instant>> {
+    pub fn read_timestamp(&self) -> io::Result<Option<Instant>> {
         match &self.inner {
             Inner::Kernel(_) => unsupported(),
             Inner::Own { connection, .. } => {
-                let at = connection.lock().connection.read_arrived();
+                let at = connection.lock().connection.read_timestamp();
                 Ok(at.map(|at| self.stack.core().instant(at)))
             }
         }

@@ -22,7 +22,7 @@ fn two_fragments_over_ipv4_make_a_datagram_with_a_right_header() {
     assert_eq!(whole.tag, Some(42));
     assert_eq!(whole.transport, 24);
     let packet = ipv4::Packet::new(&whole.bytes).unwrap();
-    assert!(packet.header_is_undamaged() && !packet.is_fragment());
+    assert!(packet.has_valid_checksum() && !packet.is_fragment());
     assert_eq!(packet.option_bytes(), [7, 3, 4, 0]);
     assert_eq!(packet.payload(), b"first fragment..end");
     assert_eq!(usize::from(packet.total_length()), whole.bytes.len());

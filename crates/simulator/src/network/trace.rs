@@ -9,7 +9,7 @@ use super::FlowId;
 
 /// A segment that was seen at one of its ends.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct TraceEntry {
     /// When.
     pub at: Duration,
     /// Whose.
@@ -24,7 +24,7 @@ pub struct Sighting {
     pub length: usize,
 }
 
-impl fmt::Display for Sighting {
+impl fmt::Display for TraceEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match (self.from_client, self.arrived) {
             (true, false) => "client >      ",
