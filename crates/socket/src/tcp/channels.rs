@@ -30,10 +30,13 @@ pub(crate) const TIME_WAIT_CHANNEL: u16 = 3;
 pub(crate) const LAST_SHARED: u16 = TIME_WAIT_CHANNEL;
 /// Frames that may wait in the shared channel, a queue.
 const SHARED_LIMIT: u32 = 1024;
-/// Frames that may wait in TIME-WAIT's: what comes there wants an acknowledgment,
-/// of which few are sent, or begins a new connection.
-const TIME_WAIT_LIMIT: u32 = 32;
-/// A flow gets one frame in so many of a channel that it shares.
+/// Frames that may wait in TIME-WAIT's: last acknowledgments, and SYNs of clients
+/// that come again, as many as may come in one burst.
+const TIME_WAIT_LIMIT: u32 = 256;
+/// Frames of one flow in TIME-WAIT: more want an acknowledgment, of which few are
+/// sent.
+const TIME_WAIT_SHARE: u32 = 2;
+/// A flow gets one frame in so many of another channel that it shares.
 const PARTS: u32 = 16;
 /// Frames that may wait for one connection, a queue: a poll's worth of data
 /// while the application works on the last one. Acknowledgments have room
@@ -121,7 +124,10 @@ impl SharedChannel {
 }
 
 fn set_part(queue: &QueueHandle, part: Part, limit: u32) {
-    let most = limit.div_ceil(PARTS);
+    let most = match part {
+        Part::TimeWait => TIME_WAIT_SHARE,
+        _ => limit.div_ceil(PARTS),
+    };
     queue.shared.tables().set_share(part as u8, most as u16);
 }
 

@@ -425,6 +425,34 @@ fn a_blast_on_a_flow_in_time_wait_is_nobody_elses_matter() {
     assert_eq!(tcp.dropped, [("time-wait".to_owned(), over)].into());
 }
 
+/// Clients of a server that closes first come again from the same ports, many at once.
+#[test]
+fn clients_come_again_out_of_time_wait() {
+    const MANY: usize = 100;
+    let meeting = Meeting::with_long_ring();
+    let mut addresses = Vec::new();
+    for token in 0..MANY as u64 {
+        let client = meeting.connect(1 + token);
+        addresses.push(client.local_addr().unwrap());
+        meeting.pump();
+        drop(meeting.accept(1 + token).unwrap());
+        meeting.pump();
+        drop(client);
+        meeting.pump();
+    }
+    assert_eq!(meeting.states()[1], [("time-wait".to_owned(), MANY as u64)]);
+    // One of the two is later than what the last connection had.
+    for sequence in [0, 1 << 31] {
+        for &address in &addresses {
+            meeting.bed.inject(&syn(address, sequence));
+        }
+        meeting.pump();
+    }
+    assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
+    let tcp = meeting.bed.far.snapshot().tcp;
+    assert_eq!(tcp.states.get("time-wait"), None);
+}
+
 /// TIME-WAIT is the flow's: while the application still has its stream, an old
 /// reset ends nothing, and the client may come again.
 #[test]
