@@ -75,7 +75,7 @@ impl Governor {
             control.policy,
             Limits {
                 budget: control.budget.unwrap_or(BUDGET_MAX),
-                interval: control
+                interrupt_interval: control
                     .interval_us
                     .map_or(INTERVAL_MAX, |us| Duration::from_micros(us.into())),
                 ring: RING,
@@ -208,7 +208,7 @@ impl Work {
 /// `gro_flush_timeout`, ns, and `netdev_budget` for a setting.
 fn knobs(setting: Setting) -> (u128, u32) {
     (
-        setting.interval.max(INTERVAL_MIN).as_nanos(),
+        setting.interrupt_interval.max(INTERVAL_MIN).as_nanos(),
         (setting.budget / RESTARTS).max(1),
     )
 }
@@ -315,7 +315,7 @@ mod tests {
     fn settings_become_what_the_kernel_can_do() {
         let setting = |budget, microseconds| Setting {
             budget,
-            interval: Duration::from_micros(microseconds),
+            interrupt_interval: Duration::from_micros(microseconds),
         };
         assert_eq!(knobs(setting(3000, 0)), (10_000, 300));
         assert_eq!(knobs(setting(0, 500)), (500_000, 1));

@@ -196,7 +196,7 @@ impl Sample {
     pub fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
-            interval: Duration::from_micros(self.interval_us.into()),
+            interrupt_interval: Duration::from_micros(self.interval_us.into()),
         }
     }
 
@@ -278,7 +278,7 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
     let room = ROOM;
     let limits = Limits {
         budget: BUDGET_MAX,
-        interval: INTERVAL_MAX,
+        interrupt_interval: INTERVAL_MAX,
         ring: room.ring,
         preempts: true,
     };
@@ -383,7 +383,7 @@ fn points(rate: Option<u64>) -> Vec<Point> {
     let point = |budget: u32, interval: u64, rate| Point {
         setting: Setting {
             budget,
-            interval: Duration::from_micros(interval),
+            interrupt_interval: Duration::from_micros(interval),
         },
         rate,
         for_interrupts: false,
@@ -457,7 +457,10 @@ impl Point {
         payload: u16,
         window: Duration,
     ) -> anyhow::Result<Sample> {
-        let Setting { budget, interval } = self.setting;
+        let Setting {
+            budget,
+            interrupt_interval: interval,
+        } = self.setting;
         let interval_us = u32::try_from(interval.as_micros()).unwrap_or(u32::MAX);
         let config = bench.testbed.config();
         let mut session = bench.serve(&Setup {

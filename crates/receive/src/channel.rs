@@ -1,7 +1,7 @@
 //! Channels: one queue of frames a socket and device queue.
 //!
 //! A channel is a linked list through the frames themselves, so an idle one
-//! costs twelve bytes and a full one no more. Whoever polls the device queue
+//! costs twelve bytes and a full one no more. The poller of the device queue
 //! appends; the socket's receiver removes; neither waits for the other. The
 //! bound is not kept here but by the driver, which stops admitting frames at
 //! the channel's credit (see [`crate::credit`]).
@@ -16,7 +16,7 @@ use crate::raw;
 use crate::slots::{NIL, Slots};
 use crate::sync::{AtomicU32, Ordering};
 
-/// The appending end, for whoever polls the queue.
+/// The appending end, for the queue's poller.
 #[derive(Debug)]
 pub struct Sender {
     newest: AtomicU32,

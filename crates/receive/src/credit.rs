@@ -30,7 +30,7 @@ pub enum Adjust {
     TakeBack,
 }
 
-/// The account of one channel on one queue; touched only by whoever polls.
+/// The account of one channel on one queue; touched only by the poller.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Account {
     /// Highest number that has arrived or been written off.

@@ -7,7 +7,7 @@ use crate::raw;
 use crate::slots::{NIL, Slots};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Frames nobody needs. Any thread puts frames in; whoever polls the queue
+/// Frames nobody needs. Any thread puts frames in; the poller the queue
 /// takes all of them out at once, so the stack never meets the ABA problem.
 #[derive(Debug)]
 pub struct FreeStack {

@@ -102,7 +102,7 @@ fn loom_credit_never_leaks_and_never_overflows() {
                 }
             });
             let mut account = Account::default();
-            let settle = |adjust| match adjust {
+            let adjust_credit = |adjust| match adjust {
                 Adjust::Keep => {}
                 Adjust::WriteOff(frames) => {
                     tail.fetch_add(frames, Ordering::AcqRel);
@@ -116,9 +116,9 @@ fn loom_credit_never_leaks_and_never_overflows() {
                 let arrived = std::mem::take(&mut *ring.lock().unwrap());
                 let consumed = arrived.len() as u32;
                 for number in arrived {
-                    settle(account.arrived(number));
+                    adjust_credit(account.arrived(number));
                 }
-                settle(account.caught_up(before));
+                adjust_credit(account.caught_up(before));
                 tail.fetch_add(consumed, Ordering::AcqRel);
             };
             round();

@@ -202,7 +202,7 @@ impl Machine {
 
     fn run(mut self, end: u64) -> Vec<Window> {
         while self.now() < end {
-            let interval = self.setting.interval.as_nanos() as u64;
+            let interval = self.setting.interrupt_interval.as_nanos() as u64;
             let allowed = self.last_interrupt.map_or(0, |last| last + interval);
             if !self.masked && self.now() >= allowed && self.waiting() {
                 self.last_interrupt = Some(self.now());

@@ -162,7 +162,7 @@ fn serve(
             return;
         }
         let Some(core) = core.upgrade() else { return };
-        watch.turn(&core);
+        watch.poll(&core);
         core.tcp_resolve();
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)

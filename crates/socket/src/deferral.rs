@@ -29,7 +29,7 @@ pub(crate) struct Deferral {
     frames: AtomicU64,
     /// So many defer interrupts.
     needed: AtomicU64,
-    /// Held while the device is told; taken after a queue's poller.
+    /// Held while the device is switched; taken after a queue's poller.
     switch: Mutex<()>,
 }
 
@@ -94,7 +94,7 @@ impl DeferralWatch {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn turn(&mut self, core: &Core) {
+    pub(crate) fn poll(&mut self, core: &Core) {
         let now = Instant::now();
         if self.next.is_some_and(|next| now < next) {
             return;

@@ -1,6 +1,6 @@
 //! Fragments: a first fragment waits in its owner's channel and is reassembled
-//! on the owner's time; the rest wait in the fragment channel, which whoever
-//! polls empties last, a bounded number a round (LRP §3.1: a fragment without
+//! on the owner's time; the rest wait in the fragment channel, which the
+//! poller empties last, a bounded number a round (LRP §3.1: a fragment without
 //! its transport header goes to a special channel, which reassembly consults).
 
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Fragments {
             .map(|expiry| expiry.saturating_sub(now))
     }
 
-    /// Gives up datagrams whose time is over; counted by the reassembler.
+    /// Gives up datagrams whose time has ended; counted by the reassembler.
     pub(crate) fn expire(&mut self, now: Duration, _causes: &Causes) {
         if self
             .reassembler
@@ -56,8 +56,8 @@ impl Fragments {
     }
 
     /// Moves waiting later fragments into the reassembler; datagrams that
-    /// become whole are added to `whole`.
-    fn take_waiting(&mut self, now: Duration, whole: &mut Vec<Reassembled>) {
+    /// become reassembled are added to `reassembled`.
+    fn take_waiting(&mut self, now: Duration, reassembled: &mut Vec<Reassembled>) {
         let Self {
             reassembler,
             channels,
@@ -73,7 +73,7 @@ impl Fragments {
                     .get(usize::from(metadata.network)..usize::from(metadata.end))
                     .unwrap_or_default();
                 if let Ok(Some(datagram)) = reassembler.insert(now, bytes, None) {
-                    whole.push(datagram);
+                    reassembled.push(datagram);
                 }
                 done.add(&shared, frame);
             }
@@ -83,17 +83,17 @@ impl Fragments {
 }
 
 impl Core {
-    /// Empties the fragment channel and hands whole datagrams to their owners.
+    /// Empties the fragment channel and hands reassembled datagrams to their owners.
     pub(crate) fn reassemble(&self) {
-        let mut whole = Vec::new();
-        lock(&self.fragments).take_waiting(self.age(), &mut whole);
-        self.hand_out(whole);
+        let mut reassembled = Vec::new();
+        lock(&self.fragments).take_waiting(self.now(), &mut reassembled);
+        self.hand_out(reassembled);
     }
 
-    /// Gives whole datagrams to the sockets that took their first fragments.
+    /// Gives reassembled datagrams to the sockets that took their first fragments.
     /// No socket may be locked by the caller.
-    pub(crate) fn hand_out(&self, whole: Vec<Reassembled>) {
-        for datagram in whole {
+    pub(crate) fn hand_out(&self, reassembled: Vec<Reassembled>) {
+        for datagram in reassembled {
             let id = datagram
                 .tag
                 .and_then(|tag| u32::try_from(tag).ok())
@@ -104,7 +104,7 @@ impl Core {
             };
             match self.owner(id.index()) {
                 Owner::Udp(socket) if socket.id() == id => {
-                    if let Some(owned) = self.whole(&datagram) {
+                    if let Some(owned) = self.reassembled(&datagram) {
                         socket.push_reassembled(owned, &self.causes);
                     }
                 }
@@ -116,7 +116,7 @@ impl Core {
     }
 
     /// Takes a first fragment on its owner's behalf. The datagram, if all its
-    /// other fragments were waiting already. Others that became whole on the
+    /// other fragments were waiting already. Others that became reassembled on the
     /// way are added to `others`, for [`Core::hand_out`].
     pub(crate) fn first_fragment(
         &self,
@@ -126,7 +126,7 @@ impl Core {
     ) -> Option<Reassembled> {
         {
             let mut fragments = lock(&self.fragments);
-            let now = self.age();
+            let now = self.now();
             // Those that overtook their first fragment.
             fragments.take_waiting(now, others);
             let tag = Some(u64::from(owner.value()));
@@ -135,7 +135,7 @@ impl Core {
     }
 
     /// A reassembled UDP datagram.
-    pub(crate) fn whole(&self, datagram: &Reassembled) -> Option<Owned> {
+    pub(crate) fn reassembled(&self, datagram: &Reassembled) -> Option<Owned> {
         match udp::input(&datagram.bytes, datagram.transport, &self.input_options) {
             Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
             Err(cause) => {

@@ -18,12 +18,12 @@ use crate::readiness::watch::Watch;
 use crate::udp::BindOptions;
 
 #[derive(Debug)]
-pub(crate) struct Holder {
+pub(crate) struct PortReservation {
     socket: Unshared<UdpSocket>,
     v6: bool,
 }
 
-impl Holder {
+impl PortReservation {
     pub(crate) fn bind(address: SocketAddr, how: &BindOptions) -> io::Result<Self> {
         let v6 = address.is_ipv6();
         let socket = UdpSocket::from(options::udp_socket(v6)?);
@@ -53,7 +53,7 @@ impl Holder {
         }
         options::bind(fd, address)?;
         let socket = Unshared::new(socket)?;
-        Ok(Holder { socket, v6 })
+        Ok(PortReservation { socket, v6 })
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -152,7 +152,7 @@ impl KernelInput {
     }
 
     /// The kernel had nothing. True when there is some again, which those who watch
-    /// are told anew: what it said just now was about to be forgotten.
+    /// are notified again: what it said just now was about to be forgotten.
     pub(crate) fn forget(&self, descriptor: i32, watch: &Watch) -> bool {
         if !self.0.swap(false, Ordering::SeqCst) || poll::ready_now(descriptor, libc::POLLIN) == 0 {
             return false;

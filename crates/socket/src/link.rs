@@ -81,7 +81,7 @@ impl LinkWatch {
     }
 
     /// Hands on what has changed, and looks at what is to be looked at.
-    pub(crate) fn turn(&mut self, core: &Core) {
+    pub(crate) fn poll(&mut self, core: &Core) {
         let (mut addresses, mut gone, mut look) = (false, false, false);
         for change in self.monitor.changes() {
             match change {
@@ -110,7 +110,7 @@ impl LinkWatch {
             self.check_napi(core, false);
         }
         self.check_program(core);
-        self.deferral.turn(core);
+        self.deferral.poll(core);
     }
 
     fn update(&mut self, core: &Core, link: Link) {

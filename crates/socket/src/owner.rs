@@ -23,7 +23,7 @@ pub(crate) enum Owner {
     /// All connections' that are in TIME-WAIT.
     TimeWait,
     /// Open, and waiting for the next connection.
-    Spare,
+    Pooled,
 }
 
 impl Owner {

@@ -180,7 +180,7 @@ impl Routes {
         this_time
     }
 
-    /// Enters an answer. Of a full cache any other goes: whoever has us answer many
+    /// Enters an answer. Of a full cache any other goes: a host that has us answer many
     /// sources must not keep the rest from being known.
     fn remember(&mut self, key: (IpAddr, Option<IpAddr>), entry: Entry) {
         if self.cache.len() >= ENTRIES && !self.cache.contains_key(&key) {

@@ -45,7 +45,7 @@ impl Causes {
         }
     }
 
-    /// A whole datagram whose socket is gone.
+    /// A complete datagram whose socket is gone.
     pub(crate) fn no_socket(&self) {
         self.no_socket.fetch_add(1, Ordering::Relaxed);
     }
@@ -102,7 +102,7 @@ pub struct StackSnapshot {
     pub protocol: BTreeMap<String, u64>,
     /// Reassembly counters by name; only those that are not zero.
     pub fragments: BTreeMap<String, u64>,
-    /// Whole datagrams whose socket was gone.
+    /// Complete datagrams whose socket was gone.
     pub no_socket: u64,
     /// Reassembled datagrams for a socket that took no more.
     pub socket_full: u64,
@@ -111,7 +111,8 @@ pub struct StackSnapshot {
     /// Datagrams moved out of frames because frame memory was short.
     pub copied_out: u64,
     /// Datagrams that came through the kernel while polls were learned.
-    pub strays: u64,
+    #[serde(rename = "strays")]
+    pub kernel_delivered: u64,
     /// What does not work as it should ([`crate::Stack::warnings`]).
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -248,7 +249,8 @@ pub struct ControlSnapshot {
     /// Bp: most frames a round takes now.
     pub budget: u32,
     /// T: nanoseconds between two interrupts at least; 0: one a frame.
-    pub interval: u64,
+    #[serde(rename = "interval")]
+    pub interrupt_interval: u64,
     /// How frames came in the last sampling interval: `idle`, `interrupt`,
     /// `mixed` or `polling`.
     pub mode: String,
@@ -419,7 +421,8 @@ impl ControlSnapshot {
         ControlSnapshot {
             policy: state.policy.name().to_owned(),
             budget: state.setting.budget,
-            interval: u64::try_from(state.setting.interval.as_nanos()).unwrap_or(u64::MAX),
+            interrupt_interval: u64::try_from(state.setting.interrupt_interval.as_nanos())
+                .unwrap_or(u64::MAX),
             mode: state.mode.name().to_owned(),
             buffer_use: state.last.buffer_use.into(),
             exhausted_rounds: read(&counters.exhausted_rounds),
@@ -566,7 +569,7 @@ impl StackSnapshot {
             architecture: core.architecture.name().to_owned(),
             device: core.device_snapshot.clone(),
             deferred: core.deferral.is_on(),
-            microseconds: core.age().as_micros() as u64,
+            microseconds: core.now().as_micros() as u64,
             received: None,
             losses: DeviceLosses::of(core)
                 .map(|losses| losses.since(core.losses_before.get().copied().unwrap_or_default())),
@@ -588,7 +591,7 @@ impl StackSnapshot {
             socket_full: read(&core.causes.socket_full),
             icmp_errors: read(&core.causes.icmp_errors),
             copied_out: read(&core.causes.copied_out),
-            strays: read(&core.strays),
+            kernel_delivered: read(&core.kernel_delivered),
             warnings: core.warnings(),
         };
         if core.device.is_some() {

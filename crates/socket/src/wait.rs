@@ -16,7 +16,7 @@ use crate::raw::poll::WakeFd;
 /// A sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    wake: WakeFd,
+    wake_fd: WakeFd,
     /// Whether `wake` is signalled, so that nobody pays for a system call that
     /// would change nothing.
     signalled: AtomicBool,
@@ -24,22 +24,22 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Wakes it. False when it has been woken and has not looked yet.
-    pub(crate) fn signal(&self) -> bool {
+    pub(crate) fn wake(&self) -> bool {
         let first = !self.signalled.swap(true, Ordering::SeqCst);
         if first {
-            self.wake.signal();
+            self.wake_fd.signal();
         }
         first
     }
 
     pub(crate) fn descriptor(&self) -> i32 {
-        self.wake.descriptor()
+        self.wake_fd.descriptor()
     }
 
     /// Takes the signal back; look for what it was about afterwards, since one
     /// that comes meanwhile is taken back too.
     pub(crate) fn clear(&self) {
-        self.wake.clear();
+        self.wake_fd.clear();
         // A full barrier: what is looked at next is read after this is seen.
         self.signalled.swap(false, Ordering::SeqCst);
     }
@@ -65,7 +65,7 @@ pub(crate) fn thread_waiter() -> io::Result<Arc<Waiter>> {
         return Ok(waiter);
     }
     let waiter = Arc::new(Waiter {
-        wake: WakeFd::new()?,
+        wake_fd: WakeFd::new()?,
         signalled: AtomicBool::new(false),
     });
     let _ = WAITER.try_with(|slot| slot.replace(Some(waiter.clone())));
@@ -179,7 +179,7 @@ impl WaitList {
         let list = self.lock();
         let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         for entry in list.iter().filter(|entry| !is_own(&entry.waiter)) {
-            entry.waiter.signal();
+            entry.waiter.wake();
         }
     }
 
@@ -196,10 +196,10 @@ impl WaitList {
         for entry in list.iter().rev() {
             if !entry.exclusive {
                 if !is_own(&entry.waiter) {
-                    entry.waiter.signal();
+                    entry.waiter.wake();
                 }
             } else if !taken {
-                taken = entry.waiter.signal();
+                taken = entry.waiter.wake();
             }
         }
         !list.is_empty()
@@ -216,7 +216,7 @@ impl WaitList {
         if !list.iter().any(|entry| is_own(&entry.waiter))
             && let Some(entry) = list.last()
         {
-            entry.waiter.signal();
+            entry.waiter.wake();
         }
         !list.is_empty()
     }
@@ -230,7 +230,7 @@ impl WaitList {
         let list = list.as_deref().map_or(&[][..], Vec::as_slice);
         let other = |entry: &&Entry| !Arc::ptr_eq(&entry.waiter, except);
         if let Some(entry) = list.iter().find(other) {
-            entry.waiter.signal();
+            entry.waiter.wake();
         }
     }
 }
@@ -247,7 +247,7 @@ pub(crate) struct Leadership {
 
 impl Leadership {
     /// Enters the sleepers; true when the caller leads.
-    pub(crate) fn sleep(&self, waiter: &Arc<Waiter>) -> bool {
+    pub(crate) fn enter(&self, waiter: &Arc<Waiter>) -> bool {
         self.sleepers.enter(waiter);
         self.lead(waiter)
     }
@@ -259,10 +259,10 @@ impl Leadership {
 
     /// Makes the leader look at the device again. A thread that is just taking
     /// the lead looks anyway.
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn wake_leader(&self) {
         let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(leader) = &*leader {
-            leader.signal();
+            leader.wake();
         }
     }
 
@@ -277,7 +277,7 @@ impl Leadership {
 
     /// Leaves the sleepers, and hands leadership on if nobody has it: the
     /// caller's own, or one that was handed to the caller while it was leaving.
-    pub(crate) fn wake(&self, waiter: &Arc<Waiter>, led: bool) {
+    pub(crate) fn leave(&self, waiter: &Arc<Waiter>, led: bool) {
         self.sleepers.leave(waiter);
         if led {
             *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -419,7 +419,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 architecture,
                 policy: arguments.policy.unwrap_or_default(),
                 budget: arguments.budget,
-                interval: arguments.interval,
+                interrupt_interval: arguments.interval,
                 classes: arguments.classes.clone(),
                 receiver_cpu: arguments.cpu,
                 spin: arguments.spin,

@@ -238,7 +238,7 @@ fn words(setting: Setting) -> String {
     format!(
         "Bp {}, T {} µs",
         setting.budget,
-        setting.interval.as_micros()
+        setting.interrupt_interval.as_micros()
     )
 }
 
@@ -246,7 +246,7 @@ fn flags(setting: Setting) -> String {
     format!(
         "--policy napi --budget {} --interval {}us",
         setting.budget,
-        setting.interval.as_micros()
+        setting.interrupt_interval.as_micros()
     )
 }
 
@@ -255,7 +255,7 @@ fn json_of(options: &Options, tuned: &Tuned) -> Value {
     let setting = |setting: Setting| {
         json!({
             "budget": setting.budget,
-            "interval_us": setting.interval.as_micros() as u64,
+            "interval_us": setting.interrupt_interval.as_micros() as u64,
         })
     };
     let prediction = |prediction: Prediction| {

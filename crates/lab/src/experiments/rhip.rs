@@ -257,7 +257,7 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
     }
     if let Some(control) = &window.control {
         add("Bp", control.budget.into());
-        add("T µs", control.interval as f64 / 1e3);
+        add("T µs", control.interrupt_interval as f64 / 1e3);
         add("interrupts/s", window.interrupts);
         add("rounds/s", window.rounds);
         add("exhausted/s", window.exhausted);

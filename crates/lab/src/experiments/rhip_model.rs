@@ -159,7 +159,7 @@ fn predict(series: &mut Series, machine: Machine, room: Room) -> Series {
             },
             Setting {
                 budget: point.x as u32,
-                interval: std::time::Duration::ZERO,
+                interrupt_interval: std::time::Duration::ZERO,
             },
             room,
         );

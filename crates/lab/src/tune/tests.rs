@@ -155,7 +155,7 @@ fn every_point_is_within_the_stack_s_ranges() {
     for rate in [None, Some(300_000)] {
         for point in points(rate) {
             assert!((2..=BUDGET_MAX).contains(&point.setting.budget));
-            assert!(point.setting.interval <= INTERVAL_MAX);
+            assert!(point.setting.interrupt_interval <= INTERVAL_MAX);
         }
     }
 }

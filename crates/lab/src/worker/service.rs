@@ -83,7 +83,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
                     name => name.parse()?,
                 },
                 budget: *budget,
-                interval: interval_us.map(|us| Duration::from_micros(us.into())),
+                interrupt_interval: interval_us.map(|us| Duration::from_micros(us.into())),
                 classes: classes
                     .iter()
                     .map(|class| TrafficClass {

@@ -27,7 +27,7 @@ impl InterruptHandler {
     pub(super) fn run(self) {
         let mut interrupt = Interrupt::Masked;
         while !self.stop.load(Ordering::Acquire) {
-            let (taken, strays, descriptors) = {
+            let (taken, kernel_delivered, descriptors) = {
                 let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
                 let taken = poller.take_round(interrupt, |_, received| self.frame(received));
                 let taken = taken.map_or(0, |round| round.frames);
@@ -44,8 +44,8 @@ impl InterruptHandler {
                     },
                 )
             };
-            for (stray, payload) in strays {
-                (self.upcalls.stray)(stray, &payload);
+            for (kernel_delivered, payload) in kernel_delivered {
+                (self.upcalls.kernel_delivered)(kernel_delivered, &payload);
             }
             interrupt = match (taken, interrupt) {
                 (0, Interrupt::Masked) => Interrupt::Armed,

@@ -140,20 +140,20 @@ impl FromStr for Architecture {
 
 /// See [`Upcalls::input`].
 pub type Input = dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync;
-/// See [`Upcalls::stray`].
-pub type Strayed = dyn Fn(KernelDelivered, &[u8]) + Send + Sync;
+/// See [`Upcalls::kernel_delivered`].
+pub type KernelDeliveredUpcall = dyn Fn(KernelDelivered, &[u8]) + Send + Sync;
 
 /// What the threads need from the layers above.
 pub struct Upcalls {
     /// The protocol's checks on one datagram; false drops it (the callee
     /// counts why). Run by the softirq of `bsd` and `early-demux`.
     pub input: Box<Input>,
-    /// A channel got frames: wake whoever waits on it.
+    /// A channel got frames: wake those that wait on it.
     pub ready: Box<dyn Fn(u16) + Send + Sync>,
     /// Datagrams sent so far: whether somebody waits for answers.
     pub sent: Box<dyn Fn() -> u64 + Send + Sync>,
     /// A datagram came through the kernel during start-up.
-    pub stray: Box<Strayed>,
+    pub kernel_delivered: Box<KernelDeliveredUpcall>,
     /// See [`crate::poller::Poller::take_doubt`]. Called with the poller held.
     pub doubt: Box<dyn Fn() + Send + Sync>,
 }
@@ -174,7 +174,7 @@ pub struct HostCounters {
 }
 
 impl HostCounters {
-    /// An application's thread is about to sleep: whoever waits behind it runs.
+    /// An application's thread is about to sleep: the thread behind it runs.
     pub fn application_sleeps(&self) {
         self.behind.run();
     }

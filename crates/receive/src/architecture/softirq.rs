@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tidewall_device::queue::{Interrupt, InterruptModeration, KernelDelivered, Received};
 
 use super::{HostCounters, Occupancy, Upcalls, find};
-use crate::control::{self, Activity, TIMER_LOT, TIMER_TURNS, Waiting};
+use crate::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use crate::poller::{self, Poller, Shared};
 use crate::raw::WakeFd;
 
@@ -103,7 +103,7 @@ impl ReceiveSoftirq {
         let start = Instant::now();
         let mut interrupted = false;
         let mut sent = 0;
-        let mut turns = 0u32;
+        let mut timer_batches = 0u32;
         let mut coalesced = false;
         while !self.stop.load(Ordering::Acquire) {
             let before = std::mem::replace(&mut sent, (self.upcalls.sent)());
@@ -112,8 +112,9 @@ impl ReceiveSoftirq {
                 sent: sent.wrapping_sub(before),
             };
             interrupted = false;
-            turns = turns.wrapping_add(1);
-            let delivered = activity.interrupted && coalesced && !turns.is_multiple_of(TIMER_TURNS);
+            timer_batches = timer_batches.wrapping_add(1);
+            let delivered =
+                activity.interrupted && coalesced && !timer_batches.is_multiple_of(TIMER_BATCHES);
             let next = match delivered {
                 true => self.delivered(start, activity),
                 false => None,
@@ -140,12 +141,12 @@ impl ReceiveSoftirq {
         };
         let (seen, waiting) = self.take(&mut poller, taken, start, activity);
         let coalesces = matches!(waiting, Waiting::Sleep(interval) if !interval.is_zero());
-        let few = (1..TIMER_LOT as u32).contains(&seen.frames);
+        let few = (1..TIMER_BATCH as u32).contains(&seen.frames);
         (coalesces && few && !poller.is_stopped()).then(|| Next::Sleep(poller.descriptors(), true))
     }
 
     fn round(&self, start: Instant, activity: Activity) -> Next {
-        let (next, strays) = {
+        let (next, kernel_delivered) = {
             let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
             let next = self.polls(&mut poller, start, activity);
             if poller.take_doubt() {
@@ -153,8 +154,8 @@ impl ReceiveSoftirq {
             }
             next
         };
-        for (stray, payload) in strays {
-            (self.upcalls.stray)(stray, &payload);
+        for (kernel_delivered, payload) in kernel_delivered {
+            (self.upcalls.kernel_delivered)(kernel_delivered, &payload);
         }
         next
     }
@@ -175,12 +176,12 @@ impl ReceiveSoftirq {
         };
         let (seen, waiting) = self.take(poller, poll(Interrupt::Masked), start, activity);
         // Before the descriptors are asked for: each lesson has its own.
-        let strays = poller.take_kernel_delivered();
+        let kernel_delivered = poller.take_kernel_delivered();
         if poller.is_stopped() {
-            return (Next::Stopped, strays);
+            return (Next::Stopped, kernel_delivered);
         }
         if seen.exhausted {
-            return (Next::Behind, strays);
+            return (Next::Behind, kernel_delivered);
         }
         let interval = match waiting {
             Waiting::Sleep(interval) => interval,
@@ -204,7 +205,7 @@ impl ReceiveSoftirq {
         } else {
             Next::Sleep(poller.descriptors(), !interval.is_zero())
         };
-        (next, strays)
+        (next, kernel_delivered)
     }
 
     fn polled(

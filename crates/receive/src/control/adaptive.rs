@@ -39,7 +39,7 @@ const STEP: Duration = Duration::from_micros(8);
 const COALESCE_FROM: f64 = 20_000.0;
 /// And below this one coalescing ends.
 const COALESCE_UNTIL: f64 = 16_000.0;
-/// Smallest lot where the receiver polls for itself: the driver drops what a
+/// Smallest batch where the receiver polls for itself: the driver drops what a
 /// channel cannot hold, and smaller rounds drain the device more slowly for
 /// everybody (with 16, an echo service beside 1.0 M/s lost questions to the
 /// device's ring).
@@ -98,7 +98,7 @@ impl Adaptive {
             budget: largest,
             interval: Duration::ZERO,
             forced: Duration::ZERO,
-            longest: CEILING.min(limits.interval),
+            longest: CEILING.min(limits.interrupt_interval),
             agreed: 0,
             hurried: false,
             saturated: false,
@@ -117,7 +117,7 @@ impl Adaptive {
         Duration::try_from_secs_f64(lot / rate)
             .unwrap_or(CEILING)
             .min(CEILING)
-            .min(self.limits.interval)
+            .min(self.limits.interrupt_interval)
     }
 
     /// The longest interval that nobody would notice either.
@@ -149,7 +149,7 @@ impl Policy for Adaptive {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
-            interval: self.interval.max(self.forced),
+            interrupt_interval: self.interval.max(self.forced),
         }
     }
 

@@ -44,7 +44,7 @@ impl Policy for Aic {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.limits.budget,
-            interval: self.interval,
+            interrupt_interval: self.interval,
         }
     }
 
@@ -54,7 +54,7 @@ impl Policy for Aic {
                 .interval
                 .saturating_mul(2)
                 .max(STEP)
-                .min(self.limits.interval);
+                .min(self.limits.interrupt_interval);
         }
     }
 
@@ -66,7 +66,10 @@ impl Policy for Aic {
             Verdict::Raise => self.interval / 2,
             // β inside it.
             Verdict::Up => self.interval.saturating_sub(STEP),
-            Verdict::Down => self.interval.saturating_add(STEP).min(self.limits.interval),
+            Verdict::Down => self
+                .interval
+                .saturating_add(STEP)
+                .min(self.limits.interrupt_interval),
             Verdict::Keep => self.interval,
         };
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Interval, Limits, Policy, PolicyKind, Round, SAMPLING_INTERVAL, Setting};
 
-/// Most intervals without frames that a sleep is told as: what brings every
+/// Most intervals without frames that one sleep is counted as: what brings every
 /// policy back to its first state from anywhere.
 const IDLE_INTERVALS: u128 = 64;
 
@@ -76,14 +76,14 @@ pub struct Controller {
     latest: Duration,
     sums: Interval,
     last: Interval,
-    told: Setting,
+    reported: Setting,
 }
 
 impl Controller {
     /// A controller in its first state.
     pub fn new(kind: PolicyKind, limits: Limits) -> Self {
         let policy = kind.start(limits);
-        let told = policy.setting();
+        let reported = policy.setting();
         Controller {
             kind,
             policy,
@@ -91,26 +91,26 @@ impl Controller {
             latest: Duration::ZERO,
             sums: Interval::default(),
             last: Interval::default(),
-            told,
+            reported,
         }
     }
 
     /// What the policy wants now.
     pub fn setting(&self) -> Setting {
-        self.told
+        self.reported
     }
 
     /// How the poller is to wait.
     pub fn waiting(&self) -> Waiting {
         if self.policy.may_sleep() {
-            Waiting::Sleep(self.told.interval)
+            Waiting::Sleep(self.reported.interrupt_interval)
         } else {
             Waiting::Poll
         }
     }
 
-    /// A round is over at `now`, a time since any fixed moment. Returns the
-    /// state when the setting is another than before or an interval is over.
+    /// A round has ended at `now`, a time since any fixed moment. Returns the
+    /// state when the setting is another than before or an interval has ended.
     ///
     /// An interval ends with the first round after its length, so that a
     /// poller that was kept from polling reports one long interval. One that
@@ -137,10 +137,10 @@ impl Controller {
             self.started = Some(now);
         }
         let setting = self.policy.setting();
-        if setting == self.told && !over {
+        if setting == self.reported && !over {
             return None;
         }
-        self.told = setting;
+        self.reported = setting;
         Some(self.state())
     }
 
@@ -164,7 +164,7 @@ impl Controller {
         true
     }
 
-    /// The current interval is over.
+    /// The current interval has ended.
     fn finish(&mut self, length: Duration) {
         self.sums.length = length;
         self.policy.interval(&self.sums);
@@ -185,7 +185,7 @@ impl Controller {
         };
         State {
             policy: self.kind,
-            setting: self.told,
+            setting: self.reported,
             last,
             mode,
         }

@@ -24,7 +24,7 @@ impl Policy for Interrupt {
         // A softirq of old had no budget. The receiver's own rounds must end.
         Setting {
             budget: self.budget,
-            interval: Duration::ZERO,
+            interrupt_interval: Duration::ZERO,
         }
     }
 

@@ -1,11 +1,11 @@
 //! Receive control: when the device may interrupt, and how many frames one
 //! round may take.
 //!
-//! A policy is a state machine. It is told what each round found and what each
+//! A policy is a state machine. It sees what each round found and what each
 //! sampling interval added up to, and says which budget (the paper's Bp) and
 //! which interrupt interval (T) it wants. It has no clock and does no I/O, so
 //! every policy is tested on virtual time; a [`Controller`] feeds it and hands
-//! its wishes to whoever polls, which is the receiver itself or the receive
+//! its wishes to the poller, which is the receiver itself or the receive
 //! softirq of [`crate::architecture`].
 //!
 //! Read first: RHIP (Chang & Muppala, LCN 2007), sections II and IV and
@@ -49,7 +49,7 @@ pub struct Setting {
     pub budget: u32,
     /// Least time between two interrupts of the device (the paper's T). Zero:
     /// one for each frame that finds the receiver asleep.
-    pub interval: Duration,
+    pub interrupt_interval: Duration,
 }
 
 /// The ranges within which a policy may move, and what a round costs others.
@@ -58,7 +58,7 @@ pub struct Limits {
     /// Largest budget, frames; at least [`BUDGET_MIN`].
     pub budget: u32,
     /// Longest interrupt interval.
-    pub interval: Duration,
+    pub interrupt_interval: Duration,
     /// Frames that the device holds while nobody takes them: an interval in
     /// which more arrive loses the rest.
     pub ring: u32,
@@ -78,11 +78,11 @@ pub const BUDGET_MAX: u32 = 3000;
 pub const INTERVAL_MAX: Duration = Duration::from_millis(1);
 /// Frames that the device's timer may bring without a poll of the receiver's:
 /// half of what a veth's ring holds. Its poll is a softirq's, without a budget.
-pub const TIMER_LOT: usize = POLL_MAX as usize;
+pub const TIMER_BATCH: usize = POLL_MAX as usize;
 /// One lot in so many is followed by a poll all the same: for credit that was
 /// lost, and because a device whose timer once found nothing is woken by the
 /// sender, and then runs on the sender's processor until it is polled here.
-pub const TIMER_TURNS: u32 = 16;
+pub const TIMER_BATCHES: u32 = 16;
 /// Longest interval where nobody asks for another: a ring of 256 frames holds
 /// what comes in it at 1.28 million a second.
 pub const INTERVAL_USUAL: Duration = Duration::from_micros(200);
@@ -94,7 +94,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             budget: BUDGET_MAX,
-            interval: INTERVAL_USUAL,
+            interrupt_interval: INTERVAL_USUAL,
             ring: 256,
             preempts: false,
         }
@@ -159,11 +159,11 @@ pub trait Policy: fmt::Debug + Send {
     /// What it wants now.
     fn setting(&self) -> Setting;
 
-    /// A round is over. Called once a round, however many frames it took: a
+    /// A round has ended. Called once a round, however many frames it took: a
     /// policy that halved its budget for each packet would be at 1 after nine.
     fn round(&mut self, round: &Round);
 
-    /// A sampling interval is over.
+    /// A sampling interval has ended.
     fn interval(&mut self, interval: &Interval);
 
     /// Whether a poller that found nothing may wait for an interrupt.
@@ -224,7 +224,7 @@ impl PolicyKind {
     pub fn limits(self) -> Limits {
         match self {
             PolicyKind::Napi => Limits {
-                interval: Duration::ZERO,
+                interrupt_interval: Duration::ZERO,
                 ..Limits::default()
             },
             _ => Limits::default(),
@@ -237,7 +237,7 @@ impl PolicyKind {
     pub fn start(self, limits: Limits) -> Box<dyn Policy> {
         let limits = Limits {
             budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),
-            interval: limits.interval.min(INTERVAL_MAX),
+            interrupt_interval: limits.interrupt_interval.min(INTERVAL_MAX),
             ..limits
         };
         match self {

@@ -43,10 +43,10 @@ pub struct Machine {
     /// Tc(a): the switch back to the application after a round.
     pub switch_application: Duration,
     /// Tc(k): what a polling round costs beyond its frames: the switch to
-    /// whoever polls, and asking the device.
+    /// the poller, and asking the device.
     pub switch_poller: Duration,
     /// Titr + Tc(i): what an interrupt costs beyond the frames of its round:
-    /// taking it, waking whoever polls, and asking the device.
+    /// taking it, waking the poller, and asking the device.
     pub interrupt: Duration,
     /// Ba·Ta: how long the application may run while ksoftirqd waits.
     pub application_quantum: Duration,
@@ -155,7 +155,13 @@ impl Machine {
             return self.polled(Mode::One, rate, setting, room);
         }
         let interrupt = self.interrupt.as_secs_f64();
-        let cycle = cycle(load, interrupt, protocol, setting.interval, room.ring);
+        let cycle = cycle(
+            load,
+            interrupt,
+            protocol,
+            setting.interrupt_interval,
+            room.ring,
+        );
         if f64::from(setting.budget.max(1)) > cycle.taken {
             self.interrupted(rate, &cycle, room)
         } else {
@@ -270,7 +276,7 @@ impl Machine {
             };
         }
         let interrupt = self.interrupt.as_secs_f64();
-        let cycle = cycle(load, interrupt, each, setting.interval, room.ring);
+        let cycle = cycle(load, interrupt, each, setting.interrupt_interval, room.ring);
         let rounds = (cycle.taken / per_round).ceil();
         let busy = interrupt + cycle.taken * whole + rounds * round;
         Prediction {
@@ -303,9 +309,12 @@ impl Machine {
     /// are tried, 5 % apart beyond, and intervals of every 8 µs.
     pub fn best(&self, loads: &[Load], limits: Limits, room: Room) -> Setting {
         let mut tried = Vec::new();
-        for interval in intervals(limits.interval) {
+        for interval in intervals(limits.interrupt_interval) {
             for budget in budgets(limits.budget) {
-                let setting = Setting { budget, interval };
+                let setting = Setting {
+                    budget,
+                    interrupt_interval: interval,
+                };
                 let (mut goodput, mut idle) = (0.0, 0.0);
                 for &load in loads {
                     let prediction = self.predict_for(load, setting, room, limits.preempts);
@@ -323,10 +332,10 @@ impl Machine {
             .iter()
             .filter(|(_, _, found)| *found >= idle - 0.005)
             .map(|(setting, _, _)| *setting)
-            .min_by_key(|setting| (setting.interval, setting.budget))
+            .min_by_key(|setting| (setting.interrupt_interval, setting.budget))
             .unwrap_or(Setting {
                 budget: limits.budget.max(BUDGET_MIN),
-                interval: Duration::ZERO,
+                interrupt_interval: Duration::ZERO,
             })
     }
 }

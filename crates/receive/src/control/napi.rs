@@ -20,7 +20,7 @@ impl Policy for Napi {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.limits.budget,
-            interval: self.limits.interval,
+            interrupt_interval: self.limits.interrupt_interval,
         }
     }
 

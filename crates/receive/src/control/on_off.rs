@@ -46,7 +46,7 @@ impl Policy for OnOff {
     fn setting(&self) -> Setting {
         Setting {
             budget: if self.stopped { 0 } else { self.quota },
-            interval: Duration::ZERO,
+            interrupt_interval: Duration::ZERO,
         }
     }
 

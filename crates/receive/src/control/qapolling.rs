@@ -91,7 +91,7 @@ impl Policy for QaPolling {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
-            interval: Duration::ZERO,
+            interrupt_interval: Duration::ZERO,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What receive control was told, kept for replaying it elsewhere.
+//! What receive control saw, kept for replaying it elsewhere.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};

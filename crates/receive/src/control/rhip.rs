@@ -68,7 +68,7 @@ pub(super) struct Rhip {
 
 impl Rhip {
     pub(super) fn new(limits: Limits) -> Self {
-        let ceiling = CEILING.min(limits.interval);
+        let ceiling = CEILING.min(limits.interrupt_interval);
         Rhip {
             limits,
             ceiling,
@@ -102,7 +102,7 @@ impl Policy for Rhip {
     fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
-            interval: self.interval,
+            interrupt_interval: self.interval,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
     pub(super) tail: u32,
-    pub(super) turn: u32,
+    pub(super) round_number: u32,
     /// It had taken frames since the round before.
     pub(super) moves: bool,
 }

@@ -100,7 +100,7 @@ pub struct Poller {
     /// appended.
     taken: Box<[Taken]>,
     /// Number of the round.
-    turn: u32,
+    round_number: u32,
 }
 
 /// Splits a device queue into its poller, its shared part and its transmitter.
@@ -160,7 +160,7 @@ pub fn open(
         controller: None,
         fullness: Fullness::default(),
         taken: vec![Taken::default(); CHANNELS].into(),
-        turn: 0,
+        round_number: 0,
     };
     poller.refill();
     (poller, shared, transmit, for_transmit)
@@ -178,14 +178,14 @@ impl Poller {
     }
 
     /// The datagrams that came through the kernel during start-up. They are for
-    /// whoever holds this poller no more: what they cause to be sent needs it.
+    /// a thread that no longer holds this poller: what they cause to be sent needs it.
     pub fn take_kernel_delivered(&mut self) -> Vec<(KernelDelivered, Vec<u8>)> {
-        let mut strays = Vec::new();
+        let mut all = Vec::new();
         let mut payload = Vec::new();
-        while let Some(stray) = self.device.take_kernel_delivered(&mut payload) {
-            strays.push((stray, std::mem::take(&mut payload)));
+        while let Some(one) = self.device.take_kernel_delivered(&mut payload) {
+            all.push((one, std::mem::take(&mut payload)));
         }
-        strays
+        all
     }
 
     /// As [`Receive::napi`].
@@ -272,7 +272,7 @@ impl Poller {
         let (tables, queue) = (self.shared.tables.clone(), self.shared.queue);
         let full = tables.counter(queue, Counter::ChannelFull);
         self.fullness = Fullness::default();
-        self.turn = self.turn.wrapping_add(1);
+        self.round_number = self.round_number.wrapping_add(1);
         let mut failed = Ok(());
         for _ in 0..self.polls {
             match self.poll(interrupt, ready) {
@@ -354,7 +354,7 @@ impl Poller {
     /// way: the device's own poll took it.
     pub fn collect(&mut self, ready: &mut Vec<u16>) -> Round {
         self.fullness = Fullness::default();
-        self.turn = self.turn.wrapping_add(1);
+        self.round_number = self.round_number.wrapping_add(1);
         let mut round = Round::default();
         loop {
             self.refill();
@@ -465,10 +465,10 @@ impl Poller {
             in_device,
             fullness,
             taken,
-            turn,
+            round_number,
             ..
         } = self;
-        let turn = *turn;
+        let round_number = *round_number;
         let frames = device.receive(batch, BATCH);
         *in_device -= frames.min(*in_device);
         if frames == 0 {
@@ -488,7 +488,7 @@ impl Poller {
                 *arrived += 1;
                 match account.arrived(metadata.credit) {
                     Adjust::Keep => {}
-                    adjust => settle(shared, number, adjust, written_off),
+                    adjust => adjust_credit(shared, number, adjust, written_off),
                 }
             }
             match &mut current {
@@ -498,7 +498,14 @@ impl Poller {
                 }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(shared, open, run, latest, ready, (fullness, taken, turn));
+                        append(
+                            shared,
+                            open,
+                            run,
+                            latest,
+                            ready,
+                            (fullness, taken, round_number),
+                        );
                     }
                     let open = shared
                         .ends
@@ -518,7 +525,14 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(shared, open, run, latest, ready, (fullness, taken, turn));
+            append(
+                shared,
+                open,
+                run,
+                latest,
+                ready,
+                (fullness, taken, round_number),
+            );
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
@@ -550,7 +564,7 @@ impl Poller {
                 Some(account) => account.caught_up(head),
                 None => Adjust::Keep,
             };
-            settle(&self.shared, number, adjust, &mut self.written_off);
+            adjust_credit(&self.shared, number, adjust, &mut self.written_off);
         }
     }
 }
@@ -561,7 +575,7 @@ fn append(
     run: Run,
     latest: u32,
     ready: &mut Vec<u16>,
-    (fullness, taken, turn): (&mut Fullness, &mut [Taken], u32),
+    (fullness, taken, round_number): (&mut Fullness, &mut [Taken], u32),
 ) {
     let number = id.index();
     if let Some(end) = shared.ends.get(number as usize) {
@@ -576,9 +590,13 @@ fn append(
         let Some(taken) = taken.get_mut(number as usize) else {
             return;
         };
-        if taken.turn != turn {
+        if taken.round_number != round_number {
             let moves = taken.tail != tail;
-            *taken = Taken { tail, turn, moves };
+            *taken = Taken {
+                tail,
+                round_number,
+                moves,
+            };
         }
         // A channel that nobody empties says nothing about how fast frames
         // should come.
@@ -590,7 +608,7 @@ fn append(
 }
 
 /// Applies an adjustment to a channel's tail and to the running totals.
-fn settle(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u64) {
+fn adjust_credit(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u64) {
     let (tail, total) = match adjust {
         Adjust::Keep => return,
         Adjust::WriteOff(frames) => (frames, i64::from(frames)),

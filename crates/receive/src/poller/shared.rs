@@ -30,7 +30,7 @@ pub struct QueueCounters {
     pub empty_rounds: AtomicU64,
     /// Rounds that used up their budget.
     pub exhausted_rounds: AtomicU64,
-    /// Times that whoever polls was woken by the device.
+    /// Times that the poller was woken by the device.
     pub interrupts: AtomicU64,
     /// Frames that found their channel full.
     pub overflowed: AtomicU64,
@@ -87,7 +87,7 @@ impl Shared {
         &self.counters
     }
 
-    /// Records what receive control is told.
+    /// Records what receive control sees.
     pub fn recorder(&self) -> &control::Recorder {
         &self.recorder
     }

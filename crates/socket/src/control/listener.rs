@@ -15,7 +15,7 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 pub(super) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Nobody is accepted until then: whoever cannot be accepted keeps the socket
+    /// Nobody is accepted until then: a peer that cannot be accepted keeps the socket
     /// readable, and waiting on it would not wait.
     paused_until: Option<Instant>,
 }
@@ -64,7 +64,7 @@ impl Listener {
         {
             self.paused_until = Some(Instant::now() + BACK_OFF);
         }
-        // Otherwise whoever waited has gone again.
+        // Otherwise the peer has gone again.
         None
     }
 }
@@ -124,7 +124,7 @@ mod tests {
             all.push(file);
         }
         // As the control thread does, for as long as three back-offs.
-        let (mut fired, mut turns) = (Vec::new(), 0);
+        let (mut fired, mut looks) = (Vec::new(), 0);
         let end = Instant::now() + 3 * BACK_OFF;
         while Instant::now() < end {
             let timeout = listener.timeout();
@@ -132,9 +132,9 @@ mod tests {
             if !fired.is_empty() {
                 assert!(listener.accept().is_none());
             }
-            turns += 1;
+            looks += 1;
         }
-        assert!(turns <= 8, "{turns} turns");
+        assert!(looks <= 8, "{looks} looks");
         // Nobody is forgotten over it.
         all.clear();
         let accepted = (0..8).find_map(|_| {

@@ -198,7 +198,7 @@ impl Watch {
         }
         let entered = self.enter_frames(true);
         if let Some(helper) = entered.unattended {
-            helper.needed();
+            helper.wake();
         }
         entered.watched
     }

@@ -15,8 +15,8 @@ use std::time::Duration;
 /// first, the next on queue 1, and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrafficClass {
-    /// Local ports whose datagrams belong to it. A device that can is told to
-    /// put them on the class's queue; on one that cannot, whoever sends must
+    /// Local ports whose datagrams belong to it. A device that can is programmed to
+    /// put them on the class's queue; on one that cannot, the sender must
     /// (see [`crate::Stack::warnings`]).
     pub ports: Vec<u16>,
     /// Largest Bp of its queue, frames a round, 2 to 3000; `None`: as the stack.
@@ -24,57 +24,59 @@ pub struct TrafficClass {
 }
 
 /// While a class is active, those below get one part in so many of the time.
-const SHARE: u64 = 16;
+const LOWER_CLASSES: u64 = 16;
 /// A class is active for so long after its last frame.
 const ACTIVE: u64 = 1_000_000;
 
-/// One queue's turns, times in ns.
+/// One queue's share, times in ns.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct ClassShare {
     /// When it last had frames.
-    fed: AtomicU64,
-    /// When its last round began, until the next round of any queue; else 0.
-    began: AtomicU64,
+    last_frames: AtomicU64,
+    /// When its last round round_began, until the next round of any queue; else 0.
+    round_began: AtomicU64,
     /// Not to be polled before this while a class above is active.
-    held: AtomicU64,
+    held_until: AtomicU64,
 }
 
-/// Now, as [`Turns`] count it; never zero.
-pub(super) fn nanoseconds(age: Duration) -> u64 {
-    u64::try_from(age.as_nanos()).unwrap_or(u64::MAX).max(1)
+/// Now, as [`ClassShare`] count it; never zero.
+pub(super) fn nanoseconds(now: Duration) -> u64 {
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
-impl Turns {
+impl ClassShare {
     /// A round over the queues begins: what this one's last round led to is
     /// over.
-    pub(super) fn settle(&self, now: u64) {
-        let began = self.began.swap(0, Ordering::Relaxed);
-        if began != 0 {
-            let pause = now.saturating_sub(began).saturating_mul(SHARE - 1);
-            self.held
+    pub(super) fn end_round(&self, now: u64) {
+        let round_began = self.round_began.swap(0, Ordering::Relaxed);
+        if round_began != 0 {
+            let pause = now
+                .saturating_sub(round_began)
+                .saturating_mul(LOWER_CLASSES - 1);
+            self.held_until
                 .store(now.saturating_add(pause), Ordering::Relaxed);
         }
     }
 
     /// Whether it must wait while a class above is active.
     pub(super) fn is_held(&self, now: u64) -> bool {
-        now < self.held.load(Ordering::Relaxed)
+        now < self.held_until.load(Ordering::Relaxed)
     }
 
     /// It is polled.
-    pub(super) fn begin(&self, now: u64) {
-        self.began.store(now, Ordering::Relaxed);
+    pub(super) fn begin_round(&self, now: u64) {
+        self.round_began.store(now, Ordering::Relaxed);
     }
 
     /// Its round found frames.
-    pub(super) fn feed(&self, now: u64) {
-        self.fed.store(now, Ordering::Relaxed);
+    pub(super) fn note_frames(&self, now: u64) {
+        self.last_frames.store(now, Ordering::Relaxed);
     }
 
     /// Whether it had frames a moment ago.
     pub(super) fn is_active(&self, now: u64) -> bool {
-        let fed = self.fed.load(Ordering::Relaxed);
-        fed != 0 && now.saturating_sub(fed) < ACTIVE
+        let last_frames = self.last_frames.load(Ordering::Relaxed);
+        last_frames != 0 && now.saturating_sub(last_frames) < ACTIVE
     }
 }
 
@@ -84,15 +86,15 @@ mod tests {
 
     #[test]
     fn a_class_below_gets_its_share_and_no_more() {
-        let turns = Turns::default();
+        let share = ClassShare::default();
         let (mut now, mut used) = (1_000, 0);
         let end = now + 10_000_000;
         while now < end {
-            turns.settle(now);
-            if turns.is_held(now) {
+            share.end_round(now);
+            if share.is_held(now) {
                 now += 500;
             } else {
-                turns.begin(now);
+                share.begin_round(now);
                 used += 20_000;
                 now += 20_000;
             }
@@ -103,18 +105,18 @@ mod tests {
 
     #[test]
     fn a_class_is_active_for_a_while_after_its_last_frame() {
-        let turns = Turns::default();
-        assert!(!turns.is_active(5));
-        turns.feed(5);
-        assert!(turns.is_active(5 + ACTIVE - 1));
-        assert!(!turns.is_active(5 + ACTIVE));
+        let share = ClassShare::default();
+        assert!(!share.is_active(5));
+        share.note_frames(5);
+        assert!(share.is_active(5 + ACTIVE - 1));
+        assert!(!share.is_active(5 + ACTIVE));
     }
 
     #[test]
     fn a_round_that_took_no_time_holds_nobody() {
-        let turns = Turns::default();
-        turns.begin(7);
-        turns.settle(7);
-        assert!(!turns.is_held(7));
+        let share = ClassShare::default();
+        share.begin_round(7);
+        share.end_round(7);
+        assert!(!share.is_held(7));
     }
 }

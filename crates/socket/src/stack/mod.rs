@@ -21,8 +21,8 @@ use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
 use tidewall_receive::control::{
-    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_LOT,
-    TIMER_TURNS, Waiting,
+    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_BATCH,
+    TIMER_BATCHES, Waiting,
 };
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
@@ -57,27 +57,27 @@ pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
 
 /// Over how long the device's rate is measured, at least.
-const PACE_WINDOW: Duration = Duration::from_micros(20);
+const LOAD_WINDOW: Duration = Duration::from_micros(20);
 /// How long it must have been lower before that is believed: senders pause.
-const CALM: Duration = Duration::from_millis(1);
-/// This many rounds in [`STREAK_TIME`] are steady polling: 200 µs a round, the
+const LOAD_HYSTERESIS: Duration = Duration::from_millis(1);
+/// This many rounds in [`STEADY_TIME`] are steady polling: 200 µs a round, the
 /// length of the device's own timer.
-const STREAK: u32 = 64;
-/// See [`STREAK`].
-const STREAK_TIME: Duration = Duration::from_micros(200 * STREAK as u64);
+const STEADY_ROUNDS: u32 = 64;
+/// See [`STEADY_ROUNDS`].
+const STEADY_TIME: Duration = Duration::from_micros(200 * STEADY_ROUNDS as u64);
 /// Frames a second from which a sleeper polls by itself now and then, and from
 /// which it does not sleep.
 const BUSY_FROM: f64 = 20_000.0;
 /// See [`BUSY_FROM`].
 const FLOODED_FROM: f64 = 200_000.0;
 /// How long a sleeper leaves a busy device alone.
-const BUSY_NAP: Duration = Duration::from_micros(50);
+const BUSY_SLEEP: Duration = Duration::from_micros(50);
 
 /// Frames in a round that speak of a flood.
 const FLOODED_ROUND: u64 = 32;
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
-/// [`QueueHandle::waiting`] of a queue whose poller may not sleep.
+/// [`QueueHandle::interrupt_interval`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
 /// Largest Bp of a receiver that polls for itself, unless told otherwise: half
 /// of what a channel holds by default. A larger round overflows it before
@@ -85,7 +85,7 @@ const DO_NOT_SLEEP: u64 = u64::MAX;
 /// (RHIP lost 15,000 frames/s so).
 const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
 /// How long a poller waits that receive control forbids to take anything.
-const STOPPED_NAP: Duration = Duration::from_micros(100);
+const STOPPED_SLEEP: Duration = Duration::from_micros(100);
 
 /// How to start an embedded stack: one process that owns an interface's queues
 /// and everything above them.
@@ -107,7 +107,7 @@ pub struct EmbeddedConfig {
     pub budget: Option<u32>,
     /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
     /// ring of 256 frames does not overflow; of `napi` zero.
-    pub interval: Option<Duration>,
+    pub interrupt_interval: Option<Duration>,
     /// Traffic classes, the first of which comes on queue 0 and is polled first.
     /// None: all queues are equal.
     pub classes: Vec<TrafficClass>,
@@ -146,7 +146,7 @@ impl Default for EmbeddedConfig {
             receiver_cpu: None,
             policy: PolicyKind::default(),
             budget: None,
-            interval: None,
+            interrupt_interval: None,
             classes: Vec::new(),
             spin: Duration::from_micros(20),
             frames: 8192,
@@ -186,7 +186,7 @@ impl EmbeddedConfig {
                 self.architecture
             ));
         }
-        if let Some(interval) = self.interval
+        if let Some(interval) = self.interrupt_interval
             && interval > INTERVAL_MAX
         {
             return invalid(format!(
@@ -198,7 +198,7 @@ impl EmbeddedConfig {
         let most = if preempts { usual.budget } else { OWN_BUDGET };
         Ok(Limits {
             budget: self.budget.unwrap_or(usual.budget.min(most)),
-            interval: self.interval.unwrap_or(usual.interval),
+            interrupt_interval: self.interrupt_interval.unwrap_or(usual.interrupt_interval),
             preempts,
             ..usual
         })
@@ -247,13 +247,13 @@ pub(crate) struct QueueHandle {
     /// True when the last round left the interrupt masked or deferred.
     masked: AtomicBool,
     /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
-    waiting: AtomicU64,
+    interrupt_interval: AtomicU64,
     /// Datagrams sent, and how many of them receive control knows of.
     sent: Arc<AtomicU64>,
-    sent_told: AtomicU64,
+    sent_reported: AtomicU64,
     /// How many of them had been queued when the device was last polled.
     sent_at_poll: AtomicU64,
-    turns: Turns,
+    class_share: ClassShare,
 }
 
 impl QueueHandle {
@@ -321,18 +321,18 @@ pub(crate) struct Core {
     /// False on the in-memory device: there is no kernel to hold ports.
     pub(crate) has_kernel: bool,
     pub(crate) name: String,
-    pub(crate) strays: AtomicU64,
+    pub(crate) kernel_delivered: AtomicU64,
     /// Of each queue, where a host architecture has threads.
     pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
     pub(crate) leadership: Leadership,
     pub(crate) deferral: Deferral,
-    past: Mutex<Past>,
-    /// Rounds since the last sleep, and when the present lot of them began (ns
+    load: Mutex<LoadSample>,
+    /// Rounds since the last sleep, and when the present series of them began (ns
     /// since the start).
-    streak: AtomicU32,
-    streak_start: AtomicU64,
+    rounds_since_sleep: AtomicU32,
+    steady_since: AtomicU64,
     /// Lots of frames in a row that the device's timer brought.
-    timer_turns: AtomicU32,
+    timer_batches: AtomicU32,
     next_channel: AtomicU16,
     generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
@@ -480,7 +480,7 @@ impl Stack {
             policy: PolicyKind::default(),
             // It has no timer that would end a deferral.
             limits: Limits {
-                interval: Duration::ZERO,
+                interrupt_interval: Duration::ZERO,
                 ..Limits::default()
             },
             classes: Vec::new(),
@@ -537,11 +537,11 @@ impl Stack {
                 transmitter: Mutex::new(transmitter),
                 last_round: AtomicU64::new(0),
                 masked: AtomicBool::new(false),
-                waiting: AtomicU64::new(0),
+                interrupt_interval: AtomicU64::new(0),
                 sent,
-                sent_told: AtomicU64::new(0),
+                sent_reported: AtomicU64::new(0),
                 sent_at_poll: AtomicU64::new(0),
-                turns: Turns::default(),
+                class_share: ClassShare::default(),
             });
         }
         let device_snapshot = device
@@ -576,20 +576,20 @@ impl Stack {
             classed: !parts.classes.is_empty(),
             has_kernel: parts.has_kernel,
             name: parts.name,
-            strays: AtomicU64::new(0),
+            kernel_delivered: AtomicU64::new(0),
             host: OnceLock::new(),
             leadership: Leadership::default(),
             deferral: Deferral::new(),
             #[cfg(feature = "mio")]
             notifier: Default::default(),
-            past: Mutex::new(Past {
+            load: Mutex::new(LoadSample {
                 at: Duration::ZERO,
                 frames: 0,
-                pace: Pace::Quiet,
+                level: LoadLevel::Quiet,
             }),
-            streak: AtomicU32::new(0),
-            streak_start: AtomicU64::new(0),
-            timer_turns: AtomicU32::new(0),
+            rounds_since_sleep: AtomicU32::new(0),
+            steady_since: AtomicU64::new(0),
+            timer_batches: AtomicU32::new(0),
             next_channel: AtomicU16::new(0),
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
@@ -691,7 +691,7 @@ impl Stack {
         }
     }
 
-    /// Records what receive control is told of the next `rounds` rounds of each
+    /// Records what receive control sees of the next `rounds` rounds of each
     /// queue, from the beginning.
     pub fn record_rounds(&self, rounds: usize) {
         for queue in self.here().iter().flat_map(|core| &core.queues) {
@@ -773,7 +773,7 @@ fn set_locals(tables: &Tables, addresses: &[IpAddr]) -> io::Result<()> {
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {
     let weak = || Arc::downgrade(core);
-    let (input, ready, sent, stray, doubt) = (weak(), weak(), weak(), weak(), weak());
+    let (input, ready, sent, kernel_delivered, doubt) = (weak(), weak(), weak(), weak(), weak());
     Upcalls {
         input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
             input
@@ -791,8 +791,8 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
                 sent.map(|sent| sent.load(Ordering::Relaxed)).sum()
             })
         }),
-        stray: Box::new(move |from, payload| {
-            if let Some(core) = stray.upgrade() {
+        kernel_delivered: Box::new(move |from, payload| {
+            if let Some(core) = kernel_delivered.upgrade() {
                 core.deliver_from_kernel(from, payload);
             }
         }),
@@ -809,9 +809,9 @@ mod receive;
 mod sleep;
 mod tap;
 
+use classes::ClassShare;
 pub use classes::TrafficClass;
-use classes::Turns;
-use sleep::{Pace, Past};
+use sleep::{LoadLevel, LoadSample};
 pub use tap::TapConfig;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -831,7 +831,7 @@ impl Core {
     }
 
     /// Seconds since the stack started.
-    pub(crate) fn age(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         (self.clock)()
     }
 
@@ -863,7 +863,7 @@ impl Core {
         Ok(())
     }
 
-    /// The interface is no more: whoever waits, and whoever calls, hears ENODEV.
+    /// The interface is no more: all that wait or call get ENODEV.
     pub(crate) fn lose_device(&self) {
         if self.link.gone.swap(true, Ordering::SeqCst) {
             return;
@@ -876,14 +876,14 @@ impl Core {
         for owner in owners {
             match owner {
                 Owner::Udp(socket) => socket.fail(libc::ENODEV),
-                Owner::Listener(listener) => listener.interrupt(),
+                Owner::Listener(listener) => listener.notify_failure(),
                 _ => {}
             }
         }
         for connection in self.tcp.flows.all() {
             connection.fail(self, Errno(libc::ENODEV));
         }
-        self.leadership.nudge();
+        self.leadership.wake_leader();
     }
 
     /// Tells the driver which addresses are this host's now.
@@ -960,7 +960,7 @@ impl Core {
                 return Ok(());
             }
             if flushed.full && flushed.dropped == 0 {
-                self.tcp.sending.kick(number);
+                self.tcp.sending.ring_doorbell(number);
                 return Ok(());
             }
         }

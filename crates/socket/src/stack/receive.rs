@@ -74,14 +74,16 @@ impl Core {
             && (leads || self.leadership.is_taken());
         let mut progress = Progress::default();
         let mut failed = Ok(());
-        let now = nanoseconds(self.age());
+        let now = nanoseconds(self.now());
         if self.classed {
-            self.queues.iter().for_each(|queue| queue.turns.settle(now));
+            self.queues
+                .iter()
+                .for_each(|queue| queue.class_share.end_round(now));
         }
         let mut active = false;
         for queue in &self.queues {
             queue.note_poll();
-            if active && queue.turns.is_held(now) {
+            if active && queue.class_share.is_held(now) {
                 progress.held = true;
                 continue;
             }
@@ -107,19 +109,19 @@ impl Core {
                 Ok(round) => round,
                 Err(error) => {
                     // What the device had delivered before is sorted already.
-                    self.after(poller, ready);
+                    self.deliver(poller, ready);
                     failed = Err(error);
                     continue;
                 }
             };
-            // A poll that found work defers the interrupt again, whoever's the
-            // work was.
+            // A poll that found work defers the interrupt again, no matter
+            // for whom.
             let armed = interrupt == Interrupt::Armed && round.driven == 0;
             queue.masked.store(!armed, Ordering::Relaxed);
             progress.armed &= armed;
             queue.last_round.store(round.driven, Ordering::Relaxed);
             if round.exhausted {
-                self.timer_turns.store(0, Ordering::Relaxed);
+                self.timer_batches.store(0, Ordering::Relaxed);
             }
             let full = round.exhausted || round.frames >= MANY;
             let steady = self.polls_steadily();
@@ -142,19 +144,19 @@ impl Core {
             progress.frames += round.frames;
             if self.classed {
                 if round.frames > 0 {
-                    queue.turns.feed(now);
+                    queue.class_share.note_frames(now);
                 }
                 if active {
-                    queue.turns.begin(now);
+                    queue.class_share.begin_round(now);
                 }
-                active |= queue.turns.is_active(now);
+                active |= queue.class_share.is_active(now);
             }
             progress.missing |= round.missing > 0;
-            self.after(poller, ready);
+            self.deliver(poller, ready);
         }
         if !leads && !progress.armed && !self.has_kernel && self.leadership.is_taken() {
             // The in-memory device has no timer that ends a deferral.
-            self.leadership.nudge();
+            self.leadership.wake_leader();
         }
         failed.map(|()| progress)
     }
@@ -169,17 +171,17 @@ impl Core {
         interrupted: bool,
     ) -> bool {
         let sent = queue.sent.load(Ordering::Relaxed);
-        let told = queue.sent_told.swap(sent, Ordering::Relaxed);
+        let reported = queue.sent_reported.swap(sent, Ordering::Relaxed);
         let activity = Activity {
             interrupted,
-            sent: sent.wrapping_sub(told),
+            sent: sent.wrapping_sub(reported),
         };
-        if let Some(waiting) = poller.control(self.age(), round, activity) {
+        if let Some(waiting) = poller.control(self.now(), round, activity) {
             let value = match waiting {
                 Waiting::Poll => DO_NOT_SLEEP,
                 Waiting::Sleep(interval) => interval.as_nanos() as u64,
             };
-            queue.waiting.store(value, Ordering::Relaxed);
+            queue.interrupt_interval.store(value, Ordering::Relaxed);
         }
         poller.is_stopped()
     }
@@ -187,7 +189,7 @@ impl Core {
     /// How a poller that found nothing is to wait: as the most impatient queue
     /// wants.
     pub(crate) fn waiting(&self) -> Waiting {
-        let waits = |queue: &QueueHandle| queue.waiting.load(Ordering::Relaxed);
+        let waits = |queue: &QueueHandle| queue.interrupt_interval.load(Ordering::Relaxed);
         if self.queues.iter().any(|queue| waits(queue) == DO_NOT_SLEEP) {
             return Waiting::Poll;
         }
@@ -199,24 +201,26 @@ impl Core {
     /// Counts a round; true when rounds follow each other so closely that the
     /// device's own timer has nothing to do.
     fn polls_steadily(&self) -> bool {
-        if self.streak.fetch_add(1, Ordering::Relaxed) % STREAK != STREAK - 1 {
+        if self.rounds_since_sleep.fetch_add(1, Ordering::Relaxed) % STEADY_ROUNDS
+            != STEADY_ROUNDS - 1
+        {
             return false;
         }
-        let now = self.age().as_nanos() as u64;
-        let before = self.streak_start.swap(now, Ordering::Relaxed);
-        now.saturating_sub(before) <= STREAK_TIME.as_nanos() as u64
+        let now = self.now().as_nanos() as u64;
+        let before = self.steady_since.swap(now, Ordering::Relaxed);
+        now.saturating_sub(before) <= STEADY_TIME.as_nanos() as u64
     }
 
     /// Before a sleep that only the device ends: it may interrupt after
     /// `interval`, and may not be left alone for long where that is zero, since
     /// it is the kernel's too. True when a timer runs that is not that long:
     /// only another poll makes it so.
-    pub(super) fn stops_polling(&self, interval: Duration) -> bool {
+    pub(super) fn set_interrupt_interval(&self, interval: Duration) -> bool {
         if self.architecture.has_threads() {
             // Theirs to say.
             return false;
         }
-        self.streak.store(0, Ordering::Relaxed);
+        self.rounds_since_sleep.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
             changed |= lock(&queue.poller).set_moderation(InterruptModeration::DeferFor(interval));
@@ -224,13 +228,13 @@ impl Core {
         changed && !interval.is_zero()
     }
 
-    /// True when the device's timer brings frames in lots that it can bear, so
+    /// True when the device's timer brings frames in batches of bearable size, so
     /// that a poll of ours between two of them would only cost.
     pub(crate) fn device_polls(&self) -> bool {
-        let turns = self.timer_turns.load(Ordering::Relaxed);
-        // Receive control may have changed its mind since the last lot: whoever
+        let batches = self.timer_batches.load(Ordering::Relaxed);
+        // Receive control may have decided otherwise since the last batch: a thread that
         // waits without a timer, or without sleeping, must poll.
-        self.coalesces() && !turns.is_multiple_of(TIMER_TURNS)
+        self.coalesces() && !batches.is_multiple_of(TIMER_BATCHES)
     }
 
     /// True while the device may interrupt only when its timer expires.
@@ -256,27 +260,27 @@ impl Core {
                 if round.frames >= POLL_MAX as usize {
                     poller.set_moderation(InterruptModeration::BusyPoll);
                 }
-                if self.coalesces() && round.frames < TIMER_LOT {
-                    self.timer_turns.fetch_add(1, Ordering::Relaxed);
+                if self.coalesces() && round.frames < TIMER_BATCH {
+                    self.timer_batches.fetch_add(1, Ordering::Relaxed);
                 } else {
-                    self.timer_turns.store(0, Ordering::Relaxed);
+                    self.timer_batches.store(0, Ordering::Relaxed);
                 }
             }
-            self.after(poller, ready);
+            self.deliver(poller, ready);
         }
     }
 
-    /// What follows sorting: fragments, strays, wake-ups, memory pressure.
-    fn after(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
-        let strays = poller.take_kernel_delivered();
+    /// What follows sorting: fragments, kernel_delivered, wake-ups, memory pressure.
+    fn deliver(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
+        let kernel_delivered = poller.take_kernel_delivered();
         let short = poller.short_of_frames();
         let doubts = poller.take_doubt();
         drop(poller);
         if doubts {
             self.link.doubt();
         }
-        for (stray, payload) in strays {
-            self.deliver_from_kernel(stray, &payload);
+        for (kernel_delivered, payload) in kernel_delivered {
+            self.deliver_from_kernel(kernel_delivered, &payload);
         }
         let mut last = 0;
         for &channel in &ready.channels {
@@ -298,12 +302,12 @@ impl Core {
         }
         match self.owner(channel) {
             Owner::None => {}
-            Owner::Udp(socket) => socket.has_frames(),
-            Owner::Listener(listener) => listener.has_frames(self),
-            Owner::Connection(connection) => connection.has_frames(self),
+            Owner::Udp(socket) => socket.on_frames(),
+            Owner::Listener(listener) => listener.on_frames(self),
+            Owner::Connection(connection) => connection.on_frames(self),
             Owner::Shared => self.tcp_shared_ready(),
             Owner::TimeWait => self.tcp_time_wait_ready(),
-            Owner::Spare => self.tcp_take_spare(channel),
+            Owner::Pooled => self.tcp_take_pooled(channel),
         }
     }
 
@@ -346,10 +350,10 @@ impl Core {
 
     /// A datagram or segment that reached a helper socket while the poll was
     /// learned.
-    pub(crate) fn deliver_from_kernel(&self, stray: KernelDelivered, payload: &[u8]) {
-        self.strays.fetch_add(1, Ordering::Relaxed);
-        if stray.protocol == Protocol::Tcp {
-            self.tcp_take_stray(stray, payload);
+    pub(crate) fn deliver_from_kernel(&self, kernel_delivered: KernelDelivered, payload: &[u8]) {
+        self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
+        if kernel_delivered.protocol == Protocol::Tcp {
+            self.tcp_take_kernel_delivered(kernel_delivered, payload);
             return;
         }
         let target = {
@@ -357,12 +361,14 @@ impl Core {
             sockets
                 .iter()
                 .filter_map(Owner::udp)
-                .filter(|socket| socket.wants(stray.source, stray.destination))
+                .filter(|socket| {
+                    socket.wants(kernel_delivered.source, kernel_delivered.destination)
+                })
                 .max_by_key(|socket| socket.peer().is_some())
                 .cloned()
         };
         match target {
-            Some(socket) => socket.push_stray(stray, payload),
+            Some(socket) => socket.push_kernel_delivered(kernel_delivered, payload),
             None => self.causes.no_socket(),
         }
     }
@@ -383,16 +389,20 @@ mod tests {
         };
         let stack = Stack::in_memory(end, config).unwrap();
         let core = stack.core();
-        // The device's timer brings lots that it can bear ...
-        core.queues[0].waiting.store(200_000, Ordering::Relaxed);
-        core.timer_turns.store(1, Ordering::Relaxed);
+        // The device's timer brings batches of bearable size ...
+        core.queues[0]
+            .interrupt_interval
+            .store(200_000, Ordering::Relaxed);
+        core.timer_batches.store(1, Ordering::Relaxed);
         assert!(core.device_polls());
-        core.timer_turns.store(TIMER_TURNS, Ordering::Relaxed);
+        core.timer_batches.store(TIMER_BATCHES, Ordering::Relaxed);
         assert!(!core.device_polls(), "now and then we look ourselves");
         // ... until somebody waits for answers: nothing may depend on it then.
-        core.timer_turns.store(1, Ordering::Relaxed);
+        core.timer_batches.store(1, Ordering::Relaxed);
         for waiting in [DO_NOT_SLEEP, 0] {
-            core.queues[0].waiting.store(waiting, Ordering::Relaxed);
+            core.queues[0]
+                .interrupt_interval
+                .store(waiting, Ordering::Relaxed);
             assert!(!core.device_polls(), "{waiting}");
         }
     }

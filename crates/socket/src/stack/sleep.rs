@@ -11,10 +11,10 @@ use crate::wait::Waitable;
 /// a flood at a port nobody owns) keep it busy, our own frames would wait for T
 /// with them, or be lost with the overflow of the device's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Pace {
+pub(super) enum LoadLevel {
     /// Sleep until the interrupt.
     Quiet,
-    /// Sleep no longer than [`BUSY_NAP`].
+    /// Sleep no longer than [`BUSY_SLEEP`].
     Busy,
     /// Do not sleep: every poll finds frames.
     Flooded,
@@ -22,13 +22,13 @@ pub(super) enum Pace {
 
 /// What the device had done when somebody last looked.
 #[derive(Debug)]
-pub(super) struct Past {
+pub(super) struct LoadSample {
     pub(super) at: Duration,
     pub(super) frames: u64,
-    pub(super) pace: Pace,
+    pub(super) level: LoadLevel,
 }
 
-/// Turns without sleep after which the kernel is asked all the same: its descriptors
+/// ClassShare without sleep after which the kernel is asked all the same: its descriptors
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 
@@ -85,22 +85,22 @@ impl Core {
         }
         let waiter = thread_waiter()?;
         waiter.clear_if_signalled();
-        let mut led = self.leadership.sleep(&waiter);
+        let mut led = self.leadership.enter(&waiter);
         for socket in sockets {
             socket.waiters().enter_as(&waiter, socket.is_exclusive());
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
         if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
-            // We polled and leave: whoever sleeps on the device must arm it.
-            self.leadership.nudge();
+            // We polled and leave: the leader must arm it.
+            self.leadership.wake_leader();
         }
         let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, has_input);
         for socket in sockets {
             socket.leave(&waiter);
         }
-        self.leadership.wake(&waiter, led);
+        self.leadership.leave(&waiter, led);
         // From now on nobody may be here who sees to connections.
-        self.tcp.helper.needed();
+        self.tcp.helper.wake();
         // Who woke us for it wakes nobody else.
         let result = match result {
             Ok(true) => Ok(true),
@@ -133,7 +133,7 @@ impl Core {
     ) -> io::Result<bool> {
         let mut descriptors = Vec::with_capacity(8);
         let mut fired = Vec::with_capacity(8);
-        let mut turns = 0u32;
+        let mut rounds = 0u32;
         let mut sends = false;
         loop {
             self.check_device()?;
@@ -149,10 +149,10 @@ impl Core {
                 return Ok(true);
             }
             // Where threads receive, there is nothing to poll.
-            let (pace, waiting) = if *led && !self.architecture.has_threads() {
-                (self.pace(), self.waiting())
+            let (level, waiting) = if *led && !self.architecture.has_threads() {
+                (self.level(), self.waiting())
             } else {
-                (Pace::Quiet, Waiting::Sleep(Duration::ZERO))
+                (LoadLevel::Quiet, Waiting::Sleep(Duration::ZERO))
             };
             let interval = match waiting {
                 Waiting::Sleep(interval) => interval,
@@ -168,13 +168,13 @@ impl Core {
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
-            let spins = sends || again || pace == Pace::Flooded;
+            let spins = sends || again || level == LoadLevel::Flooded;
             if spins {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     return Ok(false);
                 }
-                turns = turns.wrapping_add(1);
-                if !turns.is_multiple_of(ASK_KERNEL_EVERY) {
+                rounds = rounds.wrapping_add(1);
+                if !rounds.is_multiple_of(ASK_KERNEL_EVERY) {
                     continue;
                 }
             }
@@ -185,11 +185,11 @@ impl Core {
                 },
                 None => None,
             };
-            if pace == Pace::Busy {
-                timeout = Some(timeout.map_or(BUSY_NAP, |t| t.min(BUSY_NAP)));
+            if level == LoadLevel::Busy {
+                timeout = Some(timeout.map_or(BUSY_SLEEP, |t| t.min(BUSY_SLEEP)));
             }
             if progress.stopped {
-                timeout = Some(timeout.map_or(STOPPED_NAP, |t| t.min(STOPPED_NAP)));
+                timeout = Some(timeout.map_or(STOPPED_SLEEP, |t| t.min(STOPPED_SLEEP)));
             }
             if self.tcp.sending.is_held_up() {
                 timeout = Some(timeout.map_or(SEND_AGAIN, |t| t.min(SEND_AGAIN)));
@@ -197,10 +197,10 @@ impl Core {
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
             }
-            if let Some(expiry) = lock(&self.fragments).next_expiry(self.age()) {
+            if let Some(expiry) = lock(&self.fragments).next_expiry(self.now()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if let Some(next) = self.tcp.next_timer(self.age()).filter(|_| *led) {
+            if let Some(next) = self.tcp.next_timer(self.now()).filter(|_| *led) {
                 if next.is_zero() && !spins {
                     continue;
                 }
@@ -208,8 +208,8 @@ impl Core {
             }
             if spins {
                 timeout = Some(Duration::ZERO);
-            } else if *led && pace == Pace::Quiet && self.stops_polling(interval) {
-                self.timer_turns.store(0, Ordering::Relaxed);
+            } else if *led && level == LoadLevel::Quiet && self.set_interrupt_interval(interval) {
+                self.timer_batches.store(0, Ordering::Relaxed);
                 continue;
             }
             descriptors.clear();
@@ -239,7 +239,7 @@ impl Core {
             } else {
                 *led = self.leadership.lead(waiter);
             }
-            lock(&self.fragments).expire(self.age(), &self.causes);
+            lock(&self.fragments).expire(self.now(), &self.causes);
             if has_input() {
                 return Ok(true);
             }
@@ -248,15 +248,15 @@ impl Core {
 
     /// How busy the device has been with frames that are not ours since the last
     /// time somebody was about to sleep. Receive control sees to our own.
-    fn pace(&self) -> Pace {
+    fn level(&self) -> LoadLevel {
         if !self.deferral.is_on() {
-            // Each frame interrupts, whoever's it is.
-            return Pace::Quiet;
+            // Every frame interrupts.
+            return LoadLevel::Quiet;
         }
-        let mut past = lock(&self.past);
-        let now = self.age();
-        let elapsed = now.saturating_sub(past.at);
-        if elapsed >= PACE_WINDOW {
+        let mut load = lock(&self.load);
+        let now = self.now();
+        let elapsed = now.saturating_sub(load.at);
+        if elapsed >= LOAD_WINDOW {
             let frames: u64 = self
                 .queues
                 .iter()
@@ -269,20 +269,20 @@ impl Core {
                 .fold(0, u64::wrapping_add);
             // Read one after the other, the counters may disagree by a few.
             let rate =
-                (frames.wrapping_sub(past.frames) as i64).max(0) as f64 / elapsed.as_secs_f64();
-            let pace = match rate {
-                rate if rate >= FLOODED_FROM => Pace::Flooded,
-                rate if rate >= BUSY_FROM => Pace::Busy,
-                _ => Pace::Quiet,
+                (frames.wrapping_sub(load.frames) as i64).max(0) as f64 / elapsed.as_secs_f64();
+            let level = match rate {
+                rate if rate >= FLOODED_FROM => LoadLevel::Flooded,
+                rate if rate >= BUSY_FROM => LoadLevel::Busy,
+                _ => LoadLevel::Quiet,
             };
-            if pace >= past.pace || elapsed >= CALM {
-                *past = Past {
+            if level >= load.level || elapsed >= LOAD_HYSTERESIS {
+                *load = LoadSample {
                     at: now,
                     frames,
-                    pace,
+                    level,
                 };
             }
         }
-        past.pace
+        load.level
     }
 }

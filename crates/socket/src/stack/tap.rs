@@ -85,7 +85,7 @@ impl Stack {
             policy: PolicyKind::default(),
             // It has no timer that would end a deferral.
             limits: Limits {
-                interval: Duration::ZERO,
+                interrupt_interval: Duration::ZERO,
                 ..Limits::default()
             },
             classes: Vec::new(),

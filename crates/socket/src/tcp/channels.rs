@@ -2,7 +2,7 @@
 //!
 //! A connection has a channel of its own while there are enough: then nobody
 //! else's frames are in its way. When they are all lent, the least used of a few
-//! goes to whoever needs one more. Connections without one share a channel, and
+//! goes to the connection that needs one more. Connections without one share a channel, and
 //! those in TIME-WAIT another, small and emptied last. In both the driver gives
 //! each flow a part only ([`Tables::set_share`](tidewall_device::demux::Tables::set_share)),
 //! as it does half-open ones in their listener's.
@@ -18,7 +18,7 @@ use tidewall_protocol::tcp::FourTuple;
 use tidewall_receive::poller::{Channel, Done};
 
 use super::connection::ConnectionInner;
-use super::frames::After;
+use super::frames::Deferred;
 use crate::owner::Owner;
 use crate::stack::{Core, QueueHandle, lock};
 
@@ -44,7 +44,7 @@ const PARTS: u32 = 16;
 /// that have not been read wherever they are.
 const CONNECTION_LIMIT: u32 = 256;
 /// Channels that stay open for the next connections.
-const SPARES: usize = 64;
+const POOL_MAX: usize = 64;
 /// Channels that connections leave to listeners and UDP sockets.
 const RESERVED: usize = 256;
 /// Channels among which the least used is looked for.
@@ -80,7 +80,7 @@ impl ChannelSet {
     }
 
     /// Moves what is in it out of its frames: it is of flows that it was for before.
-    pub(super) fn empty(&mut self, after: &mut After) {
+    pub(super) fn empty(&mut self, deferred: &mut Deferred) {
         let id = self.id;
         for channel in &mut self.channels {
             if channel.looks_empty() {
@@ -89,7 +89,7 @@ impl ChannelSet {
             let shared = channel.shared().clone();
             let mut done = Done::default();
             while let Some(frame) = channel.remove() {
-                after.keep(&shared, &frame);
+                deferred.keep(&shared, &frame);
                 done.add(&shared, frame);
             }
             shared.give_back(id, done);
@@ -102,7 +102,7 @@ pub(crate) struct SharedChannel {
     pub(crate) id: ChannelId,
     part: Part,
     channels: Mutex<Box<[Channel]>>,
-    /// Frames came that whoever noticed them left there.
+    /// Frames wait for a thread that may run the protocol.
     waiting: AtomicBool,
 }
 
@@ -140,7 +140,7 @@ pub(crate) struct Channels {
     /// host architecture has left there.
     closing: Mutex<Vec<Arc<ConnectionInner>>>,
     /// Open, and waiting for the next connection.
-    spares: Mutex<Vec<ChannelSet>>,
+    pool: Mutex<Vec<ChannelSet>>,
     /// Open for connections.
     open: AtomicUsize,
     /// Where the search for the least used one goes on.
@@ -161,7 +161,7 @@ impl Channels {
                 Part::TimeWait,
             )?,
             closing: Mutex::default(),
-            spares: Mutex::default(),
+            pool: Mutex::default(),
             open: AtomicUsize::new(0),
             hand: AtomicU16::new(0),
         })
@@ -248,21 +248,21 @@ impl Core {
     pub(super) fn tcp_closing_ready(&self, connection: &Arc<ConnectionInner>) {
         if !self.architecture.has_threads() {
             connection.process(self);
-        } else if connection.becomes_unattended() {
+        } else if connection.becomes_pending() {
             lock(&self.tcp.channels.closing).push(connection.clone());
             self.tcp_shared_later();
         }
     }
 
-    /// Leaves the shared channel's frames to whoever sleeps in the stack, or calls.
+    /// Leaves the shared channel's frames to a thread that sleeps in the stack, or calls.
     pub(super) fn tcp_shared_later(&self) {
         self.tcp
             .channels
             .shared
             .waiting
             .store(true, Ordering::Release);
-        self.leadership.nudge();
-        self.tcp.helper.needed();
+        self.leadership.wake_leader();
+        self.tcp.helper.wake();
     }
 
     /// Frames came to TIME-WAIT's channel: their turn is when nothing else is due.
@@ -272,7 +272,7 @@ impl Core {
             .time_wait
             .waiting
             .store(true, Ordering::Release);
-        self.tcp.helper.needed();
+        self.tcp.helper.wake();
     }
 
     /// True when frames were left in a shared channel.
@@ -284,7 +284,7 @@ impl Core {
     }
 
     /// Runs the protocol on reassembled segments and on frames that were left to
-    /// whoever comes, TIME-WAIT's last.
+    /// later, TIME-WAIT's last.
     pub(super) fn tcp_take_left_frames(&self) {
         let Channels {
             shared, time_wait, ..
@@ -305,7 +305,7 @@ impl Core {
     fn tcp_take_closing(&self) {
         let closing = std::mem::take(&mut *lock(&self.tcp.channels.closing));
         for connection in closing {
-            connection.attend();
+            connection.clear_pending();
             connection.process(self);
         }
     }
@@ -337,40 +337,40 @@ impl Core {
 
     /// Frames came to a channel that waits for its next connection: they are
     /// its last one's.
-    pub(crate) fn tcp_take_spare(&self, number: u16) {
-        let mut after = After::default();
+    pub(crate) fn tcp_take_pooled(&self, number: u16) {
+        let mut deferred = Deferred::default();
         {
-            let mut spares = lock(&self.tcp.channels.spares);
-            if let Some(set) = spares.iter_mut().find(|set| set.id.index() == number) {
-                set.empty(&mut after);
+            let mut pool = lock(&self.tcp.channels.pool);
+            if let Some(set) = pool.iter_mut().find(|set| set.id.index() == number) {
+                set.empty(&mut deferred);
             }
         }
-        self.tcp_after(after);
+        self.tcp_run_deferred(deferred);
     }
 
     /// A channel for a connection that had `frames` of late: a new one, or, when
     /// all are lent, one that was used less than half as much. What was still in
-    /// that is put off until `after`.
-    pub(crate) fn tcp_channel(&self, frames: u16, after: &mut After) -> Option<ChannelSet> {
-        if let Some(set) = lock(&self.tcp.channels.spares).pop() {
+    /// that is put off until `deferred`.
+    pub(crate) fn tcp_channel(&self, frames: u16, deferred: &mut Deferred) -> Option<ChannelSet> {
+        if let Some(set) = lock(&self.tcp.channels.pool).pop() {
             return Some(set);
         }
         if self.tcp.channels.left() <= RESERVED {
-            return self.tcp_least_used_channel(frames, after);
+            return self.tcp_least_used_channel(frames, deferred);
         }
         let _binding = lock(&self.binding);
         let id = self.allocate_channel().ok()?;
         let channels = self.open_channels(id, CONNECTION_LIMIT).ok()?.into();
         let set = ChannelSet { id, channels };
         // Before the number is somebody else's.
-        self.set_owner(id.index(), Owner::Spare);
+        self.set_owner(id.index(), Owner::Pooled);
         self.tcp.channels.open.fetch_add(1, Ordering::Relaxed);
         Some(set)
     }
 
     /// The least used channel of a few.
-    fn tcp_least_used_channel(&self, frames: u16, after: &mut After) -> Option<ChannelSet> {
-        let now = self.age();
+    fn tcp_least_used_channel(&self, frames: u16, deferred: &mut Deferred) -> Option<ChannelSet> {
+        let now = self.now();
         let most = frames.checked_sub(1)? / 2;
         let first = self.tcp.channels.hand.fetch_add(SAMPLE, Ordering::Relaxed);
         let mut least = None;
@@ -391,19 +391,19 @@ impl Core {
             }
         }
         let (_, connection) = least?;
-        let set = connection.give_up_channel(self, after)?;
+        let set = connection.give_up_channel(self, deferred)?;
         self.tcp.counters.channel_taken();
         Some(set)
     }
 
-    /// Takes a channel back. What is still in it is put off until `after`.
-    pub(crate) fn tcp_return_channel(&self, mut set: ChannelSet, after: &mut After) {
-        self.set_owner(set.id.index(), Owner::Spare);
-        set.empty(after);
+    /// Takes a channel back. What is still in it is put off until `deferred`.
+    pub(crate) fn tcp_return_channel(&self, mut set: ChannelSet, deferred: &mut Deferred) {
+        self.set_owner(set.id.index(), Owner::Pooled);
+        set.empty(deferred);
         {
-            let mut spares = lock(&self.tcp.channels.spares);
-            if spares.len() < SPARES {
-                spares.push(set);
+            let mut pool = lock(&self.tcp.channels.pool);
+            if pool.len() < POOL_MAX {
+                pool.push(set);
                 return;
             }
         }

@@ -16,10 +16,10 @@ use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::channels::{ChannelSet, Part, Usage};
-use super::frames::{After, Content};
+use super::frames::{Content, Deferred};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
-use super::sending::{Again, QUANTUM, Turn};
+use super::sending::{Again, Emitted, QUANTUM};
 use super::timers::Timed;
 use crate::owner::Owner;
 use crate::readiness::Events;
@@ -50,7 +50,7 @@ pub(crate) struct ConnectionInner {
     waiters: WaitList,
     pub(crate) watch: Watch,
     /// It is in the list of those with frames that no selector watches.
-    unattended: AtomicBool,
+    pending: AtomicBool,
     /// It is in the list of those that want to send.
     dirty: AtomicBool,
     /// The application has closed it: as [`State::orphan`], to be read without the
@@ -84,16 +84,16 @@ pub(crate) struct State {
     /// Output was refused, and waits for its timer.
     held_up: bool,
     /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
-    deferred: bool,
+    awaits_syn_data: bool,
     /// Opened with Fast Open, and something is to be learned from it.
     fast: bool,
-    /// Whose SYN with data has opened it, until the handshake is over.
+    /// Whose SYN with data has opened it, until the handshake has ended.
     opened_at: Option<Weak<ListenerInner>>,
-    /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are told
-    /// when there is some.
+    /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are notified
+    /// once there is some.
     no_space: bool,
-    /// What those who wait were told of last.
-    told: Told,
+    /// What watchers were notified of last.
+    reported: Reported,
 }
 
 impl Drop for ConnectionInner {
@@ -104,9 +104,9 @@ impl Drop for ConnectionInner {
     }
 }
 
-/// What changes are told by: none of it changes but by what is told.
+/// The state that watchers are notified about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
+struct Reported {
     /// [`Connection::rcv_nxt`].
     received_to: u32,
     phase: Phase,
@@ -117,9 +117,9 @@ struct Told {
     notified: u32,
 }
 
-impl Told {
+impl Reported {
     fn of(connection: &Connection) -> Self {
-        Told {
+        Reported {
             received_to: connection.rcv_nxt(),
             phase: connection.state(),
             receive_closed: connection.receive_closed(),
@@ -164,61 +164,66 @@ impl ConnectionInner {
     }
 
     /// Frames came to its channel.
-    pub(crate) fn has_frames(self: &Arc<Self>, core: &Core) {
+    pub(crate) fn on_frames(self: &Arc<Self>, core: &Core) {
         self.waiters.wake_any();
         if self.closed.load(Ordering::Acquire) {
             // Nobody else sees to them.
             core.tcp_closing_ready(self);
-        } else if !self.watch.has_frames() && self.becomes_unattended() {
-            core.tcp.unattended(self.clone());
+        } else if !self.watch.has_frames() && self.becomes_pending() {
+            core.tcp.add_pending_connection(self.clone());
         }
     }
 
     /// True for who must enter it in a list of those with frames: it is in none.
-    pub(super) fn becomes_unattended(&self) -> bool {
-        !self.unattended.swap(true, Ordering::AcqRel)
+    pub(super) fn becomes_pending(&self) -> bool {
+        !self.pending.swap(true, Ordering::AcqRel)
     }
 
-    /// Takes it off the list of those with frames, by whoever took it out.
-    pub(crate) fn attend(&self) {
-        self.unattended.store(false, Ordering::Release);
+    /// Takes it off the list of those with frames, by the thread that took it.
+    pub(crate) fn clear_pending(&self) {
+        self.pending.store(false, Ordering::Release);
     }
 
-    /// Runs the protocol on the frames that wait, for whoever has the time.
+    /// Runs the protocol on the frames that wait.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let state = self.look();
             if !state.has_frames() {
                 return;
             }
             let mut state = Locked::new(state, &self.memory);
-            if self.take_frames(core, &mut state, &mut after) > 0 {
-                self.settle(core, &mut state, &mut after);
-                self.announce(&mut state);
+            if self.take_frames(core, &mut state, &mut deferred) > 0 {
+                self.update(core, &mut state, &mut deferred);
+                self.notify_changes(&mut state);
             }
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// As [`ConnectionInner::process`], for a stack that is short of frames:
     /// leaves a connection alone that somebody is busy with.
     pub(crate) fn process_if_free(self: &Arc<Self>, core: &Core) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let Some(mut state) = self.try_lock() else {
                 return;
             };
-            if self.take_frames(core, &mut state, &mut after) > 0 {
-                self.settle(core, &mut state, &mut after);
-                self.announce(&mut state);
+            if self.take_frames(core, &mut state, &mut deferred) > 0 {
+                self.update(core, &mut state, &mut deferred);
+                self.notify_changes(&mut state);
             }
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// Gives the channel's frames to the engine. Returns how many.
-    pub(crate) fn take_frames(&self, core: &Core, state: &mut State, after: &mut After) -> usize {
+    pub(crate) fn take_frames(
+        &self,
+        core: &Core,
+        state: &mut State,
+        deferred: &mut Deferred,
+    ) -> usize {
         let State {
             connection,
             channel: Some(set),
@@ -232,7 +237,7 @@ impl ConnectionInner {
         if set.looks_empty() {
             return 0;
         }
-        let now = core.age();
+        let now = core.now();
         let mut taken = 0;
         for (number, channel) in set.channels.iter_mut().enumerate() {
             let shared = channel.shared().clone();
@@ -241,14 +246,14 @@ impl ConnectionInner {
             // No more than the channel's credit, which comes back below.
             while let Some(frame) = channel.remove() {
                 taken += 1;
-                match core.tcp_content(&shared, &frame, set.id, after) {
+                match core.tcp_content(&shared, &frame, set.id, deferred) {
                     Content::Segment(segment) if segment.flow == *connection.flow() => {
                         connection.input(&segment, now);
                     }
                     Content::Error(error) if flow_of(&error) == *connection.flow() => {
                         connection.icmp_error(&error, now);
                     }
-                    Content::Segment(_) | Content::Error(_) => after.keep(&shared, &frame),
+                    Content::Segment(_) | Content::Error(_) => deferred.keep(&shared, &frame),
                     Content::Nothing => {}
                 }
                 done.add(&shared, frame);
@@ -264,9 +269,9 @@ impl ConnectionInner {
 
     /// A segment that came another way than by its own channel.
     pub(crate) fn input(self: &Arc<Self>, core: &Core, segment: &Segment<'_>, queue: usize) {
-        let mut after = After::default();
-        self.input_with(core, segment, queue, &mut after);
-        core.tcp_after(after);
+        let mut deferred = Deferred::default();
+        self.input_with(core, segment, queue, &mut deferred);
+        core.tcp_run_deferred(deferred);
     }
 
     /// As [`ConnectionInner::input`], by who has a listener locked.
@@ -275,15 +280,15 @@ impl ConnectionInner {
         core: &Core,
         segment: &Segment<'_>,
         queue: usize,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         let mut state = self.lock();
         if state.detached {
             return;
         }
         // Those that came before it, by its own channel.
-        self.take_frames(core, &mut state, after);
-        let now = core.age();
+        self.take_frames(core, &mut state, deferred);
+        let now = core.now();
         state.queue = queue as u8;
         state.connection.input(segment, now);
         state.usage.add(1, now);
@@ -291,50 +296,50 @@ impl ConnectionInner {
             state.through_shared = state.through_shared.saturating_add(1);
             if state.through_shared >= BUSY {
                 state.through_shared = 0;
-                self.take_channel(core, &mut state, false, after);
+                self.take_channel(core, &mut state, false, deferred);
             }
         }
-        self.settle(core, &mut state, after);
-        self.announce(&mut state);
+        self.update(core, &mut state, deferred);
+        self.notify_changes(&mut state);
     }
 
     /// An ICMP error that came another way than by its own channel.
     pub(crate) fn icmp_error(self: &Arc<Self>, core: &Core, error: &FlowError) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = self.lock();
-            state.connection.icmp_error(error, core.age());
-            self.settle(core, &mut state, &mut after);
-            self.announce(&mut state);
+            state.connection.icmp_error(error, core.now());
+            self.update(core, &mut state, &mut deferred);
+            self.notify_changes(&mut state);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// Ends it with an error.
     pub(crate) fn fail(self: &Arc<Self>, core: &Core, error: Errno) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = self.lock();
             state.connection.fail(error);
-            self.settle(core, &mut state, &mut after);
-            self.announce(&mut state);
+            self.update(core, &mut state, &mut deferred);
+            self.notify_changes(&mut state);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// Its timer has expired.
     pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = self.lock();
             if state.detached {
                 return;
             }
-            let now = core.age();
+            let now = core.now();
             state.armed = NEVER;
             // An acknowledgment that waits in the channel may make the timer
             // void.
-            self.take_frames(core, &mut state, &mut after);
+            self.take_frames(core, &mut state, &mut deferred);
             if state
                 .connection
                 .next_timeout()
@@ -343,38 +348,43 @@ impl ConnectionInner {
                 state.connection.timeout(now);
             }
             state.held_up = false;
-            self.settle(core, &mut state, &mut after);
-            self.announce(&mut state);
+            self.update(core, &mut state, &mut deferred);
+            self.notify_changes(&mut state);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// What follows any change: the end of the connection, its timer, and its
     /// place among those that want to send.
-    pub(crate) fn settle(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) {
+    pub(crate) fn update(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        deferred: &mut Deferred,
+    ) {
         if state.detached {
             return;
         }
-        state.settle_fast_open(core);
-        if state.deferred {
+        state.update_fast_open(core);
+        if state.awaits_syn_data {
             return;
         }
         if state.connection.wants_output() {
             if !state.held_up {
-                self.mark(core);
+                self.schedule_output(core);
             }
         } else if let Some(entry) = state.connection.take_time_wait() {
-            // Of this nobody is told: the peer's FIN was what they waited for.
-            state.told = Told::of(&state.connection);
+            // Nobody is notified of this: the peer's FIN was what they waited for.
+            state.reported = Reported::of(&state.connection);
             core.tcp_enter_time_wait(entry);
-            self.detach(core, state, true, after);
+            self.detach(core, state, true, deferred);
             return;
         } else if state.connection.state() == Phase::Closed {
-            self.detach(core, state, false, after);
+            self.detach(core, state, false, deferred);
             return;
         }
         if state.is_done() && state.channel.is_some() {
-            self.give_channel_back(core, state, after);
+            self.give_channel_back(core, state, deferred);
         }
         if let Some(due) = state.connection.next_timeout() {
             self.arm(core, state, due);
@@ -397,21 +407,21 @@ impl ConnectionInner {
     }
 
     /// Puts it among those that want to send.
-    fn mark(self: &Arc<Self>, core: &Core) {
-        if self.enter_again() {
-            core.tcp.mark(self.clone());
+    fn schedule_output(self: &Arc<Self>, core: &Core) {
+        if self.becomes_dirty() {
+            core.tcp.schedule_output(self.clone());
         }
     }
 
     /// True for who must put it among those that want to send: it is not there.
-    pub(super) fn enter_again(&self) -> bool {
+    pub(super) fn becomes_dirty(&self) -> bool {
         !self.dirty.swap(true, Ordering::AcqRel)
     }
 
-    /// Tells those who wait what has changed since they were told last: as Linux
-    /// does, so that whoever is told of changes alone (EPOLLET) is told of the
+    /// Notifies watchers of what has changed since they were last notified: as Linux
+    /// does, so that edge-triggered watchers (EPOLLET) are notified of the
     /// same ones.
-    pub(crate) fn announce(&self, state: &mut State) {
+    pub(crate) fn notify_changes(&self, state: &mut State) {
         let changed = state.changes();
         if !changed.is_empty() {
             self.waiters.wake_all();
@@ -419,17 +429,17 @@ impl ConnectionInner {
         }
     }
 
-    /// As [`ConnectionInner::announce`], if it was notified of something since
+    /// As [`ConnectionInner::notify_changes`], if it was notified of something since
     /// `before` ([`Connection::notified`]).
-    pub(crate) fn announce_notifications(&self, state: &mut State, before: u32) {
+    pub(crate) fn notify_notifications(&self, state: &mut State, before: u32) {
         if state.connection.notification_count() != before {
-            self.announce(state);
+            self.notify_changes(state);
         }
     }
 
-    /// As [`ConnectionInner::announce`], by a thread that has read: nobody else need
+    /// As [`ConnectionInner::notify_changes`], by a thread that has read: nobody else need
     /// look for what it took.
-    pub(crate) fn announce_read(&self, state: &mut State) {
+    pub(crate) fn notify_read(&self, state: &mut State) {
         let changed = state.changes();
         if !changed.is_empty() {
             if changed != Events::DATA_CAME || state.connection.readable() {
@@ -440,43 +450,48 @@ impl ConnectionInner {
     }
 
     /// Tells those who wait that the application has changed its state.
-    pub(crate) fn announce_state(&self, state: &mut State) {
+    pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
         self.waiters.wake_all();
         self.watch.notify(Events::STATE_CHANGED);
     }
 
-    /// What it is ready for now. Whoever finds no space is told when there is some.
+    /// What it is ready for now. A caller that finds no space is notified once there is some.
     pub(crate) fn events(&self) -> Events {
         self.look().events()
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
     /// caller makes the device send.
-    pub(super) fn emit(self: &Arc<Self>, core: &Core) -> Turn {
+    pub(super) fn emit(self: &Arc<Self>, core: &Core) -> Emitted {
         self.dirty.store(false, Ordering::Release);
-        let mut after = After::default();
-        let turn = {
+        let mut deferred = Deferred::default();
+        let emitted = {
             let mut state = self.lock();
-            self.emit_locked(core, &mut state, &mut after)
+            self.emit_locked(core, &mut state, &mut deferred)
         };
-        core.tcp_after(after);
-        turn
+        core.tcp_run_deferred(deferred);
+        emitted
     }
 
-    fn emit_locked(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) -> Turn {
-        let mut turn = Turn::default();
-        if state.detached || state.deferred || !state.connection.wants_output() {
-            return turn;
+    fn emit_locked(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        deferred: &mut Deferred,
+    ) -> Emitted {
+        let mut emitted = Emitted::default();
+        if state.detached || state.awaits_syn_data || !state.connection.wants_output() {
+            return emitted;
         }
-        let now = core.age();
+        let now = core.now();
         let mut retry = None;
         match state.find_neighbour(core, now) {
             Some(neighbour) => {
                 let Some((number, queue)) = core.sending_queue(usize::from(state.queue)) else {
-                    return turn;
+                    return emitted;
                 };
-                turn.queue = Some(number);
+                emitted.queue = Some(number);
                 let flow = *state.connection.flow();
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
@@ -485,13 +500,13 @@ impl ConnectionInner {
                     quantum = quantum.min(queue.room());
                 }
                 if quantum == 0 {
-                    turn.again = self.again(Again::Full);
-                    return turn;
+                    emitted.again = self.again(Again::Full);
+                    return emitted;
                 }
                 let notified = state.connection.notification_count();
                 state.connection.output(now, &mut |outgoing| {
                     if quantum == 0 {
-                        turn.again = Again::Later;
+                        emitted.again = Again::Later;
                         return false;
                     }
                     quantum -= 1;
@@ -502,7 +517,7 @@ impl ConnectionInner {
                     sent.is_ok()
                 });
                 drop(transmitter);
-                self.announce_notifications(state, notified);
+                self.notify_notifications(state, notified);
             }
             None => retry = Some(RESOLVING),
         }
@@ -511,19 +526,19 @@ impl ConnectionInner {
             core.tcp.counters.held_up();
             if state.connection.state() == Phase::Closed {
                 // A reset is not worth waiting for.
-                self.detach(core, state, false, after);
-                return turn;
+                self.detach(core, state, false, deferred);
+                return emitted;
             }
             self.arm(core, state, now + after_this);
         }
-        turn.again = self.again(turn.again);
-        self.settle(core, state, after);
-        turn
+        emitted.again = self.again(emitted.again);
+        self.update(core, state, deferred);
+        emitted
     }
 
     /// As it is for the caller to enter it: not if it is entered already.
     fn again(&self, again: Again) -> Again {
-        if again != Again::No && self.enter_again() {
+        if again != Again::No && self.becomes_dirty() {
             again
         } else {
             Again::No
@@ -539,31 +554,31 @@ impl ConnectionInner {
         core: &Core,
         state: &mut State,
         first: bool,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) -> bool {
         let flow = *state.connection.flow();
         // A new one may have the channel of one that is silent.
-        let wanted = state.usage.frames(core.age()).max(1);
-        let Some(mut set) = core.tcp_channel(wanted, after) else {
+        let wanted = state.usage.frames(core.now()).max(1);
+        let Some(mut set) = core.tcp_channel(wanted, deferred) else {
             return !first || core.tcp_enter_flow(&flow, core.tcp.channels.shared.id, Part::Shared);
         };
         let id = set.id;
         core.set_owner(id.index(), Owner::Connection(self.clone()));
-        set.empty(after);
+        set.empty(deferred);
         if core.tcp_enter_flow(&flow, id, Part::All) {
             state.channel = Some(set);
             return true;
         }
-        core.tcp_return_channel(set, after);
+        core.tcp_return_channel(set, deferred);
         false
     }
 
     /// Gives its channel back; its frames come through the shared one from now on.
-    fn give_channel_back(&self, core: &Core, state: &mut State, after: &mut After) {
+    fn give_channel_back(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
         if let Some(set) = state.channel.take() {
             // It replaces an entry, for which there is room.
             core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
-            core.tcp_return_channel(set, after);
+            core.tcp_return_channel(set, deferred);
         }
     }
 
@@ -576,20 +591,24 @@ impl ConnectionInner {
     }
 
     /// Gives its channel to another connection, and uses the shared one. What was
-    /// still in it is put off until `after`.
-    pub(super) fn give_up_channel(&self, core: &Core, after: &mut After) -> Option<ChannelSet> {
+    /// still in it is put off until `deferred`.
+    pub(super) fn give_up_channel(
+        &self,
+        core: &Core,
+        deferred: &mut Deferred,
+    ) -> Option<ChannelSet> {
         // Locked until its flow is elsewhere: it may not end before.
         let mut state = self.try_lock()?;
         let mut set = state.channel.take()?;
         core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
-        core.set_owner(set.id.index(), Owner::Spare);
-        set.empty(after);
+        core.set_owner(set.id.index(), Owner::Pooled);
+        set.empty(deferred);
         Some(set)
     }
 
     /// Takes it out of everything that points to it. `lingers`: the flow is in
     /// TIME-WAIT.
-    fn detach(&self, core: &Core, state: &mut State, lingers: bool, after: &mut After) {
+    fn detach(&self, core: &Core, state: &mut State, lingers: bool, deferred: &mut Deferred) {
         state.detached = true;
         let flow = *state.connection.flow();
         core.tcp.flows.forget(&flow);
@@ -600,7 +619,7 @@ impl ConnectionInner {
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
         }
         if let Some(set) = state.channel.take() {
-            core.tcp_return_channel(set, after);
+            core.tcp_return_channel(set, deferred);
         }
         if !lingers {
             core.tcp.ports.leave(&core.tables, flow.local.port());
@@ -612,22 +631,22 @@ impl ConnectionInner {
     /// The application is done with it: FIN, or RST when data was not read, and
     /// the rest in the background.
     pub(crate) fn close(self: &Arc<Self>, core: &Core, linger: Option<Duration>) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         // What comes after the frames below is not left to the application.
         self.closed.store(true, Ordering::Release);
         {
             let mut state = self.lock();
-            self.take_frames(core, &mut state, &mut after);
+            self.take_frames(core, &mut state, &mut deferred);
             state.orphan = true;
-            state.deferred = false;
-            state.connection.close(linger, core.age());
+            state.awaits_syn_data = false;
+            state.connection.close(linger, core.now());
             if !state.detached {
                 core.tcp_limit_orphan(&mut state);
                 core.tcp.counters.orphan_made();
-                self.settle(core, &mut state, &mut after);
+                self.update(core, &mut state, &mut deferred);
             }
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// True for one that the application has closed and that has something to
@@ -649,10 +668,10 @@ impl ConnectionInner {
 }
 
 impl State {
-    /// What it is ready for now, as Linux's tcp_poll has it. Whoever finds no space
-    /// is told when there is some.
+    /// What it is ready for now, as Linux's tcp_poll has it. A caller that finds no space
+    /// is notified once there is some.
     pub(crate) fn events(&mut self) -> Events {
-        if self.deferred {
+        if self.awaits_syn_data {
             return Events::WRITABLE;
         }
         let connection = &self.connection;
@@ -682,27 +701,27 @@ impl State {
         self.no_space = true;
     }
 
-    /// What has changed since this was asked last, as it is told.
+    /// What has changed since the last call.
     fn changes(&mut self) -> Events {
-        let now = Told::of(&self.connection);
+        let now = Reported::of(&self.connection);
         let mut changed = Events::NONE;
-        if now != self.told {
-            let told = self.told;
-            if now.received_to != told.received_to {
+        if now != self.reported {
+            let reported = self.reported;
+            if now.received_to != reported.received_to {
                 changed |= Events::DATA_CAME;
             }
-            if now.notified != told.notified {
+            if now.notified != reported.notified {
                 changed |= Events::ERR;
             }
-            let same_state = Told {
+            let same_state = Reported {
                 received_to: now.received_to,
                 notified: now.notified,
-                ..told
+                ..reported
             };
             if now != same_state {
                 changed = Events::STATE_CHANGED;
             }
-            self.told = now;
+            self.reported = now;
         }
         if self.no_space && self.connection.writable() {
             self.no_space = false;
@@ -713,12 +732,12 @@ impl State {
 
     /// Lets a SYN go that waits for what is written first. True if it did.
     pub(crate) fn begin(&mut self) -> bool {
-        std::mem::take(&mut self.deferred)
+        std::mem::take(&mut self.awaits_syn_data)
     }
 
     /// True while the SYN waits for what is written first.
-    pub(crate) fn is_deferred(&self) -> bool {
-        self.deferred
+    pub(crate) fn awaits_syn_data(&self) -> bool {
+        self.awaits_syn_data
     }
 
     /// Says which listener is to hear of the end of its handshake.
@@ -732,9 +751,9 @@ impl State {
 
     /// Learns from a connection that was opened with Fast Open, and frees the place
     /// of one that a SYN has opened.
-    fn settle_fast_open(&mut self, core: &Core) {
+    fn update_fast_open(&mut self, core: &Core) {
         if self.fast {
-            let (flow, now) = (*self.connection.flow(), core.age());
+            let (flow, now) = (*self.connection.flow(), core.now());
             if let Some(outcome) = self.connection.take_fast_open_outcome() {
                 core.tcp.fast_open.learn(&flow, &outcome, now);
             }
@@ -836,10 +855,10 @@ impl Core {
         neighbour: Option<MacAddress>,
         queue: usize,
         hop_limit: u8,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) -> Option<Arc<ConnectionInner>> {
         let flow = *connection.flow();
-        let (fast, deferred) = (
+        let (fast, awaits_syn_data) = (
             connection.is_fast_open_client(),
             connection.awaits_syn_data(),
         );
@@ -865,16 +884,16 @@ impl Core {
                         orphan: false,
                         detached: false,
                         held_up: false,
-                        deferred,
+                        awaits_syn_data,
                         fast,
                         opened_at: None,
                         no_space: false,
-                        told: Told::of(&connection),
+                        reported: Reported::of(&connection),
                         connection,
                     }),
                     waiters: WaitList::default(),
                     watch: Watch::default(),
-                    unattended: AtomicBool::new(false),
+                    pending: AtomicBool::new(false),
                     dirty: AtomicBool::new(false),
                     closed: AtomicBool::new(false),
                 })
@@ -889,10 +908,10 @@ impl Core {
         }
         let entered = {
             let mut state = inner.lock();
-            let entered = inner.take_channel(self, &mut state, true, after);
+            let entered = inner.take_channel(self, &mut state, true, deferred);
             if entered {
                 // A SYN is to be sent.
-                inner.settle(self, &mut state, after);
+                inner.update(self, &mut state, deferred);
             } else {
                 state.detached = true;
             }

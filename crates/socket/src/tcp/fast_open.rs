@@ -114,7 +114,7 @@ impl FastOpen {
         pause.times = pause.times.saturating_add(1);
     }
 
-    /// What a listener with such a queue is told.
+    /// What a listener with such a queue serves.
     pub(super) fn serving(&self, queue: u32) -> Option<FastOpenServer> {
         (queue > 0).then(|| FastOpenServer {
             queue,

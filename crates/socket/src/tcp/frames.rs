@@ -17,7 +17,7 @@ use crate::stack::{Core, lock};
 
 /// A segment in a buffer of its own: one that came in a channel whose owner it
 /// was not for.
-struct Loose {
+struct Misdirected {
     bytes: Box<[u8]>,
     transport: usize,
     error: bool,
@@ -27,14 +27,14 @@ struct Loose {
 
 /// What is left to do once no connection is locked.
 #[derive(Default)]
-pub(crate) struct After {
-    loose: Vec<Loose>,
-    whole: Vec<Reassembled>,
+pub(crate) struct Deferred {
+    misdirected: Vec<Misdirected>,
+    reassembled: Vec<Reassembled>,
     /// Frames that nobody can be found for: of no kind that names a flow.
     unknown: u64,
 }
 
-impl After {
+impl Deferred {
     /// Keeps a frame's segment for its real owner.
     pub(crate) fn keep(&mut self, shared: &Shared, frame: &Frame) {
         let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
@@ -48,7 +48,7 @@ impl After {
                 return;
             }
         };
-        self.loose.push(Loose {
+        self.misdirected.push(Misdirected {
             bytes: packet.get(range).unwrap_or_default().into(),
             transport: usize::from(metadata.transport.saturating_sub(metadata.network)),
             error,
@@ -80,7 +80,7 @@ impl Core {
         shared: &'a Shared,
         frame: &'a Frame,
         owner: ChannelId,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) -> Content<'a> {
         let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
         let packet = shared.memory().packet(frame);
@@ -120,8 +120,8 @@ impl Core {
             Some(Kind::FirstFragment) => {
                 self.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                let whole = self.first_fragment(bytes, owner, &mut after.whole);
-                after.whole.extend(whole);
+                let complete = self.first_fragment(bytes, owner, &mut deferred.reassembled);
+                deferred.reassembled.extend(complete);
                 Content::Nothing
             }
             Some(Kind::IcmpError) => match icmp::tcp_error(bytes, transport) {
@@ -139,25 +139,26 @@ impl Core {
     }
 
     /// Does what was put off while a connection was locked.
-    pub(crate) fn tcp_after(&self, after: After) {
-        for _ in 0..after.unknown {
+    pub(crate) fn tcp_run_deferred(&self, deferred: Deferred) {
+        for _ in 0..deferred.unknown {
             self.causes.protocol(DropReason::Protocol);
         }
-        for loose in after.loose {
-            self.tcp_take_loose(&loose);
+        for misdirected in deferred.misdirected {
+            self.tcp_take_misdirected(&misdirected);
         }
-        if !after.whole.is_empty() {
-            self.hand_out(after.whole);
+        if !deferred.reassembled.is_empty() {
+            self.hand_out(deferred.reassembled);
         }
     }
 
-    fn tcp_take_loose(&self, loose: &Loose) {
-        let (bytes, transport) = (&loose.bytes, loose.transport);
-        let taken = if loose.error {
+    fn tcp_take_misdirected(&self, misdirected: &Misdirected) {
+        let (bytes, transport) = (&misdirected.bytes, misdirected.transport);
+        let taken = if misdirected.error {
             icmp::tcp_error(bytes, transport).map(|error| self.tcp_icmp_error(&error))
         } else {
-            tcp::input(bytes, transport, &self.input_options)
-                .map(|segment| self.tcp_dispatch(&segment, loose.neighbour, loose.queue))
+            tcp::input(bytes, transport, &self.input_options).map(|segment| {
+                self.tcp_dispatch(&segment, misdirected.neighbour, misdirected.queue)
+            })
         };
         if let Err(cause) = taken {
             self.causes.protocol(cause);
@@ -190,8 +191,15 @@ impl Core {
     }
 
     /// A segment that reached a helper socket while the poll was learned.
-    pub(crate) fn tcp_take_stray(&self, stray: KernelDelivered, bytes: &[u8]) {
-        let addresses = Addresses::new(stray.source.ip(), stray.destination.ip());
+    pub(crate) fn tcp_take_kernel_delivered(
+        &self,
+        kernel_delivered: KernelDelivered,
+        bytes: &[u8],
+    ) {
+        let addresses = Addresses::new(
+            kernel_delivered.source.ip(),
+            kernel_delivered.destination.ip(),
+        );
         let Some(addresses) = addresses else {
             return self.causes.protocol(DropReason::MartianSource);
         };
@@ -202,7 +210,7 @@ impl Core {
         // Answered to the frame's own sender: the kernel may not know the
         // neighbour yet, as after a driver that resets its link when a program
         // is attached.
-        self.tcp_dispatch(&segment, stray.neighbour, 0);
+        self.tcp_dispatch(&segment, kernel_delivered.neighbour, 0);
         // The thread may be one that sends nothing of its own afterwards.
         self.tcp_send(false);
     }
@@ -251,7 +259,7 @@ impl Core {
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
             self.causes.protocol(DropReason::TcpUnsendable);
         }
-        self.tcp.sending.kick(queue);
+        self.tcp.sending.ring_doorbell(queue);
     }
 
     /// Gives frames of a channel without an owner to whom they belong.
@@ -263,9 +271,9 @@ impl Core {
         frames: &mut Vec<Frame>,
     ) {
         let mut done = Done::default();
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         for frame in frames.drain(..) {
-            match self.tcp_content(shared, &frame, id, &mut after) {
+            match self.tcp_content(shared, &frame, id, &mut deferred) {
                 Content::Segment(segment) => {
                     let neighbour = sender(shared.memory().packet(&frame));
                     self.tcp_dispatch(&segment, neighbour, queue);
@@ -276,6 +284,6 @@ impl Core {
             done.add(shared, frame);
         }
         shared.give_back(id, done);
-        self.tcp_after(after);
+        self.tcp_run_deferred(deferred);
     }
 }

@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_millis(250);
 /// The thread, and how it is woken.
 pub(crate) struct Helper {
     allowed: bool,
-    wake: WakeFd,
+    wake_fd: WakeFd,
     /// It sleeps, and must be woken to see anything.
     asleep: AtomicBool,
     ended: AtomicBool,
@@ -51,7 +51,7 @@ impl Helper {
     pub(crate) fn new(allowed: bool) -> io::Result<Self> {
         Ok(Helper {
             allowed,
-            wake: WakeFd::new()?,
+            wake_fd: WakeFd::new()?,
             asleep: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             calls: AtomicU32::new(0),
@@ -82,7 +82,7 @@ impl Helper {
     /// Ends the thread, and waits for it.
     pub(crate) fn stop(&self) {
         self.ended.store(true, Ordering::Release);
-        self.wake.signal();
+        self.wake_fd.signal();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
@@ -97,9 +97,9 @@ impl Helper {
     }
 
     /// Something waits that the application may not see to soon.
-    pub(crate) fn needed(&self) {
+    pub(crate) fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
-            self.wake.signal();
+            self.wake_fd.signal();
         }
     }
 
@@ -120,7 +120,7 @@ impl Helper {
                 return;
             }
             let Some(core) = core.upgrade() else { return };
-            let mut descriptors = vec![self.wake.descriptor()];
+            let mut descriptors = vec![self.wake_fd.descriptor()];
             let timeout = if quiet < QUIET_TICKS {
                 Some(TICK)
             } else {
@@ -134,7 +134,7 @@ impl Helper {
             let _ = poll::readable(&descriptors, timeout, &mut fired);
             self.asleep.store(false, Ordering::SeqCst);
             if fired.first() == Some(&0) {
-                self.wake.clear();
+                self.wake_fd.clear();
             }
             if quiet >= QUIET_TICKS && !fired.is_empty() {
                 // Something begins: the application has a tick to see to it.
@@ -147,7 +147,7 @@ impl Helper {
             };
             let calls = self.calls.load(Ordering::Relaxed);
             if core.leadership.is_taken() && !self.something_waits(&core) {
-                // Whoever sleeps in the stack sees to it.
+                // A thread that sleeps in the stack does.
                 quiet = QUIET_TICKS;
             } else if calls != seen || self.see_to(&core) {
                 quiet = 0;
@@ -161,9 +161,9 @@ impl Helper {
     /// What to sleep on while nothing happens, and for how long.
     fn idle(&self, core: &Core, descriptors: &mut Vec<i32>) -> Option<Duration> {
         if core.leadership.is_taken() {
-            // Whoever sleeps on the device sees to everything, and says so
+            // The leader does everything, and says so
             // when it leaves. But it does not know of timers that others arm.
-            let next = core.tcp.next_timer(core.age());
+            let next = core.tcp.next_timer(core.now());
             return next.map(|next| next + TICK);
         }
         if !core.architecture.has_threads() {
@@ -173,7 +173,7 @@ impl Helper {
             // So that the device says when something comes.
             let _ = core.round(true);
         }
-        let next = core.tcp.next_timer(core.age());
+        let next = core.tcp.next_timer(core.now());
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
     }
 
@@ -181,9 +181,9 @@ impl Helper {
     fn something_waits(&self, core: &Core) -> bool {
         let contexts = lock(&self.contexts);
         core.tcp.sending.is_due()
-            || core.tcp.has_unattended()
+            || core.tcp.has_pending()
             || core.tcp_has_shared_frames()
-            || core.tcp.is_late(core.age())
+            || core.tcp.is_late(core.now())
             || contexts
                 .iter()
                 .filter_map(Weak::upgrade)
@@ -207,8 +207,8 @@ impl Helper {
                 context.process(core);
             }
         }
-        core.tcp_attend();
-        let due = core.tcp.sending.is_due() || core.tcp.is_late(core.age());
+        core.tcp_process_pending();
+        let due = core.tcp.sending.is_due() || core.tcp.is_late(core.now());
         if core.tcp_before_sleep() && core.round(false).is_ok() {
             core.tcp_flush();
         }

@@ -39,10 +39,10 @@ use bind::hold;
 /// Frames that may wait for a listener, a queue, beside its backlog.
 pub(super) const CHANNEL_LIMIT: u32 = 256;
 /// How long after an accept another one is expected.
-const ATTENDED_FOR: Duration = Duration::from_secs(1);
+const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Accepts in a row that find connections in user space before the kernel's
 /// socket is asked all the same.
-const KERNELS_TURN: u64 = 16;
+const ASK_KERNEL_AFTER: u64 = 16;
 /// Largest backlog (Linux's `net.core.somaxconn` may be set as high).
 const BACKLOG_MAX: u32 = 65_535;
 
@@ -59,7 +59,7 @@ pub struct TcpListener {
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
     /// Accepts in a row that found connections in user space.
-    fed: AtomicU64,
+    own_accepts: AtomicU64,
 }
 
 /// What a listener shares with the stack.
@@ -76,11 +76,11 @@ pub(crate) struct ListenerInner {
     pub(crate) watch: Watch,
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
-    attended_until: AtomicU64,
+    acceptor_until: AtomicU64,
     kernel: Option<Unshared<KernelListener>>,
     kernel_input: KernelInput,
-    /// Connections opened by a SYN whose handshake is over, and those that were
-    /// reset before it was: the protocol has not been told of them.
+    /// Connections opened by a SYN whose handshake has ended, and those that were
+    /// reset before it was: the protocol does not know of them yet.
     opened: AtomicU32,
     reset: AtomicU32,
     /// It does not listen any more.
@@ -163,7 +163,7 @@ impl TcpListener {
         let id = core.allocate_channel()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
         let channels = core.open_channels(id, limit)?;
-        // IPv6 peers are told 20 bytes less.
+        // IPv6 peers get 20 bytes less.
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         protocol.set_fast_open(core.tcp.fast_open.serving(options.fast_open));
@@ -189,7 +189,7 @@ impl TcpListener {
                 waiting: AtomicUsize::new(0),
                 waiters: WaitList::default(),
                 watch: Watch::default(),
-                attended_until: AtomicU64::new(0),
+                acceptor_until: AtomicU64::new(0),
                 kernel,
                 kernel_input: KernelInput::default(),
                 opened: AtomicU32::new(0),
@@ -210,7 +210,7 @@ impl TcpListener {
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
-            fed: AtomicU64::new(0),
+            own_accepts: AtomicU64::new(0),
         };
         let offer = CookieOffer {
             window: config.syn_window(),
@@ -240,14 +240,14 @@ impl TcpListener {
         let core = self.stack.here()?;
         let inner = &self.inner;
         core.tcp.helper.application_is_here();
-        inner.attended_until.store(u64::MAX, Ordering::Relaxed);
-        let result = self.accept_attended(core);
-        let until = (core.age() + ATTENDED_FOR).as_nanos() as u64;
-        inner.attended_until.store(until, Ordering::Relaxed);
+        inner.acceptor_until.store(u64::MAX, Ordering::Relaxed);
+        let result = self.accept_next(core);
+        let until = (core.now() + ACCEPTOR_TIMEOUT).as_nanos() as u64;
+        inner.acceptor_until.store(until, Ordering::Relaxed);
         result
     }
 
-    fn accept_attended(&self, core: &Core) -> io::Result<(TcpStream, SocketAddr)> {
+    fn accept_next(&self, core: &Core) -> io::Result<(TcpStream, SocketAddr)> {
         let inner = &self.inner;
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
@@ -255,15 +255,15 @@ impl TcpListener {
             if inner.is_shut() {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
-            let turn = self.fed.load(Ordering::Relaxed) >= KERNELS_TURN;
-            if turn || inner.kernel_input.is_noted() {
-                self.fed.store(0, Ordering::Relaxed);
+            let ask = self.own_accepts.load(Ordering::Relaxed) >= ASK_KERNEL_AFTER;
+            if ask || inner.kernel_input.is_noted() {
+                self.own_accepts.store(0, Ordering::Relaxed);
                 if let Some(found) = self.accept_from_kernel()? {
                     return Ok(found);
                 }
             }
             if let Some(found) = self.accept_own() {
-                self.fed.fetch_add(1, Ordering::Relaxed);
+                self.own_accepts.fetch_add(1, Ordering::Relaxed);
                 return Ok(found);
             }
             if inner.process_and_take(core) > 0 {
@@ -282,7 +282,7 @@ impl TcpListener {
                     continue;
                 }
                 // It may not be about to.
-                self.fed.fetch_add(1, Ordering::Relaxed);
+                self.own_accepts.fetch_add(1, Ordering::Relaxed);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             core.sleep(&[&**inner], None)?;
@@ -325,8 +325,8 @@ impl TcpListener {
         }
     }
 
-    /// Stops listening: connections that nobody has accepted are reset, and whoever
-    /// accepts gets EINVAL. The address stays its own until it is dropped. As by
+    /// Stops listening: connections that nobody has accepted are reset, and accepting
+    /// gives EINVAL. The address stays its own until it is dropped. As by
     /// Linux, shutting the writing half alone changes nothing.
     ///
     /// # Errors
@@ -360,7 +360,7 @@ impl TcpListener {
             core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
         }
-        // Their peers are told, as by Linux.
+        // Their peers get a reset, as from Linux.
         while let Some(connection) = self.inner.pop() {
             connection.close(core, Some(Duration::ZERO));
         }
@@ -503,30 +503,30 @@ impl ListenerInner {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// Has whoever waits look again.
-    pub(crate) fn interrupt(&self) {
+    /// Wakes and notifies everybody: it has failed.
+    pub(crate) fn notify_failure(&self) {
         self.waiters.wake_all();
         self.watch.notify(Events::STATE_CHANGED);
     }
 
     /// Frames came to its channel. A full accept queue leaves them there: the
     /// driver then drops what comes after them.
-    pub(crate) fn has_frames(&self, core: &Core) {
+    pub(crate) fn on_frames(&self, core: &Core) {
         if self.is_full() {
             return;
         }
         self.waiters.wake_any();
         if !self.watch.has_frames() {
-            core.tcp.unattended_listener();
+            core.tcp.add_pending_listener();
         }
     }
 
     /// Whether anybody is to accept. Where nobody is, the driver does not answer a
     /// flood: LRP's rule for a socket whose owner does not keep up. What finds
     /// room in the channel is answered still, at the helper's pace.
-    fn is_attended(&self, core: &Core) -> bool {
-        let until = self.attended_until.load(Ordering::Relaxed);
-        self.watch.is_watched() || u128::from(until) > core.age().as_nanos()
+    fn has_acceptor(&self, core: &Core) -> bool {
+        let until = self.acceptor_until.load(Ordering::Relaxed);
+        self.watch.is_watched() || u128::from(until) > core.now().as_nanos()
     }
 
     fn is_full(&self) -> bool {
@@ -574,7 +574,7 @@ pub(crate) fn as_bound(address: SocketAddr, v6: bool) -> SocketAddr {
     if v6 { to_v6(address) } else { address }
 }
 
-/// How long until a deadline; `None`: it is over.
+/// How long until a deadline; `None`: it has passed.
 pub(crate) fn left(deadline: Instant) -> Option<Duration> {
     deadline
         .checked_duration_since(Instant::now())

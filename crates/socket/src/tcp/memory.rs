@@ -2,7 +2,7 @@
 //! is none left (Linux `tcp_mem` and `tcp_max_orphans`).
 //!
 //! Each connection counts its own; what has changed is added to the stack's sum when
-//! its lock is released ([`Locked`]). The engine is told how the sum stands whenever
+//! its lock is released ([`Locked`]). The engine learns how the sum stands whenever
 //! the lock is taken, and holds less accordingly. What was taken before is got back
 //! from some connections at a time ([`Core::tcp_reclaim`]): first what the peers send
 //! again, then, when nothing is left, the largest closed connections.
@@ -17,10 +17,10 @@ use std::time::Duration;
 use tidewall_protocol::tcp::MemoryPressure;
 
 use super::connection::{ConnectionInner, State};
-use super::frames::After;
+use super::frames::Deferred;
 use crate::stack::Core;
 
-/// Closed connections that the stack drives at most, unless it is told another number:
+/// Closed connections that the stack drives at most, unless another number is set:
 /// Linux's `tcp_max_orphans` is as large on a machine of 16 GiB.
 pub(crate) const ORPHANS_MAX: u64 = 65_536;
 /// An orphan that holds no more than this is not worth being reset (Linux
@@ -189,13 +189,13 @@ impl ConnectionInner {
 
     /// Ends it at once, and tells the peer.
     fn reset(self: &Arc<Self>, core: &Core) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = self.lock();
             state.connection.abort();
-            self.settle(core, &mut state, &mut after);
+            self.update(core, &mut state, &mut deferred);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 }
 

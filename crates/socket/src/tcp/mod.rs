@@ -82,13 +82,13 @@ pub(crate) struct Tcp {
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
     pub(crate) sending: Sending,
     /// Connections with frames that no selector watches.
-    unattended: Mutex<Vec<Arc<ConnectionInner>>>,
+    pending_connections: Mutex<Vec<Arc<ConnectionInner>>>,
     /// Listeners have some.
-    knocked: AtomicBool,
+    pending_listeners: AtomicBool,
     pub(crate) channels: Channels,
     /// Ways that connections ask for: to a remote address from a local one.
     questions: Mutex<Vec<(IpAddr, IpAddr)>>,
-    /// Segments from fragments, for whoever may run the protocol.
+    /// Segments from fragments, for a thread that may run the protocol.
     reassembled: Mutex<Vec<Reassembled>>,
     pub(crate) time_wait: Mutex<TimeWaitTable>,
     time_wait_timer: u32,
@@ -219,8 +219,8 @@ impl Tcp {
             ports: Ports::default(),
             listeners: Mutex::default(),
             sending: Sending::default(),
-            unattended: Mutex::default(),
-            knocked: AtomicBool::new(false),
+            pending_connections: Mutex::default(),
+            pending_listeners: AtomicBool::new(false),
             channels: Channels::open(queues)?,
             questions: Mutex::default(),
             reassembled: Mutex::default(),
@@ -267,26 +267,27 @@ impl Tcp {
     // ---- Who wants what -----------------------------------------------------
 
     /// A connection wants to send. Its flag is set by the caller.
-    pub(crate) fn mark(&self, connection: Arc<ConnectionInner>) {
+    pub(crate) fn schedule_output(&self, connection: Arc<ConnectionInner>) {
         self.sending.enter(connection);
-        self.helper.needed();
+        self.helper.wake();
     }
 
     /// A connection has frames, and no selector watches it.
-    pub(crate) fn unattended(&self, connection: Arc<ConnectionInner>) {
-        lock(&self.unattended).push(connection);
-        self.helper.needed();
+    pub(crate) fn add_pending_connection(&self, connection: Arc<ConnectionInner>) {
+        lock(&self.pending_connections).push(connection);
+        self.helper.wake();
     }
 
     /// A listener has frames, and no selector watches it.
-    pub(crate) fn unattended_listener(&self) {
-        self.knocked.store(true, Ordering::Release);
-        self.helper.needed();
+    pub(crate) fn add_pending_listener(&self) {
+        self.pending_listeners.store(true, Ordering::Release);
+        self.helper.wake();
     }
 
     /// True when connections or listeners have frames that no selector watches.
-    pub(crate) fn has_unattended(&self) -> bool {
-        self.knocked.load(Ordering::Acquire) || !lock(&self.unattended).is_empty()
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending_listeners.load(Ordering::Acquire)
+            || !lock(&self.pending_connections).is_empty()
     }
 
     /// Connections that the application has closed.
@@ -294,10 +295,10 @@ impl Tcp {
         self.counters.orphans.load(Ordering::Relaxed) as u64
     }
 
-    /// Arms a timer, or moves it. Whoever sleeps in the stack does not know of it.
+    /// Arms a timer, or moves it. A thread that sleeps in the stack does not know of it.
     pub(crate) fn arm(&self, timer: u32, due: Duration) {
         if self.timers.arm(timer, due) {
-            self.helper.needed();
+            self.helper.wake();
         }
     }
 
@@ -316,7 +317,7 @@ impl Core {
     /// Tells the driver what its SYN cookies are made of.
     pub(crate) fn tcp_set_cookie_parameters(&self) {
         let epoch = if self.has_kernel {
-            poll::monotonic().saturating_sub(self.age())
+            poll::monotonic().saturating_sub(self.now())
         } else {
             // Link and stack have one clock.
             Duration::ZERO
@@ -360,7 +361,7 @@ impl Core {
     /// that were left until now.
     pub(crate) fn tcp_run_timers(&self) {
         self.tcp_take_left_frames();
-        let now = self.age();
+        let now = self.now();
         self.tcp_reclaim(now);
         if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
@@ -377,17 +378,17 @@ impl Core {
     }
 
     /// Runs the protocol for connections and listeners that no selector watches.
-    pub(crate) fn tcp_attend(&self) {
+    pub(crate) fn tcp_process_pending(&self) {
         // Handshakes are completed up to the backlog while the application is
         // elsewhere, as by Linux.
-        if self.tcp.knocked.swap(false, Ordering::AcqRel) {
+        if self.tcp.pending_listeners.swap(false, Ordering::AcqRel) {
             for listener in self.tcp.all_listeners() {
                 listener.process(self);
             }
         }
-        let unattended = std::mem::take(&mut *lock(&self.tcp.unattended));
-        for connection in unattended {
-            connection.attend();
+        let pending = std::mem::take(&mut *lock(&self.tcp.pending_connections));
+        for connection in pending {
+            connection.clear_pending();
             connection.process(self);
         }
     }

@@ -29,7 +29,7 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 #[derive(Debug, Default)]
 struct Use {
     users: usize,
-    /// Addresses for which the driver was told that the port is ours.
+    /// Addresses for which the port is ours in the driver's tables.
     owned: Vec<Option<IpAddr>>,
     /// The kernel socket that keeps others from an ephemeral port.
     held: Option<Unshared<OwnedFd>>,

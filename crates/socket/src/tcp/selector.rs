@@ -183,7 +183,7 @@ impl Selector {
     }
 }
 
-/// What the application is told of a socket with `ready`.
+/// What the application gets for a socket that is `ready`.
 fn event(token: u64, interest: Events, ready: Events) -> Event {
     Event {
         token,

@@ -22,14 +22,14 @@ pub(super) const QUANTUM: u32 = 10;
 /// meanwhile lets others send, and the caller is to come back.
 const FLUSH_MAX: u32 = 2048;
 
-/// Connections that want to send, and queues whose devices must be told.
+/// Connections that want to send, and queues whose doorbells must be rung.
 #[derive(Default)]
 pub(crate) struct Sending {
     order: Mutex<Order>,
     count: AtomicUsize,
     /// Queues with frames that the device was not told of, or did not take, as
     /// bits.
-    unkicked: AtomicU32,
+    pending_doorbells: AtomicU32,
 }
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl Order {
 
 /// What a connection has done with its turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct Emitted {
     /// Queue that it has put frames into.
     pub(super) queue: Option<usize>,
     /// It is to be entered again.
@@ -109,9 +109,10 @@ impl Sending {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// A queue has frames that the device must be told of.
-    pub(crate) fn kick(&self, queue: usize) {
-        self.unkicked.fetch_or(1 << (queue % 32), Ordering::Relaxed);
+    /// A queue has frames that its device does not know of.
+    pub(crate) fn ring_doorbell(&self, queue: usize) {
+        self.pending_doorbells
+            .fetch_or(1 << (queue % 32), Ordering::Relaxed);
     }
 
     /// True when somebody must be here: connections want to send, or a device is to
@@ -122,13 +123,13 @@ impl Sending {
 
     /// True while frames wait that a device did not take.
     pub(crate) fn is_held_up(&self) -> bool {
-        self.unkicked.load(Ordering::Relaxed) != 0
+        self.pending_doorbells.load(Ordering::Relaxed) != 0
     }
 }
 
 impl Core {
     /// Sends what connections want to send, and receives between bursts. What is
-    /// more than [`FLUSH_MAX`] is left to whoever sleeps, or to the helper.
+    /// more than [`FLUSH_MAX`] is left to a thread that sleeps, or to the helper.
     pub(crate) fn tcp_flush(&self) {
         for _ in 0..FLUSH_MAX / BURST {
             if !self.tcp_send(false) || self.round(false).is_err() {
@@ -138,28 +139,28 @@ impl Core {
     }
 
     /// Sends a burst of what connections want to send. True when there is more,
-    /// which is for after the next round of receiving. `turn`: leaves those alone
-    /// that the application has been told of and will write to, so that what it
+    /// which is for after the next round of receiving. `defer_watched`: leaves those alone
+    /// that were reported to the application, which will write to them, so that what it
     /// writes goes with the acknowledgment.
     #[inline]
-    pub(crate) fn tcp_send(&self, turn: bool) -> bool {
-        self.tcp.sending.is_due() && self.tcp_send_burst(turn)
+    pub(crate) fn tcp_send(&self, defer_watched: bool) -> bool {
+        self.tcp.sending.is_due() && self.tcp_send_burst(defer_watched)
     }
 
-    fn tcp_send_burst(&self, turn: bool) -> bool {
+    fn tcp_send_burst(&self, defer_watched: bool) -> bool {
         let sending = &self.tcp.sending;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
-            if turn && connection.watch.is_ready() {
+            if defer_watched && connection.watch.is_ready() {
                 kept.push(connection);
                 continue;
             }
-            let Turn { queue, again } = connection.emit(self);
+            let Emitted { queue, again } = connection.emit(self);
             let Some(queue) = queue else {
                 continue;
             };
-            sending.kick(queue);
+            sending.ring_doorbell(queue);
             match again {
                 Again::Later => sending.change(|order| order.old.push_back(connection)),
                 Again::Full => {
@@ -171,7 +172,7 @@ impl Core {
                 }
                 // One that begins again and again may not keep others waiting.
                 Again::No if begins => sending.change(|order| {
-                    if !order.old.is_empty() && connection.enter_again() {
+                    if !order.old.is_empty() && connection.becomes_dirty() {
                         order.old.push_back(connection);
                     }
                 }),
@@ -180,25 +181,25 @@ impl Core {
         }
         let more = sending.len() > 0 || !refused.is_empty();
         sending.put_back(kept, refused);
-        let takes = self.tcp_kick();
+        let takes = self.tcp_ring_doorbells();
         takes && (more || sending.is_held_up())
     }
 
     /// Makes devices send what was put into their rings, a burst of each. False
     /// when none of them takes more now.
-    fn tcp_kick(&self) -> bool {
+    fn tcp_ring_doorbells(&self) -> bool {
         let sending = &self.tcp.sending;
         if !sending.is_held_up() {
             return true;
         }
-        let queues = sending.unkicked.swap(0, Ordering::Relaxed);
+        let queues = sending.pending_doorbells.swap(0, Ordering::Relaxed);
         let mut takes = false;
         for (number, queue) in self.queues.iter().enumerate() {
             if queues & (1 << (number % 32)) != 0 {
                 // A device that is down keeps its frames; timers send again.
                 let flushed = lock(&queue.transmitter).flush().unwrap_or_default();
                 if flushed.left > 0 {
-                    sending.kick(number);
+                    sending.ring_doorbell(number);
                 }
                 takes |= !flushed.full;
             }

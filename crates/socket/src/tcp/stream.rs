@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
-use super::frames::After;
+use super::frames::Deferred;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
@@ -28,7 +28,7 @@ pub use notifications::Notification;
 #[derive(Clone, Copy, Default)]
 struct Sending {
     flags: SendFlags,
-    /// The caller is told when the memory is free again.
+    /// The caller is notified when the memory is free again.
     zero_copy: bool,
     /// Does not wait, whatever the stream is set to.
     at_once: bool,
@@ -59,7 +59,7 @@ pub struct TcpStream {
     write_timeout: AtomicU64,
     /// Nanoseconds, or [`NO_LINGER`].
     linger: AtomicU64,
-    /// Addresses are told as a dual-stack socket does.
+    /// Addresses are reported as by a dual-stack socket.
     mapped: bool,
 }
 
@@ -171,30 +171,30 @@ impl TcpStream {
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
-            let mut after = After::default();
+            let mut deferred = Deferred::default();
             let mut opened = false;
             let result = {
                 let mut state = connection.lock();
                 // Nothing comes before the SYN has left.
                 let begun = state.begin();
-                let came = connection.take_frames(core, &mut state, &mut after) > 0;
+                let came = connection.take_frames(core, &mut state, &mut deferred) > 0;
                 if came || begun {
-                    connection.settle(core, &mut state, &mut after);
+                    connection.update(core, &mut state, &mut deferred);
                 }
                 let result = take(&mut state);
                 if came {
-                    connection.announce_read(&mut state);
+                    connection.notify_read(&mut state);
                 }
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
-                    connection.settle(core, &mut state, &mut after);
+                    connection.update(core, &mut state, &mut deferred);
                     opened = true;
                 } else if let Some(due) = state.connection.release_due() {
                     connection.arm(core, &mut state, due);
                 }
                 result
             };
-            core.tcp_after(after);
+            core.tcp_run_deferred(deferred);
             if opened && core.has_event_loops() {
                 // The loop's next turn is none of the stack's.
                 core.tcp_flush();
@@ -271,14 +271,14 @@ impl TcpStream {
         let mut written = 0;
         let mut polled = false;
         loop {
-            let mut after = After::default();
+            let mut deferred = Deferred::default();
             let mut failed = None;
             let blocked;
             {
                 let mut state = connection.lock();
                 let notified = state.connection.notification_count();
-                if connection.take_frames(core, &mut state, &mut after) > 0 {
-                    connection.announce(&mut state);
+                if connection.take_frames(core, &mut state, &mut deferred) > 0 {
+                    connection.notify_changes(&mut state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
@@ -319,13 +319,13 @@ impl TcpStream {
                 if written >= wanted || nonblocking || !blocked {
                     // Nothing more comes of this call.
                     state.connection.end_write(written, zero_copy);
-                    connection.announce_notifications(&mut state, notified);
+                    connection.notify_notifications(&mut state, notified);
                 }
                 // What was written goes with the SYN.
                 state.begin();
-                connection.settle(core, &mut state, &mut after);
+                connection.update(core, &mut state, &mut deferred);
             }
-            core.tcp_after(after);
+            core.tcp_run_deferred(deferred);
             self.send_unless_later(connection);
             if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
                 return Err(error(errno));
@@ -352,7 +352,7 @@ impl TcpStream {
                     let mut state = connection.lock();
                     let notified = state.connection.notification_count();
                     state.connection.end_write(written, zero_copy);
-                    connection.announce_notifications(&mut state, notified);
+                    connection.notify_notifications(&mut state, notified);
                     return Ok(written);
                 }
                 Ok(false) => return Err(io::ErrorKind::WouldBlock.into()),
@@ -368,7 +368,7 @@ impl TcpStream {
         if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
             core.tcp_flush();
         } else {
-            core.tcp.helper.needed();
+            core.tcp.helper.wake();
         }
     }
 
@@ -383,7 +383,7 @@ impl TcpStream {
     ///
     /// # Errors
     /// ENOTCONN before the connection is there, and after it has ended: how
-    /// whoever connects without waiting tells that it must wait on.
+    /// a caller that connects without waiting learns that it must wait on.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
             Inner::Own { connection } => {
@@ -443,16 +443,16 @@ impl TcpStream {
                     Shutdown::Both => tcp::Shutdown::Both,
                 };
                 let core = self.stack.here()?;
-                let mut after = After::default();
+                let mut deferred = Deferred::default();
                 let result = {
                     let mut state = connection.lock();
-                    connection.take_frames(core, &mut state, &mut after);
-                    let result = state.connection.shutdown(how, core.age());
-                    connection.settle(core, &mut state, &mut after);
-                    connection.announce_state(&mut state);
+                    connection.take_frames(core, &mut state, &mut deferred);
+                    let result = state.connection.shutdown(how, core.now());
+                    connection.update(core, &mut state, &mut deferred);
+                    connection.notify_state(&mut state);
                     result
                 };
-                core.tcp_after(after);
+                core.tcp_run_deferred(deferred);
                 self.send_unless_later(connection);
                 result.map_err(error)
             }
@@ -489,7 +489,7 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(_) => None,
             Inner::Own { connection, .. } => {
-                let now = self.stack.core().age();
+                let now = self.stack.core().now();
                 Some(connection.look().connection.sending_times(now))
             }
         }

@@ -9,7 +9,7 @@ use crate::stack::{Core, lock};
 impl Core {
     /// Enters a connection, whose port keeps a user.
     pub(crate) fn tcp_enter_time_wait(&self, entry: TimeWaitEntry) {
-        let now = self.age();
+        let now = self.now();
         let (forgotten, next) = {
             let mut table = lock(&self.tcp.time_wait);
             let forgotten = table.insert(&entry, now);
@@ -31,7 +31,7 @@ impl Core {
         neighbour: MacAddress,
         queue: usize,
     ) -> TimeWaitReaction {
-        let now = self.age();
+        let now = self.now();
         let reaction = lock(&self.tcp.time_wait).input(segment, now, &mut |flow, outgoing| {
             self.tcp_send_one(flow, outgoing, neighbour, queue);
         });
@@ -42,7 +42,7 @@ impl Core {
     }
 
     pub(crate) fn tcp_expire_time_wait(&self) {
-        let now = self.age();
+        let now = self.now();
         let mut forgotten = Vec::new();
         let next = {
             let mut table = lock(&self.tcp.time_wait);

@@ -95,7 +95,7 @@ impl Timers {
         self.next.store(next, Ordering::Release);
     }
 
-    /// Time until somebody must look; zero when it is over.
+    /// Time until somebody must look; zero once it has expired.
     pub(crate) fn next(&self, now: Duration) -> Option<Duration> {
         match self.next.load(Ordering::Acquire) {
             NEVER => None,

@@ -17,7 +17,7 @@ use tidewall_receive::poller::{Channel, Shared};
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
-use crate::kernel::{Holder, KernelInput};
+use crate::kernel::{KernelInput, PortReservation};
 use crate::readiness::Events;
 use crate::readiness::watch::Watch;
 use crate::snapshot::Causes;
@@ -25,7 +25,7 @@ use crate::stack::{Core, lock};
 use crate::wait::{WaitList, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
-/// ones and strays); their count is bounded by their makers' limits too.
+/// ones and kernel_delivered); their count is bounded by their makers' limits too.
 const OUTSIDE_LIMIT: usize = 256;
 
 /// Address families whose datagrams a socket takes.
@@ -56,7 +56,7 @@ pub(crate) struct SocketInner {
     id: ChannelId,
     pub(crate) waiters: WaitList,
     pub(crate) watch: Watch,
-    pub(super) holder: Option<Holder>,
+    pub(super) reservation: Option<PortReservation>,
     pub(super) ends: Mutex<Ends>,
     pub(super) waiting: Mutex<Waiting>,
     kernel_input: KernelInput,
@@ -88,7 +88,7 @@ pub(crate) struct Ends {
 impl SocketInner {
     pub(super) fn new(
         id: ChannelId,
-        holder: Option<Holder>,
+        reservation: Option<PortReservation>,
         local: SocketAddr,
         channels: Vec<Channel>,
         limit: u32,
@@ -98,7 +98,7 @@ impl SocketInner {
             id,
             waiters: WaitList::default(),
             watch: Watch::default(),
-            holder,
+            reservation,
             ends: Mutex::new(Ends {
                 bound: local,
                 local,
@@ -179,7 +179,7 @@ impl SocketInner {
                 .any(|channel| !channel.looks_empty())
     }
 
-    /// Has an error for whoever receives or sends next.
+    /// Fails the next call that receives or sends.
     pub(crate) fn fail(&self, errno: i32) {
         self.pending_error.store(errno, Ordering::Relaxed);
         self.waiters.wake_all();
@@ -217,10 +217,10 @@ impl SocketInner {
             && ends.peer.is_none_or(|peer| same(peer, source))
     }
 
-    pub(crate) fn push_stray(&self, stray: KernelDelivered, payload: &[u8]) {
-        let owned = Owned::stray(stray, payload);
+    pub(crate) fn push_kernel_delivered(&self, kernel_delivered: KernelDelivered, payload: &[u8]) {
+        let owned = Owned::kernel_delivered(kernel_delivered, payload);
         lock(&self.waiting).outside.push_back(owned);
-        self.has_frames();
+        self.on_frames();
     }
 
     pub(crate) fn push_reassembled(&self, owned: Owned, causes: &Causes) {
@@ -232,7 +232,7 @@ impl SocketInner {
             }
             waiting.outside.push_back(owned);
         }
-        self.has_frames();
+        self.on_frames();
     }
 
     /// What it is ready for now: sending waits for a frame at worst.
@@ -261,21 +261,20 @@ impl SocketInner {
         self.kernel_input.forget(descriptor, &self.watch);
     }
 
-    /// Something came: of those who receive one is woken, and whoever watches it.
-    pub(crate) fn has_frames(&self) {
+    /// Something came: one receiver is woken, and the watchers notified.
+    pub(crate) fn on_frames(&self) {
         self.waiters.wake_next();
         self.watch.notify(Events::DATA_CAME);
     }
 
-    /// What was sent has left: on Linux the space that it took is back, which whoever
-    /// asks for changes is told.
+    /// Send space was freed: notifies EPOLLOUT watchers.
     pub(super) fn note_sent(&self) {
         self.watch.notify(Events::SPACE_CAME);
     }
 
     /// A receiver has what it wanted: what is left is another's, who was woken
     /// for none of it if it all came at once.
-    pub(super) fn hand_on(&self) {
+    pub(super) fn pass_wakeup(&self) {
         if !self.waiters.is_empty() && self.has_input() {
             self.waiters.wake_next();
         }
@@ -349,7 +348,9 @@ impl Waitable for SocketInner {
 
     fn kernel_descriptor(&self) -> i32 {
         // poll(2) leaves a negative descriptor alone.
-        self.holder.as_ref().map_or(-1, Holder::descriptor)
+        self.reservation
+            .as_ref()
+            .map_or(-1, PortReservation::descriptor)
     }
 
     fn kernel_has_input(&self) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_receive::poller::Channel;
 
-use crate::kernel::Holder;
+use crate::kernel::PortReservation;
 use crate::owner::Owner;
 use crate::routes::Route;
 use crate::stack::{Core, Stack, lock};
@@ -33,7 +33,7 @@ const PAYLOAD_MAX: usize = 65_507;
 const ASK_KERNEL_EVERY: u64 = 16;
 /// Receives in a row that find datagrams in user space before the kernel socket
 /// is asked all the same.
-const KERNELS_TURN: u64 = 64;
+const ASK_KERNEL_AFTER: u64 = 64;
 /// How long a blocking send waits for a frame.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -93,7 +93,7 @@ pub struct UdpSocket {
     read_timeout: AtomicU64,
     empty_receives: AtomicU64,
     /// Receives that found datagrams in user space.
-    fed_receives: AtomicU64,
+    own_receives: AtomicU64,
 }
 
 impl UdpSocket {
@@ -114,10 +114,10 @@ impl UdpSocket {
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
         let core = stack.here()?;
         let binding = lock(&core.binding);
-        let (holder, local) = if core.has_kernel {
-            let holder = Holder::bind(address, &how)?;
-            let local = holder.local_addr()?;
-            (Some(holder), local)
+        let (reservation, local) = if core.has_kernel {
+            let reservation = PortReservation::bind(address, &how)?;
+            let local = reservation.local_addr()?;
+            (Some(reservation), local)
         } else {
             (None, core.bind_without_kernel(address, &how)?)
         };
@@ -125,7 +125,7 @@ impl UdpSocket {
         let channels = core.open_channels(id, DEFAULT_RECEIVE_LIMIT)?;
         let inner = Arc::new(SocketInner::new(
             id,
-            holder,
+            reservation,
             local,
             channels,
             DEFAULT_RECEIVE_LIMIT,
@@ -140,7 +140,7 @@ impl UdpSocket {
             nonblocking: AtomicBool::new(false),
             read_timeout: AtomicU64::new(0),
             empty_receives: AtomicU64::new(0),
-            fed_receives: AtomicU64::new(0),
+            own_receives: AtomicU64::new(0),
         };
         // From here on dropping `socket` undoes what was done, which takes the
         // lock itself.
@@ -179,10 +179,10 @@ impl UdpSocket {
         let core = self.stack.here()?;
         let _binding = lock(&core.binding);
         let before = self.inner.ends();
-        let local = match &self.inner.holder {
-            Some(holder) => {
-                holder.connect(peer)?;
-                holder.local_addr()?
+        let local = match &self.inner.reservation {
+            Some(reservation) => {
+                reservation.connect(peer)?;
+                reservation.local_addr()?
             }
             None => match core.route(peer, specified(before.bound), false) {
                 Route::Link { source, .. } => SocketAddr::new(source, before.local.port()),
@@ -273,7 +273,7 @@ impl UdpSocket {
     /// ```no_run
     /// # fn answer(socket: &tidewall_socket::UdpSocket) -> std::io::Result<()> {
     /// socket.recv_batch(64, |asked| {
-    ///     // Whoever asked one address of many takes an answer from that one.
+    ///     // The thread that asked one address of many takes an answer from that one.
     ///     let _ = socket.queue_from(b"answer", asked.local, asked.source);
     /// })?;
     /// socket.flush()
@@ -411,7 +411,7 @@ impl UdpSocket {
         let mut polled = false;
         loop {
             self.take_pending()?;
-            if self.is_kernels_turn() {
+            if self.must_ask_kernel() {
                 let given = self.inner.drain_kernel(limit, each)?;
                 if given > 0 {
                     return Ok(given);
@@ -419,8 +419,8 @@ impl UdpSocket {
             }
             let given = self.inner.drain(core, limit, each);
             if given > 0 {
-                self.fed_receives.fetch_add(1, Ordering::Relaxed);
-                self.inner.hand_on();
+                self.own_receives.fetch_add(1, Ordering::Relaxed);
+                self.inner.pass_wakeup();
                 return Ok(given);
             }
             if self.inner.kernel_is_ready() {
@@ -466,18 +466,18 @@ impl UdpSocket {
     /// True now and then while datagrams keep coming from the network: peers on
     /// this host would starve if the kernel socket were asked only when there
     /// are none.
-    fn is_kernels_turn(&self) -> bool {
-        let fed = self.fed_receives.load(Ordering::Relaxed);
-        if self.inner.holder.is_none() || fed < KERNELS_TURN {
+    fn must_ask_kernel(&self) -> bool {
+        let received = self.own_receives.load(Ordering::Relaxed);
+        if self.inner.reservation.is_none() || received < ASK_KERNEL_AFTER {
             return false;
         }
-        self.fed_receives.store(0, Ordering::Relaxed);
+        self.own_receives.store(0, Ordering::Relaxed);
         true
     }
 
     /// Closes one half or both (`shutdown`): sending gives EPIPE, receiving does not
     /// wait for datagrams any more, [`UdpSocket::recv_batch`] then returning 0. Those
-    /// that come are received still, and nobody is told, as by Linux.
+    /// that come are received still, and nobody is woken, as by Linux.
     ///
     /// # Errors
     /// ENOTCONN without a peer; it is shut all the same, as by Linux.
@@ -551,8 +551,8 @@ impl UdpSocket {
     /// # Errors
     /// What the kernel socket reports.
     pub fn set_tos(&self, tos: u8) -> io::Result<()> {
-        if let Some(holder) = &self.inner.holder {
-            holder.set_traffic_class(tos)?;
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.set_traffic_class(tos)?;
         }
         self.inner.traffic_class.store(tos, Ordering::Relaxed);
         Ok(())
@@ -566,8 +566,8 @@ impl UdpSocket {
         if ttl == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        if let Some(holder) = &self.inner.holder {
-            holder.set_hop_limit(ttl)?;
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.set_hop_limit(ttl)?;
         }
         self.inner.hop_limit.store(ttl, Ordering::Relaxed);
         Ok(())
@@ -597,9 +597,9 @@ impl UdpSocket {
             return Ok(Some(error));
         }
         self.inner
-            .holder
+            .reservation
             .as_ref()
-            .map_or(Ok(None), Holder::take_error)
+            .map_or(Ok(None), PortReservation::take_error)
     }
 
     fn take_pending(&self) -> io::Result<()> {
@@ -682,7 +682,7 @@ impl UdpSocket {
                         drop(transmitter);
                         if self.nonblocking.load(Ordering::Relaxed) {
                             // Nobody says when a frame comes back, which is soon:
-                            // whoever waits for an edge may try again.
+                            // an edge-triggered caller may try again.
                             self.inner.note_sent();
                             return Err(io::ErrorKind::WouldBlock.into());
                         }
@@ -698,25 +698,25 @@ impl UdpSocket {
                 return errno(libc::EMSGSIZE);
             }
         }
-        match &self.inner.holder {
-            Some(holder) => {
+        match &self.inner.reservation {
+            Some(reservation) => {
                 let destination = if ends.bound.is_ipv6() {
                     to_v6(destination)
                 } else {
                     wire
                 };
                 if let Some(named) = named {
-                    // Only an address of a link needs to be told which.
+                    // Only an address of a link needs to say which.
                     let interface = match named {
                         IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
                             lock(&core.routes).interface()
                         }
                         _ => 0,
                     };
-                    return holder.send_from(payload, named, interface, destination);
+                    return reservation.send_from(payload, named, interface, destination);
                 }
                 let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
-                holder.send_to(payload, destination, connected)
+                reservation.send_to(payload, destination, connected)
             }
             // As the kernel says of such a source.
             None if named.is_some_and(|named| {
@@ -826,7 +826,7 @@ impl Core {
     fn unlisten(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
         let (address, port) = table_key(socket);
         self.tables.unlisten(Protocol::Udp, address, port);
-        let heir = {
+        let successor = {
             let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
             sockets
                 .iter()
@@ -838,8 +838,8 @@ impl Core {
                 })
                 .cloned()
         };
-        match heir {
-            Some(heir) => self.listen(&heir),
+        match successor {
+            Some(successor) => self.listen(&successor),
             None => Ok(()),
         }
     }

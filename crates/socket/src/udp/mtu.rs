@@ -12,7 +12,7 @@ use tidewall_wire::ethernet::HEADER_LEN;
 
 use super::inner::{SocketInner, same};
 use super::{UdpSocket, specified};
-use crate::kernel::Holder;
+use crate::kernel::PortReservation;
 use crate::routes::Route;
 use crate::stack::{Core, lock};
 
@@ -112,7 +112,7 @@ impl SocketInner {
     /// route that allows `mtu`.
     pub(super) fn fits(&self, destination: SocketAddr, length: usize, mtu: usize) -> bool {
         let manner = self.mtu_discover();
-        let is_kernels = manner.is_kernels() && destination.is_ipv4() && self.holder.is_some();
+        let is_kernels = manner.is_kernels() && destination.is_ipv4() && self.reservation.is_some();
         length <= manner.limit(mtu) && !is_kernels
     }
 
@@ -126,7 +126,7 @@ impl SocketInner {
         if length <= any as usize {
             return;
         }
-        let now = core.age().as_nanos() as u64;
+        let now = core.now().as_nanos() as u64;
         let look = &self.error_look;
         if now.saturating_sub(look.at.load(Ordering::Relaxed)) < LOOK_EVERY.as_nanos() as u64 {
             return;
@@ -160,9 +160,9 @@ impl SocketInner {
                             core.name
                         ));
                     }
-                    if is_peers && let Some(holder) = &self.holder {
+                    if is_peers && let Some(reservation) = &self.reservation {
                         // Reported below; once is enough.
-                        let _ = holder.take_error();
+                        let _ = reservation.take_error();
                     }
                 }
                 _ => {}
@@ -182,8 +182,8 @@ impl UdpSocket {
     /// # Errors
     /// What the kernel socket reports.
     pub fn set_mtu_discover(&self, manner: MtuDiscover) -> io::Result<()> {
-        if let Some(holder) = &self.inner.holder {
-            holder.set_mtu_discover(manner as u8)?;
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.set_mtu_discover(manner as u8)?;
         }
         let place = &self.inner.mtu_discover;
         place.store(manner as u8, Ordering::Relaxed);
@@ -205,17 +205,17 @@ impl UdpSocket {
         let core = self.stack.here()?;
         let source = specified(self.inner.ends().local);
         let route = core.route(peer, source, false);
-        match (route, self.transmit_queue(), &self.inner.holder) {
+        match (route, self.transmit_queue(), &self.inner.reservation) {
             (Route::Link { mtu, .. }, Some((_, queue)), _) => {
                 Ok(lock(&queue.transmitter).mtu().min(mtu))
             }
-            (_, _, Some(holder)) => holder.mtu(),
+            (_, _, Some(reservation)) => reservation.mtu(),
             _ => Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         }
     }
 }
 
-impl Holder {
+impl PortReservation {
     fn set_mtu_discover(&self, value: u8) -> io::Result<()> {
         self.set_both(libc::IP_MTU_DISCOVER, libc::IPV6_MTU_DISCOVER, value)
     }

@@ -44,11 +44,11 @@ impl Owned {
         }
     }
 
-    pub(super) fn stray(stray: KernelDelivered, payload: &[u8]) -> Self {
+    pub(super) fn kernel_delivered(kernel_delivered: KernelDelivered, payload: &[u8]) -> Self {
         Owned {
             payload: payload.into(),
-            source: stray.source,
-            destination: stray.destination,
+            source: kernel_delivered.source,
+            destination: kernel_delivered.destination,
             traffic_class: 0,
             hop_limit: 0,
             credit: None,
@@ -281,7 +281,7 @@ impl SocketInner {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
                 core.first_fragment(bytes, self.id(), others)
-                    .and_then(|datagram| core.whole(&datagram))
+                    .and_then(|datagram| core.reassembled(&datagram))
                     .map_or(Outcome::Nothing, Outcome::Owned)
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
@@ -308,7 +308,7 @@ impl SocketInner {
         limit: usize,
         each: &mut dyn FnMut(Received<'_>),
     ) -> io::Result<usize> {
-        let Some(holder) = &self.holder else {
+        let Some(reservation) = &self.reservation else {
             return Ok(0);
         };
         let mut buffer = KERNEL.try_with(RefCell::take).unwrap_or_default();
@@ -316,7 +316,7 @@ impl SocketInner {
         let mut given = 0;
         let mut failed = None;
         while given < limit {
-            match holder.receive(&mut buffer) {
+            match reservation.receive(&mut buffer) {
                 Ok(datagram) => {
                     let ends = self.ends();
                     let address = datagram.destination.unwrap_or(ends.local.ip());
@@ -362,7 +362,7 @@ struct Batch<'a> {
     /// Those that are not done with, the one that is being read first.
     frames: VecDeque<Frame>,
     done: Done,
-    /// Datagrams that became whole by the way, perhaps another socket's.
+    /// Datagrams that are completed by the way, perhaps another socket's.
     others: Vec<Reassembled>,
     delivered: usize,
 }

@@ -4,7 +4,7 @@ use super::*;
 
 fn waiter() -> Arc<Waiter> {
     Arc::new(Waiter {
-        wake: WakeFd::new().unwrap(),
+        wake_fd: WakeFd::new().unwrap(),
         signalled: AtomicBool::new(false),
     })
 }
@@ -17,9 +17,9 @@ fn is_signalled(waiter: &Waiter) -> bool {
 fn the_first_sleeper_leads_and_hands_on() {
     let leadership = Leadership::default();
     let (first, second) = (waiter(), waiter());
-    assert!(leadership.sleep(&first));
-    assert!(!leadership.sleep(&second));
-    leadership.wake(&first, true);
+    assert!(leadership.enter(&first));
+    assert!(!leadership.enter(&second));
+    leadership.leave(&first, true);
     assert!(is_signalled(&second));
     assert!(leadership.lead(&second));
 }
@@ -28,13 +28,13 @@ fn the_first_sleeper_leads_and_hands_on() {
 fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
     let leadership = Leadership::default();
     let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
-    assert!(leadership.sleep(&leader));
-    assert!(!leadership.sleep(&leaving));
-    assert!(!leadership.sleep(&asleep));
+    assert!(leadership.enter(&leader));
+    assert!(!leadership.enter(&leaving));
+    assert!(!leadership.enter(&asleep));
     // Woken by its data, it has looked for the lead in vain already.
     assert!(!leadership.lead(&leaving));
-    leadership.wake(&leader, true);
-    leadership.wake(&leaving, false);
+    leadership.leave(&leader, true);
+    leadership.leave(&leaving, false);
     assert!(is_signalled(&asleep), "nobody leads, and nobody knows");
     assert!(leadership.lead(&asleep));
 }
@@ -43,10 +43,10 @@ fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
 fn one_that_leaves_while_another_leads_wakes_nobody() {
     let leadership = Leadership::default();
     let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
-    assert!(leadership.sleep(&leader));
-    assert!(!leadership.sleep(&leaving));
-    assert!(!leadership.sleep(&asleep));
-    leadership.wake(&leaving, false);
+    assert!(leadership.enter(&leader));
+    assert!(!leadership.enter(&leaving));
+    assert!(!leadership.enter(&asleep));
+    leadership.leave(&leaving, false);
     assert!(!is_signalled(&leader) && !is_signalled(&asleep));
 }
 
@@ -68,12 +68,12 @@ fn waking_reaches_everyone_who_waits_for_the_thing() {
 fn a_nudge_reaches_the_leader_only() {
     let leadership = Leadership::default();
     let (leader, other) = (waiter(), waiter());
-    leadership.nudge();
+    leadership.wake_leader();
     assert!(!leadership.is_taken());
-    assert!(leadership.sleep(&leader));
-    assert!(!leadership.sleep(&other));
+    assert!(leadership.enter(&leader));
+    assert!(!leadership.enter(&other));
     assert!(leadership.is_taken());
-    leadership.nudge();
+    leadership.wake_leader();
     assert!(is_signalled(&leader) && !is_signalled(&other));
 }
 
@@ -82,7 +82,7 @@ fn a_nudge_reaches_the_leader_only() {
 #[test]
 fn a_signal_that_crossed_a_clear_wakes_once() {
     let waiter = waiter();
-    waiter.wake.signal();
+    waiter.wake_fd.signal();
     let readable = || {
         let mut fired = Vec::new();
         let now = Some(std::time::Duration::ZERO);
@@ -92,6 +92,6 @@ fn a_signal_that_crossed_a_clear_wakes_once() {
     assert!(readable());
     waiter.clear();
     assert!(!readable());
-    waiter.signal();
+    waiter.wake();
     assert!(readable());
 }

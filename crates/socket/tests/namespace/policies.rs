@@ -40,7 +40,7 @@ pub fn every_policy_serves_in_both_places() {
             let control = stack.snapshot().queues[0].control.clone();
             assert_eq!(control.policy, policy.name());
             assert!(control.budget <= 3000, "{control:?}");
-            assert!(control.interval <= 1_000_000, "{control:?}");
+            assert!(control.interrupt_interval <= 1_000_000, "{control:?}");
             assert!(control.interrupts > 0, "{control:?}");
             assert_eq!(control.overflowed, 0, "{control:?}");
             assert!(echo.finish() >= 40);
@@ -54,7 +54,7 @@ pub fn a_fixed_interval_is_what_the_device_gets() {
     let stack = stack_with(EmbeddedConfig {
         policy: PolicyKind::Napi,
         budget: Some(32),
-        interval: Some(Duration::from_micros(75)),
+        interrupt_interval: Some(Duration::from_micros(75)),
         ..config()
     });
     let echo = Echo::start(&stack, SERVICE);
@@ -64,7 +64,7 @@ pub fn a_fixed_interval_is_what_the_device_gets() {
     }
     assert!(wait_until(|| timer() == 75_000), "{}", timer());
     let control = stack.snapshot().queues[0].control.clone();
-    assert_eq!((control.budget, control.interval), (32, 75_000));
+    assert_eq!((control.budget, control.interrupt_interval), (32, 75_000));
     assert!(echo.finish() >= 20);
 }
 
@@ -78,7 +78,7 @@ pub fn what_is_out_of_range_is_refused_before_anything_is_touched() {
         let error = Stack::embedded(EmbeddedConfig {
             interface: "no-such-interface".into(),
             budget,
-            interval,
+            interrupt_interval: interval,
             ..config()
         })
         .err()

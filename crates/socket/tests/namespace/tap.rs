@@ -84,7 +84,7 @@ pub fn a_tap_serves_the_kernel_at_its_other_end() {
     });
     let snapshot = stack.snapshot();
     assert!(snapshot.protocol.is_empty(), "{:?}", snapshot.protocol);
-    assert_eq!((snapshot.no_socket, snapshot.strays), (0, 0));
+    assert_eq!((snapshot.no_socket, snapshot.kernel_delivered), (0, 0));
     assert!(snapshot.queues[0].transmitted >= asked, "{snapshot:?}");
     assert_eq!(snapshot.interface, NAME);
     drop(stack);

@@ -196,7 +196,7 @@ pub mod tests {
             socket_full: 0,
             icmp_errors: 0,
             copied_out: 0,
-            strays: 0,
+            kernel_delivered: 0,
             warnings: Vec::new(),
         }
     }

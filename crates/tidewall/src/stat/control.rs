@@ -51,7 +51,7 @@ impl Rates {
 
 /// T for people: `0` where every frame may interrupt.
 pub fn interval(control: &ControlSnapshot) -> String {
-    trimmed(control.interval)
+    trimmed(control.interrupt_interval)
 }
 
 /// One line: `adaptive, Bp 300, T 50 µs, polling, fullest buffer 37 %`.
@@ -165,7 +165,7 @@ pub mod tests {
         ControlSnapshot {
             policy: "adaptive".to_owned(),
             budget: 1200,
-            interval: 50_000,
+            interrupt_interval: 50_000,
             mode: "mixed".to_owned(),
             buffer_use: 0.375,
             exhausted_rounds: 100,
@@ -249,7 +249,7 @@ pub mod tests {
             "adaptive, Bp 1,200, T 50 µs, mixed, fullest buffer 38 %"
         );
         let other = ControlSnapshot {
-            interval: 0,
+            interrupt_interval: 0,
             ..control()
         };
         assert_eq!(short([&control()].into_iter()), "Bp 1,200, T 50 µs");

@@ -504,7 +504,7 @@ pub mod tests {
             socket_full: 0,
             icmp_errors: 0,
             copied_out: 0,
-            strays: 2,
+            kernel_delivered: 2,
             warnings: Vec::new(),
         }
     }

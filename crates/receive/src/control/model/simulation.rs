@@ -90,7 +90,7 @@ pub(super) fn run(
         machine.application_quantum,
     ]
     .map(|time| time.as_secs_f64());
-    let interval = setting.interval.as_secs_f64();
+    let interval = setting.interrupt_interval.as_secs_f64();
     let mut cpu = Processor {
         now: 0.0,
         period: f64::from(load.burst) / load.rate,

@@ -20,7 +20,7 @@ fn nanoseconds(time: u64) -> Duration {
 fn setting(budget: u32, microseconds: u64) -> Setting {
     Setting {
         budget,
-        interval: Duration::from_micros(microseconds),
+        interrupt_interval: Duration::from_micros(microseconds),
     }
 }
 
@@ -198,15 +198,15 @@ proptest! {
         machine in machines(), load in loads(), room in rooms(),
         tried in prop::collection::vec(settings(), 1..8), preempts: bool,
     ) {
-        let limits = Limits { budget: BUDGET_MAX, interval: INTERVAL_MAX, ring: room.ring, preempts };
+        let limits = Limits { budget: BUDGET_MAX, interrupt_interval: INTERVAL_MAX, ring: room.ring, preempts };
         let best = machine.best(&[load], limits, room);
         prop_assert!((BUDGET_MIN..=BUDGET_MAX).contains(&best.budget));
-        prop_assert!(best.interval <= INTERVAL_MAX);
+        prop_assert!(best.interrupt_interval <= INTERVAL_MAX);
         let goodput = |setting| machine.predict_for(load, setting, room, preempts).goodput;
         for mut other in tried {
             // Of the settings that it tries itself.
             other.budget = other.budget.clamp(BUDGET_MIN, 128);
-            other.interval = Duration::from_micros(other.interval.as_micros() as u64 / 8 * 8);
+            other.interrupt_interval = Duration::from_micros(other.interrupt_interval.as_micros() as u64 / 8 * 8);
             prop_assert!(goodput(best) >= goodput(other) * 0.99 - 1e-9, "{:?}", other);
         }
     }

@@ -150,7 +150,7 @@ pub(super) struct Setup {
     pub load: Load,
 }
 
-/// One round as it was told to the controller.
+/// One round as the controller saw it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub time: u64,
@@ -311,7 +311,7 @@ impl Machine {
             if self.work_left == 0 {
                 self.consume();
                 if self.setting.budget == 0 {
-                    // Whoever drains a stopped channel looks whether to go on.
+                    // A thread that drains a stopped channel looks whether to go on.
                     self.tell(Round::default(), false);
                     if self.setting.budget > 0 {
                         self.round(false);
@@ -353,7 +353,7 @@ impl Machine {
         } else {
             self.arrivals.next()
         };
-        let interval = self.setting.interval.as_nanos() as u64;
+        let interval = self.setting.interrupt_interval.as_nanos() as u64;
         let allowed = self.last_interrupt.map_or(0, |last| last + interval);
         waiting.max(allowed)
     }
@@ -415,7 +415,7 @@ impl Machine {
         let now = Duration::from_nanos(self.now);
         if let Some(State { setting, .. }) = self.controller.round(now, &round, activity) {
             self.setting = setting;
-            let interval = setting.interval.as_nanos() as u64;
+            let interval = setting.interrupt_interval.as_nanos() as u64;
             let window = self.window();
             window.budget = setting.budget;
             window.interval = interval;
@@ -447,7 +447,10 @@ impl Machine {
     fn window(&mut self) -> &mut Window {
         let index = (self.now / WINDOW) as usize;
         while self.outcome.windows.len() <= index {
-            let (budget, interval) = (self.setting.budget, self.setting.interval.as_nanos() as u64);
+            let (budget, interval) = (
+                self.setting.budget,
+                self.setting.interrupt_interval.as_nanos() as u64,
+            );
             self.outcome.windows.push(Window {
                 budget,
                 interval,

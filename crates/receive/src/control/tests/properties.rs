@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever it is told.
+//! What holds for every policy, whatever it sees.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     let ring = prop_oneof![3 => Just(256u32), 1 => any::<u32>()];
     (budget, interval, ring, any::<bool>()).prop_map(|(budget, interval, ring, preempts)| Limits {
         budget,
-        interval,
+        interrupt_interval: interval,
         ring,
         preempts,
     })
@@ -115,7 +115,7 @@ fn in_range(kind: PolicyKind, limits: Limits, setting: Setting) -> bool {
     let largest = limits.budget.clamp(BUDGET_MIN, BUDGET_MAX);
     let stopped = kind == PolicyKind::OnOff && setting.budget == 0;
     (stopped || (BUDGET_MIN..=largest).contains(&setting.budget))
-        && setting.interval <= limits.interval.min(INTERVAL_MAX)
+        && setting.interrupt_interval <= limits.interrupt_interval.min(INTERVAL_MAX)
 }
 
 /// Above every policy's threshold, and with something put into the buffer.
@@ -132,7 +132,7 @@ fn overfull() -> impl Strategy<Value = Round> {
 
 /// The longest interval that RHIP sets.
 fn rhip_ceiling(limits: Limits) -> Duration {
-    Duration::from_micros(125).min(limits.interval)
+    Duration::from_micros(125).min(limits.interrupt_interval)
 }
 
 proptest! {
@@ -159,7 +159,7 @@ proptest! {
         policy.round(&round);
         let after = policy.setting();
         prop_assert!(after.budget <= before.budget);
-        prop_assert!(after.interval >= before.interval);
+        prop_assert!(after.interrupt_interval >= before.interrupt_interval);
     }
 
     /// One step a round, and of one of the two.
@@ -174,14 +174,14 @@ proptest! {
         let before = policy.setting();
         policy.round(&round);
         let after = policy.setting();
-        prop_assert!(before.budget == after.budget || before.interval == after.interval);
+        prop_assert!(before.budget == after.budget || before.interrupt_interval == after.interrupt_interval);
         if kind != PolicyKind::OnOff {
             prop_assert!(after.budget <= before.budget, "a round alone raises nothing");
             prop_assert!(after.budget >= before.budget / 2);
         }
         // Doubled, or one interrupt rate's step of 500/s near the ceiling.
-        let step = (before.interval * 2).max(Duration::from_micros(8));
-        prop_assert!(after.interval <= step);
+        let step = (before.interrupt_interval * 2).max(Duration::from_micros(8));
+        prop_assert!(after.interrupt_interval <= step);
     }
 
     #[test]
@@ -205,7 +205,7 @@ proptest! {
         }
         let after = policy.setting();
         prop_assert!(after.budget >= before.budget);
-        prop_assert!(after.interval <= before.interval);
+        prop_assert!(after.interrupt_interval <= before.interrupt_interval);
     }
 
     /// As many idle intervals as the controller tells after a long sleep bring
@@ -229,9 +229,9 @@ proptest! {
             let after = policy.setting();
             if after.budget < before.budget {
                 prop_assert!(matches!(event, Event::Round(_)));
-                prop_assert_eq!(before.interval, rhip_ceiling(limits), "T first");
+                prop_assert_eq!(before.interrupt_interval, rhip_ceiling(limits), "T first");
             }
-            if after.interval < before.interval {
+            if after.interrupt_interval < before.interrupt_interval {
                 prop_assert!(matches!(event, Event::Interval(_)));
                 prop_assert_eq!(before.budget, largest, "Bp first");
             }
@@ -255,8 +255,8 @@ proptest! {
             prop_assert_eq!(before, after);
         } else {
             prop_assert!(after.budget >= before.budget);
-            prop_assert!(after.interval <= before.interval);
-            prop_assert!(after.budget == before.budget || after.interval == before.interval);
+            prop_assert!(after.interrupt_interval <= before.interrupt_interval);
+            prop_assert!(after.budget == before.budget || after.interrupt_interval == before.interrupt_interval);
         }
     }
 
@@ -279,7 +279,7 @@ proptest! {
                 prop_assert_eq!(state.setting, setting);
             }
             if let Waiting::Sleep(interval) = controller.waiting() {
-                prop_assert_eq!(interval, setting.interval);
+                prop_assert_eq!(interval, setting.interrupt_interval);
             }
             known = setting;
             prop_assert!(in_range(kind, limits, known));
@@ -314,7 +314,10 @@ fn settings(policy: &mut dyn Policy, rounds: usize) -> Vec<(u32, u128)> {
     let mut settings = Vec::new();
     for _ in 0..rounds {
         policy.round(&OVERFULL);
-        let Setting { budget, interval } = policy.setting();
+        let Setting {
+            budget,
+            interrupt_interval: interval,
+        } = policy.setting();
         settings.push((budget, interval.as_micros()));
     }
     settings
@@ -347,7 +350,10 @@ fn rhip_lengthens_then_cuts_then_restores_then_shortens() {
     let mut recovery = Vec::new();
     for _ in 0..5 {
         rhip.interval(&quiet);
-        let Setting { budget, interval } = rhip.setting();
+        let Setting {
+            budget,
+            interrupt_interval: interval,
+        } = rhip.setting();
         recovery.push((budget, interval.as_nanos()));
     }
     assert_eq!(
@@ -412,7 +418,7 @@ fn full_channel_counts_without_a_frame() {
         policy.round(&dropped);
         let after = policy.setting();
         assert!(
-            after.budget < before.budget || after.interval > before.interval,
+            after.budget < before.budget || after.interrupt_interval > before.interrupt_interval,
             "{kind} stays at {after:?}"
         );
     }
@@ -446,7 +452,7 @@ fn aic_and_qapolling_follow_the_same_rule() {
     let (mut aic, mut qapolling) = (start(PolicyKind::Aic), start(PolicyKind::QaPolling));
     settings(aic.as_mut(), 4);
     settings(qapolling.as_mut(), 4);
-    assert_eq!(aic.setting().interval, Duration::from_micros(64));
+    assert_eq!(aic.setting().interrupt_interval, Duration::from_micros(64));
     assert_eq!(qapolling.setting().budget, 187);
     let of = |buffer_use| Interval {
         length: SAMPLING_INTERVAL,
@@ -462,7 +468,7 @@ fn aic_and_qapolling_follow_the_same_rule() {
         aic.interval(&of(used));
         qapolling.interval(&of(used));
         (
-            aic.setting().interval.as_micros(),
+            aic.setting().interrupt_interval.as_micros(),
             qapolling.setting().budget,
         )
     });
@@ -534,7 +540,7 @@ fn sleep_counts_as_idle_intervals() {
         controller.round(now, &OVERFULL, Activity::default());
     }
     let cut = controller.setting();
-    assert!(cut.budget < BUDGET_MAX && !cut.interval.is_zero());
+    assert!(cut.budget < BUDGET_MAX && !cut.interrupt_interval.is_zero());
     let quiet = Round {
         frames: 1,
         ..Round::default()

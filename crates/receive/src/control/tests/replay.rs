@@ -119,7 +119,7 @@ fn settings(kind: PolicyKind, preempts: bool, trace: &[(Duration, Round, Activit
             "{kind},{who},{},{},{}",
             time.as_micros(),
             setting.budget,
-            setting.interval.as_nanos()
+            setting.interrupt_interval.as_nanos()
         )
         .unwrap();
     };

@@ -136,7 +136,7 @@ impl Hints {
     /// flood only: without one the clock is not read.
     fn note_return(&self, core: &Core, events: usize) {
         if core.is_flooded() && events > 0 {
-            let now = core.age().as_nanos() as u64;
+            let now = core.now().as_nanos() as u64;
             self.returned_at.store(now, Ordering::Relaxed);
             self.returned.store(events, Ordering::Relaxed);
         }
@@ -148,7 +148,7 @@ impl Hints {
             return;
         }
         let events = self.returned.swap(0, Ordering::Relaxed) as u64;
-        let now = core.age();
+        let now = core.now();
         let since = self.returned_at.load(Ordering::Relaxed);
         let away = (now.as_nanos() as u64).saturating_sub(since);
         if let Some(cost) = away.checked_div(events) {

@@ -123,9 +123,10 @@ fn a_reassembled_segment_waits_for_no_lock() {
     let connection = {
         let config = core.tcp.config(true);
         let connection =
-            tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.age());
-        let mut after = After::default();
-        core.tcp_open(connection, None, 0, 64, &mut after).unwrap()
+            tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
+        let mut deferred = Deferred::default();
+        core.tcp_open(connection, None, 0, 64, &mut deferred)
+            .unwrap()
     };
     let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0, 0, 64, 6, 0, 0];
     let FourTuple { local, remote } = flow(1);
@@ -165,11 +166,11 @@ fn sending_waits_for_no_route() {
     let listener = crate::TcpListener::bind(&stack, "10.0.0.1:80".parse().unwrap()).unwrap();
     let config = core.tcp.config(true);
     let connection =
-        tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.age());
+        tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
     let neighbour = Some(MacAddress([2, 0, 0, 0, 0, 2]));
-    let mut after = After::default();
+    let mut deferred = Deferred::default();
     let connection = core
-        .tcp_open(connection, neighbour, 0, 64, &mut after)
+        .tcp_open(connection, neighbour, 0, 64, &mut deferred)
         .unwrap();
     let asking = lock(&core.routes);
     let (done, seen) = channel();

@@ -18,7 +18,7 @@ use crate::stack::{Core, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::channels::{ChannelSet, Part};
 use crate::tcp::connection::flow_of;
-use crate::tcp::frames::{After, Content, sender};
+use crate::tcp::frames::{Content, Deferred, sender};
 
 impl ListenerInner {
     /// Runs the protocol on the frames that wait, as long as connections may be
@@ -34,21 +34,26 @@ impl ListenerInner {
     }
 
     fn process_as(self: &Arc<Self>, core: &Core, takes: usize) -> usize {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let taken = {
             let mut state = lock(&self.state);
             let before = state.established;
-            let taken = self.take_frames(core, &mut state, &mut after);
+            let taken = self.take_frames(core, &mut state, &mut deferred);
             if taken > 0 {
-                self.settle(core, &mut state, before, takes);
+                self.update(core, &mut state, before, takes);
             }
             taken
         };
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
         taken
     }
 
-    fn take_frames(self: &Arc<Self>, core: &Core, state: &mut State, after: &mut After) -> usize {
+    fn take_frames(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        deferred: &mut Deferred,
+    ) -> usize {
         // Out of the state, which segments need too.
         let Some(mut set) = state.channel.take() else {
             return 0;
@@ -64,17 +69,17 @@ impl ListenerInner {
                 && let Some(frame) = channel.remove()
             {
                 total += 1;
-                match core.tcp_content(&shared, &frame, set.id, after) {
+                match core.tcp_content(&shared, &frame, set.id, deferred) {
                     Content::Segment(segment) => {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
                             queue,
                         };
-                        self.segment(core, state, set.id, &segment, None, after);
+                        self.segment(core, state, set.id, &segment, None, deferred);
                     }
                     Content::Error(error) => {
                         if core.tcp.flows.find(&flow_of(&error)).is_some() {
-                            after.keep(&shared, &frame);
+                            deferred.keep(&shared, &frame);
                         } else if let Reaction::Forgotten(flow) = state.protocol.icmp_error(&error)
                         {
                             core.tables
@@ -106,7 +111,7 @@ impl ListenerInner {
         if self.is_full() {
             return core.causes.protocol(DropReason::TcpListenOverflow);
         }
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = lock(&self.state);
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
@@ -114,10 +119,10 @@ impl ListenerInner {
             };
             let before = state.established;
             state.origin = Origin { neighbour, queue };
-            self.segment(core, &mut state, id, segment, reused, &mut after);
-            self.settle(core, &mut state, before, 0);
+            self.segment(core, &mut state, id, segment, reused, &mut deferred);
+            self.update(core, &mut state, before, 0);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     fn segment(
@@ -127,7 +132,7 @@ impl ListenerInner {
         id: ChannelId,
         segment: &Segment<'_>,
         reused: Option<u32>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         // Data right behind the handshake's last segment came before the
         // driver knew where it belongs; so did a copy of a SYN that has opened a
@@ -138,15 +143,15 @@ impl ListenerInner {
             && let Some(connection) = core.tcp.flows.find(&segment.flow)
             && (!begins || connection.lock().connection.is_fast_opening())
         {
-            connection.input_with(core, segment, state.origin.queue, after);
+            connection.input_with(core, segment, state.origin.queue, deferred);
             return;
         }
         if core.tcp.memory.is_exhausted() {
-            // Whoever connects tries again; so does whose handshake is not over.
+            // The peer sends its SYN, or the end of its handshake, again.
             core.tcp.counters.no_memory();
             return;
         }
-        let now = core.age();
+        let now = core.now();
         self.tell_fast_open(&mut state.protocol, now);
         let State {
             protocol, origin, ..
@@ -168,7 +173,7 @@ impl ListenerInner {
                 core.tcp_enter_flow(&flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake) => {
-                self.establish(core, state, &handshake, segment, after);
+                self.establish(core, state, &handshake, segment, deferred);
             }
             Reaction::Forgotten(flow) => {
                 core.tables
@@ -184,13 +189,13 @@ impl ListenerInner {
         state: &mut State,
         handshake: &Handshake,
         segment: &Segment<'_>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         let v4 = handshake.flow.remote.is_ipv4();
         let config = self.options.stream.apply(core.tcp.config(v4));
-        let connection = Connection::accept(handshake, &config, core.age());
+        let connection = Connection::accept(handshake, &config, core.now());
         let Origin { neighbour, queue } = state.origin;
-        let opened = core.tcp_open(connection, Some(neighbour), queue, HOP_LIMIT, after);
+        let opened = core.tcp_open(connection, Some(neighbour), queue, HOP_LIMIT, deferred);
         let Some(connection) = opened else {
             core.tcp.counters.refused();
             if handshake.fast_open.is_some() {
@@ -204,7 +209,7 @@ impl ListenerInner {
         if handshake.fast_open.is_some() {
             connection.lock().opened_at(self);
         }
-        connection.input_with(core, segment, queue, after);
+        connection.input_with(core, segment, queue, deferred);
         let mut accepted = lock(&self.accepted);
         accepted.push_back(connection);
         self.waiting.store(accepted.len(), Ordering::SeqCst);
@@ -235,11 +240,11 @@ impl ListenerInner {
         lock(&self.state).protocol.set_fast_open(serving);
     }
 
-    /// What follows a change: whoever waits, the timer, the driver's cookies.
+    /// What follows a change: wake-ups, the timer, the driver's cookies.
     ///
     /// `before`: connections established before it. `takes`: connections that the
     /// caller takes.
-    fn settle(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
+    fn update(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
         if state.established != before {
             if self.waiting.load(Ordering::SeqCst) > takes {
                 self.waiters.wake_next();
@@ -247,7 +252,7 @@ impl ListenerInner {
             self.watch.notify(Events::DATA_CAME);
         }
         let attacked = state.protocol.sends_cookies();
-        let cookies = if attacked && self.is_attended(core) {
+        let cookies = if attacked && self.has_acceptor(core) {
             CookieMode::Answer
         } else if attacked || state.protocol.takes_cookies() {
             CookieMode::Take
@@ -269,7 +274,7 @@ impl ListenerInner {
 
     /// Its timer has expired.
     pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         {
             let mut state = lock(&self.state);
             if state.channel.is_none() {
@@ -277,8 +282,8 @@ impl ListenerInner {
             }
             let before = state.established;
             // What answers the SYN-ACKs may be here already.
-            self.take_frames(core, &mut state, &mut after);
-            let now = core.age();
+            self.take_frames(core, &mut state, &mut deferred);
+            let now = core.now();
             state.armed = Duration::MAX;
             let protocol = &mut state.protocol;
             if protocol.next_timeout().is_some_and(|due| due <= now) {
@@ -294,9 +299,9 @@ impl ListenerInner {
                     },
                 );
             }
-            self.settle(core, &mut state, before, 0);
+            self.update(core, &mut state, before, 0);
         }
-        core.tcp_after(after);
+        core.tcp_run_deferred(deferred);
     }
 
     /// Closes it: its channel, and the flows that were half open.

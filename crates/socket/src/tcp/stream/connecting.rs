@@ -15,7 +15,7 @@ use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::connection::{Waiting, error};
-use crate::tcp::frames::After;
+use crate::tcp::frames::Deferred;
 use crate::tcp::helper::Helper;
 use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
@@ -98,7 +98,7 @@ impl TcpStream {
     /// Connects with Fast Open (RFC 7413), as `connect` does with
     /// TCP_FASTOPEN_CONNECT. Where a cookie of the server is known, this returns at
     /// once, and what is written first goes with the SYN; the connection's failure
-    /// is told by reading or writing. Where none is known, it waits as
+    /// shows in reading or writing. Where none is known, it waits as
     /// [`TcpStream::connect`] does, and asks for one. Cookies are remembered by
     /// server, 4096 of them; after timeouts that suggest that the network swallows
     /// such SYNs, ordinary ones are sent for an hour or more.
@@ -139,7 +139,7 @@ impl TcpStream {
             return Ok(stream);
         };
         let core = stream.stack.core();
-        if connection.lock().is_deferred() {
+        if connection.lock().awaits_syn_data() {
             return Ok(stream);
         }
         loop {
@@ -208,9 +208,9 @@ impl TcpStream {
             core.tcp.ports.enter(&core.tables, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp_connection(flow, &config, options.fast_open);
-            let mut after = After::default();
-            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut after);
-            core.tcp_after(after);
+            let mut deferred = Deferred::default();
+            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut deferred);
+            core.tcp_run_deferred(deferred);
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.tables, port);
             if let Some(connection) = opened {
@@ -284,7 +284,7 @@ impl Core {
     }
 
     fn tcp_connection(&self, flow: FourTuple, config: &Config, fast: bool) -> Connection {
-        let now = self.age();
+        let now = self.now();
         let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
         let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);
         let known = self.tcp.fast_open.server(&flow, now).filter(|_| fast);

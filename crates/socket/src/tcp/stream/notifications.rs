@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{Notification as Told, TimestampEvent, Timestamping};
+use tidewall_protocol::tcp::{Notification as Reported, TimestampEvent, Timestamping};
 
 use super::{Inner, Sending, TcpStream};
 use crate::stack::Core;
@@ -41,7 +41,7 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 impl TcpStream {
-    /// Which times are told (SO_TIMESTAMPING): of writes by
+    /// Which times are reported (SO_TIMESTAMPING): of writes by
     /// [`TcpStream::take_notifications`], of what is read by
     /// [`TcpStream::read_timestamp`]. A write is one call: of `write_all` each turn
     /// is one.
@@ -68,7 +68,7 @@ impl TcpStream {
         }
     }
 
-    /// Whether [`TcpStream::write_zero_copy`] is told of (SO_ZEROCOPY).
+    /// Whether completions of [`TcpStream::write_zero_copy`] are reported (SO_ZEROCOPY).
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -82,7 +82,7 @@ impl TcpStream {
     /// Writes as MSG_ZEROCOPY does: with [`TcpStream::set_zero_copy`] a
     /// [`Notification::Free`] follows. This stack copies into its send buffer all
     /// the same and says so, at once: the call is here for programs that are
-    /// written to be told, and gains nothing over an ordinary write.
+    /// written to be reported, and gains nothing over an ordinary write.
     ///
     /// # Errors
     /// As [`std::io::Write::write`] of this type, and as
@@ -100,7 +100,7 @@ impl TcpStream {
         }
     }
 
-    /// Moves what was told to the end of `into`, oldest first, and returns how
+    /// Moves notifications to the end of `into`, oldest first, and returns how
     /// many that were. Never waits: a [`Selector`](crate::Selector) reports
     /// [`Event::error`](crate::tcp::Event::error) while there are some.
     ///
@@ -118,14 +118,14 @@ impl TcpStream {
         connection.process(core);
         let before = into.len();
         let mut state = connection.lock();
-        while let Some(told) = state.connection.take_notification() {
-            into.push(match told {
-                Told::Time { event, key, at } => Notification::Time {
+        while let Some(reported) = state.connection.take_notification() {
+            into.push(match reported {
+                Reported::Time { event, key, at } => Notification::Time {
                     event,
                     key,
                     at: core.instant(at),
                 },
-                Told::Free {
+                Reported::Free {
                     first,
                     last,
                     copied,

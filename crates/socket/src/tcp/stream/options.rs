@@ -10,7 +10,7 @@ use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
 use super::{Inner, NO_LINGER, TcpStream, duration};
 use crate::raw::options as raw_options;
 use crate::tcp::connection::{State, error};
-use crate::tcp::frames::After;
+use crate::tcp::frames::Deferred;
 use crate::tcp::kernel_stream::{self, TCP_NOTSENT_LOWAT};
 
 impl TcpStream {
@@ -424,14 +424,14 @@ impl TcpStream {
     pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
         if let Inner::Own { connection, .. } = &self.inner {
             let core = self.stack.here()?;
-            let mut after = After::default();
+            let mut deferred = Deferred::default();
             let wants = {
                 let mut state = connection.lock();
-                how(&mut state, core.age());
-                connection.settle(core, &mut state, &mut after);
+                how(&mut state, core.now());
+                connection.update(core, &mut state, &mut deferred);
                 state.connection.wants_output()
             };
-            core.tcp_after(after);
+            core.tcp_run_deferred(deferred);
             if wants {
                 self.send_unless_later(connection);
             }
