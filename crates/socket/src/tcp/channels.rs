@@ -35,7 +35,7 @@ const SHARED_LIMIT: u32 = 1024;
 const TIME_WAIT_LIMIT: u32 = 256;
 /// Frames of one flow in TIME-WAIT: more want an acknowledgment, of which few are
 /// sent.
-const TIME_WAIT_SHARE: u32 = 2;
+const TIME_WAIT_SHARE: u32 = 4;
 /// A flow gets one frame in so many of another channel that it shares.
 const PARTS: u32 = 16;
 /// Frames that may wait for one connection, a queue: a poll's worth of data
