@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::demux::DriverCounters;
 use crate::demux::layout::{Metadata, Protocol};
 use crate::frame::{Frame, FrameMemory};
 
@@ -234,6 +235,8 @@ pub struct Queue {
     pub transmit: Box<dyn Transmit>,
     /// Frames of both halves.
     pub memory: FrameMemory,
+    /// What the driver program counts on it.
+    pub counters: DriverCounters,
     /// Frames that are with nobody yet: the layer above shares them out
     /// between the fill ring and transmission.
     pub frames: Vec<Frame>,

@@ -81,7 +81,7 @@ impl Pair {
             // The clock in the answer may have ticked since the driver's read it.
             // These tables have not seen the frames before this one: a NAPI
             // probe that one of those was would still be due.
-            self.earlier.probe_napi(0, 0, 0);
+            self.earlier.trusted.probe_napi(0, 0, 0);
             let mut copy = bytes.to_vec();
             verdict = drive(&self.earlier, 0, &mut copy, before);
         }
@@ -133,7 +133,7 @@ fn agree_on_the_corpus() {
         .filter(|counter| !elsewhere.contains(counter))
     {
         assert_ne!(
-            pair.tables.counter(0, counter),
+            pair.tables.trusted.counter(0, counter),
             0,
             "the corpus misses {}",
             counter.name()
@@ -144,7 +144,7 @@ fn agree_on_the_corpus() {
             continue;
         }
         assert_ne!(
-            pair.tables.class(0, class).passed,
+            pair.tables.trusted.class(0, class).passed,
             0,
             "the corpus misses {}",
             class.name()
@@ -180,13 +180,20 @@ fn agree_when_nothing_is_set_up() {
         return;
     };
     pair.both(|tables| {
-        tables.set_locals(&[]).unwrap();
-        tables.set_fragment_channel(tidewall_device::demux::ChannelId::NONE);
+        tables.trusted.set_locals(&[]).unwrap();
+        tables
+            .embedded
+            .set_fragment_channel(tidewall_device::demux::ChannelId::NONE);
     });
     pair.run_corpus(|_| ());
     // Local, but orphans are the kernel's.
-    pair.both(|tables| tables.set_locals(&["192.0.2.1".parse().unwrap()]).unwrap());
-    pair.run_corpus(|tables| tables.forget_fragments());
+    pair.both(|tables| {
+        tables
+            .trusted
+            .set_locals(&["192.0.2.1".parse().unwrap()])
+            .unwrap()
+    });
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
 }
 
 #[test]
@@ -196,11 +203,11 @@ fn agree_on_raw_frames_and_the_host_finds_their_channels() {
     };
     let demultiplexed = pair.run_corpus(|_| ());
     pair.both(|tables| {
-        tables.set_raw(true);
-        tables.forget_fragments();
+        tables.trusted.set_raw(true);
+        tables.trusted.forget_fragments();
     });
     let raw = pair.run_corpus(|_| ());
-    assert_ne!(pair.tables.counter(0, Counter::Raw), 0);
+    assert_ne!(pair.tables.trusted.counter(0, Counter::Raw), 0);
     let mut found = 0;
     for ((sample, direct), (_, raw)) in demultiplexed.iter().zip(&raw) {
         let Verdict::Raw(metadata) = raw else {
@@ -208,7 +215,7 @@ fn agree_on_raw_frames_and_the_host_finds_their_channels() {
             continue;
         };
         // Over either kind of tables.
-        for tables in [&pair.tables, &*pair.program.tables()] {
+        for tables in [&pair.tables.embedded, &pair.program.tables().embedded] {
             let host = classify_host(tables, &sample.bytes, metadata);
             match direct {
                 Verdict::Channel(expected) => {
@@ -254,14 +261,17 @@ fn agree_on_napi_probes() {
     let Some(mut pair) = Pair::new("agree_on_napi_probes") else {
         return;
     };
-    let probes = pair.run_corpus(|tables| tables.probe_napi(0, 40_000, 4_242));
+    let probes = pair.run_corpus(|tables| tables.trusted.probe_napi(0, 40_000, 4_242));
     let count = probes
         .iter()
         .filter(|(_, verdict)| *verdict == Verdict::NapiProbe)
         .count();
     assert!(count > 20, "only {count} probes");
-    assert_eq!(pair.tables.counter(0, Counter::NapiProbe), count as u64);
-    pair.both(|tables| tables.probe_napi(0, 0, 0));
+    assert_eq!(
+        pair.tables.trusted.counter(0, Counter::NapiProbe),
+        count as u64
+    );
+    pair.both(|tables| tables.trusted.probe_napi(0, 0, 0));
 }
 
 #[test]
@@ -269,7 +279,7 @@ fn agree_on_tracing_and_the_driver_leaves_records() {
     let Some(mut pair) = Pair::new("agree_on_tracing_and_the_driver_leaves_records") else {
         return;
     };
-    pair.both(|tables| tables.start_trace(u32::MAX));
+    pair.both(|tables| tables.trusted.start_trace(u32::MAX));
     let mut next = 0;
     for sample in corpus() {
         let Some(verdict) = pair.run(&sample.name, &sample.bytes) else {
@@ -318,7 +328,7 @@ fn agree_on_tracing_and_the_driver_leaves_records() {
         }
     }
     // A countdown ends.
-    pair.both(|tables| tables.start_trace(1));
+    pair.both(|tables| tables.trusted.start_trace(1));
     let sample = &corpus()[0];
     pair.run(&sample.name, &sample.bytes);
     pair.run(&sample.name, &sample.bytes);
@@ -330,13 +340,13 @@ fn agree_on_parts_of_shared_channels() {
     let Some(mut pair) = Pair::new("agree_on_parts_of_shared_channels") else {
         return;
     };
-    pair.both(|tables| tables.set_share(SHARE, 1));
-    pair.run_corpus(|tables| tables.forget_fragments());
-    let over = |pair: &Pair| pair.tables.counter(0, Counter::OverShare);
+    pair.both(|tables| tables.embedded.set_share(SHARE, 1));
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
+    let over = |pair: &Pair| pair.tables.trusted.counter(0, Counter::OverShare);
     let first = over(&pair);
     assert_ne!(first, 0);
-    assert!(pair.tables.dropped(0, 6) >= first);
-    pair.run_corpus(|tables| tables.renew_shares(SHARE));
+    assert!(pair.tables.embedded.dropped(0, 6) >= first);
+    pair.run_corpus(|tables| tables.embedded.renew_shares(SHARE));
     assert_eq!(over(&pair), first, "each frame had a part of its own");
 }
 
@@ -352,10 +362,14 @@ fn agree_on_class_limits() {
     }
     pair.both(|tables| {
         for class in Class::ALL {
-            tables.set_class(0, class, ClassLimit::of(1, 3).and_each(1, 2));
+            tables
+                .trusted
+                .set_class(0, class, ClassLimit::of(1, 3).and_each(1, 2));
         }
         // Who knows what sockets this host has.
-        tables.set_class(0, Class::Open, ClassLimit::of(1, 0));
+        tables
+            .trusted
+            .set_class(0, Class::Open, ClassLimit::of(1, 0));
     });
     // Few frames: in a second the driver's buckets would earn more.
     let samples = [
@@ -378,7 +392,7 @@ fn agree_on_class_limits() {
             pair.run(name, &sample.bytes);
         }
         // Between half and one and a half of the burst, and two shares of 2.
-        let counts = pair.tables.class(0, class);
+        let counts = pair.tables.trusted.class(0, class);
         let name = class.name();
         assert!((4..=9).contains(&counts.passed), "{name}: {counts:?}");
         assert_eq!(counts.passed + counts.dropped, 12, "{name}");
@@ -397,11 +411,18 @@ fn agree_on_mutations() {
     while inputs < 1_000_000 && start.elapsed() < Duration::from_secs(4) {
         if inputs.is_multiple_of(1000) {
             // Two caches of the same size need not forget the same entry.
-            pair.both(Tables::forget_fragments);
+            pair.both(|tables| tables.trusted.forget_fragments());
             let raw = random.below(4) == 0;
             pair.both(|tables| {
-                tables.set_raw(raw);
-                tables.tail_add(0, 8, tables.head(0, 8).wrapping_sub(tables.tail(0, 8)));
+                tables.trusted.set_raw(raw);
+                tables.embedded.tail_add(
+                    0,
+                    8,
+                    tables
+                        .embedded
+                        .head(0, 8)
+                        .wrapping_sub(tables.embedded.tail(0, 8)),
+                );
             });
         }
         let sample = &corpus[random.below(corpus.len())];
@@ -409,7 +430,7 @@ fn agree_on_mutations() {
         let mut bytes = sample.bytes.clone();
         mutate(&mut bytes, &other.bytes, &mut random);
         if random.below(64) == 0 {
-            pair.both(|tables| tables.probe_napi(0, 40_000, 4_242));
+            pair.both(|tables| tables.trusted.probe_napi(0, 40_000, 4_242));
         }
         pair.run(&sample.name, &bytes);
         inputs += 1;
@@ -448,21 +469,21 @@ fn without_a_socket_the_channel_is_not_charged() {
     assert_eq!(result.action, PASS);
     assert_eq!(result.frame, sample.bytes);
     let tables = program.tables();
-    assert_eq!(tables.counter(0, Counter::NoSocket), 1);
+    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 1);
     for (name, action) in [("v4-strict-syn", PASS), ("v4-strict-flow-ack", DROP)] {
         let sample = corpus().into_iter().find(|sample| sample.name == name);
         let result = program.test_run(&sample.unwrap().bytes).unwrap();
         assert_eq!(result.action, action, "{name}");
     }
-    assert_eq!(tables.counter(0, Counter::NoSocket), 3);
+    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 3);
     // Nor is a channel open on a queue that came later.
-    tables.set_limit(0, 1, 0);
+    tables.embedded.set_limit(0, 1, 0);
     assert_eq!(program.test_run(&sample.bytes).unwrap().action, PASS);
-    assert_eq!(tables.counter(0, Counter::NoSocket), 4);
-    assert_eq!(tables.counter(0, Counter::ChannelClosed), 0);
+    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 4);
+    assert_eq!(tables.trusted.counter(0, Counter::ChannelClosed), 0);
     assert_eq!(
-        u64::from(tables.head(0, 1)),
-        tables.counter(0, Counter::Channel)
+        u64::from(tables.embedded.head(0, 1)),
+        tables.trusted.counter(0, Counter::Channel)
     );
 }
 
@@ -521,7 +542,7 @@ fn agree_on_cookies_and_their_acknowledgments() {
             assert!((12..15).contains(&metadata.channel_id().index()));
         }
         // One bit off, and it is nobody's: an ACK to be reset, data not.
-        let valid = pair.tables.counter(0, Counter::CookieValid);
+        let valid = pair.tables.trusted.counter(0, Counter::CookieValid);
         for bit in 0..64 {
             let mut forged = ack.clone();
             forged[transport + 4 + bit / 8] ^= 1 << (bit % 8);
@@ -533,10 +554,12 @@ fn agree_on_cookies_and_their_acknowledgments() {
         let counter = Counter::NoConnection;
         let dropped = Some(Verdict::Drop { counter });
         assert_eq!(pair.run(&sample.name, &early), dropped);
-        assert_eq!(pair.tables.counter(0, Counter::CookieValid), valid);
+        assert_eq!(pair.tables.trusted.counter(0, Counter::CookieValid), valid);
         // Taken after the driver stopped answering, refused when all is over.
         let set = |pair: &Pair, mode| {
-            pair.both(|tables| (91..94).for_each(|port| tables.set_cookies(port, mode).unwrap()));
+            pair.both(|tables| {
+                (91..94).for_each(|port| tables.embedded.set_cookies(port, mode).unwrap())
+            });
         };
         set(&pair, CookieMode::Take);
         for (frame, expected) in [(&ack, true), (&sample.bytes, true)] {

@@ -88,8 +88,11 @@ fn answers_and_takes() {
     let tables = device.tables();
     let config = Config::default();
     let locals = SERVERS.map(|server| server.parse::<SocketAddr>().unwrap().ip());
-    tables.set_locals(&locals).unwrap();
-    tables.own_port(Protocol::Tcp, None, PORT, 0).unwrap();
+    tables.trusted.set_locals(&locals).unwrap();
+    tables
+        .trusted
+        .own_port(Protocol::Tcp, None, PORT, 0)
+        .unwrap();
     let channel = ChannelId::new(1, 1);
     let offer = CookieOffer {
         window: config.syn_window(),
@@ -98,19 +101,25 @@ fn answers_and_takes() {
         sack: true,
         ecn: true,
     };
-    tables.set_cookie_parameters(&CookieParameters {
+    tables.embedded.set_cookie_parameters(&CookieParameters {
         key: key(),
         epoch: Duration::ZERO,
         mss: [1460, 1440],
         hop_limit: 64,
     });
-    tables.set_cookie_redirect(redirects());
-    tables.listen_tcp(None, PORT, channel, &offer).unwrap();
-    tables.set_cookies(PORT, CookieMode::Answer).unwrap();
+    tables.embedded.set_cookie_redirect(redirects());
+    tables
+        .embedded
+        .listen_tcp(None, PORT, channel, &offer)
+        .unwrap();
+    tables
+        .embedded
+        .set_cookies(PORT, CookieMode::Answer)
+        .unwrap();
     for queue in 0..device.queues.len() as u32 {
-        tables.set_limit(queue, channel.index(), 64);
+        tables.embedded.set_limit(queue, channel.index(), 64);
         // All acknowledgments are for this test: none is to be a NAPI probe.
-        tables.probe_napi(queue, 0, 0);
+        tables.trusted.probe_napi(queue, 0, 0);
     }
     for queue in &mut device.queues {
         queue.receive.fill(&mut queue.frames);
@@ -170,13 +179,13 @@ fn answers_and_takes() {
     assert_eq!(taken.len(), SERVERS.len());
     let count = |counter| -> u64 {
         (0..device.queues.len() as u32)
-            .map(|queue| tables.counter(queue, counter))
+            .map(|queue| tables.trusted.counter(queue, counter))
             .sum()
     };
     assert!(count(Counter::CookieSent) >= 2);
     assert!(count(Counter::CookieValid) >= 4);
     // The client's resets, when it ends, are of no connection and go nowhere.
-    let class = tables.class(0, Class::NoConnection);
+    let class = tables.trusted.class(0, Class::NoConnection);
     println!(
         "TAKEN, {} of no connection, {class:?}",
         count(Counter::NoConnection)

@@ -75,12 +75,17 @@ fn agree_on_every_prefix() {
 
 #[test]
 fn agree_on_traced_raw_and_limited_frames() {
-    agree(|tables| tables.start_trace(u32::MAX), frames());
-    agree(|tables| tables.set_raw(true), frames());
-    agree(|tables| tables.probe_napi(0, 40_000, 4_242), frames());
+    agree(|tables| tables.trusted.start_trace(u32::MAX), frames());
+    agree(|tables| tables.trusted.set_raw(true), frames());
+    agree(
+        |tables| tables.trusted.probe_napi(0, 40_000, 4_242),
+        frames(),
+    );
     let limited = |tables: &Tables| {
         for class in tidewall_device::demux::layout::Class::ALL {
-            tables.set_class(0, class, ClassLimit::of(10_000, 3).and_each(1_000, 2));
+            tables
+                .trusted
+                .set_class(0, class, ClassLimit::of(10_000, 3).and_each(1_000, 2));
         }
     };
     agree(limited, frames());

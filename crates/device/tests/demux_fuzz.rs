@@ -29,7 +29,7 @@ const ENDS: [Counter; 15] = [
 
 fn counted(tables: &Tables) -> u64 {
     ENDS.into_iter()
-        .map(|counter| tables.counter(0, counter))
+        .map(|counter| tables.trusted.counter(0, counter))
         .sum()
 }
 
@@ -49,13 +49,13 @@ fn check_metadata(metadata: &Metadata, length: usize) {
 
 /// What must hold for any bytes.
 fn check(tables: &Tables, bytes: &[u8]) {
-    let frames = tables.counter(0, Counter::Frames);
+    let frames = tables.trusted.counter(0, Counter::Frames);
     let ends = counted(tables);
-    let orphans = tables.counter(0, Counter::FragmentOrphan);
+    let orphans = tables.trusted.counter(0, Counter::FragmentOrphan);
     let mut frame = bytes.to_vec();
     let verdict = drive(tables, 0, &mut frame, 1_000_000_000);
-    assert_eq!(tables.counter(0, Counter::Frames), frames + 1);
-    let orphan = tables.counter(0, Counter::FragmentOrphan) - orphans;
+    assert_eq!(tables.trusted.counter(0, Counter::Frames), frames + 1);
+    let orphan = tables.trusted.counter(0, Counter::FragmentOrphan) - orphans;
     let moved = counted(tables) - ends;
     let arp = bytes.get(12..14) == Some(&[8, 6]) && bytes[0] & 1 == 0;
     assert!(
@@ -71,18 +71,18 @@ fn check(tables: &Tables, bytes: &[u8]) {
     check_metadata(&metadata, bytes.len());
     assert_eq!(
         metadata.credit,
-        tables.head(0, metadata.channel_id().index())
+        tables.embedded.head(0, metadata.channel_id().index())
     );
     // The host's look-up finds what the driver's found.
-    tables.set_raw(true);
+    tables.trusted.set_raw(true);
     let raw = drive(tables, 0, &mut frame, 1_000_000_000);
-    tables.set_raw(false);
+    tables.trusted.set_raw(false);
     let Verdict::Raw(raw) = raw else {
         panic!("{raw:?} after {verdict:?}")
     };
     check_metadata(&raw, bytes.len());
     assert_eq!(raw.kind(), Some(Kind::Raw));
-    let (channel, found) = classify_host(tables, &frame, &raw).expect("the same channel");
+    let (channel, found) = classify_host(&tables.embedded, &frame, &raw).expect("the same channel");
     assert_eq!(channel, metadata.channel_id());
     assert_eq!(
         found,

@@ -79,8 +79,8 @@ fn icmpv6(from: [u8; 6], message: u8, code: u8, hop_limit: u8) -> Vec<u8> {
 fn tables() -> Tables {
     let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
     let locals = ["192.0.2.1", "2001:db8::1"].map(|address| address.parse().unwrap());
-    tables.set_locals(&locals).unwrap();
-    tables.limit_kernel_frames(false);
+    tables.trusted.set_locals(&locals).unwrap();
+    tables.trusted.limit_kernel_frames(false);
     tables
 }
 
@@ -281,7 +281,7 @@ fn what_the_kernel_has_a_socket_for_passes_beyond_all_shares() {
     }
     assert!(passed["blast"].0 < passed["blast"].1 / 2);
     assert!(passed["none"].0 < passed["none"].1 * 9 / 10);
-    assert!(tables.class(0, Class::Open).passed > 100);
+    assert!(tables.trusted.class(0, Class::Open).passed > 100);
 }
 
 #[test]
@@ -295,8 +295,8 @@ fn neighbour_discovery_from_beyond_the_link_costs_neighbours_nothing() {
     hold(&senders, 4_000);
     let tables = tables();
     play(&tables, &senders, SECOND);
-    assert_eq!(tables.class(0, Class::Neighbour).passed, 50);
-    assert_eq!(tables.class(0, Class::Neighbour).dropped, 0);
+    assert_eq!(tables.trusted.class(0, Class::Neighbour).passed, 50);
+    assert_eq!(tables.trusted.class(0, Class::Neighbour).dropped, 0);
     for (code, hop_limit) in [(1, 255), (0, 254), (0, 0)] {
         let verdict = drive(&tables, 0, &mut icmpv6(ROUTER, 135, code, hop_limit), 0);
         let Verdict::Kernel { class } = verdict else {
@@ -362,7 +362,7 @@ fn a_forwarding_host_gets_what_may_go_on_to_a_container() {
     })];
     let passed = |forwards| {
         let tables = tables();
-        tables.limit_kernel_frames(forwards);
+        tables.trusted.limit_kernel_frames(forwards);
         play(&tables, &offered, SECOND)["udp"]
     };
     assert!(passed(false).0 < 20_000);
@@ -407,9 +407,12 @@ fn resets_of_one_network_say_nothing_of_anothers() {
     };
     let with_listener = || {
         let tables = tables();
-        tables.own_port(Protocol::Tcp, None, 80, 0).unwrap();
+        tables.trusted.own_port(Protocol::Tcp, None, 80, 0).unwrap();
         let channel = ChannelId::new(1, 1);
-        tables.listen_tcp(None, 80, channel, &offer).unwrap();
+        tables
+            .embedded
+            .listen_tcp(None, 80, channel, &offer)
+            .unwrap();
         tables
     };
     let (quiet, busy) = (with_listener(), with_listener());
@@ -433,15 +436,19 @@ fn a_clock_that_steps_back_earns_nothing_and_extremes_do_not_overflow() {
     use tidewall_device::demux::ClassLimit;
     let tables = tables();
     let frame = udp([203, 0, 113, 7], 4_000, 9_999);
-    tables.set_class(0, Class::Udp, ClassLimit::of(10, 3));
+    tables
+        .trusted
+        .set_class(0, Class::Udp, ClassLimit::of(10, 3));
     let at = |now| passed_at_once(&tables, &frame, 100, now);
     assert!((2..=5).contains(&at(1_000 * SECOND)));
     assert_eq!(at(1_000 * SECOND), 0);
     assert_eq!(at(999 * SECOND), 0);
     assert!((2..=5).contains(&at(2_000 * SECOND)));
     let most = ClassLimit::of(u64::MAX, u64::MAX).and_each(u64::MAX, u64::MAX);
-    tables.set_class(0, Class::Udp, most);
+    tables.trusted.set_class(0, Class::Udp, most);
     assert_eq!(at(u64::MAX), 100);
-    tables.set_class(0, Class::Udp, ClassLimit::of(1, 0).and_each(1, u64::MAX));
+    tables
+        .trusted
+        .set_class(0, Class::Udp, ClassLimit::of(1, 0).and_each(1, u64::MAX));
     assert_eq!(at(u64::MAX), 100);
 }

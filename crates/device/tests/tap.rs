@@ -99,13 +99,20 @@ impl Bed {
             "ip address add {KERNEL4}/24 dev {NAME}; ip address add {KERNEL6}/64 dev {NAME} nodad"
         ));
         tap.tables
+            .trusted
             .set_locals(&[HERE4.into(), HERE6.into()])
             .unwrap();
         for protocol in [Protocol::Udp, Protocol::Tcp] {
-            tap.tables.own_port(protocol, None, PORT, 0).unwrap();
-            tap.tables.listen(protocol, None, PORT, CHANNEL).unwrap();
+            tap.tables
+                .trusted
+                .own_port(protocol, None, PORT, 0)
+                .unwrap();
+            tap.tables
+                .embedded
+                .listen(protocol, None, PORT, CHANNEL)
+                .unwrap();
         }
-        tap.tables.set_limit(0, CHANNEL.index(), 512);
+        tap.tables.embedded.set_limit(0, CHANNEL.index(), 512);
         let half = tap.queue.frames.len() / 2;
         let mut fill = tap.queue.frames.split_off(half);
         tap.queue.receive.fill(&mut fill);
@@ -142,7 +149,7 @@ impl Bed {
     }
 
     fn done(&mut self, received: Received) {
-        self.tap.tables.tail_add(0, CHANNEL.index(), 1);
+        self.tap.tables.embedded.tail_add(0, CHANNEL.index(), 1);
         self.tap.queue.receive.fill(&mut vec![received.frame]);
     }
 

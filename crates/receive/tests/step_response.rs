@@ -68,7 +68,7 @@ struct Machine {
     next: u64,
     poller: Poller,
     shared: Arc<Shared>,
-    tables: Arc<Tables>,
+    tables: Tables,
     channel: Channel,
     controller: Controller,
     setting: Setting,
@@ -87,13 +87,21 @@ impl Machine {
         .unwrap();
         let tables = b.tables.clone();
         tables
+            .trusted
             .set_locals(&[Ipv4Addr::new(10, 0, 0, 2).into()])
             .unwrap();
-        tables.own_port(Protocol::Udp, None, PORT, 0).unwrap();
+        tables
+            .trusted
+            .own_port(Protocol::Udp, None, PORT, 0)
+            .unwrap();
         let id = ChannelId::new(1, 1);
-        tables.listen(Protocol::Udp, None, PORT, id).unwrap();
+        tables
+            .embedded
+            .listen(Protocol::Udp, None, PORT, id)
+            .unwrap();
         let queue = b.queues.remove(0);
-        let (mut poller, shared, _transmit, _frames) = poller::open(0, queue, tables.clone(), 16);
+        let (mut poller, shared, _transmit, _frames) =
+            poller::open(0, queue, tables.embedded.clone(), 16);
         let channel = poller.open_channel(id, CHANNEL).unwrap();
         let limits = Limits {
             preempts: true,
@@ -147,14 +155,14 @@ impl Machine {
 
     fn used(&self) -> u32 {
         let number = self.channel.id().index();
-        let head = self.tables.head(0, number);
-        head.wrapping_sub(self.tables.tail(0, number))
+        let head = self.tables.embedded.head(0, number);
+        head.wrapping_sub(self.tables.embedded.tail(0, number))
     }
 
     /// One round of at most Bp frames: several polls, as one takes no more
     /// than [`POLL`], until one finds less than it might have taken.
     fn round(&mut self, interrupted: bool) {
-        let dropped = self.tables.dropped(0, self.channel.id().index());
+        let dropped = self.tables.embedded.dropped(0, self.channel.id().index());
         let budget = self.setting.budget;
         let mut taken = 0;
         while taken < budget {
@@ -169,7 +177,7 @@ impl Machine {
                 break;
             }
         }
-        let overflowed = self.tables.dropped(0, self.channel.id().index()) - dropped;
+        let overflowed = self.tables.embedded.dropped(0, self.channel.id().index()) - dropped;
         let round = Round {
             frames: taken,
             exhausted: taken == budget,
@@ -196,6 +204,7 @@ impl Machine {
         let counters = self.link.end_counters(Side::B);
         let driven = self
             .tables
+            .trusted
             .counter(0, tidewall_device::demux::layout::Counter::Frames);
         counters.arrived > driven
     }

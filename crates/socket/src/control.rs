@@ -198,7 +198,7 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
     let mut found = Vec::new();
     // What a trace that was given up may have left in the ring.
     lock(device).program.traces().for_each(drop);
-    core.tables.start_trace(frames);
+    core.trusted.start_trace(frames);
     let end = Instant::now() + TRACE_TIME;
     while found.len() < frames as usize && Instant::now() < end && !stop.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(5));
@@ -221,7 +221,7 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
             }
         }));
     }
-    core.tables.start_trace(0);
+    core.trusted.start_trace(0);
     // Let the last frame reach its socket.
     std::thread::sleep(Duration::from_millis(20));
     Trace {

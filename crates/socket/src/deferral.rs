@@ -128,12 +128,12 @@ impl DeferralWatch {
 fn frames(core: &Core) -> [u64; 2] {
     let mut sums = [0u64; 2];
     for queue in &core.queues {
-        let queue = queue.shared.queue();
+        let driver = queue.shared.driver();
         for counter in [Counter::Channel, Counter::ChannelFull] {
-            sums[0] = sums[0].wrapping_add(core.tables.counter(queue, counter));
+            sums[0] = sums[0].wrapping_add(driver.counter(counter));
         }
         for class in Class::ALL {
-            sums[1] = sums[1].wrapping_add(core.tables.class(queue, class).passed);
+            sums[1] = sums[1].wrapping_add(driver.class(class).passed);
         }
     }
     sums

@@ -227,9 +227,9 @@ impl LinkWatch {
 }
 
 fn frames_met(core: &Core) -> u64 {
-    let queues = core.queues.iter().map(|queue| queue.shared.queue());
-    queues.fold(0, |sum, queue| {
-        sum.wrapping_add(core.tables.counter(queue, Counter::Frames))
+    let queues = core.queues.iter().map(|queue| queue.shared.driver());
+    queues.fold(0, |sum, driver| {
+        sum.wrapping_add(driver.counter(Counter::Frames))
     })
 }
 

@@ -488,7 +488,7 @@ impl StackSnapshot {
                     .map(|counter| {
                         (
                             counter.name().to_owned(),
-                            core.tables.counter(number, *counter),
+                            queue.shared.driver().counter(*counter),
                         )
                     })
                     .filter(|(_, count)| *count > 0)
@@ -496,7 +496,7 @@ impl StackSnapshot {
                 kernel: Class::ALL
                     .iter()
                     .map(|class| {
-                        let counts = core.tables.class(number, *class);
+                        let counts = queue.shared.driver().class(*class);
                         (class.name().to_owned(), (counts.passed, counts.dropped))
                     })
                     .collect(),

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::demux::Tables;
 use crate::demux::layout::QUEUES;
+use crate::demux::{EMBEDDED_APPLICATION, Tables};
 use crate::ethtool::{self, Coalescing, Features, Filters, NtupleRule, Steering};
 use crate::queue::{FLUSH_TIMEOUT, FLUSH_TIMEOUT_MAX, InterruptModeration, Queue};
 use crate::raw::syscall;
@@ -37,9 +37,6 @@ pub use napi::HELPER_PORTS;
 pub use program::Program;
 pub use socket::{open_transmitter, receivable};
 pub use syn_limit::SynLimit;
-
-/// The application number of an embedded stack, which is alone on its device.
-pub const EMBEDDED_APPLICATION: u16 = 0;
 
 /// How to open a device.
 #[derive(Clone, Debug)]
@@ -214,7 +211,7 @@ impl AfXdp {
                 queue,
                 config,
                 mode,
-                &tables,
+                &tables.trusted,
                 timer.clone(),
                 input.clone(),
             )?;
@@ -282,7 +279,7 @@ impl AfXdp {
     }
 
     /// The demux tables.
-    pub fn tables(&self) -> Arc<Tables> {
+    pub fn tables(&self) -> Tables {
         self.program.tables()
     }
 }

@@ -40,8 +40,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::input::{self, KernelInput};
-use crate::demux::Tables;
 use crate::demux::layout::{Counter, Protocol};
+use crate::demux::{DriverCounters, TrustedTables};
 use crate::forked::Unshared;
 use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
 use crate::raw::syscall;
@@ -250,7 +250,8 @@ fn any_port(other: u16) -> u16 {
 
 /// The poll of one queue.
 pub(crate) struct Napi {
-    tables: Arc<Tables>,
+    tables: Arc<TrustedTables>,
+    counters: DriverCounters,
     queue: u32,
     masked: Helper,
     armed: Helper,
@@ -273,13 +274,14 @@ impl Napi {
     /// # Errors
     /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
     pub(crate) fn new(
-        tables: Arc<Tables>,
+        tables: Arc<TrustedTables>,
         queue: u32,
         socket: Arc<Unshared<OwnedFd>>,
         input: Option<Arc<KernelInput>>,
     ) -> io::Result<Self> {
         let half = POLL_MAX / 2;
         Ok(Napi {
+            counters: tables.counters(queue),
             tables,
             queue,
             masked: Helper::new(true, half as i32)?,
@@ -400,7 +402,7 @@ impl Napi {
             }
             _ => helper.socket.as_fd(),
         };
-        let frames = || self.tables.counter(self.queue, Counter::Frames);
+        let frames = || self.counters.counter(Counter::Frames);
         let before = frames();
         syscall::poke_receive(socket)?;
         let after = frames();
@@ -534,7 +536,7 @@ impl Napi {
     }
 
     fn owned_frames(&self) -> u64 {
-        let count = |counter| self.tables.counter(self.queue, counter);
+        let count = |counter| self.counters.counter(counter);
         count(Counter::Channel) + count(Counter::Raw)
     }
 }

@@ -13,13 +13,10 @@ use aya::{Ebpf, EbpfLoader};
 use zerocopy::FromBytes;
 
 use crate::capabilities::{self, Set};
-use crate::demux::layout::{
-    APPLICATIONS, Application, Device, METADATA_LENGTH, Metadata, QUEUES, TraceRecord,
-};
-use crate::demux::{KernelMaps, Memory, Tables};
+use crate::demux::layout::{APPLICATIONS, METADATA_LENGTH, Metadata, QUEUES, TraceRecord};
+use crate::demux::{ApplicationTables, EMBEDDED_APPLICATION, KernelMaps, Tables, TrustedTables};
 use crate::forked::Unshared;
 use crate::netdev::{Netdev, XDP_BASIC};
-use crate::raw::mapping::Mapping;
 use crate::raw::syscall;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
@@ -33,9 +30,10 @@ pub struct Program {
     // Detaches first: no frame may meet the program without its sockets.
     link: Option<Unshared<OwnedFd>>,
     loaded: Ebpf,
-    tables: Arc<Tables>,
+    tables: Tables,
     sockets: XskMap<MapData>,
     traces: Traces,
+    embedded: MapData,
     // The outer map keeps the application's tables reachable for the program.
     _applications: ArrayOfMaps<MapData, MapData>,
 }
@@ -129,20 +127,16 @@ impl Program {
             .try_into()
             .map_err(|error| describe("open map applications", error))?;
         applications
-            .set(u32::from(super::EMBEDDED_APPLICATION), &embedded, 0)
+            .set(u32::from(EMBEDDED_APPLICATION), &embedded, 0)
             .map_err(|error| describe("enter the application's tables", error))?;
-        let memory = Memory::mapped(
-            Mapping::of_fd(device.fd().as_fd(), page_round(size_of::<Device>()), 0)?,
-            Mapping::of_fd(
-                embedded.fd().as_fd(),
-                page_round(size_of::<Application>()),
-                0,
-            )?,
-        )?;
         let owners = HashMap::try_from(take(&mut loaded, "owners")?)
             .map_err(|error| describe("open map owners", error))?;
         let fragments = HashMap::try_from(take(&mut loaded, "fragments")?)
             .map_err(|error| describe("open map fragments", error))?;
+        let maps = KernelMaps { owners, fragments };
+        let trusted = TrustedTables::of_maps(device.fd().as_fd(), maps, hash_key)?;
+        let application =
+            ApplicationTables::of_map(embedded.fd().as_fd(), EMBEDDED_APPLICATION, hash_key)?;
         let sockets = XskMap::try_from(take(&mut loaded, "sockets")?)
             .map_err(|error| describe("open map sockets", error))?;
         let ring = RingBuf::try_from(take(&mut loaded, "traces")?)
@@ -150,13 +144,13 @@ impl Program {
         Ok(Program {
             link: None,
             loaded,
-            tables: Arc::new(Tables::in_kernel(
-                memory,
-                KernelMaps { owners, fragments },
-                hash_key,
-            )),
+            tables: Tables {
+                trusted: Arc::new(trusted),
+                embedded: Arc::new(application),
+            },
             sockets,
             traces: Traces { ring },
+            embedded,
             _applications: applications,
         })
     }
@@ -199,8 +193,15 @@ impl Program {
     }
 
     /// The demux tables.
-    pub fn tables(&self) -> Arc<Tables> {
+    pub fn tables(&self) -> Tables {
         self.tables.clone()
+    }
+
+    /// The map of the embedded application's tables, which is all that
+    /// [`ApplicationTables::of_map`] needs in another process. None of the trusted level's
+    /// maps can be reached by it.
+    pub fn embedded(&self) -> BorrowedFd<'_> {
+        self.embedded.fd().as_fd()
     }
 
     /// Sets the AF_XDP socket that gets an application's frames of a queue. The
@@ -225,7 +226,7 @@ impl Program {
             .map_err(|error| describe("enter an AF_XDP socket", error))
     }
 
-    /// Records of frames sampled since [`Tables::start_trace`].
+    /// Records of frames sampled since [`TrustedTables::start_trace`].
     pub fn traces(&mut self) -> &mut Traces {
         &mut self.traces
     }
@@ -343,11 +344,6 @@ fn array(loaded: &mut Ebpf, name: &str) -> io::Result<MapData> {
         Map::Array(map) => Ok(map),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
-}
-
-/// The kernel maps whole pages of an array.
-fn page_round(length: usize) -> usize {
-    length.next_multiple_of(4096)
 }
 
 /// Why the kernel refused the driver program or what belongs to it.

@@ -10,8 +10,8 @@ use super::input::KernelInput;
 use super::napi::Napi;
 use super::{Config, FlushTimer, XdpMode};
 use crate::capabilities;
-use crate::demux::Tables;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
+use crate::demux::{DriverCounters, TrustedTables};
 use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
 use crate::queue::{
@@ -265,7 +265,7 @@ pub(super) fn open(
     queue: u32,
     config: &Config,
     mode: XdpMode,
-    tables: &Arc<Tables>,
+    tables: &Arc<TrustedTables>,
     timer: Option<FlushTimer>,
     input: Option<Arc<KernelInput>>,
 ) -> io::Result<Opened> {
@@ -301,8 +301,7 @@ pub(super) fn open(
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
             frame_shift: frame_shift(&memory),
-            tables: tables.clone(),
-            queue,
+            counters: tables.counters(queue),
             memory: memory.clone(),
             fill,
             receive,
@@ -312,6 +311,7 @@ pub(super) fn open(
         transmit: Box::new(transmit),
         frames,
         memory,
+        counters: tables.counters(queue),
     };
     Ok(Opened {
         fd,
@@ -340,8 +340,7 @@ pub fn open_transmitter(
 struct ReceiveHalf {
     fd: Arc<Unshared<OwnedFd>>,
     frame_shift: u32,
-    tables: Arc<Tables>,
-    queue: u32,
+    counters: DriverCounters,
     memory: FrameMemory,
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
@@ -360,7 +359,7 @@ impl Receive for ReceiveHalf {
     fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let count = self.receive.available(limit).min(limit);
-        let in_frame = if count > 0 && self.tables.metadata_in_frame(self.queue) {
+        let in_frame = if count > 0 && self.counters.metadata_in_frame() {
             METADATA_LENGTH as u16
         } else {
             0

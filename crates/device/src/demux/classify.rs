@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::drive::{find_channel, find_listener};
 use super::headers::{Datagram, ICMP, ICMPV6, NETWORK, Part, TCP, UDP, parse_v4, parse_v6, read};
 use super::layout::{Kind, Metadata};
-use super::{ChannelId, Tables};
+use super::{ApplicationTables, ChannelId};
 
 /// Finds the channel of a frame that came as [`Kind::Raw`]: the same look-up as
 /// the driver program's, without its account of the channel. Returns the
@@ -14,7 +14,7 @@ use super::{ChannelId, Tables};
 /// credit of 0. `None` when no channel is for it, or the frame does not bear
 /// out what the metadata says.
 pub fn classify_host(
-    tables: &Tables,
+    tables: &ApplicationTables,
     frame: &[u8],
     metadata: &Metadata,
 ) -> Option<(ChannelId, Metadata)> {
@@ -41,7 +41,7 @@ pub fn classify_host(
     };
     let (kind, channel) = match (datagram.part, protocol, version) {
         (Part::Later, ..) => {
-            let channel = tables.application().fragment_channel.load(Relaxed);
+            let channel = tables.map().fragment_channel.load(Relaxed);
             (Kind::Fragment, ChannelId::from_value(channel))
         }
         (part, UDP | TCP, _) if transport + header <= end => {

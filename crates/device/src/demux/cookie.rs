@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use tidewall_wire::checksum::Sum;
 use tidewall_wire::tcp::{self, Flags, Packet, Timestamps};
 
-use super::Tables;
+use super::ApplicationTables;
 use super::drive::{find_listener, port_index};
 use super::headers::{Datagram, Ends, NETWORK, Part, TCP, cookie_hash, read};
 use super::layout::{
@@ -58,7 +58,7 @@ pub(super) enum Strict {
 }
 
 pub(super) fn strict(
-    tables: &Tables,
+    tables: &ApplicationTables,
     frame: &[u8],
     datagram: &Datagram,
     ends: &Ends,
@@ -68,7 +68,7 @@ pub(super) fn strict(
         reset: false,
         checked: false,
     };
-    let application = tables.application();
+    let application = tables.map();
     let (Some(listener), Some(header)) = (
         application.listeners.get(port_index(ends)),
         read::<{ tcp::HEADER_LEN }>(frame, datagram.transport),

@@ -18,10 +18,7 @@ use super::layout::{
     LOCAL_PROBES, LOCALS, Metadata, OVER_SHARE, OWNER_ANY, OWNER_APPLICATION, OWNER_BY_ADDRESS,
     OwnerKey, Queue,
 };
-use super::{ChannelId, Tables};
-
-/// The application whose tables [`Tables`] maps.
-const EMBEDDED: u32 = 0;
+use super::{ApplicationTables, ChannelId, Tables};
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +50,7 @@ pub enum Verdict {
 /// rewrites a NAPI probe's port in `frame`. One caller at a time for
 /// each queue. A queue that the tables do not have is the kernel's.
 pub fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verdict {
-    let Some(counts) = tables.queue(queue) else {
+    let Some(counts) = tables.trusted.queue(queue) else {
         return Verdict::Kernel {
             class: Class::Other,
         };
@@ -130,7 +127,7 @@ impl Driver<'_> {
             return Err(self.kernel(Counter::NotLocal, Class::Forwarded, frame));
         }
         let (owner, kind, ends) = self.owner(frame, &datagram)?;
-        if owner != EMBEDDED {
+        if owner != u32::from(tables.embedded.number()) {
             return Err(self.datagram_to_kernel(Counter::Unowned, frame, &datagram));
         }
         let probe = control
@@ -157,11 +154,11 @@ impl Driver<'_> {
         }
         let channel = match ends {
             Some(ends) => {
-                let strict = kind != Kind::IcmpError && is_strict(tables, &ends);
+                let strict = kind != Kind::IcmpError && is_strict(&tables.embedded, &ends);
                 let channel = if strict {
                     self.strict(frame, &datagram, &ends)?
                 } else {
-                    find_channel(tables, &ends)
+                    find_channel(&tables.embedded, &ends)
                 };
                 if channel.is_none() {
                     return Err(self.datagram_to_kernel(Counter::Unowned, frame, &datagram));
@@ -183,21 +180,22 @@ impl Driver<'_> {
 
     /// Channel of a segment at a strict port.
     fn strict(&self, frame: &[u8], datagram: &Datagram, ends: &Ends) -> Result<ChannelId, Verdict> {
-        let (reset, checked) = match strict(self.tables, frame, datagram, ends, self.now_ns) {
-            Strict::Channel(channel) => return Ok(channel),
-            Strict::Cookie(channel) => {
-                self.count(Counter::CookieValid);
-                if !channel.is_none() {
-                    return Ok(channel);
+        let (reset, checked) =
+            match strict(&self.tables.embedded, frame, datagram, ends, self.now_ns) {
+                Strict::Channel(channel) => return Ok(channel),
+                Strict::Cookie(channel) => {
+                    self.count(Counter::CookieValid);
+                    if !channel.is_none() {
+                        return Ok(channel);
+                    }
+                    (true, false)
                 }
-                (true, false)
-            }
-            Strict::Answered(answer) => {
-                self.count(Counter::CookieSent);
-                return Err(Verdict::Answered(answer));
-            }
-            Strict::NoConnection { reset, checked } => (reset, checked),
-        };
+                Strict::Answered(answer) => {
+                    self.count(Counter::CookieSent);
+                    return Err(Verdict::Answered(answer));
+                }
+                Strict::NoConnection { reset, checked } => (reset, checked),
+            };
         if checked {
             self.count(Counter::CookieFailed);
         }
@@ -248,7 +246,10 @@ impl Driver<'_> {
         let tables = self.tables;
         let unowned = || Err(self.datagram_to_kernel(Counter::Unowned, frame, datagram));
         if datagram.part == Part::Later {
-            let owner = match tables.fragment_decision(&fragment_key(frame, datagram)) {
+            let owner = match tables
+                .trusted
+                .fragment_decision(&fragment_key(frame, datagram))
+            {
                 Some(0) => return unowned(),
                 Some(decision) => decision - 1,
                 None => {
@@ -268,7 +269,9 @@ impl Driver<'_> {
         let first = datagram.part == Part::First;
         let decide = |decision: u32| {
             if first {
-                tables.decide_fragments(fragment_key(frame, datagram), decision);
+                tables
+                    .trusted
+                    .decide_fragments(fragment_key(frame, datagram), decision);
             }
         };
         match (datagram.protocol, datagram.version) {
@@ -382,14 +385,18 @@ impl Driver<'_> {
     fn admit(&self, channel: ChannelId) -> Result<u32, Counter> {
         let index = channel.index();
         if channel.value() & OVER_SHARE != 0 {
-            if let Some(driver) = self.tables.driver(self.queue, index % CHANNELS as u16) {
+            if let Some(driver) = self
+                .tables
+                .embedded
+                .driver(self.queue, index % CHANNELS as u16)
+            {
                 add_one(&driver.dropped);
             }
             return Err(Counter::OverShare);
         }
         let (Some(bounds), Some(driver)) = (
-            self.tables.channel(self.queue, index),
-            self.tables.driver(self.queue, index),
+            self.tables.embedded.channel(self.queue, index),
+            self.tables.embedded.driver(self.queue, index),
         ) else {
             return Err(Counter::ChannelClosed);
         };
@@ -447,21 +454,21 @@ fn find_owner(tables: &Tables, ends: &Ends) -> Option<u32> {
         }
         key[16..18].copy_from_slice(&ends.local_port.to_be_bytes());
         key[18] = ends.protocol;
-        if let Some(owner) = tables.owner_by_address(&key) {
+        if let Some(owner) = tables.trusted.owner_by_address(&key) {
             return Some(owner);
         }
     }
     (entry & OWNER_ANY != 0).then_some((entry & OWNER_APPLICATION).wrapping_sub(1))
 }
 
-fn is_strict(tables: &Tables, ends: &Ends) -> bool {
-    let listener = tables.application().listeners.get(port_index(ends));
+fn is_strict(tables: &ApplicationTables, ends: &Ends) -> bool {
+    let listener = tables.map().listeners.get(port_index(ends));
     listener.is_some_and(|listener| listener.flags.load(Acquire) & LISTEN_TCP_STRICT != 0)
 }
 
 /// Channel of a flow: exact, then, but for a strict port, whoever listens.
-pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
-    let Some(listener) = tables.application().listeners.get(port_index(ends)) else {
+pub(super) fn find_channel(tables: &ApplicationTables, ends: &Ends) -> ChannelId {
+    let Some(listener) = tables.map().listeners.get(port_index(ends)) else {
         return ChannelId::NONE;
     };
     let flags = listener.flags.load(Acquire);
@@ -478,8 +485,8 @@ pub(super) fn find_channel(tables: &Tables, ends: &Ends) -> ChannelId {
 }
 
 /// Channel of whoever listens: by local address, then any address.
-pub(super) fn find_listener(tables: &Tables, ends: &Ends) -> ChannelId {
-    let Some(listener) = tables.application().listeners.get(port_index(ends)) else {
+pub(super) fn find_listener(tables: &ApplicationTables, ends: &Ends) -> ChannelId {
+    let Some(listener) = tables.map().listeners.get(port_index(ends)) else {
         return ChannelId::NONE;
     };
     if listener.flags.load(Acquire) & LISTEN_LOCAL != 0 {

@@ -6,16 +6,17 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
 
+use super::application::check;
 use super::headers::{Ends, flow_hash, flow_tag};
 use super::layout::{
     FLOW_BUCKETS, FLOW_WAYS, FlowEntry, LISTEN_CONNECTED, OVER_SHARE, Protocol, SHARE, SHARE_SHIFT,
     SHARES, Share,
 };
 use super::maps::no_room;
-use super::tables::{check, invalid, port_index};
-use super::{ChannelId, Tables};
+use super::tables::{invalid, port_index};
+use super::{ApplicationTables, ChannelId};
 
-impl Tables {
+impl ApplicationTables {
     /// Sends what comes from `remote` to `local` to a channel. Replaces what
     /// was there.
     ///
@@ -32,11 +33,11 @@ impl Tables {
         self.connect_sharing(protocol, local, remote, channel, 0)
     }
 
-    /// As [`Tables::connect`], with no more than a part of the channel, as
-    /// [`Tables::set_share`] has it for `share`; 0 is all of it.
+    /// As [`ApplicationTables::connect`], with no more than a part of the channel, as
+    /// [`ApplicationTables::set_share`] has it for `share`; 0 is all of it.
     ///
     /// # Errors
-    /// As [`Tables::connect`]; EINVAL for a share over [`SHARES`].
+    /// As [`ApplicationTables::connect`]; EINVAL for a share over [`SHARES`].
     pub fn connect_sharing(
         &self,
         protocol: Protocol,
@@ -62,7 +63,7 @@ impl Tables {
         )
     }
 
-    /// Undoes [`Tables::connect`]. Nothing happens when there was no such flow.
+    /// Undoes [`ApplicationTables::connect`]. Nothing happens when there was no such flow.
     pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
         self.remove_flow(
             &Ends::connected(local, remote, protocol as u8),
@@ -77,7 +78,7 @@ impl Tables {
 
     /// A connected flow of `channel`, its local end and its remote one, that has
     /// a place which a flow from `remote` to `local` could have: what may go when
-    /// [`Tables::connect`] finds no room.
+    /// [`ApplicationTables::connect`] finds no room.
     pub fn replaceable(
         &self,
         protocol: Protocol,
@@ -102,11 +103,11 @@ impl Tables {
 
     fn share(&self, share: u8) -> Option<&Share> {
         let place = share.checked_sub(1)?;
-        self.application().shares.get(usize::from(place))
+        self.map().shares.get(usize::from(place))
     }
 
     /// Says how many frames of each flow that was entered with `share` a channel
-    /// gets until [`Tables::renew_shares`]: the rest is dropped
+    /// gets until [`ApplicationTables::renew_shares`]: the rest is dropped
     /// ([`Counter::OverShare`]). 0 is no bound. Nothing happens for a share that is
     /// not among 1 to [`SHARES`].
     ///
@@ -153,7 +154,7 @@ impl Tables {
     /// The places that a flow may have: those of two buckets, one by either
     /// half of its hash, each with its tag.
     fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[FlowEntry]); 2] {
-        let application = self.application();
+        let application = self.map();
         [hash, hash >> 32].map(|half| {
             let bucket = half as usize % FLOW_BUCKETS;
             let tags = application.tags.get(bucket).map(<[_; FLOW_WAYS]>::as_slice);
@@ -261,7 +262,7 @@ impl Tables {
     }
 
     /// Channel of an exact entry of the flow table; see
-    /// [`Tables::within_share`].
+    /// [`ApplicationTables::within_share`].
     pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
         let hash = flow_hash(self.hash_key, ends);
         let tag = flow_tag(hash);

@@ -6,7 +6,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::Tables;
+use super::TrustedTables;
 use super::drive::{Driver, Verdict, add_one};
 use super::headers::{
     Datagram, HOP_BY_HOP, ICMP, ICMPV6, IGMP, NETWORK, Part, TCP, UDP, V6_HEADER, read, read_u8,
@@ -105,11 +105,10 @@ pub struct ClassCounts {
     pub dropped: u64,
 }
 
-impl Tables {
+impl TrustedTables {
     /// Bounds a class of kernel-bound frames on a queue. Rates are clamped to
     /// 2^30 - 1 a second, bursts to 2^32 - 1.
     pub fn set_class(&self, queue: u32, class: Class, limit: ClassLimit) {
-        let _state = self.state();
         let Some(bucket) = self.bucket(queue, class) else {
             return;
         };
@@ -145,15 +144,6 @@ impl Tables {
 
     fn bucket(&self, queue: u32, class: Class) -> Option<&ClassBucket> {
         self.queue(queue)?.classes.get(class as usize)
-    }
-
-    /// What happened to kernel-bound frames of a class on a queue.
-    pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
-        self.bucket(queue, class)
-            .map_or(ClassCounts::default(), |bucket| ClassCounts {
-                passed: bucket.passed.load(Relaxed),
-                dropped: bucket.dropped.load(Relaxed),
-            })
     }
 }
 
@@ -229,7 +219,7 @@ impl Driver<'_> {
     }
 
     fn hash(&self, words: [u64; 3]) -> u64 {
-        siphash::<1, 3>(self.tables.hash_key(), words)
+        siphash::<1, 3>(self.tables.trusted.hash_key(), words)
     }
 
     fn has_token(&self, bucket: &ClassBucket, class: Class) -> bool {

@@ -10,7 +10,7 @@ use super::layout::{
     LISTEN_SCALE_SHIFT, LISTEN_TCP_STRICT, LISTEN_TIMESTAMPS, LISTEN_WINDOW_SHIFT, Protocol,
 };
 use super::tables::invalid;
-use super::{ChannelId, Tables};
+use super::{ApplicationTables, ChannelId};
 
 /// What a cookie answer offers, as the listener's own SYN-ACKs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +56,9 @@ pub struct CookieParameters {
     pub hop_limit: u8,
 }
 
-impl Tables {
-    /// As [`Tables::listen`] for TCP, and makes the port strict: from now on a
-    /// segment reaches a channel only as a flow's ([`Tables::connect`]), as a
+impl ApplicationTables {
+    /// As [`ApplicationTables::listen`] for TCP, and makes the port strict: from now on a
+    /// segment reaches a channel only as a flow's ([`ApplicationTables::connect`]), as a
     /// SYN, or as the ACK of a valid cookie; the last two go to `channel`. Of
     /// the rest, ACKs go to the kernel within the rate of
     /// [`super::layout::Class::NoConnection`], so that its listening socket
@@ -69,7 +69,7 @@ impl Tables {
     /// own.
     ///
     /// # Errors
-    /// As [`Tables::listen`]; EINVAL for a window scale over 14.
+    /// As [`ApplicationTables::listen`]; EINVAL for a window scale over 14.
     pub fn listen_tcp(
         &self,
         address: Option<IpAddr>,
@@ -99,7 +99,7 @@ impl Tables {
         self.change_flags(port, keep, flags)
     }
 
-    /// Undoes [`Tables::listen_tcp`]. With the last listener goes what it set;
+    /// Undoes [`ApplicationTables::listen_tcp`]. With the last listener goes what it set;
     /// flows stay.
     pub fn unlisten_tcp(&self, address: Option<IpAddr>, port: u16) {
         self.unlisten(Protocol::Tcp, address, port);
@@ -116,19 +116,19 @@ impl Tables {
     }
 
     /// Says what the driver does about SYN cookies at a port that
-    /// [`Tables::listen_tcp`] made strict.
+    /// [`ApplicationTables::listen_tcp`] made strict.
     ///
     /// On veth an answer reaches the peer only if that end has an XDP program of
     /// its own, such as one that passes everything, or GRO on and
-    /// [`Tables::set_cookie_redirect`] here. Otherwise the kernel drops it, or
+    /// [`ApplicationTables::set_cookie_redirect`] here. Otherwise the kernel drops it, or
     /// leaves it in a ring until something else wakes its reader, and says
     /// nothing: no client gets in. Devices with a wire need nothing.
     ///
     /// # Errors
     /// EINVAL for port 0, and when there is no key
-    /// ([`Tables::set_cookie_parameters`]).
+    /// ([`ApplicationTables::set_cookie_parameters`]).
     pub fn set_cookies(&self, port: u16, mode: CookieMode) -> io::Result<()> {
-        let key = &self.application().cookies.key;
+        let key = &self.map().cookies.key;
         if mode != CookieMode::Off && key.iter().all(|word| word.load(Relaxed) == 0) {
             return Err(invalid("no cookie key"));
         }
@@ -143,7 +143,7 @@ impl Tables {
     /// Sets what cookies are made of; those sent before are void.
     pub fn set_cookie_parameters(&self, parameters: &CookieParameters) {
         let _state = self.state();
-        let cookies = &self.application().cookies;
+        let cookies = &self.map().cookies;
         let (halves, _) = parameters.key.as_chunks::<8>();
         for (place, half) in cookies.key.iter().zip(halves) {
             // As the memory of the C side: SipHash reads little-endian.
@@ -162,7 +162,7 @@ impl Tables {
     /// on (`ethtool -K PEER gro on`) as well as one with an XDP program; other
     /// devices may lack the queues for it.
     pub fn set_cookie_redirect(&self, redirect: bool) {
-        let cookies = &self.application().cookies;
+        let cookies = &self.map().cookies;
         cookies.redirect.store(redirect.into(), Release);
     }
 
@@ -176,5 +176,5 @@ impl Tables {
     }
 }
 
-/// The flags that [`Tables::listen`] and [`Tables::connect`] look after.
+/// The flags that [`ApplicationTables::listen`] and [`ApplicationTables::connect`] look after.
 const OTHERS: u32 = LISTEN_LOCAL | super::layout::LISTEN_CONNECTED;

@@ -1,5 +1,4 @@
-//! The demux's hash maps, in the kernel or on the heap, and the counts that the
-//! tables' mutex guards with them.
+//! The trusted level's hash maps, in the kernel or on the heap.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,13 +9,15 @@ use super::layout::{FRAGMENTS, FragmentKey, OWNERS, OwnerKey};
 
 /// Hash maps of the driver program, reached by system calls.
 #[derive(Debug)]
-pub(crate) struct KernelMaps {
-    pub(crate) owners: aya::maps::HashMap<MapData, OwnerKey, u32>,
-    pub(crate) fragments: aya::maps::HashMap<MapData, FragmentKey, u32>,
+pub struct KernelMaps {
+    /// Its map `owners`.
+    pub owners: aya::maps::HashMap<MapData, OwnerKey, u32>,
+    /// Its map `fragments`.
+    pub fragments: aya::maps::HashMap<MapData, FragmentKey, u32>,
 }
 
 #[derive(Debug)]
-enum Maps {
+pub(super) enum Maps {
     Kernel(KernelMaps),
     Heap {
         owners: HashMap<OwnerKey, u32>,
@@ -24,22 +25,10 @@ enum Maps {
     },
 }
 
-/// What the mutex guards: the hash maps, and how many entries stand behind
-/// each flag of a port, so that flags can be taken back.
-#[derive(Debug)]
-pub(super) struct State {
-    maps: Maps,
-    pub(super) owned_addresses: HashMap<usize, u32>,
-    /// Entries in `flows` by port: for one address, connected.
-    pub(super) flows: HashMap<usize, [u32; 2]>,
-    /// Entries in `flows`.
-    pub(super) entries: usize,
-}
-
 /// A bounded map that forgets the least recently used entry, as
 /// BPF_MAP_TYPE_LRU_HASH does.
 #[derive(Debug, Default)]
-struct RecentFragments {
+pub(super) struct RecentFragments {
     entries: HashMap<FragmentKey, (u32, u64)>,
     clock: u64,
 }
@@ -77,41 +66,30 @@ fn kernel_error(error: aya::maps::MapError) -> io::Error {
     }
 }
 
-impl State {
+impl Maps {
     pub(super) fn on_the_heap() -> Self {
-        let (owners, fragments) = (HashMap::new(), RecentFragments::default());
-        Self::of(Maps::Heap { owners, fragments })
-    }
-
-    pub(super) fn in_kernel(maps: KernelMaps) -> Self {
-        Self::of(Maps::Kernel(maps))
-    }
-
-    fn of(maps: Maps) -> Self {
-        State {
-            maps,
-            owned_addresses: HashMap::new(),
-            flows: HashMap::new(),
-            entries: 0,
+        Maps::Heap {
+            owners: HashMap::new(),
+            fragments: RecentFragments::default(),
         }
     }
 
     pub(super) fn owner(&self, key: &OwnerKey) -> Option<u32> {
-        match &self.maps {
+        match self {
             Maps::Kernel(maps) => maps.owners.get(key, 0).ok(),
             Maps::Heap { owners, .. } => owners.get(key).copied(),
         }
     }
 
     pub(super) fn decision(&mut self, key: &FragmentKey) -> Option<u32> {
-        match &mut self.maps {
+        match self {
             Maps::Kernel(maps) => maps.fragments.get(key, 0).ok(),
             Maps::Heap { fragments, .. } => fragments.get(key),
         }
     }
 
     pub(super) fn decide(&mut self, key: FragmentKey, decision: u32) {
-        match &mut self.maps {
+        match self {
             // A full table forgets: later fragments become orphans.
             Maps::Kernel(maps) => drop(maps.fragments.insert(key, decision, 0)),
             Maps::Heap { fragments, .. } => fragments.insert(key, decision),
@@ -119,7 +97,7 @@ impl State {
     }
 
     pub(super) fn forget_fragments(&mut self) {
-        match &mut self.maps {
+        match self {
             Maps::Kernel(maps) => {
                 let keys: Vec<FragmentKey> = maps.fragments.keys().flatten().collect();
                 for key in keys {
@@ -133,7 +111,7 @@ impl State {
 
     /// True if the key is new.
     pub(super) fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
-        match &mut self.maps {
+        match self {
             Maps::Kernel(maps) => {
                 let new = maps.owners.get(&key, 0).is_err();
                 maps.owners
@@ -160,7 +138,7 @@ impl State {
 
     /// True if the key was there.
     pub(super) fn remove_owner(&mut self, key: &OwnerKey) -> io::Result<bool> {
-        match &mut self.maps {
+        match self {
             Maps::Kernel(maps) => match maps.owners.remove(key) {
                 Ok(()) => Ok(true),
                 Err(aya::maps::MapError::KeyNotFound) => Ok(false),

@@ -2,9 +2,9 @@
 //! twin in Rust.
 //!
 //! Two levels. *Trusted*: (protocol, local address, port) → application,
-//! written by whoever manages the device. *Application*: exact flow or
+//! written by the device's owner alone ([`TrustedTables`]). *Application*: exact flow or
 //! listener → channel, in the application's own mapping, so that a socket
-//! costs no system call. The driver program is `bpf/demux.bpf.c`; [`drive`] is
+//! costs no system call ([`ApplicationTables`]). The driver program is `bpf/demux.bpf.c`; [`drive`] is
 //! the same function over the same [`Tables`], for devices without a driver,
 //! and a test holds the two to one answer on every input. [`classify_host`] is
 //! the application level alone, for architectures that demultiplex on the host.
@@ -16,8 +16,10 @@
 //!
 //! Not here: rings, sockets, protocol processing, what a channel does.
 
+mod application;
 mod classify;
 mod cookie;
+mod counters;
 mod drive;
 mod flows;
 mod headers;
@@ -31,16 +33,18 @@ mod siphash;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod trusted;
 
+pub use application::ApplicationTables;
 pub use classify::classify_host;
 pub use cookie::Answer;
+pub use counters::DriverCounters;
 pub use drive::{Verdict, drive};
 pub use kernel::{ClassCounts, ClassLimit};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
-pub use tables::{NapiProbe, Tables};
-
-pub(crate) use maps::KernelMaps;
-pub(crate) use raw_tables::Memory;
+pub use maps::KernelMaps;
+pub use tables::{EMBEDDED_APPLICATION, Tables};
+pub use trusted::{NapiProbe, TrustedTables};
 
 /// Names a channel of an application: a place in its table and a generation
 /// that tells two users of one place apart. [`ChannelId::NONE`] names none.

@@ -1,7 +1,9 @@
-//! The memory behind [`super::Tables`]: kernel maps or the heap.
+//! The memory behind either level of tables: a kernel map or the heap.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{self, alloc_zeroed, dealloc};
 use std::io;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use super::layout::{Application, Device};
@@ -11,7 +13,7 @@ use crate::raw::mapping::Mapping;
 #[derive(Debug)]
 pub(crate) struct Heap {
     address: NonNull<u8>,
-    layout: Layout,
+    layout: alloc::Layout,
 }
 
 // SAFETY: owned memory, reached only as `&Device` or `&Application`, whose
@@ -21,7 +23,7 @@ unsafe impl Send for Heap {}
 unsafe impl Sync for Heap {}
 
 impl Heap {
-    fn new(layout: Layout) -> io::Result<Self> {
+    fn new(layout: alloc::Layout) -> io::Result<Self> {
         // SAFETY: both layouts used below have a size other than zero.
         let address = unsafe { alloc_zeroed(layout) };
         let address = NonNull::new(address).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -52,46 +54,44 @@ impl Place {
     }
 }
 
-/// The two levels of tables, wherever they lie.
+/// Tables as the driver program has them.
+pub(crate) trait Layout {}
+
+impl Layout for Device {}
+impl Layout for Application {}
+
+/// One level of tables, wherever it lies.
 #[derive(Debug)]
-pub(crate) struct Memory {
-    device: Place,
-    application: Place,
+pub(crate) struct Memory<T> {
+    place: Place,
+    layout: PhantomData<T>,
 }
 
-impl Memory {
+impl<T: Layout> Memory<T> {
     /// Zeroed tables on the heap.
     pub(crate) fn heap() -> io::Result<Self> {
         Ok(Memory {
-            device: Place::Heap(Heap::new(Layout::new::<Device>())?),
-            application: Place::Heap(Heap::new(Layout::new::<Application>())?),
+            place: Place::Heap(Heap::new(alloc::Layout::new::<T>())?),
+            layout: PhantomData,
         })
     }
 
-    /// Tables in kernel maps. EINVAL when a mapping is too short.
-    pub(crate) fn mapped(device: Mapping, application: Mapping) -> io::Result<Self> {
-        if device.length() < size_of::<Device>() || application.length() < size_of::<Application>()
-        {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    /// Tables in a kernel map. EINVAL when it is too short.
+    pub(crate) fn mapped(map: BorrowedFd<'_>) -> io::Result<Self> {
+        // The kernel maps whole pages of an array.
+        let mapping = Mapping::of_fd(map, size_of::<T>().next_multiple_of(4096), 0)?;
         Ok(Memory {
-            device: Place::Mapped(device),
-            application: Place::Mapped(application),
+            place: Place::Mapped(mapping),
+            layout: PhantomData,
         })
     }
 
-    /// Trusted level.
-    pub(crate) fn device(&self) -> &Device {
-        // SAFETY: the place is at least as long as `Device` and aligned for it
-        // (pages, or an allocation with its layout), lives as long as `self`,
-        // and every bit pattern is a valid `Device`: integers and atomics. What
-        // the driver program writes at the same time, it writes to atomics.
-        unsafe { &*self.device.address().cast::<Device>() }
-    }
-
-    /// Application level.
-    pub(crate) fn application(&self) -> &Application {
-        // SAFETY: as for `device`.
-        unsafe { &*self.application.address().cast::<Application>() }
+    /// The tables.
+    pub(crate) fn get(&self) -> &T {
+        // SAFETY: the place is at least as long as `T` and aligned for it (pages, or an
+        // allocation with its layout), lives as long as `self`, and every bit pattern is a
+        // valid `T`, one of the two above: integers and atomics. What the driver program
+        // writes at the same time, it writes to atomics.
+        unsafe { &*self.place.address().cast::<T>() }
     }
 }

@@ -23,7 +23,7 @@ fn end(text: &str) -> SocketAddr {
 /// Tables of a host with one address.
 fn tables() -> Tables {
     let tables = Tables::in_memory().unwrap();
-    tables.set_locals(&[ip(LOCAL)]).unwrap();
+    tables.trusted.set_locals(&[ip(LOCAL)]).unwrap();
     tables
 }
 
@@ -57,7 +57,7 @@ fn channel_of(verdict: Verdict) -> u16 {
 
 /// Opens a channel without a limit.
 fn open(tables: &Tables, index: u16) -> ChannelId {
-    tables.set_limit(0, index, u32::MAX);
+    tables.embedded.set_limit(0, index, u32::MAX);
     ChannelId::new(index, 1)
 }
 
@@ -67,22 +67,22 @@ fn a_port_is_the_kernels_until_owned_and_again_after() {
     let one = open(&tables, 1);
     let unowned = Verdict::Kernel { class: Class::Udp };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
-    tables.own_port(Udp, None, 7, 0).unwrap();
+    tables.trusted.own_port(Udp, None, 7, 0).unwrap();
     // Owned, but nobody listens yet.
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
-    tables.listen(Udp, None, 7, one).unwrap();
+    tables.embedded.listen(Udp, None, 7, one).unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
-    tables.unlisten(Udp, None, 7);
+    tables.embedded.unlisten(Udp, None, 7);
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
-    tables.listen(Udp, None, 7, one).unwrap();
-    tables.disown_port(Udp, None, 7).unwrap();
+    tables.embedded.listen(Udp, None, 7, one).unwrap();
+    tables.trusted.disown_port(Udp, None, 7).unwrap();
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
-    assert_eq!(tables.counter(0, Counter::Unowned), 4);
+    assert_eq!(tables.trusted.counter(0, Counter::Unowned), 4);
     assert_eq!(
-        tables.class(0, Class::Udp),
+        tables.trusted.class(0, Class::Udp),
         ClassCounts {
             passed: 4,
             dropped: 0
@@ -94,11 +94,14 @@ fn a_port_is_the_kernels_until_owned_and_again_after() {
 fn an_unspecified_address_listens_for_its_own_family() {
     let tables = tables();
     let six = "2001:db8::1";
-    tables.set_locals(&[ip(LOCAL), ip(six)]).unwrap();
+    tables.trusted.set_locals(&[ip(LOCAL), ip(six)]).unwrap();
     let (four, both) = (open(&tables, 1), open(&tables, 2));
-    tables.own_port(Udp, None, 7, 0).unwrap();
-    tables.listen(Udp, None, 7, both).unwrap();
-    tables.listen(Udp, Some(ip("0.0.0.0")), 7, four).unwrap();
+    tables.trusted.own_port(Udp, None, 7, 0).unwrap();
+    tables.embedded.listen(Udp, None, 7, both).unwrap();
+    tables
+        .embedded
+        .listen(Udp, Some(ip("0.0.0.0")), 7, four)
+        .unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
@@ -108,20 +111,33 @@ fn an_unspecified_address_listens_for_its_own_family() {
         listener.channel[address].load(std::sync::atomic::Ordering::Relaxed)
     };
     assert_eq!([any(0), any(1)], [four.value(), both.value()]);
-    tables.unlisten(Udp, Some(ip("::")), 7);
+    tables.embedded.unlisten(Udp, Some(ip("::")), 7);
     assert_eq!([any(0), any(1)], [four.value(), 0]);
 }
 
 #[test]
 fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
     let tables = tables();
-    tables.set_locals(&[ip(LOCAL), ip("192.0.2.2")]).unwrap();
+    tables
+        .trusted
+        .set_locals(&[ip(LOCAL), ip("192.0.2.2")])
+        .unwrap();
     let (any, local, connected) = (open(&tables, 1), open(&tables, 2), open(&tables, 3));
     // Unspecified means any.
-    tables.own_port(Udp, Some(ip("0.0.0.0")), 7, 0).unwrap();
-    tables.listen(Udp, Some(ip("0.0.0.0")), 7, any).unwrap();
-    tables.listen(Udp, Some(ip(LOCAL)), 7, local).unwrap();
     tables
+        .trusted
+        .own_port(Udp, Some(ip("0.0.0.0")), 7, 0)
+        .unwrap();
+    tables
+        .embedded
+        .listen(Udp, Some(ip("0.0.0.0")), 7, any)
+        .unwrap();
+    tables
+        .embedded
+        .listen(Udp, Some(ip(LOCAL)), 7, local)
+        .unwrap();
+    tables
+        .embedded
         .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), connected)
         .unwrap();
     let flags = || {
@@ -144,16 +160,21 @@ fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
     );
     // Entering a flow again replaces its channel and counts once.
     tables
+        .embedded
         .connect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"), any)
         .unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
-    tables.disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
+    tables
+        .embedded
+        .disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
     assert_eq!(flags(), LISTEN_LOCAL);
-    tables.disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
-    tables.unlisten(Udp, Some(ip(LOCAL)), 7);
+    tables
+        .embedded
+        .disconnect(Udp, end("192.0.2.1:7"), end("198.51.100.1:9"));
+    tables.embedded.unlisten(Udp, Some(ip(LOCAL)), 7);
     assert_eq!(flags(), 0);
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
@@ -164,22 +185,31 @@ fn one_address_comes_before_all_and_flags_go_with_the_last_entry() {
 #[test]
 fn an_owner_of_one_address_owns_no_other() {
     let tables = tables();
-    tables.set_locals(&[ip(LOCAL), ip("192.0.2.2")]).unwrap();
-    tables.listen(Udp, None, 7, open(&tables, 1)).unwrap();
-    tables.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
-    tables.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
+    tables
+        .trusted
+        .set_locals(&[ip(LOCAL), ip("192.0.2.2")])
+        .unwrap();
+    tables
+        .embedded
+        .listen(Udp, None, 7, open(&tables, 1))
+        .unwrap();
+    tables.trusted.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
+    tables.trusted.own_port(Udp, Some(ip(LOCAL)), 7, 0).unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
     let unowned = Verdict::Kernel { class: Class::Udp };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.2:7"), unowned);
-    tables.disown_port(Udp, Some(ip("192.0.2.2")), 7).unwrap();
+    tables
+        .trusted
+        .disown_port(Udp, Some(ip("192.0.2.2")), 7)
+        .unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
-    tables.disown_port(Udp, Some(ip(LOCAL)), 7).unwrap();
+    tables.trusted.disown_port(Udp, Some(ip(LOCAL)), 7).unwrap();
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     assert_eq!(
         tables.device().ports[usize::from(7u16.to_be())].load(std::sync::atomic::Ordering::Relaxed),
@@ -190,13 +220,16 @@ fn an_owner_of_one_address_owns_no_other() {
 #[test]
 fn a_channel_admits_up_to_its_limit_and_again_after_credit() {
     let tables = tables();
-    tables.own_port(Udp, None, 7, 0).unwrap();
-    tables.listen(Udp, None, 7, ChannelId::new(1, 1)).unwrap();
+    tables.trusted.own_port(Udp, None, 7, 0).unwrap();
+    tables
+        .embedded
+        .listen(Udp, None, 7, ChannelId::new(1, 1))
+        .unwrap();
     let closed = Verdict::Drop {
         counter: Counter::ChannelClosed,
     };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), closed);
-    tables.set_limit(0, 1, 2);
+    tables.embedded.set_limit(0, 1, 2);
     for credit in [1, 2] {
         let verdict = drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7");
         let Verdict::Channel(metadata) = verdict else {
@@ -216,17 +249,21 @@ fn a_channel_admits_up_to_its_limit_and_again_after_credit() {
     };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), full);
     assert_eq!(
-        (tables.head(0, 1), tables.tail(0, 1), tables.dropped(0, 1)),
+        (
+            tables.embedded.head(0, 1),
+            tables.embedded.tail(0, 1),
+            tables.embedded.dropped(0, 1)
+        ),
         (2, 0, 1)
     );
-    tables.tail_add(0, 1, 1);
+    tables.embedded.tail_add(0, 1, 1);
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
     );
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), full);
     // Another queue has an account of its own.
-    tables.set_limit(1, 1, 1);
+    tables.embedded.set_limit(1, 1, 1);
     let verdict = drive(
         &tables,
         1,
@@ -234,7 +271,10 @@ fn a_channel_admits_up_to_its_limit_and_again_after_credit() {
         0,
     );
     assert_eq!(channel_of(verdict), 1);
-    assert_eq!((tables.head(0, 1), tables.head(1, 1)), (3, 1));
+    assert_eq!(
+        (tables.embedded.head(0, 1), tables.embedded.head(1, 1)),
+        (3, 1)
+    );
 }
 
 #[test]
@@ -244,9 +284,12 @@ fn full_tables_say_so_and_keep_what_they_had() {
         .map(|n| IpAddr::V4((n + 1).into()))
         .collect();
     let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
-    assert_eq!(errno(tables.set_locals(&many)), Some(libc::ENOBUFS));
-    tables.own_port(Udp, None, 7, 0).unwrap();
-    tables.listen(Udp, None, 7, open(&tables, 1)).unwrap();
+    assert_eq!(errno(tables.trusted.set_locals(&many)), Some(libc::ENOBUFS));
+    tables.trusted.own_port(Udp, None, 7, 0).unwrap();
+    tables
+        .embedded
+        .listen(Udp, None, 7, open(&tables, 1))
+        .unwrap();
     assert_eq!(
         channel_of(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7")),
         1
@@ -260,7 +303,10 @@ fn full_tables_say_so_and_keep_what_they_had() {
     });
     let start = std::time::Instant::now();
     let full = remotes.into_iter().find_map(|remote| {
-        match tables.connect(Udp, local, remote, ChannelId::new(2, remote.port())) {
+        match tables
+            .embedded
+            .connect(Udp, local, remote, ChannelId::new(2, remote.port()))
+        {
             Ok(()) => {
                 entered.push(remote);
                 None
@@ -273,22 +319,27 @@ fn full_tables_say_so_and_keep_what_they_had() {
     assert_eq!(full, Some(Some(libc::ENOBUFS)));
     assert!(entered.len() > 150_000, "{} flows", entered.len());
     for &remote in &entered {
-        let found = tables.find_flow(&Ends::connected(local, remote, 17));
+        let found = tables
+            .embedded
+            .find_flow(&Ends::connected(local, remote, 17));
         assert_eq!(found, ChannelId::new(2, remote.port()));
-        tables.disconnect(Udp, local, remote);
+        tables.embedded.disconnect(Udp, local, remote);
         assert_eq!(
-            tables.find_flow(&Ends::connected(local, remote, 17)),
+            tables
+                .embedded
+                .find_flow(&Ends::connected(local, remote, 17)),
             ChannelId::NONE
         );
     }
 
     for number in 0..OWNERS as u32 {
         tables
+            .trusted
             .own_port(Udp, Some(IpAddr::V4(number.wrapping_add(1).into())), 9, 0)
             .unwrap();
     }
     assert_eq!(
-        errno(tables.own_port(Udp, Some(ip("9.9.9.9")), 9, 0)),
+        errno(tables.trusted.own_port(Udp, Some(ip("9.9.9.9")), 9, 0)),
         Some(libc::ENOBUFS)
     );
 }
@@ -300,21 +351,43 @@ fn mistakes_are_refused() {
         assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     };
     let one = ChannelId::new(1, 1);
-    invalid(tables.own_port(Udp, None, 0, 0));
-    invalid(tables.own_port(Udp, None, 7, 16));
-    invalid(tables.listen(Udp, None, 0, one));
-    invalid(tables.listen(Udp, None, 7, ChannelId::NONE));
-    invalid(tables.listen(Tcp, Some(ip(LOCAL)), 7, ChannelId::new(CHANNELS as u16, 1)));
-    invalid(tables.connect(Udp, end("192.0.2.1:7"), end("[::1]:7"), one));
-    invalid(tables.connect(Udp, end("192.0.2.1:7"), end("192.0.2.9:0"), one));
-    invalid(tables.connect(Udp, end("192.0.2.1:0"), end("192.0.2.9:7"), one));
+    invalid(tables.trusted.own_port(Udp, None, 0, 0));
+    invalid(tables.trusted.own_port(Udp, None, 7, 16));
+    invalid(tables.embedded.listen(Udp, None, 0, one));
+    invalid(tables.embedded.listen(Udp, None, 7, ChannelId::NONE));
+    invalid(
+        tables
+            .embedded
+            .listen(Tcp, Some(ip(LOCAL)), 7, ChannelId::new(CHANNELS as u16, 1)),
+    );
+    invalid(
+        tables
+            .embedded
+            .connect(Udp, end("192.0.2.1:7"), end("[::1]:7"), one),
+    );
+    invalid(
+        tables
+            .embedded
+            .connect(Udp, end("192.0.2.1:7"), end("192.0.2.9:0"), one),
+    );
+    invalid(
+        tables
+            .embedded
+            .connect(Udp, end("192.0.2.1:0"), end("192.0.2.9:7"), one),
+    );
     // Out of range: reads 0, writes nothing.
-    tables.set_limit(QUEUES as u32, 1, 1);
-    tables.set_limit(0, 0, 1);
-    tables.tail_add(0, CHANNELS as u16, 1);
-    tables.probe_napi(QUEUES as u32, 1, 1);
-    assert_eq!((tables.limit(QUEUES as u32, 1), tables.limit(0, 0)), (0, 0));
-    assert_eq!(tables.napi_probe(QUEUES as u32), None);
+    tables.embedded.set_limit(QUEUES as u32, 1, 1);
+    tables.embedded.set_limit(0, 0, 1);
+    tables.embedded.tail_add(0, CHANNELS as u16, 1);
+    tables.trusted.probe_napi(QUEUES as u32, 1, 1);
+    assert_eq!(
+        (
+            tables.embedded.limit(QUEUES as u32, 1),
+            tables.embedded.limit(0, 0)
+        ),
+        (0, 0)
+    );
+    assert_eq!(tables.trusted.napi_probe(QUEUES as u32), None);
     let verdict = drive(&tables, QUEUES as u32, &mut [], 0);
     assert_eq!(
         verdict,
@@ -333,16 +406,16 @@ fn recent_fragments_outlive_old_ones() {
         key
     };
     for number in 0..FRAGMENTS {
-        tables.decide_fragments(key(number), 1);
+        tables.trusted.decide_fragments(key(number), 1);
     }
     // Used lately, so not the oldest.
-    assert_eq!(tables.fragment_decision(&key(0)), Some(1));
-    tables.decide_fragments(key(FRAGMENTS), 0);
-    assert_eq!(tables.fragment_decision(&key(0)), Some(1));
-    assert_eq!(tables.fragment_decision(&key(1)), None);
-    assert_eq!(tables.fragment_decision(&key(FRAGMENTS)), Some(0));
-    tables.forget_fragments();
-    assert_eq!(tables.fragment_decision(&key(0)), None);
+    assert_eq!(tables.trusted.fragment_decision(&key(0)), Some(1));
+    tables.trusted.decide_fragments(key(FRAGMENTS), 0);
+    assert_eq!(tables.trusted.fragment_decision(&key(0)), Some(1));
+    assert_eq!(tables.trusted.fragment_decision(&key(1)), None);
+    assert_eq!(tables.trusted.fragment_decision(&key(FRAGMENTS)), Some(0));
+    tables.trusted.forget_fragments();
+    assert_eq!(tables.trusted.fragment_decision(&key(0)), None);
 }
 
 #[test]
@@ -387,10 +460,11 @@ fn a_strict_port_is_so_until_its_last_listener_goes() {
     // Late enough for the bucket of resets to be full.
     const NOW: u64 = 10_000_000_000;
     let tables = tables();
-    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables.trusted.own_port(Tcp, None, 80, 0).unwrap();
     let (any, local) = (open(&tables, 1), open(&tables, 2));
-    tables.listen_tcp(None, 80, any, &OFFER).unwrap();
+    tables.embedded.listen_tcp(None, 80, any, &OFFER).unwrap();
     tables
+        .embedded
         .listen_tcp(Some(ip(LOCAL)), 80, local, &OFFER)
         .unwrap();
     let (peer, here) = ("198.51.100.1:9", "192.0.2.1:80");
@@ -401,16 +475,19 @@ fn a_strict_port_is_so_until_its_last_listener_goes() {
     };
     assert_eq!(channel_of(drive(&tables, 0, &mut syn(peer, here), NOW)), 2);
     assert_eq!(drive(&tables, 0, &mut ack, NOW), refused);
-    tables.unlisten_tcp(Some(ip(LOCAL)), 80);
+    tables.embedded.unlisten_tcp(Some(ip(LOCAL)), 80);
     assert_eq!(channel_of(drive(&tables, 0, &mut syn(peer, here), NOW)), 1);
     assert_eq!(drive(&tables, 0, &mut ack, NOW), refused);
     // A flow has its channel; without it a listener on nothing is the kernel's.
     let flow = open(&tables, 3);
-    tables.connect(Tcp, end(here), end(peer), flow).unwrap();
+    tables
+        .embedded
+        .connect(Tcp, end(here), end(peer), flow)
+        .unwrap();
     assert_eq!(channel_of(drive(&tables, 0, &mut ack, NOW)), 3);
-    tables.unlisten_tcp(None, 80);
+    tables.embedded.unlisten_tcp(None, 80);
     assert_eq!(channel_of(drive(&tables, 0, &mut ack, NOW)), 3);
-    tables.disconnect(Tcp, end(here), end(peer));
+    tables.embedded.disconnect(Tcp, end(here), end(peer));
     assert!(matches!(
         drive(&tables, 0, &mut ack, NOW),
         Verdict::Kernel {
@@ -422,17 +499,19 @@ fn a_strict_port_is_so_until_its_last_listener_goes() {
 #[test]
 fn one_flow_does_not_fill_a_channel_that_many_share() {
     let tables = tables();
-    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables.trusted.own_port(Tcp, None, 80, 0).unwrap();
     tables
+        .embedded
         .listen_tcp(None, 80, open(&tables, 5), &OFFER)
         .unwrap();
-    tables.set_limit(0, 7, 8);
-    tables.set_share(1, 2);
+    tables.embedded.set_limit(0, 7, 8);
+    tables.embedded.set_share(1, 2);
     let here = "192.0.2.1:80";
     let peers = ["198.51.100.1:9", "198.51.100.2:9"];
     for peer in peers {
         let shared = ChannelId::new(7, 1);
         tables
+            .embedded
             .connect_sharing(Tcp, end(here), end(peer), shared, 1)
             .unwrap();
     }
@@ -446,10 +525,10 @@ fn one_flow_does_not_fill_a_channel_that_many_share() {
         assert_eq!([from(peers[0]); 3], [Err(Counter::OverShare); 3]);
         // The others have theirs all the same.
         assert_eq!(from(peers[1]), Ok(7));
-        tables.renew_shares(1);
+        tables.embedded.renew_shares(1);
     }
-    assert_eq!(tables.counter(0, Counter::OverShare), 2);
-    assert_eq!(tables.dropped(0, 7), 2);
+    assert_eq!(tables.trusted.counter(0, Counter::OverShare), 2);
+    assert_eq!(tables.embedded.dropped(0, 7), 2);
     // Nor do all flows together get more than the channel holds.
     assert_eq!([from(peers[0]), from(peers[0])], [Ok(7); 2]);
     assert_eq!(from(peers[1]), Err(Counter::ChannelFull));
@@ -465,40 +544,48 @@ fn a_flow_of_a_channel_is_found_where_another_has_no_room() {
     // More than fit.
     let mut entered = 0;
     for remote in (0..5).flat_map(remotes) {
-        entered += usize::from(tables.connect(Tcp, local, remote, waiting).is_ok());
+        entered += usize::from(tables.embedded.connect(Tcp, local, remote, waiting).is_ok());
     }
-    assert_eq!(tables.flows(), entered);
+    assert_eq!(tables.embedded.flows(), entered);
     for remote in remotes(7).step_by(64) {
-        while tables.connect(Tcp, local, remote, used).is_err() {
+        while tables.embedded.connect(Tcp, local, remote, used).is_err() {
             assert_eq!(
-                tables.replaceable(Tcp, local, remote, ChannelId::new(8, 1)),
+                tables
+                    .embedded
+                    .replaceable(Tcp, local, remote, ChannelId::new(8, 1)),
                 None
             );
-            let (here, there) = tables.replaceable(Tcp, local, remote, waiting).unwrap();
+            let (here, there) = tables
+                .embedded
+                .replaceable(Tcp, local, remote, waiting)
+                .unwrap();
             assert_eq!(here, local);
-            tables.disconnect(Tcp, here, there);
+            tables.embedded.disconnect(Tcp, here, there);
             entered -= 1;
         }
         entered += 1;
     }
-    assert_eq!(tables.flows(), entered);
+    assert_eq!(tables.embedded.flows(), entered);
 }
 
 #[test]
 fn cookies_need_a_key_and_go_out_only_when_asked_for() {
     let tables = tables();
-    tables.own_port(Tcp, None, 80, 0).unwrap();
+    tables.trusted.own_port(Tcp, None, 80, 0).unwrap();
     let one = open(&tables, 1);
-    tables.listen_tcp(None, 80, one, &OFFER).unwrap();
-    let refused = tables.set_cookies(80, CookieMode::Answer).unwrap_err();
+    tables.embedded.listen_tcp(None, 80, one, &OFFER).unwrap();
+    let refused = tables
+        .embedded
+        .set_cookies(80, CookieMode::Answer)
+        .unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
     let wide = CookieOffer {
         window_scale: Some(15),
         ..OFFER
     };
-    assert!(tables.listen_tcp(None, 80, one, &wide).is_err());
-    tables.set_cookie_parameters(&COOKIES);
-    assert!(tables.set_cookies(0, CookieMode::Answer).is_err());
+    assert!(tables.embedded.listen_tcp(None, 80, one, &wide).is_err());
+    tables.embedded.set_cookie_parameters(&COOKIES);
+    assert!(tables.embedded.set_cookies(0, CookieMode::Answer).is_err());
     let answered = || {
         let verdict = drive(&tables, 0, &mut syn("198.51.100.1:9", "192.0.2.1:80"), 0);
         matches!(verdict, Verdict::Answered(_))
@@ -509,11 +596,11 @@ fn cookies_need_a_key_and_go_out_only_when_asked_for() {
         (CookieMode::Answer, true),
         (CookieMode::Off, false),
     ] {
-        tables.set_cookies(80, mode).unwrap();
+        tables.embedded.set_cookies(80, mode).unwrap();
         assert_eq!(answered(), expected, "{mode:?}");
     }
     // Listening again changes the offer and keeps the mode.
-    tables.set_cookies(80, CookieMode::Answer).unwrap();
-    tables.listen_tcp(None, 80, one, &OFFER).unwrap();
+    tables.embedded.set_cookies(80, CookieMode::Answer).unwrap();
+    tables.embedded.listen_tcp(None, 80, one, &OFFER).unwrap();
     assert!(answered());
 }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use zerocopy::IntoBytes;
@@ -55,7 +54,7 @@ pub struct KernelFrame {
     /// Queue it arrived on.
     pub queue: u32,
     /// The class that paid for it; `None` for one that the driver turned over
-    /// to a helper socket ([`Tables::probe_napi`]).
+    /// to a helper socket ([`crate::demux::TrustedTables::probe_napi`]).
     pub class: Option<Class>,
     /// When the driver passed it.
     pub time: Duration,
@@ -211,7 +210,7 @@ impl QueueState {
 
 /// One end of the link.
 pub(super) struct EndState {
-    tables: Arc<Tables>,
+    tables: Tables,
     queues: Vec<QueueState>,
     kernel: VecDeque<KernelFrame>,
     kernel_limit: usize,
@@ -222,7 +221,7 @@ pub(super) struct EndState {
 }
 
 impl EndState {
-    pub(super) fn new(tables: Arc<Tables>, queues: Vec<QueueState>, kernel_limit: usize) -> Self {
+    pub(super) fn new(tables: Tables, queues: Vec<QueueState>, kernel_limit: usize) -> Self {
         EndState {
             tables,
             queues,

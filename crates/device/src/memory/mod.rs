@@ -91,7 +91,7 @@ pub struct End {
     /// Its queues, in order.
     pub queues: Vec<Queue>,
     /// The tables its driver demultiplexes by.
-    pub tables: Arc<Tables>,
+    pub tables: Tables,
 }
 
 impl fmt::Debug for End {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use crate::demux::DriverCounters;
 use crate::frame::{Frame, FrameMemory};
 use crate::queue::{Flushed, Interrupt, Offload, POLL_MAX, Queue, Receive, Received, Transmit};
 
@@ -16,6 +17,7 @@ const TRANSMIT_HEADROOM: u16 = 24;
 /// What a queue is made of beside the link.
 pub(super) struct Parts {
     pub memory: FrameMemory,
+    pub counters: DriverCounters,
     pub descriptor: RawFd,
     pub checksum_offload: bool,
 }
@@ -24,6 +26,7 @@ impl Parts {
     pub(super) fn into_queue(self, link: Link, side: Side, queue: u32) -> Queue {
         let Parts {
             memory,
+            counters,
             descriptor,
             checksum_offload,
         } = self;
@@ -46,6 +49,7 @@ impl Parts {
             }),
             memory,
             frames,
+            counters,
         }
     }
 }

@@ -52,27 +52,27 @@ impl State {
     pub(super) fn new(
         config: &LinkConfig,
         clock: Clock,
-    ) -> io::Result<(Self, Sides<Vec<Parts>>, Sides<Arc<Tables>>)> {
-        let tables = || Tables::in_memory().map(Arc::new);
+    ) -> io::Result<(Self, Sides<Vec<Parts>>, Sides<Tables>)> {
         let tables = Sides {
-            a: tables()?,
-            b: tables()?,
+            a: Tables::in_memory()?,
+            b: Tables::in_memory()?,
         };
-        let make = |tables: &Arc<Tables>| -> io::Result<(EndState, Vec<Parts>)> {
+        let make = |tables: &Tables| -> io::Result<(EndState, Vec<Parts>)> {
             let mut parts = Vec::new();
             let mut states = Vec::new();
-            for _ in 0..config.queues {
+            for queue in 0..config.queues {
                 let memory = FrameMemory::new(config.frames)?;
                 let state = QueueState::new(memory.clone(), config.rings, POLL_MAX)?;
                 parts.push(Parts {
                     memory,
+                    counters: tables.trusted.counters(queue as u32),
                     descriptor: state.descriptor(),
                     checksum_offload: config.checksum_offload,
                 });
                 states.push(state);
             }
             Ok((
-                EndState::new(Arc::clone(tables), states, config.rings.kernel),
+                EndState::new(tables.clone(), states, config.rings.kernel),
                 parts,
             ))
         };

@@ -134,7 +134,7 @@ pub struct Tap {
     /// Its one queue, which keeps the interface there.
     pub queue: Queue,
     /// The tables it demultiplexes by.
-    pub tables: Arc<Tables>,
+    pub tables: Tables,
     /// Link address of the kernel's end: where our frames go.
     pub kernel: MacAddress,
     /// A link address for our end: the kernel's with one bit changed.
@@ -173,10 +173,7 @@ impl Tap {
         let mut key = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         let key = u128::from_ne_bytes(key);
-        let tables = Arc::new(Tables::in_memory_with_key([
-            key as u64,
-            (key >> 64) as u64,
-        ])?);
+        let tables = Tables::in_memory_with_key([key as u64, (key >> 64) as u64])?;
         let memory = FrameMemory::with_frame_size(config.frames, FRAME_SIZE)?;
         let file = Arc::new(file);
         let counts = Arc::new(Counts::default());
@@ -193,6 +190,7 @@ impl Tap {
                 .map(|index| Frame::new(index, 0, 0))
                 .collect(),
             memory,
+            counters: tables.trusted.counters(0),
         };
         // Last: what the kernel sends from now on is read.
         tun::set_up(&config.name, config.mtu)?;

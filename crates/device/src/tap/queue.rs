@@ -42,7 +42,7 @@ fn is_not_now(error: &io::Error) -> bool {
 pub(super) struct ReceiveHalf {
     file: Arc<File>,
     memory: FrameMemory,
-    tables: Arc<Tables>,
+    tables: Tables,
     counts: Arc<Counts>,
     /// Empty frames. The one used last is used next: its bytes are in the cache.
     fill: Vec<Frame>,
@@ -55,7 +55,7 @@ impl ReceiveHalf {
     pub(super) fn new(
         file: Arc<File>,
         memory: FrameMemory,
-        tables: Arc<Tables>,
+        tables: Tables,
         counts: Arc<Counts>,
     ) -> Self {
         ReceiveHalf {

@@ -64,20 +64,24 @@ pub const SHARE: u8 = 2;
 pub fn set_up(tables: &Tables) {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let locals = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "fe80::1"].map(ip);
-    tables.set_locals(&locals).unwrap();
+    tables.trusted.set_locals(&locals).unwrap();
     let channel = |index| ChannelId::new(index, 1000 + index);
 
     // Port 7: the common case.
-    tables.own_port(Udp, None, 7, 0).unwrap();
-    tables.listen(Udp, None, 7, channel(1)).unwrap();
+    tables.trusted.own_port(Udp, None, 7, 0).unwrap();
+    tables.embedded.listen(Udp, None, 7, channel(1)).unwrap();
     // Port 9: owned and listened to on one address of each family.
     for address in ["192.0.2.1", "2001:db8::1"].map(ip) {
-        tables.own_port(Udp, Some(address), 9, 0).unwrap();
-        tables.listen(Udp, Some(address), 9, channel(2)).unwrap();
+        tables.trusted.own_port(Udp, Some(address), 9, 0).unwrap();
+        tables
+            .embedded
+            .listen(Udp, Some(address), 9, channel(2))
+            .unwrap();
     }
     // Port 11: a connected flow of each family beside a listener for IPv4 only.
-    tables.own_port(Udp, None, 11, 0).unwrap();
+    tables.trusted.own_port(Udp, None, 11, 0).unwrap();
     tables
+        .embedded
         .listen(Udp, Some(ip("0.0.0.0")), 11, channel(4))
         .unwrap();
     for (local, remote) in [
@@ -85,23 +89,27 @@ pub fn set_up(tables: &Tables) {
         ("[2001:db8::1]:11", "[2001:db8:1::9]:1111"),
     ] {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        tables.connect(Udp, local, remote, channel(3)).unwrap();
+        tables
+            .embedded
+            .connect(Udp, local, remote, channel(3))
+            .unwrap();
     }
     // Port 13: owned, but nobody listens.
-    tables.own_port(Udp, None, 13, 0).unwrap();
+    tables.trusted.own_port(Udp, None, 13, 0).unwrap();
     // Port 15: the channel is closed.
-    tables.own_port(Udp, None, 15, 0).unwrap();
-    tables.listen(Udp, None, 15, channel(7)).unwrap();
+    tables.trusted.own_port(Udp, None, 15, 0).unwrap();
+    tables.embedded.listen(Udp, None, 15, channel(7)).unwrap();
     // Port 17: an application without tables.
-    tables.own_port(Udp, None, 17, 5).unwrap();
+    tables.trusted.own_port(Udp, None, 17, 5).unwrap();
     // Port 19: a channel that is soon full.
-    tables.own_port(Udp, None, 19, 0).unwrap();
-    tables.listen(Udp, None, 19, channel(8)).unwrap();
+    tables.trusted.own_port(Udp, None, 19, 0).unwrap();
+    tables.embedded.listen(Udp, None, 19, channel(8)).unwrap();
     // TCP 80: any address and one connected flow, which may have a share; 81: one address of two.
-    tables.own_port(Tcp, None, 80, 0).unwrap();
-    tables.listen(Tcp, None, 80, channel(5)).unwrap();
+    tables.trusted.own_port(Tcp, None, 80, 0).unwrap();
+    tables.embedded.listen(Tcp, None, 80, channel(5)).unwrap();
     let (local, remote) = ("[2001:db8::1]:80", "[2001:db8:1::9]:1111");
     tables
+        .embedded
         .connect_sharing(
             Tcp,
             local.parse().unwrap(),
@@ -110,8 +118,9 @@ pub fn set_up(tables: &Tables) {
             SHARE,
         )
         .unwrap();
-    tables.own_port(Tcp, None, 81, 0).unwrap();
+    tables.trusted.own_port(Tcp, None, 81, 0).unwrap();
     tables
+        .embedded
         .listen(Tcp, Some(ip("192.0.2.1")), 81, channel(9))
         .unwrap();
 
@@ -137,8 +146,9 @@ pub fn set_up(tables: &Tables) {
         (92, Some(ip("192.0.2.1")), offer, 13),
         (93, None, plain, 14),
     ] {
-        tables.own_port(Tcp, None, port, 0).unwrap();
+        tables.trusted.own_port(Tcp, None, port, 0).unwrap();
         tables
+            .embedded
             .listen_tcp(address, port, channel(index), &offer)
             .unwrap();
     }
@@ -147,20 +157,28 @@ pub fn set_up(tables: &Tables) {
         ("[2001:db8::1]:90", "[2001:db8:1::9]:1111"),
     ] {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        tables.connect(Tcp, local, remote, channel(15)).unwrap();
+        tables
+            .embedded
+            .connect(Tcp, local, remote, channel(15))
+            .unwrap();
     }
-    tables.set_cookie_parameters(&COOKIES);
+    tables.embedded.set_cookie_parameters(&COOKIES);
     for port in [91, 92, 93] {
-        tables.set_cookies(port, CookieMode::Answer).unwrap();
+        tables
+            .embedded
+            .set_cookies(port, CookieMode::Answer)
+            .unwrap();
     }
     // The driver's clock runs on, the twin's as it is told: unbounded here.
-    tables.set_class(0, Class::NoConnection, ClassLimit::NONE);
+    tables
+        .trusted
+        .set_class(0, Class::NoConnection, ClassLimit::NONE);
 
-    tables.set_fragment_channel(channel(10));
+    tables.embedded.set_fragment_channel(channel(10));
     for index in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15] {
-        tables.set_limit(0, index, u32::MAX);
+        tables.embedded.set_limit(0, index, u32::MAX);
     }
-    tables.set_limit(0, 8, SMALL_LIMIT);
+    tables.embedded.set_limit(0, 8, SMALL_LIMIT);
 }
 
 /// A small generator of repeatable numbers (xorshift64*).

@@ -26,21 +26,26 @@ pub struct Outcome {
 impl Outcome {
     /// After a run that ended so.
     pub fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
-        let classes = Class::ALL.map(|class| tables.class(0, class));
+        let classes = Class::ALL.map(|class| tables.trusted.class(0, class));
         Outcome {
             action,
             frame,
             metadata,
             counters: Counter::ALL
-                .map(|counter| tables.counter(0, counter))
+                .map(|counter| tables.trusted.counter(0, counter))
                 .to_vec(),
             classes: classes
                 .map(|counts| (counts.passed, counts.dropped))
                 .to_vec(),
             accounts: (0..CHANNELS_USED)
-                .map(|index| (tables.head(0, index), tables.dropped(0, index)))
+                .map(|index| {
+                    (
+                        tables.embedded.head(0, index),
+                        tables.embedded.dropped(0, index),
+                    )
+                })
                 .collect(),
-            probe: tables.napi_probe(0),
+            probe: tables.trusted.napi_probe(0),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidewall_device::demux::layout::{CHANNELS, Counter};
-use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::{
     Interrupt, KernelDelivered, NapiState, POLL_MAX, Queue, Receive, Received, Transmit,
@@ -108,7 +108,7 @@ pub struct Poller {
 pub fn open(
     queue: u32,
     device: Queue,
-    tables: Arc<Tables>,
+    tables: Arc<ApplicationTables>,
     transmit_frames: usize,
 ) -> (Poller, Arc<Shared>, Box<dyn Transmit>, Vec<Frame>) {
     let Queue {
@@ -116,6 +116,7 @@ pub fn open(
         transmit,
         memory,
         mut frames,
+        counters: driver,
     } = device;
     let slots = Slots::new(memory.frames(), CHANNELS as u32);
     let ends = (0..CHANNELS as u32)
@@ -132,6 +133,7 @@ pub fn open(
         ends,
         memory,
         tables,
+        driver,
         counters: QueueCounters::default(),
         appending: Mutex::new(()),
         control: Mutex::new(None),
@@ -140,7 +142,7 @@ pub fn open(
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
         .collect();
-    let arrived = shared.tables.counter(queue, Counter::Channel);
+    let arrived = shared.driver.counter(Counter::Channel);
     let receive_frames = frames.len();
     let mut poller = Poller {
         receive_frames,
@@ -269,8 +271,7 @@ impl Poller {
             round.buffer_use = self.fullest();
             return Ok(round);
         }
-        let (tables, queue) = (self.shared.tables.clone(), self.shared.queue);
-        let full = tables.counter(queue, Counter::ChannelFull);
+        let full = self.shared.driver.counter(Counter::ChannelFull);
         self.fullness = Fullness::default();
         self.round_number = self.round_number.wrapping_add(1);
         let mut failed = Ok(());
@@ -292,8 +293,10 @@ impl Poller {
         }
         let taken = round.driven.max(round.frames as u64);
         round.exhausted = taken >= u64::from(self.budget);
-        round.overflowed = tables
-            .counter(queue, Counter::ChannelFull)
+        round.overflowed = self
+            .shared
+            .driver
+            .counter(Counter::ChannelFull)
             .wrapping_sub(full);
         round.buffer_use = self.fullness.largest;
         let counters = &self.shared.counters;
@@ -308,22 +311,16 @@ impl Poller {
     /// One poll of a round.
     fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         self.refill();
-        let seen = self
-            .shared
-            .tables
-            .counter(self.shared.queue, Counter::Frames);
+        let seen = self.shared.driver.counter(Counter::Frames);
         let polled = self.device.poll(interrupt);
         let driven = self
             .shared
-            .tables
-            .counter(self.shared.queue, Counter::Frames)
+            .driver
+            .counter(Counter::Frames)
             .wrapping_sub(seen);
         // Read before the ring: what the driver admitted up to here is in the
         // ring, lost, or being published this moment.
-        let admitted = self
-            .shared
-            .tables
-            .counter(self.shared.queue, Counter::Channel);
+        let admitted = self.shared.driver.counter(Counter::Channel);
         let frames = self.receive(ready);
         let mut missing = 0;
         if frames < BATCH {
@@ -390,7 +387,7 @@ impl Poller {
             return Ok(round);
         }
         let shared = self.shared.clone();
-        let driven = || shared.tables.counter(shared.queue, Counter::Frames);
+        let driven = || shared.driver.counter(Counter::Frames);
         let before = driven();
         for _ in 0..self.polls {
             self.refill();

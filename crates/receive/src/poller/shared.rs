@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::demux::{ApplicationTables, ChannelId, DriverCounters};
 use tidewall_device::frame::{Frame, FrameMemory};
 
 use crate::channel::{Receiver, Run, Sender};
@@ -44,7 +44,8 @@ pub struct Shared {
     pub(super) free: FreeStack,
     pub(super) ends: Box<[ChannelEnd]>,
     pub(super) memory: FrameMemory,
-    pub(super) tables: Arc<Tables>,
+    pub(super) tables: Arc<ApplicationTables>,
+    pub(super) driver: DriverCounters,
     pub(super) counters: QueueCounters,
     /// Held while a host architecture appends, and while a channel closes.
     pub(super) appending: Mutex<()>,
@@ -97,9 +98,14 @@ impl Shared {
         *self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The demux tables.
-    pub fn tables(&self) -> &Arc<Tables> {
+    /// The application's demux tables.
+    pub fn tables(&self) -> &Arc<ApplicationTables> {
         &self.tables
+    }
+
+    /// What the driver program counts on the queue.
+    pub fn driver(&self) -> &DriverCounters {
+        &self.driver
     }
 
     /// Gives back frames removed from channel `id`, and their credit: the

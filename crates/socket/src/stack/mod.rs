@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
 use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
-use tidewall_device::demux::{ChannelId, Tables};
+use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
 use tidewall_device::ethtool::NtupleRule;
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
@@ -298,7 +298,9 @@ pub(crate) struct Core {
     /// Where it is: in a forked child there is nothing of it.
     pub(crate) process: Process,
     pub(crate) queues: Vec<QueueHandle>,
-    pub(crate) tables: Arc<Tables>,
+    pub(crate) tables: Arc<ApplicationTables>,
+    /// What only the device's owner writes: an embedded stack is that too.
+    pub(crate) trusted: Arc<TrustedTables>,
     /// Of each channel number, whose it is.
     pub(crate) sockets: RwLock<Box<[Owner]>>,
     pub(crate) tcp: Tcp,
@@ -388,11 +390,13 @@ impl Stack {
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();
-        set_locals(&tables, &interface.addresses)?;
-        tables.set_raw(config.architecture.has_threads());
+        set_locals(&tables.trusted, &interface.addresses)?;
+        tables.trusted.set_raw(config.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
-        tables.set_cookie_redirect(device.checksum_offload_possible);
-        tables.limit_kernel_frames(interface.forwards);
+        tables
+            .embedded
+            .set_cookie_redirect(device.checksum_offload_possible);
+        tables.trusted.limit_kernel_frames(interface.forwards);
         for (queue, class) in config.classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {
@@ -463,7 +467,7 @@ impl Stack {
     }
 
     fn on_link(end: End, config: MemoryConfig, clock: Clock, helper: bool) -> io::Result<Self> {
-        end.tables.set_locals(&config.addresses)?;
+        end.tables.trusted.set_locals(&config.addresses)?;
         let parts = Parts {
             queues: end.queues,
             tables: end.tables,
@@ -516,8 +520,12 @@ impl Stack {
         for (number, queue) in queues.into_iter().enumerate() {
             // Of a small memory no more than half, or nothing could be received.
             let transmit_frames = TRANSMIT_FRAMES.min(queue.frames.len() / 2);
-            let (mut poller, shared, transmit, frames) =
-                poller::open(number as u32, queue, tables.clone(), transmit_frames);
+            let (mut poller, shared, transmit, frames) = poller::open(
+                number as u32,
+                queue,
+                tables.embedded.clone(),
+                transmit_frames,
+            );
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
             if architecture.is_controlled() {
@@ -555,12 +563,15 @@ impl Stack {
             0 => handles.len(),
             queues => queues.min(handles.len()),
         };
-        tables.set_fragment_channel(fragment_id);
+        tables.embedded.set_fragment_channel(fragment_id);
+        let application = tables.embedded.number();
+        tables.trusted.set_fragment_application(Some(application));
         let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
         let core = Arc::new(Core {
             process: Process::current()?,
             queues: handles,
-            tables,
+            tables: tables.embedded,
+            trusted: tables.trusted,
             sockets: RwLock::new((0..CHANNELS).map(|_| Owner::None).collect()),
             tcp,
             routes: Mutex::new(routes),
@@ -738,7 +749,7 @@ impl Stack {
 /// What the two kinds of stack bring.
 struct Parts {
     queues: Vec<Queue>,
-    tables: Arc<Tables>,
+    tables: Tables,
     mac: MacAddress,
     mtu: usize,
     routes: Routes,
@@ -759,7 +770,7 @@ struct Parts {
     device: Option<AfXdp>,
 }
 
-fn set_locals(tables: &Tables, addresses: &[IpAddr]) -> io::Result<()> {
+fn set_locals(tables: &TrustedTables, addresses: &[IpAddr]) -> io::Result<()> {
     tables.set_locals(addresses).map_err(|error| {
         io::Error::new(
             error.kind(),
@@ -889,7 +900,7 @@ impl Core {
     /// Tells the driver which addresses are this host's now.
     pub(crate) fn read_addresses(&self) {
         let set = crate::raw::options::local_addresses(&self.name)
-            .and_then(|addresses| set_locals(&self.tables, &addresses));
+            .and_then(|addresses| set_locals(&self.trusted, &addresses));
         if let Err(error) = set {
             self.warn(format!("{}: {error}", self.name));
         }

@@ -261,7 +261,7 @@ impl Core {
                 .queues
                 .iter()
                 .map(|queue| {
-                    let count = |counter| self.tables.counter(queue.shared.queue(), counter);
+                    let count = |counter| queue.shared.driver().counter(counter);
                     count(Counter::Frames)
                         .wrapping_sub(count(Counter::Channel))
                         .wrapping_sub(count(Counter::ChannelFull))

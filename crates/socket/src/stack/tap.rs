@@ -68,7 +68,7 @@ impl Stack {
             mtu: config.mtu,
             frames: config.frames,
         })?;
-        device.tables.set_locals(&addresses)?;
+        device.tables.trusted.set_locals(&addresses)?;
         let parts = Parts {
             queues: vec![device.queue],
             tables: device.tables,

@@ -4,7 +4,7 @@
 //! else's frames are in its way. When they are all lent, the least used of a few
 //! goes to the connection that needs one more. Connections without one share a channel, and
 //! those in TIME-WAIT another, small and emptied last. In both the driver gives
-//! each flow a part only ([`Tables::set_share`](tidewall_device::demux::Tables::set_share)),
+//! each flow a part only ([`ApplicationTables::set_share`](tidewall_device::demux::ApplicationTables::set_share)),
 //! as it does half-open ones in their listener's.
 
 use std::io;

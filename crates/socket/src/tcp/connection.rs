@@ -622,7 +622,7 @@ impl ConnectionInner {
             core.tcp_return_channel(set, deferred);
         }
         if !lingers {
-            core.tcp.ports.leave(&core.tables, flow.local.port());
+            core.tcp.ports.leave(&core.trusted, flow.local.port());
         }
         core.tcp.timers.remove(self.timer);
         core.tcp.counters.closed(state.orphan);

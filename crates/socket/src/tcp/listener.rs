@@ -225,7 +225,7 @@ impl TcpListener {
         let listens = core
             .tcp
             .ports
-            .enter(&core.tables, key, local.port(), None)
+            .enter(&core.trusted, key, local.port(), None)
             .and_then(|()| core.tables.listen_tcp(key, local.port(), id, &offer));
         drop(binding);
         listens.map(|()| listener)
@@ -370,7 +370,7 @@ impl TcpListener {
             core.set_owner(set.id.index(), Owner::None);
             core.close_channels(set);
         }
-        core.tcp.ports.leave(&core.tables, self.inner.local.port());
+        core.tcp.ports.leave(&core.trusted, self.inner.local.port());
     }
 
     /// The address it listens on.

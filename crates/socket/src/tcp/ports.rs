@@ -8,9 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidewall_device::afxdp::EMBEDDED_APPLICATION;
-use tidewall_device::demux::Tables;
 use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{EMBEDDED_APPLICATION, TrustedTables};
 use tidewall_device::forked::Unshared;
 
 /// Ports with listeners or connections. A port's frames are ours until the
@@ -42,7 +41,7 @@ impl Ports {
     /// What the tables report.
     pub(crate) fn enter(
         &self,
-        tables: &Tables,
+        tables: &TrustedTables,
         address: Option<IpAddr>,
         port: u16,
         held: Option<Unshared<OwnedFd>>,
@@ -75,7 +74,7 @@ impl Ports {
     }
 
     /// One user less.
-    pub(crate) fn leave(&self, tables: &Tables, port: u16) {
+    pub(crate) fn leave(&self, tables: &TrustedTables, port: u16) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = used.get_mut(&port) else {
             return;

@@ -82,7 +82,7 @@ impl Core {
         for flow in flows {
             self.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
-            self.tcp.ports.leave(&self.tables, flow.local.port());
+            self.tcp.ports.leave(&self.trusted, flow.local.port());
         }
     }
 }

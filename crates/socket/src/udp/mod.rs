@@ -804,7 +804,7 @@ impl Core {
         let _ = self.unlisten(socket);
         let (address, port) = table_key(socket);
         if !self.port_in_use(address, port) {
-            let _ = self.tables.disown_port(Protocol::Udp, address, port);
+            let _ = self.trusted.disown_port(Protocol::Udp, address, port);
         }
     }
 
@@ -813,12 +813,8 @@ impl Core {
         let (address, port) = table_key(socket);
         self.tables
             .listen(Protocol::Udp, address, port, socket.id())?;
-        self.tables.own_port(
-            Protocol::Udp,
-            address,
-            port,
-            tidewall_device::afxdp::EMBEDDED_APPLICATION,
-        )
+        self.trusted
+            .own_port(Protocol::Udp, address, port, self.tables.number())
     }
 
     /// The socket no longer takes datagrams from anyone; another one that

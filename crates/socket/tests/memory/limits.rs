@@ -279,6 +279,7 @@ fn a_bind_that_finds_no_room_fails_and_leaves_the_stack_usable() {
     let bed = Bed::new();
     for port in 0..OWNERS as u16 {
         bed.tables
+            .trusted
             .own_port(Protocol::Udp, Some(SECOND4.into()), port + 10_000, 0)
             .unwrap();
     }

@@ -39,7 +39,7 @@ pub struct Bed {
     pub near: Stack,
     pub far: Stack,
     /// The far driver's tables.
-    pub tables: Arc<Tables>,
+    pub tables: Tables,
     clock: Arc<AtomicU64>,
 }
 
@@ -101,7 +101,7 @@ impl Bed {
     pub fn driver(&self, counter: Counter) -> u64 {
         let queues = self.far.snapshot().queues.len() as u32;
         (0..queues)
-            .map(|queue| self.tables.counter(queue, counter))
+            .map(|queue| self.tables.trusted.counter(queue, counter))
             .sum()
     }
 
@@ -128,8 +128,9 @@ impl Bed {
             .flat_map(|queue| (0..4096u16).map(move |channel| (queue, channel)))
             .map(|(queue, channel)| {
                 self.tables
+                    .embedded
                     .head(queue, channel)
-                    .wrapping_sub(self.tables.tail(queue, channel))
+                    .wrapping_sub(self.tables.embedded.tail(queue, channel))
             })
             .sum()
     }

@@ -49,12 +49,19 @@ impl Bed {
         shell(&format!(
             "ip addr add {KERNEL4}/24 dev {NAME}; ip addr add {KERNEL6}/64 dev {NAME} nodad"
         ));
-        tap.tables.set_locals(&[TAP4.into(), TAP6.into()]).unwrap();
-        tap.tables.own_port(Protocol::Tcp, None, PORT, 0).unwrap();
         tap.tables
+            .trusted
+            .set_locals(&[TAP4.into(), TAP6.into()])
+            .unwrap();
+        tap.tables
+            .trusted
+            .own_port(Protocol::Tcp, None, PORT, 0)
+            .unwrap();
+        tap.tables
+            .embedded
             .listen(Protocol::Tcp, None, PORT, CHANNEL)
             .unwrap();
-        tap.tables.set_limit(0, CHANNEL.index(), 512);
+        tap.tables.embedded.set_limit(0, CHANNEL.index(), 512);
         let half = tap.queue.frames.len() / 2;
         let mut fill = tap.queue.frames.split_off(half);
         tap.queue.receive.fill(&mut fill);
@@ -118,7 +125,9 @@ impl Bed {
             self.longest_in = self.longest_in.max(segment.payload.len());
             connection.input(&segment, now);
         }
-        tap.tables.tail_add(0, CHANNEL.index(), taken as u32);
+        tap.tables
+            .embedded
+            .tail_add(0, CHANNEL.index(), taken as u32);
         queue
             .receive
             .fill(&mut batch.into_iter().map(|received| received.frame).collect());

@@ -307,8 +307,11 @@ fn what_the_driver_answers_goes_back_over_the_wire() {
     use crate::demux::{CookieMode, CookieOffer, CookieParameters};
     let (link, mut a, mut b) = link(LinkConfig::default());
     let (port, local) = (80, "10.0.0.2".parse().unwrap());
-    b.tables.set_locals(&[local]).unwrap();
-    b.tables.own_port(Protocol::Tcp, None, port, 0).unwrap();
+    b.tables.trusted.set_locals(&[local]).unwrap();
+    b.tables
+        .trusted
+        .own_port(Protocol::Tcp, None, port, 0)
+        .unwrap();
     let offer = CookieOffer {
         window: 1000,
         window_scale: None,
@@ -317,14 +320,20 @@ fn what_the_driver_answers_goes_back_over_the_wire() {
         ecn: false,
     };
     let channel = crate::demux::ChannelId::new(1, 1);
-    b.tables.listen_tcp(None, port, channel, &offer).unwrap();
-    b.tables.set_cookie_parameters(&CookieParameters {
+    b.tables
+        .embedded
+        .listen_tcp(None, port, channel, &offer)
+        .unwrap();
+    b.tables.embedded.set_cookie_parameters(&CookieParameters {
         key: [1; 16],
         epoch: Duration::ZERO,
         mss: [1460, 1440],
         hop_limit: 64,
     });
-    b.tables.set_cookies(port, CookieMode::Answer).unwrap();
+    b.tables
+        .embedded
+        .set_cookies(port, CookieMode::Answer)
+        .unwrap();
     let mut syn = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
     syn.extend([0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
     syn.extend([10, 0, 0, 1, 10, 0, 0, 2]);
@@ -341,6 +350,7 @@ fn what_the_driver_answers_goes_back_over_the_wire() {
     assert_eq!(frame.bytes[47], 0x12);
     assert_eq!(
         b.tables
+            .trusted
             .counter(0, crate::demux::layout::Counter::CookieSent),
         1
     );

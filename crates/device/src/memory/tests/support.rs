@@ -2,7 +2,6 @@
 //! each thing that an end or a wire does.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tidewall_wire::checksum::{self, Sum};
@@ -141,16 +140,24 @@ pub(super) fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
 
 /// Gives a port of [`TO`] to a channel with room for `limit` frames. Returns
 /// the channel's id.
-pub(super) fn own_port(tables: &Arc<Tables>, port: u16, limit: u32) -> u32 {
+pub(super) fn own_port(tables: &Tables, port: u16, limit: u32) -> u32 {
     let channel = ChannelId::new(1, 1);
-    tables.set_locals(&[TO.into()]).unwrap();
-    tables.own_port(Protocol::Udp, None, port, 0).unwrap();
-    tables.set_limit(0, channel.index(), limit);
-    tables.listen(Protocol::Udp, None, port, channel).unwrap();
+    tables.trusted.set_locals(&[TO.into()]).unwrap();
+    tables
+        .trusted
+        .own_port(Protocol::Udp, None, port, 0)
+        .unwrap();
+    tables.embedded.set_limit(0, channel.index(), limit);
+    tables
+        .embedded
+        .listen(Protocol::Udp, None, port, channel)
+        .unwrap();
     channel.value()
 }
 
 /// Frames that the driver admitted to the channel.
-pub(super) fn channel_head(tables: &Arc<Tables>, channel: u32) -> u32 {
-    tables.head(0, ChannelId::from_value(channel).index())
+pub(super) fn channel_head(tables: &Tables, channel: u32) -> u32 {
+    tables
+        .embedded
+        .head(0, ChannelId::from_value(channel).index())
 }

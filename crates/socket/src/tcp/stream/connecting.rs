@@ -205,14 +205,14 @@ impl TcpStream {
             };
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
-            core.tcp.ports.enter(&core.tables, None, port, held)?;
+            core.tcp.ports.enter(&core.trusted, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp_connection(flow, &config, options.fast_open);
             let mut deferred = Deferred::default();
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut deferred);
             core.tcp_run_deferred(deferred);
             // The connection is a user of the port now, or nobody is.
-            core.tcp.ports.leave(&core.tables, port);
+            core.tcp.ports.leave(&core.trusted, port);
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
                 stream.send_now();

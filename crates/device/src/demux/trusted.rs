@@ -1,0 +1,321 @@
+//! The trusted level: what only the owner of a device may write.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidewall_wire::ethernet::MacAddress;
+
+use super::counters::DriverCounters;
+use super::headers::{address_bytes, address_words, local_slot};
+use super::kernel::ClassCounts;
+use super::layout::{
+    APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
+    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
+};
+use super::maps::{KernelMaps, Maps, no_room};
+use super::raw_tables::Memory;
+use super::tables::{invalid, port_index, specified};
+
+/// Tables of a device that only its owner may write: which application has a port, the
+/// host's addresses, the limits of the kernel's frames, NAPI probes and traces. They lie
+/// in the driver program's maps or, for a device without a driver, on the heap; no
+/// application has a descriptor of these maps.
+///
+/// Shared by threads in an `Arc`. What happens per port takes one mutex. A queue out of
+/// range reads as 0 and writes nothing.
+#[derive(Debug)]
+pub struct TrustedTables {
+    memory: Arc<Memory<Device>>,
+    hash_key: [u64; 2],
+    state: Mutex<State>,
+}
+
+/// The hash maps, and how many entries stand behind each flag of a port, so that flags
+/// can be taken back.
+#[derive(Debug)]
+struct State {
+    maps: Maps,
+    owned_addresses: HashMap<usize, u32>,
+}
+
+fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
+    let mut key = [0; 20];
+    key[..16].copy_from_slice(&address_bytes(address));
+    key[16..18].copy_from_slice(&port.to_be_bytes());
+    key[18] = protocol as u8;
+    key
+}
+
+/// What a NAPI probe was before the driver rewrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NapiProbe {
+    /// The port that it was sent to.
+    pub port: u16,
+    /// The port that it came from.
+    pub source: u16,
+    /// Of a TCP segment its sequence number, in whose place UDP's length and
+    /// checksum are now.
+    pub sequence: Option<u32>,
+    /// Its sender's link address.
+    pub neighbour: MacAddress,
+}
+
+impl TrustedTables {
+    /// Tables in the maps of a driver program that was just loaded.
+    ///
+    /// `device` is the program's map of that name. `hash_key` is drawn at random by who
+    /// loads it: it is the key of the flow tables and of the places for shares, and of the
+    /// applications' tables, too ([`super::ApplicationTables::of_map`]).
+    ///
+    /// # Errors
+    /// EINVAL when the map is too short; what mapping it reports.
+    pub fn of_maps(
+        device: BorrowedFd<'_>,
+        maps: KernelMaps,
+        hash_key: [u64; 2],
+    ) -> io::Result<Self> {
+        let memory = Memory::mapped(device)?;
+        Ok(Self::new(memory, Maps::Kernel(maps), hash_key))
+    }
+
+    pub(super) fn in_memory(hash_key: [u64; 2]) -> io::Result<Self> {
+        Ok(Self::new(Memory::heap()?, Maps::on_the_heap(), hash_key))
+    }
+
+    fn new(memory: Memory<Device>, maps: Maps, hash_key: [u64; 2]) -> Self {
+        for (place, key) in memory.get().control.hash_key.iter().zip(hash_key) {
+            place.store(key, Release);
+        }
+        let tables = TrustedTables {
+            memory: Arc::new(memory),
+            hash_key,
+            state: Mutex::new(State {
+                maps,
+                owned_addresses: HashMap::new(),
+            }),
+        };
+        tables.limit_resets();
+        tables
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state stays true at every point where a panic could strike.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tables as the driver program has them, for what stands in for that.
+    /// Who writes what, `bpf/tables.h` says.
+    pub fn map(&self) -> &Device {
+        self.memory.get()
+    }
+
+    pub(super) fn queue(&self, queue: u32) -> Option<&Queue> {
+        self.map().queues.get(queue as usize)
+    }
+
+    /// Key of the flow table and of the places for shares.
+    pub fn hash_key(&self) -> [u64; 2] {
+        self.hash_key
+    }
+
+    /// What the driver program counts on a queue, to read only.
+    pub fn counters(&self, queue: u32) -> DriverCounters {
+        DriverCounters::new(Arc::clone(&self.memory), queue)
+    }
+
+    /// A counter of a queue, since the tables were made.
+    pub fn counter(&self, queue: u32, counter: Counter) -> u64 {
+        self.counters(queue).counter(counter)
+    }
+
+    /// What happened to kernel-bound frames of a class on a queue.
+    pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
+        self.counters(queue).class(class)
+    }
+
+    /// Gives a port to `application`, on one local address or, with `None` or
+    /// an unspecified address, on all. An owner of one address comes before
+    /// the owner of all. Replaces an earlier owner: who may have a port is
+    /// decided by the kernel socket that holds it.
+    ///
+    /// # Errors
+    /// EINVAL for port 0 or an application out of range; ENOBUFS when the table
+    /// of addresses is full; what the kernel reports otherwise.
+    pub fn own_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+        application: u16,
+    ) -> io::Result<()> {
+        if port == 0 || usize::from(application) >= APPLICATIONS {
+            return Err(invalid("port 0 or application out of range"));
+        }
+        let index = port_index(protocol, port);
+        let mut state = self.state();
+        let Some(entry) = self.map().ports.get(index) else {
+            return Err(no_room());
+        };
+        let Some(address) = specified(address) else {
+            let by_address = entry.load(Relaxed) & OWNER_BY_ADDRESS;
+            entry.store(
+                by_address | OWNER_ANY | (u32::from(application) + 1),
+                Release,
+            );
+            return Ok(());
+        };
+        if state
+            .maps
+            .insert_owner(owner_key(protocol, address, port), application.into())?
+        {
+            *state.owned_addresses.entry(index).or_default() += 1;
+        }
+        entry.store(entry.load(Relaxed) | OWNER_BY_ADDRESS, Release);
+        Ok(())
+    }
+
+    /// Takes back what [`TrustedTables::own_port`] gave: the kernel gets the port's
+    /// frames again. Nothing happens when there was no owner.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn disown_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+    ) -> io::Result<()> {
+        let index = port_index(protocol, port);
+        let mut state = self.state();
+        let Some(entry) = self.map().ports.get(index) else {
+            return Ok(());
+        };
+        let Some(address) = specified(address) else {
+            entry.store(entry.load(Relaxed) & OWNER_BY_ADDRESS, Release);
+            return Ok(());
+        };
+        if !state
+            .maps
+            .remove_owner(&owner_key(protocol, address, port))?
+        {
+            return Ok(());
+        }
+        let left = state.owned_addresses.entry(index).or_default();
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            state.owned_addresses.remove(&index);
+            entry.store(
+                entry.load(Relaxed) & (OWNER_ANY | OWNER_APPLICATION),
+                Release,
+            );
+        }
+        Ok(())
+    }
+
+    /// Declares the addresses of this host; every other destination is the
+    /// kernel's. While the set changes, a frame may still be judged by the old
+    /// one, or go to the kernel.
+    ///
+    /// # Errors
+    /// ENOBUFS when they do not fit: [`LOCALS`] places, fewer when many collide.
+    /// The old set then stays.
+    pub fn set_locals(&self, addresses: &[IpAddr]) -> io::Result<()> {
+        let _state = self.state();
+        let mut set = [[0u64; 2]; LOCALS];
+        for &address in addresses {
+            let words = address_words(address);
+            let first = local_slot(words);
+            let place = (0..LOCAL_PROBES)
+                .map(|probe| (first + probe) % LOCALS)
+                .find(|&place| set[place] == [0; 2] || set[place] == words);
+            let Some(place) = place else {
+                return Err(no_room());
+            };
+            set[place] = words;
+        }
+        for (place, words) in self.map().control.locals.iter().zip(set) {
+            for (word, value) in place.iter().zip(words) {
+                word.store(value, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// The application that gets orphans: later fragments that came before their first.
+    /// `None` leaves them to the kernel.
+    pub fn set_fragment_application(&self, application: Option<u16>) {
+        let number = application.map_or(0, |application| u32::from(application) + 1);
+        let place = &self.map().control.fragment_application;
+        place.store(number, Release);
+    }
+
+    /// True: owned frames go to their application without a look for their channel.
+    pub fn set_raw(&self, raw: bool) {
+        self.map().control.raw.store(raw.into(), Release);
+    }
+
+    /// Asks the driver to turn the next owned datagram of the queue, or TCP
+    /// segment without content, over to the kernel's UDP socket bound to `port`,
+    /// which then knows the queue's NAPI id. It comes from port `source`, by which
+    /// it is known from whatever else is sent there. Port 0 asks for nothing.
+    pub fn probe_napi(&self, queue: u32, port: u16, source: u16) {
+        let control = &self.map().control;
+        let queue = queue as usize;
+        if let (Some(from), Some(to)) = (
+            control.probe_source.get(queue),
+            control.probe_port.get(queue),
+        ) {
+            // Not while the driver may be taking one with the old source.
+            to.store(0, Release);
+            from.store(source, Release);
+            to.store(port, Release);
+        }
+    }
+
+    /// Once the driver has done what [`TrustedTables::probe_napi`] asked: what the
+    /// datagram was before.
+    pub fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
+        let control = &self.map().control;
+        let queue = queue as usize;
+        let pending = control.probe_port.get(queue)?.load(Acquire);
+        let port = control.probed_port.get(queue)?.load(Acquire);
+        let source = control.probe_source.get(queue)?.load(Acquire);
+        let protocol = control.probed_protocol.get(queue)?.load(Acquire);
+        let sequence = control.probed_sequence.get(queue)?.load(Acquire);
+        let link = control.probed_link.get(queue)?;
+        (pending == 0 && port != 0).then_some(NapiProbe {
+            port,
+            source,
+            sequence: (protocol != Protocol::Udp as u8).then_some(sequence),
+            neighbour: MacAddress(link.each_ref().map(|byte| byte.load(Acquire))),
+        })
+    }
+
+    /// Samples the next `frames` frames: each gets a trace id, and a record in
+    /// the driver program's ring buffer.
+    pub fn start_trace(&self, frames: u32) {
+        self.map().control.trace_remaining.store(frames, Release);
+    }
+
+    pub(super) fn owner_by_address(&self, key: &OwnerKey) -> Option<u32> {
+        self.state().maps.owner(key)
+    }
+
+    pub(super) fn fragment_decision(&self, key: &FragmentKey) -> Option<u32> {
+        self.state().maps.decision(key)
+    }
+
+    pub(super) fn decide_fragments(&self, key: FragmentKey, decision: u32) {
+        self.state().maps.decide(key, decision);
+    }
+
+    /// Forgets who got the first fragments of datagrams that are still on their
+    /// way: their later fragments become orphans.
+    pub fn forget_fragments(&self) {
+        self.state().maps.forget_fragments();
+    }
+}
