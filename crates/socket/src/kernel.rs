@@ -14,8 +14,8 @@ use tidewall_device::forked::Unshared;
 use crate::raw::options::{self, KernelDatagram};
 use crate::raw::poll;
 use crate::readiness::Events;
-use crate::readiness::watch::Watch;
 use crate::udp::BindOptions;
+use crate::wait_queue::WaitQueue;
 
 #[derive(Debug)]
 pub(crate) struct PortReservation {
@@ -146,19 +146,20 @@ impl KernelInput {
 
     /// True while the kernel has some; asks it if it has said so. `watch`: whose
     /// input it is, as for [`KernelInput::forget`].
-    pub(crate) fn is_there(&self, descriptor: i32, watch: &Watch) -> bool {
+    pub(crate) fn is_there(&self, descriptor: i32, wait_queue: &WaitQueue) -> bool {
         self.is_noted()
-            && (poll::ready_now(descriptor, libc::POLLIN) != 0 || self.forget(descriptor, watch))
+            && (poll::ready_now(descriptor, libc::POLLIN) != 0
+                || self.forget(descriptor, wait_queue))
     }
 
     /// The kernel had nothing. True when there is some again, which those who watch
     /// are notified again: what it said just now was about to be forgotten.
-    pub(crate) fn forget(&self, descriptor: i32, watch: &Watch) -> bool {
+    pub(crate) fn forget(&self, descriptor: i32, wait_queue: &WaitQueue) -> bool {
         if !self.0.swap(false, Ordering::SeqCst) || poll::ready_now(descriptor, libc::POLLIN) == 0 {
             return false;
         }
         self.note();
-        watch.notify(Events::DATA_CAME);
+        wait_queue.notify_registrations(Events::DATA_CAME);
         true
     }
 }

@@ -35,7 +35,7 @@ pub mod tcp;
 pub mod trace;
 mod transmit;
 mod udp;
-mod wait;
+mod wait_queue;
 
 pub use descriptor::{Descriptors, OpenFile};
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};

@@ -74,6 +74,7 @@ fn part(function: &str) -> &'static str {
     ];
     let waiting = [
         "readiness",
+        "wait_queue",
         "select_host",
         // What a socket answers to the question whether it is ready.
         "TcpStream::look",
@@ -315,7 +316,7 @@ mod tests {
     fn functions_are_told_apart() {
         for (function, expected) in [
             (
-                "tidewall_socket::readiness::select::ThreadContext::select",
+                "tidewall_socket::readiness::select::ThreadState::select",
                 WAITING,
             ),
             (

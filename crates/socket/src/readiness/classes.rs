@@ -56,7 +56,7 @@ impl Classes {
         self == Classes::NONE
     }
 
-    /// The changes that must be hinted to somebody who watches these.
+    /// The changes that must be hinted to a call that asks about these.
     pub(crate) fn interest(self) -> Events {
         let mut events = 0;
         if self.0 & Classes::READ.0 != 0 {

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use super::Events;
 use super::classes::Classes;
-use super::context::{ThreadContext, with_context};
 use super::descriptor_set::DescriptorSet;
-use super::hints::{Hints, Manner};
 use super::interest::{Found, Selecting};
+use super::poll_context::{Interface, PollContext};
 use super::registration::{Parts, Registration, Source, Watched as _};
+use super::thread_state::{ThreadState, with_thread_state};
 use crate::descriptor::{Descriptors, OpenFile};
 use crate::raw::poll;
 use crate::stack::Core;
@@ -36,14 +36,14 @@ impl Descriptors {
     ) -> io::Result<usize> {
         let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
         let sets = [read, write, except];
-        with_context(self, |context| {
+        with_thread_state(self, |thread| {
             let words = sets
                 .each_ref()
                 .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
             let selecting = Selecting::new(words, count);
-            context.classical_select(self, &selecting, timeout)?;
+            thread.classical_select(self, &selecting, timeout)?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
-            Ok(context.found.write(sets, count))
+            Ok(thread.found.write(sets, count))
         })
     }
 }
@@ -52,7 +52,7 @@ impl Descriptors {
 struct Scan<'a> {
     descriptors: &'a Descriptors,
     core: &'a Core,
-    hints: &'a Arc<Hints>,
+    context: &'a Arc<PollContext>,
     registered: Vec<Arc<Registration>>,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Scan<'_> {
     }
 }
 
-impl ThreadContext {
+impl ThreadState {
     fn classical_select(
         &mut self,
         descriptors: &Descriptors,
@@ -72,27 +72,30 @@ impl ThreadContext {
         timeout: Option<Duration>,
     ) -> io::Result<()> {
         let core = descriptors.stack().here()?;
-        let hints = match &self.classical {
-            Some(hints) => hints.clone(),
-            None => self.classical.insert(Hints::new(core, false)?).clone(),
+        let context = match &self.classical {
+            Some(context) => context.clone(),
+            None => self
+                .classical
+                .insert(PollContext::new(core, false)?)
+                .clone(),
         };
         let (found, taken) = (&mut self.found, &mut self.taken);
         let waits = timeout != Some(Duration::ZERO);
         let mut scan = Scan {
             descriptors,
             core,
-            hints: &hints,
+            context: &context,
             registered: Vec::new(),
         };
         let mut first = true;
-        hints.wait(core, timeout, None, &mut |_| {
+        context.wait(core, timeout, None, &mut |_| {
             found.clear();
             if std::mem::take(&mut first) {
                 scan.first(selecting, waits, found)?;
             } else {
-                // Who was hinted is not asked: that is the point.
-                hints.hint_kernel(true)?;
-                hints.take(taken);
+                // What became ready is not used: that is the point.
+                context.mark_kernel_ready(true)?;
+                context.take_all(taken);
                 taken.clear();
                 scan.again(selecting, found)?;
             }
@@ -163,25 +166,22 @@ impl Scan<'_> {
     }
 
     fn register(&mut self, parts: &Parts<'_>, number: usize, asked: Classes) -> io::Result<()> {
-        let manner = Manner {
-            always: true,
-            ..Manner::default()
-        };
         let (key, interest) = (number as u64, asked.interest());
         let registration = if parts.descriptor < 0 {
             // All that is needed, and no more than Linux does: an entry in the
             // socket's list. What it is ready for is asked next in any case.
-            let (hints, source) = (self.hints.clone(), parts.source.clone());
-            let new = Registration::new(hints, source, -1, None, key, interest, manner);
+            let (context, source) = (self.context.clone(), parts.source.clone());
+            let new = Registration::new(context, source, -1, None, key, interest, Interface::Poll);
             let new = Arc::new(new);
-            parts.watch.add(new.clone());
+            parts.wait_queue.register(new.clone());
             new
         } else {
             let parts = Parts {
                 source: parts.source.clone(),
                 ..*parts
             };
-            self.hints.register(parts, key, interest, manner)?
+            self.context
+                .register(parts, key, interest, Interface::Poll)?
         };
         self.registered.push(registration);
         Ok(())

@@ -1,9 +1,9 @@
 //! epoll sets.
 //!
-//! A set is a context whose list of hinted registrations is Linux's ready list:
-//! what is level-triggered and ready stays in it, behind the others; what is
-//! edge-triggered leaves it when it is told. A lock serialises control and
-//! scans, as Linux's `ep->mtx` does; hints need it not.
+//! A set is a context whose ready list is used as Linux's: what is level-triggered
+//! and ready stays on it, behind the others; what is edge-triggered leaves it when it
+//! is reported. A lock serialises control and scans, as Linux's `ep->mtx` does;
+//! notifying does not take it.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::hints::Hints;
+use super::poll_context::PollContext;
 use super::registration::{Parts, Registration, Source, Watched};
 use super::{Events, SignalSet};
 use crate::descriptor::OpenFile;
 use crate::stack::{Core, Stack, lock};
 
-/// What `epoll_ctl` is told, and what `epoll_wait` tells.
+/// What `epoll_ctl` is given, and what `epoll_wait` reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpollEvent {
     /// What is asked for, with flags; or what is so.
@@ -34,9 +34,9 @@ pub struct EpollSet {
     stack: Stack,
 }
 
-/// A set, as those that watch it hold it.
+/// A set, as contexts that poll it hold it.
 pub(crate) struct SetInner {
-    pub(super) hints: Arc<Hints>,
+    pub(super) context: Arc<PollContext>,
     /// Held while the set is changed or scanned; that of a set before those of
     /// sets in it, and before any socket's.
     items: Mutex<Items>,
@@ -129,7 +129,7 @@ impl Found<'_> {
 impl std::fmt::Debug for EpollSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EpollSet")
-            .field("hints", &self.inner.hints)
+            .field("context", &self.inner.context)
             .finish_non_exhaustive()
     }
 }
@@ -142,7 +142,7 @@ impl EpollSet {
     pub fn new(stack: &Stack) -> io::Result<Self> {
         Ok(EpollSet {
             inner: Arc::new(SetInner {
-                hints: Hints::new(stack.here()?, true)?,
+                context: PollContext::new(stack.here()?, true)?,
                 items: Mutex::default(),
                 kernel_first: AtomicBool::new(false),
             }),
@@ -168,7 +168,7 @@ impl EpollSet {
         }
         let core = self.stack.here()?;
         self.inner
-            .hints
+            .context
             .wait(core, timeout, signals, &mut |insist| {
                 self.inner.collect(core, insist, events)
             })
@@ -187,19 +187,19 @@ impl Drop for EpollSet {
         for (_, item) in &items.items {
             item.registration.retire();
         }
-        self.inner.hints.close(core);
+        self.inner.context.close(core);
     }
 }
 
 impl Watched for EpollSet {
     fn watched(&self) -> Parts<'_> {
-        let hints = &self.inner.hints;
+        let context = &self.inner.context;
         Parts {
             source: Source::Set(Arc::downgrade(&self.inner)),
-            watch: &hints.watch,
-            // Its descriptors of the kernel are the watcher's too. Without one,
+            wait_queue: &context.wait_queue,
+            // Its descriptors of the kernel are polled above, too. Without one,
             // they are seen when somebody looks.
-            descriptor: hints.make_kernel_descriptor().unwrap_or(-1),
+            descriptor: context.make_kernel_descriptor().unwrap_or(-1),
         }
     }
 
@@ -212,7 +212,7 @@ impl SetInner {
     /// The items, without those whose files have ended.
     pub(super) fn lock_items(&self) -> MutexGuard<'_, Items> {
         let mut items = lock(&self.items);
-        for slot in self.hints.take_retired() {
+        for slot in self.context.take_retired() {
             // It may be another's by now.
             let ended = |item: &Item| !item.registration.is_active();
             if items.items.get(slot).is_some_and(ended) {
@@ -224,7 +224,7 @@ impl SetInner {
 
     fn collect(&self, core: &Core, insist: bool, events: &mut [EpollEvent]) -> io::Result<usize> {
         let mut items = self.lock_items();
-        let most = self.hints.most_events(core, events.len());
+        let most = self.context.most_events(core, events.len());
         let mut found = Found {
             events: events.get_mut(..most).unwrap_or_default(),
             count: 0,
@@ -232,9 +232,9 @@ impl SetInner {
         // Where one kind alone fills the room, the other's turn comes next time.
         if self.kernel_first.fetch_xor(true, Ordering::Relaxed) {
             self.collect_kernel(insist, &mut found)?;
-            self.collect_hinted(&mut items, &mut found);
+            self.collect_ready(&mut items, &mut found);
         } else {
-            self.collect_hinted(&mut items, &mut found);
+            self.collect_ready(&mut items, &mut found);
             self.collect_kernel(insist, &mut found)?;
         }
         Ok(found.count)
@@ -245,55 +245,55 @@ impl SetInner {
         if room == 0 {
             return Ok(());
         }
-        // As by Linux, what is ready is told, however busy the others are.
-        let insist = insist || self.hints.has_kernels();
-        self.hints
-            .look_at_kernel(insist, room, &mut |registration, events| {
+        // As by Linux, what is ready is reported, however busy the others are.
+        let insist = insist || self.context.kernel().has_kernel_only();
+        self.context
+            .poll_kernel(insist, room, &mut |registration, events| {
                 found.push(registration, events);
             })
     }
 
-    /// One pass over what was hinted, as far as there is room: in order, what stays
+    /// One pass over the ready list, as far as there is room: in order, what stays
     /// goes behind what was not reached.
-    fn collect_hinted(&self, items: &mut Items, found: &mut Found<'_>) {
-        let hints = &self.hints;
-        let mut left = hints.hinted_len();
+    fn collect_ready(&self, items: &mut Items, found: &mut Found<'_>) {
+        let context = &self.context;
+        let mut left = context.ready_len();
         while left > 0 && found.room() > 0 {
-            hints.take_some(left.min(found.room()), &mut items.taken);
+            context.take_ready(left.min(found.room()), &mut items.taken);
             if items.taken.is_empty() {
                 break;
             }
             left -= items.taken.len();
             for registration in items.taken.drain(..) {
-                if tell(&registration, found) {
+                if report(&registration, found) {
                     items.kept.push(registration);
                 }
             }
         }
-        hints.put_back(&mut items.kept);
+        context.requeue(&mut items.kept);
     }
 
-    /// What it is ready for as a file: it has something to tell.
+    /// What it is ready for as a file: it has something to report.
     pub(crate) fn events(&self) -> Events {
-        let ready = self.hints.kernel_is_ready() || self.has_hinted();
+        let ready = self.context.kernel().is_ready() || self.has_ready();
         Events::NONE.with_if(Events::READABLE, ready)
     }
 
-    /// True when something in it is ready that hints tell of.
-    pub(super) fn has_hinted(&self) -> bool {
+    /// True when something on the ready list is ready.
+    pub(super) fn has_ready(&self) -> bool {
         let _items = self.lock_items();
-        let hints = &self.hints;
-        for _ in 0..hints.hinted_len() {
-            let Some(registration) = hints.first_hinted() else {
+        let context = &self.context;
+        for _ in 0..context.ready_len() {
+            let Some(registration) = context.first_ready() else {
                 break;
             };
             // Left where it is: it is what keeps those awake who come to sleep here.
             if registration.events().intersects(registration.interest()) {
                 return true;
             }
-            hints.drop_first();
-            if !level(&registration).is_empty() {
-                hints.put_first(registration);
+            context.drop_first_ready();
+            if !registration.level().is_empty() {
+                context.put_first_ready(registration);
                 return true;
             }
         }
@@ -301,43 +301,23 @@ impl SetInner {
     }
 }
 
-/// What a hinted registration, taken out, is ready for of what it is watched for;
-/// nothing: it is settled.
-fn level(registration: &Arc<Registration>) -> Events {
-    if !registration.is_active() {
-        return Events::NONE;
-    }
-    let ready = || registration.events() & registration.interest();
-    let events = ready();
-    if !events.is_empty() {
-        return events;
-    }
-    registration.settle();
-    // It may have become ready since, and found its flag set.
-    let events = ready();
-    if !events.is_empty() && registration.unsettle() {
-        return events;
-    }
-    Events::NONE
-}
-
-/// Tells of a hinted registration that was taken out, if it is ready. True when it
-/// is to be put back.
-fn tell(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
+/// Reports a registration that was taken off the ready list, if it is ready. True when
+/// it is to be put back.
+fn report(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
     let interest = registration.interest();
     if !interest.intersects(Events::EDGE | Events::ONESHOT) {
-        let events = level(registration);
+        let events = registration.level();
         if !events.is_empty() {
             found.push(registration, events);
         }
         return !events.is_empty();
     }
     if registration.is_active() {
-        // What changes from here on leaves a new hint.
-        registration.settle();
+        // What changes from here on puts it on the list again.
+        registration.unmark();
         let events = registration.events() & interest;
         if !events.is_empty() {
-            registration.note_told();
+            registration.note_reported();
             if interest.contains(Events::ONESHOT) {
                 registration.disable();
             }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Events;
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
-use super::hints::{Hints, Manner};
+use super::poll_context::{Interface, PollContext};
 use super::registration::Watched as _;
 use crate::descriptor::OpenFile;
 
@@ -89,7 +89,7 @@ impl EpollSet {
             && let Some(nested) = nested
         {
             let below = depth_below(nested, &self.inner, 0);
-            if below.is_none_or(|below| below + 1 + depth_above(&self.inner.hints) > NESTS_MAX) {
+            if below.is_none_or(|below| below + 1 + depth_above(&self.inner.context) > NESTS_MAX) {
                 return refuse(libc::ELOOP);
             }
         }
@@ -113,13 +113,13 @@ impl EpollSet {
                 }
                 registration.set_key(event.data);
                 registration.set_interest(interest)?;
-                registration.hint_if_ready();
+                registration.mark_if_ready();
                 Ok(())
             }
             (Operation::Delete, Some(item)) => {
                 let registration = item.registration.clone();
                 registration.retire();
-                file.watched().watch.remove(&registration);
+                file.watched().wait_queue.unregister(&registration);
                 items.remove(registration.slot());
                 Ok(())
             }
@@ -140,8 +140,8 @@ impl EpollSet {
         }
         let registration =
             self.inner
-                .hints
-                .register(file.watched(), data, interest, Manner::default())?;
+                .context
+                .register(file.watched(), data, interest, Interface::Epoll)?;
         registration.set_slot(items.next_slot());
         items.insert(registration, fd, file, nested);
         Ok(())
@@ -168,8 +168,10 @@ fn depth_below(set: &SetInner, above: &Arc<SetInner>, depth: usize) -> Option<us
 }
 
 /// Sets that a set is in, the longest way up.
-fn depth_above(hints: &Hints) -> usize {
-    let above = hints.watch.contexts();
-    let sets = above.iter().filter(|hints| hints.is_set());
-    sets.map(|hints| depth_above(hints) + 1).max().unwrap_or(0)
+fn depth_above(context: &PollContext) -> usize {
+    let above = context.wait_queue.contexts();
+    let sets = above.iter().filter(|context| context.is_epoll());
+    sets.map(|context| depth_above(context) + 1)
+        .max()
+        .unwrap_or(0)
 }

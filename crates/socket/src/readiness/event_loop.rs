@@ -1,20 +1,20 @@
 //! Sockets in event loops that sleep in the kernel: a source for `mio`.
 //!
 //! Such a loop waits on an epoll descriptor of the kernel's, where the stack
-//! cannot leave a hint. So every socket that is registered has an eventfd in
+//! cannot put anything on a ready list. So every socket that is registered has an eventfd in
 //! there, edge-triggered, and one thread a stack, the notifier, waits for all of
 //! them as any application's thread does: it leads while nobody else is inside,
-//! polls the device, runs the protocol, takes hints, and turns each into an edge
+//! polls the device, runs the protocol, empties the ready list, and turns each into an edge
 //! of the socket's eventfd. Without such sockets it sleeps outside the stack.
 //!
 //! ```text
-//!  device ──► notifier: protocol ──► hint ──► eventfd ──► mio's epoll ──► application
+//!  device ──► notifier: protocol ──► ready list ──► eventfd ──► mio's epoll ──► application
 //! ```
 //!
 //! An eventfd has two edges of its own: writing to it wakes those who asked for
 //! EPOLLIN, reading from it those who asked for EPOLLOUT. Its counter is above zero
 //! while the socket is readable, as far as anybody has looked. EPOLLOUT it always
-//! has, so a loop that asks for both is told of writability too often, which mio
+//! has, so a loop that asks for both hears of writability too often, which mio
 //! allows ("spurious events"), but never too seldom.
 
 use std::io;
@@ -28,11 +28,10 @@ use mio::{Interest, Registry, Token};
 use slab::Slab;
 
 use super::Events;
-use super::hints::{Hints, Manner};
+use super::poll_context::{Interface, PollContext};
 use super::registration::{Registration, Source, Watched};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, Stack, lock};
-use crate::wait::Waitable;
 use crate::{TcpListener, TcpStream, UdpSocket};
 
 /// How long the notifier stays away from a device that reports an error.
@@ -48,7 +47,7 @@ pub(crate) struct Notifier {
 
 #[derive(Default)]
 struct State {
-    context: Option<Arc<Hints>>,
+    context: Option<Arc<PollContext>>,
     /// By the keys of their registrations.
     signals: Slab<Arc<Signal>>,
     thread: Option<JoinHandle<()>>,
@@ -58,14 +57,14 @@ struct State {
 /// How one socket's loop is woken.
 struct Signal {
     wake: WakeFd,
-    /// One at a time looks and tells: what was seen earlier is told earlier.
-    telling: Mutex<()>,
+    /// One at a time looks and signals: what was seen earlier is signalled earlier.
+    order: Mutex<()>,
 }
 
 impl Signal {
     /// Makes an edge of what the socket is ready for.
-    fn tell(&self, registration: &Registration) {
-        let _telling = lock(&self.telling);
+    fn edge(&self, registration: &Registration) {
+        let _order = lock(&self.order);
         let (readable, writable) = readiness(registration);
         if writable {
             // Reading makes the edge, and needs something to read.
@@ -79,7 +78,7 @@ impl Signal {
 
     /// Puts the counter right, for an epoll descriptor that looks at it now.
     fn level(&self, registration: &Registration) {
-        let _telling = lock(&self.telling);
+        let _order = lock(&self.order);
         let (readable, _) = readiness(registration);
         if readable {
             self.wake.signal();
@@ -89,7 +88,7 @@ impl Signal {
     }
 }
 
-/// Whether a socket is readable and writable, of what it is watched for.
+/// Whether a socket is readable and writable, of what it is registered for.
 fn readiness(registration: &Registration) -> (bool, bool) {
     let (interest, ready) = (registration.interest(), registration.events());
     let is = |asked: Events, so: Events| {
@@ -101,9 +100,9 @@ fn readiness(registration: &Registration) -> (bool, bool) {
     )
 }
 
-/// What the notifier watches for on behalf of a loop.
+/// What the notifier registers for on behalf of a loop.
 fn events(interest: Interest) -> Events {
-    // Of sockets that the kernel has a part in it tells changes, too.
+    // Of sockets that the kernel has a part in it reports changes, too.
     let always = Events::ERR | Events::HUP | Events::EDGE;
     always
         .with_if(Events::IN | Events::RDHUP, interest.is_readable())
@@ -112,12 +111,12 @@ fn events(interest: Interest) -> Events {
 
 impl Notifier {
     /// The context that all sources of a stack are in, and its thread.
-    fn context(core: &Arc<Core>) -> io::Result<Arc<Hints>> {
+    fn context(core: &Arc<Core>) -> io::Result<Arc<PollContext>> {
         let mut state = lock(&core.notifier.state);
         if let Some(context) = &state.context {
             return Ok(context.clone());
         }
-        let context = Hints::new(core, false)?;
+        let context = PollContext::new(core, false)?;
         let (own, of) = (core.clone(), context.clone());
         let thread = std::thread::Builder::new()
             .name("tidewall-events".to_owned())
@@ -142,17 +141,17 @@ impl Notifier {
         };
         drop(forgotten);
         if let Some(context) = context {
-            call_out(&context);
+            interrupt(&context);
         }
     }
 
-    /// True while there is anybody to tell anything.
+    /// True while there are sockets of loops.
     fn is_wanted(&self) -> bool {
         let state = lock(&self.state);
         !state.ended && !state.signals.is_empty()
     }
 
-    /// True while there are sockets whose loops do not turn the stack: what they
+    /// True while there are sockets whose loops do not wait in the stack: what they
     /// want to send is sent at once.
     pub(crate) fn is_used(&self) -> bool {
         !lock(&self.state).signals.is_empty()
@@ -170,22 +169,22 @@ impl Notifier {
         !state.ended
     }
 
-    fn run(&self, core: &Core, context: &Hints) {
-        let mut hinted = Vec::new();
+    fn run(&self, core: &Core, context: &PollContext) {
+        let mut ready = Vec::new();
         while self.until_wanted() {
-            // All the time: nobody turns later, so what is written is sent now.
+            // All the time: nobody waits later, so what is written is sent now.
             let inside = context.enter();
             let result = context.wait(core, None, None, &mut |insist| {
                 if !self.is_wanted() {
                     return Ok(1);
                 }
-                context.hint_kernel(insist)?;
-                context.take(&mut hinted);
-                for registration in hinted.drain(..) {
+                context.mark_kernel_ready(insist)?;
+                context.take_all(&mut ready);
+                for registration in ready.drain(..) {
                     let key = usize::try_from(registration.key()).unwrap_or(usize::MAX);
                     let signal = lock(&self.state).signals.get(key).cloned();
                     if let Some(signal) = signal {
-                        signal.tell(&registration);
+                        signal.edge(&registration);
                     }
                 }
                 Ok(0)
@@ -209,7 +208,7 @@ impl Notifier {
         };
         self.changed.notify_all();
         let Some(context) = context else { return };
-        call_out(&context);
+        interrupt(&context);
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -218,9 +217,9 @@ impl Notifier {
 }
 
 /// Makes the notifier look whether it is still wanted.
-fn call_out(context: &Hints) {
-    context.note_kernel_ready();
-    context.waiters().wake_all();
+fn interrupt(context: &PollContext) {
+    context.kernel().note_ready();
+    context.wait_queue.wake_all();
 }
 
 /// A socket's place for what ties it to a loop. Empty again when the socket is
@@ -288,10 +287,10 @@ impl Slot {
         let context = Notifier::context(core)?;
         let signal = Arc::new(Signal {
             wake: WakeFd::new()?,
-            telling: Mutex::new(()),
+            order: Mutex::new(()),
         });
         let key = core.notifier.insert(signal.clone());
-        let registered = context.register(parts, key as u64, events(interest), Manner::default());
+        let registered = context.register(parts, key as u64, events(interest), Interface::Epoll);
         let registration = match registered {
             Ok(registration) => registration,
             Err(error) => {
@@ -348,7 +347,7 @@ macro_rules! source {
         #[doc = concat!($what, " in an event loop on `mio`.")]
         ///
         /// Events are edge-triggered: after one, call until EAGAIN, on a socket
-        /// that `set_nonblocking` has made so. Errors and ends are told as readable
+        /// that `set_nonblocking` has made so. Errors and ends are reported as readable
         /// and writable; mio's other flags (`is_read_closed`, `is_error`, …) are set
         /// for connections of the kernel's alone. A socket is in one `Poll` at a
         /// time; dropping it deregisters it.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Events;
-use super::context::{OpenFiles, ThreadContext, Watching, with_context};
 use super::registration::{Source, Watched as _};
+use super::thread_state::{DescriptorContext, OpenFiles, ThreadState, with_thread_state};
 use crate::descriptor::Descriptors;
 
 /// What has happened to a descriptor ([`Descriptors::get_next_event`]).
@@ -26,15 +26,15 @@ pub struct DescriptorEvent {
 impl Descriptors {
     /// Declares what the calling thread is interested in of a descriptor, instead
     /// of what it declared before; [`Events::NONE`] ends it. What happens from now
-    /// on is told by [`Descriptors::get_next_event`].
+    /// on is reported by [`Descriptors::get_next_event`].
     ///
     /// `state` is given what the descriptor is ready for now, of that interest:
-    /// nothing that happened before the call is told as an event. Without it, what
+    /// nothing that happened before the call is reported as an event. Without it, what
     /// the descriptor is ready for already is the first event.
     ///
     /// Interest ends when the descriptor is closed. With [`Events::EXCLUSIVE`]
-    /// what happens is told to one of the threads that are interested so
-    /// (SO_WAKEUP_ONE); of the kernel's own descriptors all are told.
+    /// what happens is reported to one of the threads that are interested so
+    /// (SO_WAKEUP_ONE); of the kernel's own descriptors to all.
     ///
     /// # Errors
     /// EBADF; what epoll reports of a descriptor of the kernel's.
@@ -45,47 +45,47 @@ impl Descriptors {
         state: Option<&mut Events>,
     ) -> io::Result<()> {
         let number = usize::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
-        with_context(self, |context| {
-            let queue = context.queue(self)?;
+        with_thread_state(self, |thread| {
+            let queue = thread.queue(self)?;
             queue.take_closed(|_| ());
             let mut files = OpenFiles::new(self, &queue);
             // Under the lock that a closing waits for.
             let file = self.file(fd)?;
             if interest.without(Events::FLAGS).is_empty() {
-                files.watched.remove(number);
+                files.by_number.remove(number);
                 if let Some(state) = state {
                     *state = Events::NONE;
                 }
                 return Ok(());
             }
-            let told = interest.without(Events::FLAGS) | Events::ALWAYS;
-            // The kernel does not let an exclusive interest be changed; of its own
-            // everybody is told.
+            let reported = interest.without(Events::FLAGS) | Events::ALWAYS;
+            // The kernel does not let an exclusive interest be changed; its own are
+            // reported to everybody.
             let exclusive = match file.watched().source {
                 Source::Kernel => Events::NONE,
                 _ => interest & Events::EXCLUSIVE,
             };
-            let wanted = told | Events::EDGE | exclusive;
-            let known = files.watched.get(number).cloned();
+            let wanted = reported | Events::EDGE | exclusive;
+            let known = files.by_number.get(number).cloned();
             let registration = match known {
                 Some(registration) => registration,
                 None => {
-                    // For nothing at first, so that what it is ready for already
-                    // leaves no hint.
+                    // For nothing at first, so that what it is ready for already is not
+                    // put on the ready list.
                     let new = queue.register(&file, number, Events::EDGE)?;
-                    files.watched.insert(number, new.clone());
+                    files.by_number.insert(number, new.clone());
                     new
                 }
             };
             registration.set_interest(wanted)?;
             let Some(state) = state else {
-                registration.hint_if_ready();
+                registration.mark_if_ready();
                 return Ok(());
             };
-            // The kernel tells of what is ready already; that is no event.
-            files.hint_kernel(true)?;
-            registration.settle();
-            *state = registration.events() & told;
+            // The kernel reports what is ready already; that is no event.
+            files.mark_kernel_ready(true)?;
+            registration.unmark();
+            *state = registration.events() & reported;
             Ok(())
         })
     }
@@ -96,9 +96,9 @@ impl Descriptors {
     /// there are; none at the timeout. `None` for a timeout waits for ever, zero
     /// does not wait.
     ///
-    /// An event tells what the descriptor is ready for when it is given out; what
-    /// was over before, or undone by the application itself, is not told. What is
-    /// told is not told again until something else happens: read until EAGAIN.
+    /// An event says what the descriptor is ready for when it is given out; what
+    /// was over before, or undone by the application itself, is not reported. What is
+    /// reported is not reported again until something else happens: read until EAGAIN.
     ///
     /// # Errors
     /// EINVAL without room for an event; EINTR when a signal arrives; what
@@ -111,37 +111,42 @@ impl Descriptors {
         if events.is_empty() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        with_context(self, |context| {
-            let queue = context.queue(self)?;
-            let hints = &queue.hints;
+        with_thread_state(self, |thread| {
+            let queue = thread.queue(self)?;
+            let context = &queue.context;
             let core = self.stack().here()?;
-            hints.wait(core, timeout, None, &mut |insist| {
+            context.wait(core, timeout, None, &mut |insist| {
                 queue.take_closed(|_| ());
-                OpenFiles::new(self, &queue).hint_kernel(insist)?;
-                let most = hints.most_events(core, events.len());
-                Ok(context.dequeue(&queue, events.get_mut(..most).unwrap_or_default()))
+                OpenFiles::new(self, &queue).mark_kernel_ready(insist)?;
+                let most = context.most_events(core, events.len());
+                Ok(thread.dequeue(&queue, events.get_mut(..most).unwrap_or_default()))
             })
         })
     }
 }
 
-impl ThreadContext {
-    fn queue(&mut self, descriptors: &Descriptors) -> io::Result<Arc<Watching>> {
+impl ThreadState {
+    fn queue(&mut self, descriptors: &Descriptors) -> io::Result<Arc<DescriptorContext>> {
         match &self.events {
             Some(queue) => Ok(queue.clone()),
-            None => Ok(self.events.insert(Watching::new(descriptors)?).clone()),
+            None => Ok(self
+                .events
+                .insert(DescriptorContext::new(descriptors)?)
+                .clone()),
         }
     }
 
-    fn dequeue(&mut self, queue: &Watching, events: &mut [DescriptorEvent]) -> usize {
+    fn dequeue(&mut self, queue: &DescriptorContext, events: &mut [DescriptorEvent]) -> usize {
         let mut count = 0;
         while count < events.len() {
-            queue.hints.take_some(events.len() - count, &mut self.taken);
+            queue
+                .context
+                .take_ready(events.len() - count, &mut self.taken);
             if self.taken.is_empty() {
                 break;
             }
             for registration in self.taken.drain(..) {
-                if !registration.take_hint() {
+                if !registration.unmark() {
                     // Its state was asked for since.
                     continue;
                 }

@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// Whether something is in a list, so that it is entered once, however often it
 /// changes.
-pub(super) struct Listed(AtomicBool);
+pub(crate) struct Listed(AtomicBool);
 
 impl Listed {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Listed(AtomicBool::new(false))
     }
 
     /// It has changed. True when the caller is to enter it.
-    pub(super) fn enter(&self) -> bool {
+    pub(crate) fn enter(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
     /// It was taken out and is looked at next: what changed before is seen then, and
     /// what changes from here on enters it again. False when it was not in.
-    pub(super) fn leave(&self) -> bool {
+    pub(crate) fn leave(&self) -> bool {
         // Not a store: it must see the changes of who found it set.
         let was = self.0.swap(false, Ordering::AcqRel);
         fence(Ordering::SeqCst);
@@ -32,7 +32,7 @@ impl Listed {
     }
 
     /// True while it is in.
-    pub(super) fn is_in(&self) -> bool {
+    pub(crate) fn is_in(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -1,24 +1,24 @@
-//! Open files, as contexts watch them.
+//! Open files, as contexts poll them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::registration::{Parts, Source, Watched};
-use super::watch::Watch;
 use crate::descriptor::OpenFile;
 use crate::raw::epoll;
 use crate::stack::Stack;
+use crate::wait_queue::WaitQueue;
 
 /// A descriptor of the kernel's as an open file.
 pub struct KernelFile {
     descriptor: OwnedFd,
-    watch: Watch,
+    wait_queue: WaitQueue,
 }
 
 impl From<OwnedFd> for KernelFile {
     fn from(descriptor: OwnedFd) -> Self {
         KernelFile {
             descriptor,
-            watch: Watch::default(),
+            wait_queue: WaitQueue::default(),
         }
     }
 }
@@ -32,7 +32,7 @@ impl AsFd for KernelFile {
 impl Drop for KernelFile {
     fn drop(&mut self) {
         // Before it is closed: its number is another's then.
-        self.watch.retire();
+        self.wait_queue.close();
     }
 }
 
@@ -40,7 +40,7 @@ impl Watched for KernelFile {
     fn watched(&self) -> Parts<'_> {
         Parts {
             source: Source::Kernel,
-            watch: &self.watch,
+            wait_queue: &self.wait_queue,
             descriptor: self.descriptor.as_raw_fd(),
         }
     }

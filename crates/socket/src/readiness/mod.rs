@@ -1,48 +1,49 @@
 //! Readiness: which of many sockets are ready, at a cost that does not grow with
 //! those that are not.
 //!
-//! Every socket has a `Watch`: the registrations of the contexts that are
-//! interested in it. A context (`Hints`) is what one call waits on: a
-//! selector, an epoll set, a thread's `select`, an event queue. Where the
-//! protocol changes a socket, it leaves a *hint* with each registration that is
-//! interested in such a change: coalesced (a flag of the registration), set
-//! before a waiter is woken, of no effect once the registration is retired. A
-//! context looks at what was hinted and at nothing else.
+//! Every socket has a wait queue, in which are the *registrations* of the contexts
+//! that poll it. A context (`PollContext`) is what one call waits on: a selector's,
+//! an epoll set's, that of a thread's `select` or of its event queue. Where the
+//! protocol changes a socket it notifies the wait queue, and each registration that is
+//! interested in such a change goes on its context's *ready list*: once (a flag of the
+//! registration), before a thread is woken, and not once the registration is retired.
+//! A context looks at what is on its ready list and at nothing else.
 //!
-//! A change is told as Linux tells it, so that edge-triggered users see the same
+//! A change is reported as by Linux, so that edge-triggered users see the same
 //! edges: data that comes is `IN` even if older data was not read; `OUT` comes
 //! when a write has found no space and there is some again; a change of state
-//! (connected, FIN, RST, shutdown) is told to everyone.
+//! (connected, FIN, RST, shutdown) is reported to everyone.
 //!
-//! Frames that the protocol has not seen wait in channels. They are entered with
-//! every context that watches their socket, and one thread is woken to run the
-//! protocol: whichever context turns first does it, for all.
+//! Frames that the protocol has not processed wait in channels. Their socket is
+//! entered with every context that polls it, and one thread is woken to run the
+//! protocol: that of whichever context looks first does it for all.
 //!
 //! ```text
-//!  frames ──► Watch::has_frames ──► Hints::process ──► protocol ──► Watch::notify
-//!              (one thread woken)                                      │ hint
-//!  select, poll, epoll_wait, Selector::wait ◄── Hints::take ◄──────────┤
-//!                 kernel's descriptors ──► KernelPart::look ───────────┘
+//!  frames ──► WaitQueue::frames_arrived ──► PollContext::process ──► protocol
+//!              (one thread woken)                                       │ notify
+//!  select, poll, epoll_wait, Selector::wait ◄── ready list ◄────────────┤
+//!           kernel's descriptors ──► KernelDescriptors::poll ───────────┘
 //! ```
 //!
 //! The way of an event, and where each step is:
 //!
-//! 1. A frame is sorted into its socket's channel, which tells the socket's `Watch`
-//!    (`watch`). Each `Registration` there (`registration`) is entered with its
+//! 1. A frame is sorted into its socket's channel, whose wait queue hears of it
+//!    (`wait_queue`). Each `Registration` there (`registration`) is entered with its
 //!    context as one with frames, and one thread that sleeps in one of the contexts
 //!    is woken.
-//! 2. That thread, in `Hints::wait` (`hints`), runs the protocol on what was entered.
-//!    The socket finds out what has changed and notifies its `Watch`: registrations
-//!    that are interested go into their contexts' lists of hinted ones, once.
-//! 3. The call that waits takes hinted registrations out, looks what they are ready
-//!    for, and tells its caller: `epoll` and `Selector` each in their way, `select`
-//!    and `poll` through what the thread knows of its descriptors (`interest`, in
-//!    `context`), `event_queue` by the hints alone, `event_loop` by an eventfd.
+//! 2. That thread, in `PollContext::wait` (`poll_context`), runs the protocol on what
+//!    was entered. The socket finds out what has changed and notifies its wait queue:
+//!    registrations that are interested go on their contexts' ready lists.
+//! 3. The call that waits takes them off, looks what they are ready for, and reports
+//!    it: `epoll` and `Selector` each in their way, `select` and `poll` through what
+//!    the thread knows of its descriptors (`interest`, in `thread_state`),
+//!    `event_queue` by the ready list alone, `event_loop` by an eventfd.
 //!
 //! Kernel descriptors of a context sit in one epoll descriptor of the kernel's, so
-//! idle ones cost nothing (`kernel_part`); the thread that sleeps on it takes what it
-//! says for hints. Of locks, those of what watches come before those of what is
-//! watched, and a socket's before its contexts' lists: a hint is left from anywhere.
+//! idle ones cost nothing (`kernel_descriptors`); the thread that sleeps on it puts
+//! those that are ready on the ready list. Of locks, those of an outer set come before
+//! those of a set in it, and a socket's before its contexts' lists: a socket is
+//! notified with its lock held.
 //!
 //! Read first: Banga & Mogul, USENIX 1998 and (with Druschel) USENIX 1999; epoll(7).
 
@@ -51,7 +52,6 @@ use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
 mod classes;
 mod classical;
-mod context;
 mod descriptor_set;
 mod epoll;
 mod epoll_calls;
@@ -61,13 +61,13 @@ pub(crate) mod event_loop;
 mod event_queue;
 mod exchange;
 mod files;
-pub(crate) mod hints;
 mod interest;
-mod kernel_part;
+mod kernel_descriptors;
 mod poll;
+pub(crate) mod poll_context;
 pub(crate) mod registration;
 mod select;
-pub(crate) mod watch;
+mod thread_state;
 
 pub use crate::raw::poll::SignalSet;
 pub use descriptor_set::{DescriptorSet, Iter};
@@ -91,9 +91,9 @@ impl Events {
     pub const PRI: Self = Self(libc::EPOLLPRI as u32);
     /// There is room to write.
     pub const OUT: Self = Self(libc::EPOLLOUT as u32);
-    /// An error is pending. Told whether asked for or not.
+    /// An error is pending. Reported whether asked for or not.
     pub const ERR: Self = Self(libc::EPOLLERR as u32);
-    /// Both halves are closed. Told whether asked for or not.
+    /// Both halves are closed. Reported whether asked for or not.
     pub const HUP: Self = Self(libc::EPOLLHUP as u32);
     /// As [`Events::IN`].
     pub const RDNORM: Self = Self(libc::EPOLLRDNORM as u32);
@@ -103,7 +103,7 @@ impl Events {
     pub const WRNORM: Self = Self(libc::EPOLLWRNORM as u32);
     /// There is room for priority data.
     pub const WRBAND: Self = Self(libc::EPOLLWRBAND as u32);
-    /// Never told, as by Linux.
+    /// Never reported, as by Linux.
     pub const MSG: Self = Self(libc::EPOLLMSG as u32);
     /// The peer has closed its half.
     pub const RDHUP: Self = Self(libc::EPOLLRDHUP as u32);
@@ -112,9 +112,9 @@ impl Events {
     pub const EXCLUSIVE: Self = Self(libc::EPOLLEXCLUSIVE as u32);
     /// A flag for `epoll_ctl`: the system may not be suspended. Ignored.
     pub const WAKEUP: Self = Self(libc::EPOLLWAKEUP as u32);
-    /// A flag for `epoll_ctl`: told once, then disabled until changed.
+    /// A flag for `epoll_ctl`: reported once, then disabled until changed.
     pub const ONESHOT: Self = Self(libc::EPOLLONESHOT as u32);
-    /// A flag for `epoll_ctl` (EPOLLET): told once a change.
+    /// A flag for `epoll_ctl` (EPOLLET): reported once a change.
     pub const EDGE: Self = Self(libc::EPOLLET as u32);
 
     /// Data came.
@@ -122,9 +122,9 @@ impl Events {
         Self(Self::IN.0 | Self::PRI.0 | Self::RDNORM.0 | Self::RDBAND.0);
     /// Space came back.
     pub(crate) const SPACE_CAME: Self = Self(Self::OUT.0 | Self::WRNORM.0 | Self::WRBAND.0);
-    /// The state changed: everybody is told, whatever they asked for.
+    /// The state changed: reported to everybody, whatever they asked for.
     pub(crate) const STATE_CHANGED: Self = Self(0x0fff_ffff);
-    /// What is told whether asked for or not.
+    /// What is reported whether asked for or not.
     pub(crate) const ALWAYS: Self = Self(Self::ERR.0 | Self::HUP.0);
     /// [`Events::IN`] and its synonym.
     pub(crate) const READABLE: Self = Self(Self::IN.0 | Self::RDNORM.0);

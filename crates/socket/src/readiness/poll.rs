@@ -4,8 +4,8 @@ use std::io;
 use std::time::Duration;
 
 use super::classes::Classes;
-use super::context::{OpenFiles, ThreadContext, interrupted_by_pending, with_context};
 use super::interest::Interest;
+use super::thread_state::{OpenFiles, ThreadState, interrupted_by_pending, with_thread_state};
 use super::{Events, SignalSet};
 use crate::descriptor::Descriptors;
 
@@ -88,8 +88,8 @@ impl Descriptors {
         if list.len() > self.limit() as usize {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        with_context(self, |context| {
-            let hints = context.watching.hints.clone();
+        with_thread_state(self, |thread| {
+            let context = thread.polled.context.clone();
             let core = self.stack().here()?;
             let mut call = Call {
                 list,
@@ -97,17 +97,17 @@ impl Descriptors {
                 order: Order::Unknown,
             };
             let mut first = true;
-            let found = hints.wait(core, timeout, signals, &mut |insist| {
+            let found = context.wait(core, timeout, signals, &mut |insist| {
                 if std::mem::take(&mut first) {
-                    context.take_hints(self, insist)?;
-                    call.look_at_all(self, context)?;
+                    thread.take_hints(self, insist)?;
+                    call.look_at_all(self, thread)?;
                 } else {
-                    call.look_again(self, context, insist)?;
+                    call.look_again(self, thread, insist)?;
                 }
-                if hints.has_frames() {
+                if context.has_unprocessed_frames() {
                     // Frames that were there before their socket was watched.
-                    hints.process(core);
-                    call.look_again(self, context, false)?;
+                    context.process(core);
+                    call.look_again(self, thread, false)?;
                 }
                 Ok(call.ready)
             })?;
@@ -140,12 +140,12 @@ impl Call<'_> {
     fn look_at_all(
         &mut self,
         descriptors: &Descriptors,
-        context: &mut ThreadContext,
+        thread: &mut ThreadState,
     ) -> io::Result<()> {
-        let ThreadContext {
-            watching, interest, ..
-        } = context;
-        let mut files = OpenFiles::new(descriptors, watching);
+        let ThreadState {
+            polled, interest, ..
+        } = thread;
+        let mut files = OpenFiles::new(descriptors, polled);
         self.ready = 0;
         for entry in self.list.iter_mut() {
             entry.revents = look(entry, interest, &mut files)?;
@@ -158,27 +158,27 @@ impl Call<'_> {
     fn look_again(
         &mut self,
         descriptors: &Descriptors,
-        context: &mut ThreadContext,
+        thread: &mut ThreadState,
         insist: bool,
     ) -> io::Result<()> {
-        let ThreadContext {
-            watching,
+        let ThreadState {
+            polled,
             interest,
             taken,
             changed,
             places,
             ..
-        } = context;
+        } = thread;
         changed.clear();
-        watching.take_closed(|number| {
+        polled.take_closed(|number| {
             interest.forget(number);
             changed.push(number);
         });
-        let mut files = OpenFiles::new(descriptors, watching);
-        files.hint_kernel(insist)?;
-        watching.hints.take(taken);
+        let mut files = OpenFiles::new(descriptors, polled);
+        files.mark_kernel_ready(insist)?;
+        polled.context.take_all(taken);
         for registration in taken.drain(..) {
-            if files.watched.is_current(&registration) {
+            if files.by_number.is_current(&registration) {
                 let number = registration.key() as usize;
                 interest.hint(number);
                 changed.push(number);

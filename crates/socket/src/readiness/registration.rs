@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, Weak};
 use super::Events;
 use super::epoll::SetInner;
 use super::exchange::Listed;
-use super::hints::{Hints, Manner};
-use super::watch::Watch;
+use super::poll_context::{Interface, PollContext};
 use crate::raw::poll;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::connection::ConnectionInner;
 use crate::tcp::listener::ListenerInner;
 use crate::udp::inner::SocketInner;
+use crate::wait_queue::WaitQueue;
 
 /// What is watched.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl Source {
             }
             Source::Set(set) => {
                 if let Some(set) = set.upgrade() {
-                    set.hints.process(core);
+                    set.context.process(core);
                 }
             }
             Source::Udp(_) | Source::Kernel | Source::Always => {}
@@ -76,14 +76,16 @@ impl Source {
             Source::Listener(listener) => listener
                 .upgrade()
                 .is_some_and(|listener| listener.has_waiting_frames()),
-            Source::Set(set) => set.upgrade().is_some_and(|set| set.hints.has_frames()),
+            Source::Set(set) => set
+                .upgrade()
+                .is_some_and(|set| set.context.has_unprocessed_frames()),
             Source::Udp(_) | Source::Kernel | Source::Always => false,
         }
     }
 
     /// The kernel says that its descriptor of it has input.
     pub(super) fn kernel_has_input(&self) {
-        use crate::wait::Waitable;
+        use crate::wait_queue::Waitable;
         match self {
             Source::Listener(listener) => {
                 if let Some(listener) = listener.upgrade() {
@@ -97,7 +99,7 @@ impl Source {
             }
             Source::Set(set) => {
                 if let Some(set) = set.upgrade() {
-                    set.hints.note_kernel_ready();
+                    set.context.kernel().note_ready();
                 }
             }
             Source::Connection(_) | Source::Kernel | Source::Always => {}
@@ -105,7 +107,7 @@ impl Source {
     }
 }
 
-/// Something that contexts can watch.
+/// Something that contexts can poll.
 pub trait Watched {
     /// What a context needs of it.
     fn watched(&self) -> Parts<'_>;
@@ -117,16 +119,16 @@ pub trait Watched {
 pub struct Parts<'a> {
     pub(crate) source: Source,
     /// Where its registrations are kept.
-    pub(crate) watch: &'a Watch,
+    pub(crate) wait_queue: &'a WaitQueue,
     /// Its descriptor of the kernel; -1: none.
     pub(crate) descriptor: i32,
 }
 
 /// One socket in one context.
 pub(crate) struct Registration {
-    pub(super) hints: Arc<Hints>,
+    pub(crate) context: Arc<PollContext>,
     pub(super) source: Source,
-    /// Descriptor of the kernel that is watched too; -1: none.
+    /// Descriptor of the kernel that is polled too; -1: none.
     pub(super) descriptor: i32,
     /// That descriptor, where it is the registration's own.
     own: Mutex<Option<OwnedFd>>,
@@ -137,15 +139,15 @@ pub(crate) struct Registration {
     slot: AtomicUsize,
     /// Events, and the flags of `epoll_ctl`.
     interest: AtomicU32,
-    /// It is in the context's list of hinted ones.
-    pub(super) hinted: Listed,
+    /// It is on the context's ready list.
+    ready: Listed,
     /// It is in the context's list of those with frames.
-    pub(super) framed: Listed,
+    pub(crate) unprocessed: Listed,
     /// False once removed.
     active: AtomicBool,
-    /// The context's turn in which the application was told of it.
-    told: AtomicU32,
-    pub(super) manner: Manner,
+    /// The context's wait that reported it to the application.
+    reported: AtomicU32,
+    interface: Interface,
 }
 
 impl std::fmt::Debug for Registration {
@@ -159,16 +161,16 @@ impl std::fmt::Debug for Registration {
 
 impl Registration {
     pub(super) fn new(
-        hints: Arc<Hints>,
+        context: Arc<PollContext>,
         source: Source,
         descriptor: i32,
         own: Option<OwnedFd>,
         key: u64,
         interest: Events,
-        manner: Manner,
+        interface: Interface,
     ) -> Self {
         Registration {
-            hints,
+            context,
             source,
             descriptor,
             own: Mutex::new(own),
@@ -176,11 +178,11 @@ impl Registration {
             key: AtomicU64::new(key),
             slot: AtomicUsize::new(usize::MAX),
             interest: AtomicU32::new(interest.bits()),
-            hinted: Listed::new(),
-            framed: Listed::new(),
+            ready: Listed::new(),
+            unprocessed: Listed::new(),
             active: AtomicBool::new(true),
-            told: AtomicU32::new(0),
-            manner,
+            reported: AtomicU32::new(0),
+            interface,
         }
     }
 
@@ -189,7 +191,7 @@ impl Registration {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// Its place in a table of its owner's: see [`Hints::take_retired`].
+    /// Its place in a table of its owner's: see [`PollContext::take_retired`].
     pub(super) fn slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }
@@ -202,14 +204,14 @@ impl Registration {
         self.key.store(key, Ordering::Relaxed);
     }
 
-    /// What it is watched for, with the flags of `epoll_ctl`.
+    /// What it is registered for, with the flags of `epoll_ctl`.
     pub(crate) fn interest(&self) -> Events {
         Events::from_bits(self.interest.load(Ordering::Relaxed))
     }
 
-    /// Changes what it is watched for; the caller looks at [`Registration::events`]
-    /// afterwards, since what happened before left no hint. ERR and HUP are told
-    /// if they are in it.
+    /// Changes what it is registered for; the caller looks at [`Registration::events`]
+    /// afterwards, since it was not notified of what happened before. ERR and HUP
+    /// are reported if they are in it.
     ///
     /// # Errors
     /// What epoll reports of a descriptor of the kernel's.
@@ -217,11 +219,11 @@ impl Registration {
         self.interest.store(interest.bits(), Ordering::Relaxed);
         // Either whoever notifies sees it, or we see what it is about.
         fence(Ordering::SeqCst);
-        self.hints.change_kernel(self)
+        self.context.kernel().change(self)
     }
 
-    /// Forgets what it is watched for, and leaves the kernel's part alone: a
-    /// one-shot registration that was told.
+    /// Clears what it is registered for, and leaves the kernel's part alone: a
+    /// one-shot registration that was reported.
     pub(crate) fn disable(&self) {
         self.interest
             .fetch_and(Events::FLAGS.bits(), Ordering::Relaxed);
@@ -232,72 +234,88 @@ impl Registration {
         self.active.load(Ordering::Acquire)
     }
 
-    /// False once it is retired or its context gone.
-    pub(super) fn lives(&self) -> bool {
-        self.is_active() && !self.hints.is_gone()
+    /// False once it is retired or its context closed.
+    pub(crate) fn is_live(&self) -> bool {
+        self.is_active() && !self.context.is_closed()
     }
 
     /// True for one of this context.
-    pub(crate) fn is_of(&self, hints: &Arc<Hints>) -> bool {
-        Arc::ptr_eq(&self.hints, hints)
+    pub(crate) fn is_of(&self, context: &Arc<PollContext>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+
+    /// True for one of a selector.
+    pub(crate) fn is_selectors(&self) -> bool {
+        self.interface == Interface::Selector
     }
 
     /// True while frames wait for its protocol: those that came before it was
-    /// watched.
+    /// registered.
     pub(super) fn has_waiting_frames(&self) -> bool {
         self.source.has_waiting_frames()
     }
 
     /// What the kernel's epoll is asked about its descriptor. Of what the kernel has
-    /// but a part in it tells changes of the input alone, whatever is asked for.
+    /// but a part in it reports changes of the input alone, whatever is asked for.
     pub(super) fn kernel_interest(&self) -> u32 {
-        if self.is_kernels() {
+        if self.is_kernel_only() {
             self.interest().without(Events::WAKEUP).bits()
         } else {
             (Events::IN | Events::EDGE).bits()
         }
     }
 
-    /// It is looked at, and not put back: from now on a change leaves a hint again.
-    /// Look at [`Registration::events`] afterwards.
-    pub(crate) fn settle(&self) {
-        self.hinted.leave();
+    /// It is off the ready list: from now on a change puts it there again. Look at
+    /// [`Registration::events`] afterwards. False when it was unmarked before.
+    pub(crate) fn unmark(&self) -> bool {
+        self.ready.leave()
     }
 
-    /// As [`Registration::settle`], for whoever has taken it from the list. False
-    /// when it was settled since it was entered there.
-    pub(crate) fn take_hint(&self) -> bool {
-        self.hinted.leave()
-    }
-
-    /// Takes it for hinted again; false when a change has done so meanwhile.
-    pub(crate) fn unsettle(&self) -> bool {
-        self.hinted.enter()
+    /// What it is ready for of what it is registered for, when it was taken off the
+    /// ready list: the caller puts it back, as what is level-triggered. Nothing: it is
+    /// unmarked.
+    pub(crate) fn level(&self) -> Events {
+        if !self.is_active() {
+            return Events::NONE;
+        }
+        let ready = || self.events() & self.interest();
+        let events = ready();
+        if !events.is_empty() {
+            return events;
+        }
+        self.unmark();
+        // It may have become ready since, and found its flag set.
+        let events = ready();
+        if !events.is_empty() && self.ready.enter() {
+            return events;
+        }
+        Events::NONE
     }
 
     /// True for one of which only the kernel knows what it is ready for; a set may
     /// have such in it.
-    pub(super) fn is_told_by_kernel(&self) -> bool {
+    pub(super) fn may_need_kernel(&self) -> bool {
         matches!(&self.source, Source::Kernel | Source::Set(_))
     }
 
     /// True for one that only the kernel knows about.
-    pub(crate) fn is_kernels(&self) -> bool {
+    pub(crate) fn is_kernel_only(&self) -> bool {
         matches!(self.source, Source::Kernel)
     }
 
-    /// The application is being told of it: what its connection wants to send
+    /// It is being reported to the application: what its connection wants to send
     /// waits for what it writes.
-    pub(crate) fn note_told(&self) {
-        self.told.store(self.hints.turn_number(), Ordering::Relaxed);
+    pub(crate) fn note_reported(&self) {
+        let wait = self.context.wait_number();
+        self.reported.store(wait, Ordering::Relaxed);
     }
 
-    /// True while the application has been told of it, or is about to be.
-    pub(super) fn is_ready(&self) -> bool {
-        self.hinted.is_in() || self.told.load(Ordering::Relaxed) == self.hints.turn_number()
+    /// True while it was reported to the application, or is about to be.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.is_in() || self.reported.load(Ordering::Relaxed) == self.context.wait_number()
     }
 
-    /// What its file is ready for now, whatever it is watched for; nothing once
+    /// What its file is ready for now, whatever it is registered for; nothing once
     /// it is retired.
     pub(crate) fn events(&self) -> Events {
         if !self.is_active() {
@@ -313,55 +331,54 @@ impl Registration {
         }
     }
 
-    /// Leaves a hint, if it is of interest. True when somebody takes it: see
-    /// [`Watch::notify`].
-    pub(super) fn notify(self: &Arc<Self>, changed: Events) -> bool {
+    /// Something changed: if it is of interest, this goes on the ready list. True when
+    /// a thread takes it: see [`WaitQueue::notify_registrations`].
+    pub(crate) fn notify(self: &Arc<Self>, changed: Events) -> bool {
         let interest = self.interest();
         if !interest.intersects(changed) {
             return false;
         }
-        if self.hinted.enter() {
-            self.hints.push_hinted(self.clone());
-        }
-        self.hints.tell_watchers();
+        self.mark_ready();
         if !interest.contains(Events::EXCLUSIVE) {
             return true;
         }
         let direction = changed & (Events::IN | Events::OUT);
-        self.hints.has_taker()
+        self.context.has_taker()
             && match direction {
                 Events::IN | Events::OUT => interest.intersects(direction),
                 other => other.is_empty(),
             }
     }
 
-    /// Leaves a hint if it is ready for what it is watched for.
-    pub(crate) fn hint_if_ready(self: &Arc<Self>) {
-        if !self.is_kernels() && self.events().intersects(self.interest()) {
-            self.hint();
+    /// Puts it on the ready list if it is ready for what it is registered for.
+    pub(crate) fn mark_if_ready(self: &Arc<Self>) {
+        if !self.is_kernel_only() && self.events().intersects(self.interest()) {
+            self.mark_ready();
         }
     }
 
-    /// As [`Registration::hint_if_ready`], for one that is new: what the kernel has for
-    /// it, it tells by itself.
-    pub(super) fn hint_at_first(self: &Arc<Self>) {
+    /// As [`Registration::mark_if_ready`], for one that is new: what the kernel has for
+    /// it, the kernel reports by itself.
+    pub(super) fn mark_at_first(self: &Arc<Self>) {
         match &self.source {
             Source::Set(set) if self.descriptor >= 0 => {
                 let readable = self.interest().intersects(Events::READABLE);
-                if readable && set.upgrade().is_some_and(|set| set.has_hinted()) {
-                    self.hint();
+                if readable && set.upgrade().is_some_and(|set| set.has_ready()) {
+                    self.mark_ready();
                 }
             }
-            _ => self.hint_if_ready(),
+            _ => self.mark_if_ready(),
         }
     }
 
-    /// Leaves a hint whatever it is watched for: its owner wants it looked at.
-    pub(crate) fn hint(self: &Arc<Self>) {
-        if self.hinted.enter() {
-            self.hints.push_hinted(self.clone());
+    /// Puts it on the ready list, whatever it is registered for.
+    pub(crate) fn mark_ready(self: &Arc<Self>) {
+        if self.ready.enter() {
+            self.context.push_ready(self.clone());
         }
-        self.hints.tell_watchers();
+        // A set in a set is readable.
+        let above = &self.context.wait_queue;
+        above.notify_registrations(Events::READABLE);
     }
 
     /// Runs the protocol on the frames that wait for its socket.
@@ -376,28 +393,28 @@ impl Registration {
         self.notify(Events::DATA_CAME);
     }
 
-    /// It leaves no hint from now on, and those that it left count for nothing.
+    /// It is removed: it is not reported any more, though it may be on the ready list.
     pub(crate) fn retire(&self) {
-        if self.retire_here() {
+        if self.deactivate() {
             match &self.source {
                 Source::Udp(socket) => {
                     if let Some(socket) = socket.upgrade() {
-                        socket.watch.remove(self);
+                        socket.wait_queue.unregister(self);
                     }
                 }
                 Source::Listener(listener) => {
                     if let Some(listener) = listener.upgrade() {
-                        listener.watch.remove(self);
+                        listener.wait_queue.unregister(self);
                     }
                 }
                 Source::Connection(connection) => {
                     if let Some(connection) = connection.upgrade() {
-                        connection.watch.remove(self);
+                        connection.wait_queue.unregister(self);
                     }
                 }
                 Source::Set(set) => {
                     if let Some(set) = set.upgrade() {
-                        set.hints.watch.remove(self);
+                        set.context.wait_queue.unregister(self);
                     }
                 }
                 // Its place is cleared with the next registration there.
@@ -408,13 +425,13 @@ impl Registration {
 
     /// As [`Registration::retire`], but for its place in the socket's list. False
     /// when it was retired before.
-    pub(super) fn retire_here(&self) -> bool {
+    pub(crate) fn deactivate(&self) -> bool {
         let first = self.active.swap(false, Ordering::AcqRel);
         if first {
             self.interest.store(0, Ordering::Relaxed);
-            self.hints.forget_kernel(self);
+            self.context.kernel().remove(self);
             drop(lock(&self.own).take());
-            self.hints.note_retired(self.slot());
+            self.context.note_retired(self.slot());
         }
         first
     }

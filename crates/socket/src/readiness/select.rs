@@ -4,9 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use super::SignalSet;
-use super::context::{OpenFiles, ThreadContext, interrupted_by_pending, with_context};
 use super::descriptor_set::DescriptorSet;
 use super::interest::Selecting;
+use super::thread_state::{OpenFiles, ThreadState, interrupted_by_pending, with_thread_state};
 use crate::descriptor::Descriptors;
 
 impl Descriptors {
@@ -56,19 +56,19 @@ impl Descriptors {
     ) -> io::Result<usize> {
         let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
         let sets = [read, write, except];
-        with_context(self, |context| {
+        with_thread_state(self, |thread| {
             let words = sets
                 .each_ref()
                 .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
             let selecting = Selecting::new(words, count);
-            context.select(self, &selecting, timeout, signals)?;
+            thread.select(self, &selecting, timeout, signals)?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
-            Ok(context.found.write(sets, count))
+            Ok(thread.found.write(sets, count))
         })
     }
 }
 
-impl ThreadContext {
+impl ThreadState {
     fn select(
         &mut self,
         descriptors: &Descriptors,
@@ -76,22 +76,22 @@ impl ThreadContext {
         timeout: Option<Duration>,
         signals: Option<&SignalSet>,
     ) -> io::Result<()> {
-        let hints = self.watching.hints.clone();
+        let context = self.polled.context.clone();
         let core = descriptors.stack().here()?;
         self.found.clear();
         let mut first = true;
-        let found = hints.wait(core, timeout, signals, &mut |insist| {
+        let found = context.wait(core, timeout, signals, &mut |insist| {
             if std::mem::take(&mut first) {
                 self.take_hints(descriptors, insist)?;
-                let mut files = OpenFiles::new(descriptors, &self.watching);
+                let mut files = OpenFiles::new(descriptors, &self.polled);
                 self.interest
                     .select(selecting, &mut files, &mut self.found)?;
             } else {
                 self.look_again(descriptors, selecting, insist)?;
             }
-            if hints.has_frames() {
+            if context.has_unprocessed_frames() {
                 // Frames that were there before their socket was watched.
-                hints.process(core);
+                context.process(core);
                 self.look_again(descriptors, selecting, false)?;
             }
             Ok(self.found.len())
@@ -102,13 +102,13 @@ impl ThreadContext {
     /// Learns what was closed and what has changed since the thread's last call.
     pub(super) fn take_hints(&mut self, descriptors: &Descriptors, insist: bool) -> io::Result<()> {
         let interest = &mut self.interest;
-        self.watching.take_closed(|number| interest.forget(number));
-        let mut files = OpenFiles::new(descriptors, &self.watching);
-        files.hint_kernel(insist)?;
-        self.watching.hints.take(&mut self.taken);
+        self.polled.take_closed(|number| interest.forget(number));
+        let mut files = OpenFiles::new(descriptors, &self.polled);
+        files.mark_kernel_ready(insist)?;
+        self.polled.context.take_all(&mut self.taken);
         for registration in self.taken.drain(..) {
             let number = registration.key() as usize;
-            if files.watched.is_current(&registration) && !interest.hint(number) {
+            if files.by_number.is_current(&registration) && !interest.hint(number) {
                 files.park(number);
             }
         }
@@ -122,8 +122,8 @@ impl ThreadContext {
         selecting: &Selecting<'_>,
         insist: bool,
     ) -> io::Result<()> {
-        let ThreadContext {
-            watching,
+        let ThreadState {
+            polled,
             interest,
             found,
             taken,
@@ -131,11 +131,11 @@ impl ThreadContext {
             ..
         } = self;
         changed.clear();
-        watching.take_closed(|number| {
+        polled.take_closed(|number| {
             interest.forget(number);
             changed.push(number);
         });
-        let mut files = OpenFiles::new(descriptors, watching);
+        let mut files = OpenFiles::new(descriptors, polled);
         for number in changed.drain(..) {
             let asked = selecting.classes(number);
             if !asked.is_none() {
@@ -144,11 +144,11 @@ impl ThreadContext {
                 found.push(number, ready.unwrap_or(asked));
             }
         }
-        files.hint_kernel(insist)?;
-        watching.hints.take(taken);
+        files.mark_kernel_ready(insist)?;
+        polled.context.take_all(taken);
         // All are noted before one is examined, which may fail.
         for registration in taken.drain(..) {
-            if files.watched.is_current(&registration) {
+            if files.by_number.is_current(&registration) {
                 let number = registration.key() as usize;
                 interest.hint(number);
                 changed.push(number);

@@ -44,7 +44,7 @@ use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
-use crate::wait::{Leadership, Waitable, thread_waiter};
+use crate::wait_queue::{Leadership, Waitable, thread_waker};
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;

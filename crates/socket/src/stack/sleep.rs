@@ -2,7 +2,7 @@
 
 use super::receive::Progress;
 use super::*;
-use crate::wait::Waitable;
+use crate::wait_queue::Waitable;
 
 /// How busy the device is, which decides how a thread with nothing to do waits.
 ///
@@ -83,22 +83,22 @@ impl Core {
             }
             self.spins.store(false, Ordering::Relaxed);
         }
-        let waiter = thread_waiter()?;
-        waiter.clear_if_signalled();
-        let mut led = self.leadership.enter(&waiter);
+        let waker = thread_waker()?;
+        waker.clear_if_signalled();
+        let mut led = self.leadership.enter(&waker);
         for socket in sockets {
-            socket.waiters().enter_as(&waiter, socket.is_exclusive());
+            socket.wait_queue().enter(&waker, socket.is_exclusive());
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
         if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
             // We polled and leave: the leader must arm it.
             self.leadership.wake_leader();
         }
-        let result = self.sleep_entered(sockets, deadline, signals, &waiter, &mut led, has_input);
+        let result = self.sleep_entered(sockets, deadline, signals, &waker, &mut led, has_input);
         for socket in sockets {
-            socket.leave(&waiter);
+            socket.leave(&waker);
         }
-        self.leadership.leave(&waiter, led);
+        self.leadership.leave(&waker, led);
         // From now on nobody may be here who sees to connections.
         self.tcp.helper.wake();
         // Who woke us for it wakes nobody else.
@@ -127,7 +127,7 @@ impl Core {
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         signals: Option<&poll::SignalSet>,
-        waiter: &Arc<crate::wait::Waiter>,
+        waker: &Arc<crate::wait_queue::Waker>,
         led: &mut bool,
         has_input: impl Fn() -> bool,
     ) -> io::Result<bool> {
@@ -213,9 +213,9 @@ impl Core {
                 continue;
             }
             descriptors.clear();
-            descriptors.push(waiter.descriptor());
+            descriptors.push(waker.descriptor());
             let kernel = descriptors.len();
-            descriptors.extend(sockets.iter().map(|socket| socket.slept_on(waiter)));
+            descriptors.extend(sockets.iter().map(|socket| socket.descriptor_for(waker)));
             if *led && !spins && !self.architecture.has_threads() {
                 for queue in &self.queues {
                     descriptors.extend(lock(&queue.poller).descriptors());
@@ -229,7 +229,7 @@ impl Core {
             poll::readable_masked(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
-                    waiter.clear();
+                    waker.clear();
                 } else if let Some(socket) = sockets.get(place - kernel) {
                     socket.kernel_has_input();
                 }
@@ -237,7 +237,7 @@ impl Core {
             if *led {
                 self.collect();
             } else {
-                *led = self.leadership.lead(waiter);
+                *led = self.leadership.lead(waker);
             }
             lock(&self.fragments).expire(self.now(), &self.causes);
             if has_input() {

@@ -23,9 +23,8 @@ use super::sending::{Again, Emitted, QUANTUM};
 use super::timers::Timed;
 use crate::owner::Owner;
 use crate::readiness::Events;
-use crate::readiness::watch::Watch;
 use crate::stack::{Core, lock};
-use crate::wait::{WaitList, Waitable};
+use crate::wait_queue::{WaitQueue, Waitable};
 
 /// How long a neighbour's address is used without asking.
 const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
@@ -47,8 +46,7 @@ pub(crate) struct ConnectionInner {
     state: Mutex<State>,
     /// The stack's.
     memory: Arc<Memory>,
-    waiters: WaitList,
-    pub(crate) watch: Watch,
+    pub(crate) wait_queue: WaitQueue,
     /// It is in the list of those with frames that no selector watches.
     pending: AtomicBool,
     /// It is in the list of those that want to send.
@@ -165,11 +163,11 @@ impl ConnectionInner {
 
     /// Frames came to its channel.
     pub(crate) fn on_frames(self: &Arc<Self>, core: &Core) {
-        self.waiters.wake_any();
+        let polled = self.wait_queue.frames_arrived();
         if self.closed.load(Ordering::Acquire) {
             // Nobody else sees to them.
             core.tcp_closing_ready(self);
-        } else if !self.watch.has_frames() && self.becomes_pending() {
+        } else if !polled && self.becomes_pending() {
             core.tcp.add_pending_connection(self.clone());
         }
     }
@@ -424,8 +422,7 @@ impl ConnectionInner {
     pub(crate) fn notify_changes(&self, state: &mut State) {
         let changed = state.changes();
         if !changed.is_empty() {
-            self.waiters.wake_all();
-            self.watch.notify(changed);
+            self.wait_queue.notify(changed);
         }
     }
 
@@ -443,17 +440,16 @@ impl ConnectionInner {
         let changed = state.changes();
         if !changed.is_empty() {
             if changed != Events::DATA_CAME || state.connection.readable() {
-                self.waiters.wake_all();
+                self.wait_queue.wake_all();
             }
-            self.watch.notify(changed);
+            self.wait_queue.notify_registrations(changed);
         }
     }
 
     /// Tells those who wait that the application has changed its state.
     pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
-        self.waiters.wake_all();
-        self.watch.notify(Events::STATE_CHANGED);
+        self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
     /// What it is ready for now. A caller that finds no space is notified once there is some.
@@ -827,8 +823,8 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waitable for Waiting<'_> {
-    fn waiters(&self) -> &WaitList {
-        &self.connection.waiters
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.connection.wait_queue
     }
 
     fn has_input(&self) -> bool {
@@ -891,8 +887,7 @@ impl Core {
                         reported: Reported::of(&connection),
                         connection,
                     }),
-                    waiters: WaitList::default(),
-                    watch: Watch::default(),
+                    wait_queue: WaitQueue::default(),
                     pending: AtomicBool::new(false),
                     dirty: AtomicBool::new(false),
                     closed: AtomicBool::new(false),

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::raw::poll::{self, WakeFd};
-use crate::readiness::hints::Hints;
+use crate::readiness::poll_context::PollContext;
 use crate::stack::{Core, lock};
 
 /// How long the application may stay away before its connections are seen to.
@@ -38,7 +38,7 @@ pub(crate) struct Helper {
     calls: AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Selectors, epoll sets and the like.
-    contexts: Mutex<Vec<Weak<Hints>>>,
+    contexts: Mutex<Vec<Weak<PollContext>>>,
 }
 
 impl std::fmt::Debug for Helper {
@@ -103,11 +103,11 @@ impl Helper {
         }
     }
 
-    pub(crate) fn add_context(&self, context: &Arc<Hints>) {
+    pub(crate) fn add_context(&self, context: &Arc<PollContext>) {
         lock(&self.contexts).push(Arc::downgrade(context));
     }
 
-    pub(crate) fn remove_context(&self, context: &Arc<Hints>) {
+    pub(crate) fn remove_context(&self, context: &Arc<PollContext>) {
         lock(&self.contexts).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(context)));
     }
 
@@ -187,7 +187,7 @@ impl Helper {
             || contexts
                 .iter()
                 .filter_map(Weak::upgrade)
-                .any(|context| !context.is_inside() && context.has_frames())
+                .any(|context| !context.has_thread_inside() && context.has_unprocessed_frames())
     }
 
     /// Does what is due. True if there was anything.
@@ -203,7 +203,7 @@ impl Helper {
             contexts.iter().filter_map(Weak::upgrade).collect()
         };
         for context in contexts {
-            if !context.is_inside() {
+            if !context.has_thread_inside() {
                 context.process(core);
             }
         }

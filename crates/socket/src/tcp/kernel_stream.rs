@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Congestion, Keepalive, SendFlags, StreamOptions};
 
 use crate::raw::options;
-use crate::readiness::watch::Watch;
+use crate::wait_queue::WaitQueue;
 
 /// `linux/tcp.h`
 pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;
@@ -17,7 +17,7 @@ pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;
 /// A stream of the kernel's.
 pub(crate) struct KernelStream {
     pub(crate) stream: KernelTcp,
-    pub(crate) watch: Watch,
+    pub(crate) wait_queue: WaitQueue,
 }
 
 /// Whole seconds for an option that knows no finer ones; at least one.
@@ -121,7 +121,7 @@ impl KernelStream {
     pub(crate) fn new(stream: KernelTcp) -> Self {
         KernelStream {
             stream,
-            watch: Watch::default(),
+            wait_queue: WaitQueue::default(),
         }
     }
 

@@ -25,10 +25,9 @@ use crate::owner::Owner;
 use crate::raw::descriptor;
 use crate::readiness::Events;
 use crate::readiness::registration::{Parts, Source, Watched};
-use crate::readiness::watch::Watch;
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{specified, to_v6};
-use crate::wait::{WaitList, Waitable};
+use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
 mod protocol;
@@ -72,8 +71,7 @@ pub(crate) struct ListenerInner {
     state: Mutex<State>,
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
     waiting: AtomicUsize,
-    waiters: WaitList,
-    pub(crate) watch: Watch,
+    pub(crate) wait_queue: WaitQueue,
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
     acceptor_until: AtomicU64,
@@ -187,8 +185,7 @@ impl TcpListener {
                 }),
                 accepted: Mutex::default(),
                 waiting: AtomicUsize::new(0),
-                waiters: WaitList::default(),
-                watch: Watch::default(),
+                wait_queue: WaitQueue::default(),
                 acceptor_until: AtomicU64::new(0),
                 kernel,
                 kernel_input: KernelInput::default(),
@@ -272,7 +269,7 @@ impl TcpListener {
             core.check_device()?;
             if nonblocking {
                 // A selector polls, and asks the kernel.
-                if !polled && !inner.watch.is_watched() {
+                if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
                     core.round(false)?;
                     core.tcp_before_sleep();
@@ -302,7 +299,7 @@ impl TcpListener {
         // What is left is another's, who was woken for none of it if it all
         // came at once.
         if self.inner.waiting.load(Ordering::SeqCst) > 0 {
-            self.inner.waiters.wake_next();
+            self.inner.wait_queue.wake_one();
         }
         Some((stream, peer))
     }
@@ -341,8 +338,7 @@ impl TcpListener {
         }
         if !self.inner.shut.swap(true, Ordering::SeqCst) {
             self.stop_listening();
-            self.inner.waiters.wake_all();
-            self.inner.watch.notify(Events::STATE_CHANGED);
+            self.inner.wait_queue.notify(Events::STATE_CHANGED);
             if let Some(kernel) = &self.inner.kernel {
                 descriptor::shutdown(kernel.as_fd(), Shutdown::Read)?;
             }
@@ -416,7 +412,7 @@ impl Watched for TcpListener {
     fn watched(&self) -> Parts<'_> {
         Parts {
             source: Source::Listener(Arc::downgrade(&self.inner)),
-            watch: &self.inner.watch,
+            wait_queue: &self.inner.wait_queue,
             descriptor: self.inner.kernel_descriptor(),
         }
     }
@@ -429,7 +425,7 @@ impl Watched for TcpListener {
 impl Drop for TcpListener {
     fn drop(&mut self) {
         let Ok(core) = self.stack.here() else { return };
-        self.inner.watch.retire();
+        self.inner.wait_queue.close();
         core.tcp.remove_listener(&self.inner);
         if !self.inner.is_shut() {
             self.stop_listening();
@@ -489,13 +485,13 @@ impl ListenerInner {
     /// True while the kernel has connections.
     fn kernel_has_connections(&self) -> bool {
         let descriptor = self.kernel_descriptor();
-        self.kernel_input.is_there(descriptor, &self.watch)
+        self.kernel_input.is_there(descriptor, &self.wait_queue)
     }
 
     /// The kernel had none.
     fn kernel_is_empty(&self) {
         let descriptor = self.kernel_descriptor();
-        self.kernel_input.forget(descriptor, &self.watch);
+        self.kernel_input.forget(descriptor, &self.wait_queue);
     }
 
     /// True once it does not listen any more ([`TcpListener::shutdown`]).
@@ -505,8 +501,7 @@ impl ListenerInner {
 
     /// Wakes and notifies everybody: it has failed.
     pub(crate) fn notify_failure(&self) {
-        self.waiters.wake_all();
-        self.watch.notify(Events::STATE_CHANGED);
+        self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
     /// Frames came to its channel. A full accept queue leaves them there: the
@@ -515,8 +510,7 @@ impl ListenerInner {
         if self.is_full() {
             return;
         }
-        self.waiters.wake_any();
-        if !self.watch.has_frames() {
+        if !self.wait_queue.frames_arrived() {
             core.tcp.add_pending_listener();
         }
     }
@@ -526,7 +520,7 @@ impl ListenerInner {
     /// room in the channel is answered still, at the helper's pace.
     fn has_acceptor(&self, core: &Core) -> bool {
         let until = self.acceptor_until.load(Ordering::Relaxed);
-        self.watch.is_watched() || u128::from(until) > core.now().as_nanos()
+        self.wait_queue.is_polled() || u128::from(until) > core.now().as_nanos()
     }
 
     fn is_full(&self) -> bool {
@@ -548,8 +542,8 @@ impl ListenerInner {
 }
 
 impl Waitable for ListenerInner {
-    fn waiters(&self) -> &WaitList {
-        &self.waiters
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
     }
 
     fn has_input(&self) -> bool {

@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::listener::TcpListener;
 use super::stream::TcpStream;
 use crate::readiness::Events;
-use crate::readiness::hints::{Hints, Manner};
+use crate::readiness::poll_context::{Interface, PollContext};
 use crate::readiness::registration::{Parts, Registration, Source, Watched};
 use crate::stack::Stack;
 use crate::udp::UdpSocket;
-use crate::wait::Waitable;
+use crate::wait_queue::Waitable;
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
@@ -68,7 +68,7 @@ pub struct Event {
 /// second one, with the acknowledgments of what it read, or after a few
 /// milliseconds if that call does not come.
 pub struct Selector {
-    hints: Arc<Hints>,
+    context: Arc<PollContext>,
     stack: Stack,
 }
 
@@ -83,7 +83,7 @@ impl Watched for UdpSocket {
     fn watched(&self) -> Parts<'_> {
         Parts {
             source: Source::Udp(Arc::downgrade(&self.inner)),
-            watch: &self.inner.watch,
+            wait_queue: &self.inner.wait_queue,
             descriptor: self.inner.kernel_descriptor(),
         }
     }
@@ -100,7 +100,7 @@ impl Selector {
     /// What starting the stack's helper thread reports.
     pub fn new(stack: &Stack) -> io::Result<Self> {
         Ok(Selector {
-            hints: Hints::new(stack.here()?, false)?,
+            context: PollContext::new(stack.here()?, false)?,
             stack: stack.clone(),
         })
     }
@@ -114,12 +114,13 @@ impl Selector {
         if !socket.is_of(&self.stack) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let manner = Manner {
-            sole: true,
-            ..Manner::default()
-        };
-        self.hints
-            .register(socket.watched(), token, interest.events(), manner)
+        self.context
+            .register(
+                socket.watched(),
+                token,
+                interest.events(),
+                Interface::Selector,
+            )
             .map(drop)
     }
 
@@ -136,7 +137,7 @@ impl Selector {
         let registration = self.registration(socket)?;
         registration.set_key(token);
         registration.set_interest(interest.events())?;
-        registration.hint_if_ready();
+        registration.mark_if_ready();
         Ok(())
     }
 
@@ -147,15 +148,15 @@ impl Selector {
     pub fn remove(&self, socket: &impl Selectable) -> io::Result<()> {
         let registration = self.registration(socket)?;
         registration.retire();
-        socket.watched().watch.remove(&registration);
+        socket.watched().wait_queue.unregister(&registration);
         Ok(())
     }
 
     fn registration(&self, socket: &impl Selectable) -> io::Result<Arc<Registration>> {
         socket
             .watched()
-            .watch
-            .find(&self.hints)
+            .wait_queue
+            .find(&self.context)
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }
 
@@ -168,16 +169,16 @@ impl Selector {
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         events.clear();
         let core = self.stack.here()?;
-        let hints = &*self.hints;
-        hints.wait(core, timeout, None, &mut |insist| {
-            let mut tell = |registration: &Arc<Registration>, ready: Events| {
+        let context = &*self.context;
+        context.wait(core, timeout, None, &mut |insist| {
+            let mut report = |registration: &Arc<Registration>, ready: Events| {
                 let interest = registration.interest();
                 if ready.intersects(interest) {
                     events.push(event(registration.key(), interest, ready & interest));
                 }
             };
-            hints.look_at_kernel(insist, EVENTS, &mut tell)?;
-            hints.take_level(hints.most_events(core, EVENTS), &mut tell);
+            context.poll_kernel(insist, EVENTS, &mut report)?;
+            context.take_level_triggered(context.most_events(core, EVENTS), &mut report);
             Ok(events.len())
         })
     }
@@ -200,7 +201,7 @@ impl Drop for Selector {
     fn drop(&mut self) {
         // Sockets may outlive it; then nobody watches them.
         if let Ok(core) = self.stack.here() {
-            self.hints.close(core);
+            self.context.close(core);
         }
     }
 }

@@ -152,7 +152,7 @@ impl Core {
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
-            if defer_watched && connection.watch.is_ready() {
+            if defer_watched && connection.wait_queue.is_ready() {
                 kept.push(connection);
                 continue;
             }

@@ -206,7 +206,7 @@ impl TcpStream {
             }
             if nonblocking {
                 // Who has a selector polls there.
-                if !polled && !connection.watch.is_watched() {
+                if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
                     core.tcp_before_sleep();
                     core.round(false)?;
@@ -335,7 +335,7 @@ impl TcpStream {
                 return Ok(written);
             }
             if nonblocking {
-                if !polled && !connection.watch.is_watched() {
+                if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
                     core.round(false)?;
                     continue;
@@ -361,10 +361,10 @@ impl TcpStream {
         }
     }
 
-    /// Sends what was written, unless the selector's next turn will.
+    /// Sends what was written, unless the selector's next wait will.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
-        let later = connection.watch.is_turned_later();
+        let later = connection.wait_queue.is_sent_later();
         if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
             core.tcp_flush();
         } else {
@@ -528,10 +528,10 @@ impl Drop for TcpStream {
         }
         match &self.inner {
             Inner::Own { connection, .. } => {
-                connection.watch.retire();
+                connection.wait_queue.close();
                 self.finish(connection);
             }
-            Inner::Kernel(kernel) => kernel.watch.retire(),
+            Inner::Kernel(kernel) => kernel.wait_queue.close(),
         }
     }
 }
@@ -560,12 +560,12 @@ impl Watched for TcpStream {
         match &self.inner {
             Inner::Own { connection, .. } => Parts {
                 source: Source::Connection(Arc::downgrade(connection)),
-                watch: &connection.watch,
+                wait_queue: &connection.wait_queue,
                 descriptor: -1,
             },
             Inner::Kernel(kernel) => Parts {
                 source: Source::Kernel,
-                watch: &kernel.watch,
+                wait_queue: &kernel.wait_queue,
                 descriptor: kernel.descriptor(),
             },
         }

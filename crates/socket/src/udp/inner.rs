@@ -19,10 +19,9 @@ use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
 use crate::kernel::{KernelInput, PortReservation};
 use crate::readiness::Events;
-use crate::readiness::watch::Watch;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
-use crate::wait::{WaitList, Waitable};
+use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
 /// ones and kernel_delivered); their count is bounded by their makers' limits too.
@@ -54,8 +53,7 @@ pub(super) struct Waiting {
 
 pub(crate) struct SocketInner {
     id: ChannelId,
-    pub(crate) waiters: WaitList,
-    pub(crate) watch: Watch,
+    pub(crate) wait_queue: WaitQueue,
     pub(super) reservation: Option<PortReservation>,
     pub(super) ends: Mutex<Ends>,
     pub(super) waiting: Mutex<Waiting>,
@@ -96,8 +94,7 @@ impl SocketInner {
     ) -> Self {
         SocketInner {
             id,
-            waiters: WaitList::default(),
-            watch: Watch::default(),
+            wait_queue: WaitQueue::default(),
             reservation,
             ends: Mutex::new(Ends {
                 bound: local,
@@ -182,15 +179,13 @@ impl SocketInner {
     /// Fails the next call that receives or sends.
     pub(crate) fn fail(&self, errno: i32) {
         self.pending_error.store(errno, Ordering::Relaxed);
-        self.waiters.wake_all();
-        self.watch.notify(Events::STATE_CHANGED);
+        self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
     /// Closes a half, and tells everybody.
     pub(super) fn shut(&self, how: Shutdown) {
         self.shut.fetch_or(halves(how), Ordering::SeqCst);
-        self.waiters.wake_all();
-        self.watch.notify(Events::STATE_CHANGED);
+        self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
     /// True when that is closed, of both something.
@@ -252,31 +247,30 @@ impl SocketInner {
     /// True while the kernel has datagrams.
     fn kernel_has_datagrams(&self) -> bool {
         let descriptor = self.kernel_descriptor();
-        self.kernel_input.is_there(descriptor, &self.watch)
+        self.kernel_input.is_there(descriptor, &self.wait_queue)
     }
 
     /// The kernel had none.
     pub(super) fn kernel_is_empty(&self) {
         let descriptor = self.kernel_descriptor();
-        self.kernel_input.forget(descriptor, &self.watch);
+        self.kernel_input.forget(descriptor, &self.wait_queue);
     }
 
     /// Something came: one receiver is woken, and the watchers notified.
     pub(crate) fn on_frames(&self) {
-        self.waiters.wake_next();
-        self.watch.notify(Events::DATA_CAME);
+        self.wait_queue.notify_one(Events::DATA_CAME);
     }
 
     /// Send space was freed: notifies EPOLLOUT watchers.
     pub(super) fn note_sent(&self) {
-        self.watch.notify(Events::SPACE_CAME);
+        self.wait_queue.notify_registrations(Events::SPACE_CAME);
     }
 
     /// A receiver has what it wanted: what is left is another's, who was woken
     /// for none of it if it all came at once.
     pub(super) fn pass_wakeup(&self) {
-        if !self.waiters.is_empty() && self.has_input() {
-            self.waiters.wake_next();
+        if self.wait_queue.has_threads() && self.has_input() {
+            self.wait_queue.wake_one();
         }
     }
 
@@ -316,8 +310,8 @@ pub(super) fn same(a: SocketAddr, b: SocketAddr) -> bool {
 pub(super) struct Receiving<'a>(pub(super) &'a SocketInner);
 
 impl Waitable for Receiving<'_> {
-    fn waiters(&self) -> &WaitList {
-        &self.0.waiters
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.0.wait_queue
     }
 
     fn has_input(&self) -> bool {
@@ -338,8 +332,8 @@ impl Waitable for Receiving<'_> {
 }
 
 impl Waitable for SocketInner {
-    fn waiters(&self) -> &WaitList {
-        &self.waiters
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
     }
 
     fn has_input(&self) -> bool {

@@ -735,7 +735,7 @@ impl UdpSocket {
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         let Ok(core) = self.stack.here() else { return };
-        self.inner.watch.retire();
+        self.inner.wait_queue.close();
         let _binding = lock(&core.binding);
         core.unregister(&self.inner);
         let channels: Vec<Channel> = self.inner.close(core);

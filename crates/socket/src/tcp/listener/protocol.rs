@@ -247,9 +247,9 @@ impl ListenerInner {
     fn update(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
         if state.established != before {
             if self.waiting.load(Ordering::SeqCst) > takes {
-                self.waiters.wake_next();
+                self.wait_queue.wake_one();
             }
-            self.watch.notify(Events::DATA_CAME);
+            self.wait_queue.notify_registrations(Events::DATA_CAME);
         }
         let attacked = state.protocol.sends_cookies();
         let cookies = if attacked && self.has_acceptor(core) {

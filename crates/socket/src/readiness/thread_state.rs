@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use super::classes::Classes;
-use super::hints::{Hints, Manner};
 use super::interest::{Files, Found, Interest};
+use super::poll_context::{Interface, PollContext};
 use super::registration::{Registration, Watched as _};
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
@@ -19,38 +19,38 @@ use crate::stack::{Core, lock};
 ///
 /// Closing a number retires its registration at once, in whichever thread that
 /// happens; what the owner knows of the number is forgotten when it next asks
-/// [`Watching::take_closed`].
-pub(super) struct Watching {
-    pub(super) hints: Arc<Hints>,
+/// [`DescriptorContext::take_closed`].
+pub(super) struct DescriptorContext {
+    pub(super) context: Arc<PollContext>,
     /// After a table's lock, before a socket's.
-    watched: Mutex<Watched>,
+    by_number: Mutex<ByNumber>,
     /// There are closed numbers; read without the lock.
     has_closed: AtomicBool,
 }
 
 #[derive(Default)]
-pub(super) struct Watched {
+pub(super) struct ByNumber {
     registrations: Vec<Option<Arc<Registration>>>,
     /// How many of them only the kernel knows about.
-    kernels: usize,
+    kernel_only: usize,
     /// Numbers closed since they were last asked for.
     closed: Vec<usize>,
 }
 
-impl Watched {
+impl ByNumber {
     pub(super) fn get(&self, number: usize) -> Option<&Arc<Registration>> {
         self.registrations.get(number)?.as_ref()
     }
 
-    /// True for the registration that the number has now; a hint may be older.
+    /// True for the registration that the number has now; the ready list may have an older one.
     pub(super) fn is_current(&self, registration: &Arc<Registration>) -> bool {
         let current = self.get(registration.key() as usize);
         current.is_some_and(|current| Arc::ptr_eq(current, registration))
     }
 
     /// True when there are descriptors that only the kernel knows about.
-    pub(super) fn has_kernels(&self) -> bool {
-        self.kernels > 0
+    pub(super) fn has_kernel_only(&self) -> bool {
+        self.kernel_only > 0
     }
 
     pub(super) fn insert(&mut self, number: usize, registration: Arc<Registration>) {
@@ -60,7 +60,7 @@ impl Watched {
                 .reserve(number + 1 - self.registrations.len());
             self.registrations.resize(number + 1, None);
         }
-        self.kernels += usize::from(registration.is_kernels());
+        self.kernel_only += usize::from(registration.is_kernel_only());
         if let Some(place) = self.registrations.get_mut(number) {
             *place = Some(registration);
         }
@@ -69,41 +69,41 @@ impl Watched {
     /// Retires a number's registration, if it has one.
     pub(super) fn remove(&mut self, number: usize) -> Option<Arc<Registration>> {
         let registration = self.registrations.get_mut(number)?.take()?;
-        self.kernels -= usize::from(registration.is_kernels());
+        self.kernel_only -= usize::from(registration.is_kernel_only());
         registration.retire();
         Some(registration)
     }
 }
 
-impl Closing for Watching {
+impl Closing for DescriptorContext {
     fn closing(&self, fd: i32) {
         let Ok(number) = usize::try_from(fd) else {
             return;
         };
-        let mut watched = lock(&self.watched);
-        let Some(registration) = watched.get(number).cloned() else {
+        let mut by_number = lock(&self.by_number);
+        let Some(registration) = by_number.get(number).cloned() else {
             return;
         };
-        watched.closed.push(number);
+        by_number.closed.push(number);
         self.has_closed.store(true, Ordering::Release);
-        // Whoever sleeps on it learns of it.
-        registration.hint();
-        watched.remove(number);
+        // A thread that sleeps on it learns of it.
+        registration.mark_ready();
+        by_number.remove(number);
     }
 }
 
-impl Watching {
+impl DescriptorContext {
     pub(super) fn new(descriptors: &Descriptors) -> io::Result<Arc<Self>> {
-        let watching = Arc::new(Watching {
-            hints: Hints::new(descriptors.stack().here()?, false)?,
-            watched: Mutex::default(),
+        let polled = Arc::new(DescriptorContext {
+            context: PollContext::new(descriptors.stack().here()?, false)?,
+            by_number: Mutex::default(),
             has_closed: AtomicBool::new(false),
         });
-        descriptors.observe(weak(&watching));
-        Ok(watching)
+        descriptors.observe(weak(&polled));
+        Ok(polled)
     }
 
-    /// Watches an open file under a number.
+    /// Registers an open file under a number.
     ///
     /// # Errors
     /// What epoll reports of a descriptor of the kernel's.
@@ -113,16 +113,12 @@ impl Watching {
         number: usize,
         interest: Events,
     ) -> io::Result<Arc<Registration>> {
-        let manner = Manner {
-            always: true,
-            ..Manner::default()
-        };
-        self.hints
-            .register(file.watched(), number as u64, interest, manner)
+        self.context
+            .register(file.watched(), number as u64, interest, Interface::Poll)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Watched> {
-        lock(&self.watched)
+    pub(super) fn lock(&self) -> MutexGuard<'_, ByNumber> {
+        lock(&self.by_number)
     }
 
     /// Calls `each` with the numbers that were closed since the last call; they
@@ -130,9 +126,9 @@ impl Watching {
     pub(super) fn take_closed(&self, mut each: impl FnMut(usize)) {
         if self.has_closed.load(Ordering::Acquire) {
             let closed = {
-                let mut watched = self.lock();
+                let mut by_number = self.lock();
                 self.has_closed.store(false, Ordering::Release);
-                std::mem::take(&mut watched.closed)
+                std::mem::take(&mut by_number.closed)
             };
             closed.into_iter().for_each(&mut each);
         }
@@ -140,22 +136,22 @@ impl Watching {
 
     /// Ends it. The stack may be gone already.
     fn close(&self, core: Option<&Core>) {
-        let watched = std::mem::take(&mut *self.lock());
-        for registration in watched.registrations.iter().flatten() {
+        let by_number = std::mem::take(&mut *self.lock());
+        for registration in by_number.registrations.iter().flatten() {
             registration.retire();
         }
         if let Some(core) = core {
-            self.hints.close(core);
+            self.context.close(core);
         }
     }
 }
 
 /// A thread's state for one table: that of `select` and `poll`, and, once it was
 /// asked for, its event queue.
-pub(super) struct ThreadContext {
+pub(super) struct ThreadState {
     table: Identity,
     core: Weak<Core>,
-    pub(super) watching: Arc<Watching>,
+    pub(super) polled: Arc<DescriptorContext>,
     pub(super) interest: Interest,
     /// Reused from call to call.
     pub(super) found: Found,
@@ -164,18 +160,18 @@ pub(super) struct ThreadContext {
     pub(super) changed: Vec<usize>,
     /// Places of descriptors in the list of the `poll` that sleeps, by number.
     pub(super) places: Vec<u32>,
-    pub(super) events: Option<Arc<Watching>>,
+    pub(super) events: Option<Arc<DescriptorContext>>,
     /// Where a classical `select` sleeps; empty between calls.
-    pub(super) classical: Option<Arc<Hints>>,
+    pub(super) classical: Option<Arc<PollContext>>,
 }
 
-impl Drop for ThreadContext {
+impl Drop for ThreadState {
     fn drop(&mut self) {
         let core = self.core.upgrade();
         if core.as_ref().is_some_and(|core| !core.process.is_current()) {
             return;
         }
-        self.watching.close(core.as_deref());
+        self.polled.close(core.as_deref());
         if let Some(events) = &self.events {
             events.close(core.as_deref());
         }
@@ -189,37 +185,37 @@ thread_local! {
     /// One for each table that the thread has waited on.
     // Each call takes one out and puts it back: a pointer, not the whole.
     #[allow(clippy::vec_box)]
-    static CONTEXTS: RefCell<Vec<Box<ThreadContext>>> = const { RefCell::new(Vec::new()) };
+    static STATES: RefCell<Vec<Box<ThreadState>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives the calling thread's context for a table to `call`: an empty one at
+/// Gives the calling thread's state for a table to `call`: an empty one at
 /// first, so also in the child of a fork, whose table is another.
-pub(super) fn with_context<T>(
+pub(super) fn with_thread_state<T>(
     descriptors: &Descriptors,
-    call: impl FnOnce(&mut ThreadContext) -> io::Result<T>,
+    call: impl FnOnce(&mut ThreadState) -> io::Result<T>,
 ) -> io::Result<T> {
-    // A thread that is ending has no contexts any more: it makes one a call.
-    let known = CONTEXTS.try_with(|contexts| {
-        let mut contexts = contexts.borrow_mut();
-        let place = contexts
+    // A thread that is ending has no states any more: it makes one a call.
+    let known = STATES.try_with(|states| {
+        let mut states = states.borrow_mut();
+        let place = states
             .iter()
-            .position(|context| context.table.is_of(descriptors))?;
-        Some(contexts.swap_remove(place))
+            .position(|thread| thread.table.is_of(descriptors))?;
+        Some(states.swap_remove(place))
     });
-    let mut context = match known {
-        Ok(Some(context)) => context,
+    let mut thread = match known {
+        Ok(Some(thread)) => thread,
         _ => {
             // Those of tables that are gone go now, outside the borrow.
-            let gone = CONTEXTS.try_with(|contexts| {
-                let gone = |context: &mut Box<ThreadContext>| context.table.is_gone();
-                let mut contexts = contexts.borrow_mut();
-                contexts.extract_if(.., gone).collect::<Vec<_>>()
+            let gone = STATES.try_with(|states| {
+                let gone = |thread: &mut Box<ThreadState>| thread.table.is_gone();
+                let mut states = states.borrow_mut();
+                states.extract_if(.., gone).collect::<Vec<_>>()
             });
             drop(gone);
-            Box::new(ThreadContext {
+            Box::new(ThreadState {
                 table: descriptors.identity(),
                 core: Arc::downgrade(descriptors.stack().core()),
-                watching: Watching::new(descriptors)?,
+                polled: DescriptorContext::new(descriptors)?,
                 interest: Interest::default(),
                 found: Found::default(),
                 taken: Vec::new(),
@@ -230,33 +226,33 @@ pub(super) fn with_context<T>(
             })
         }
     };
-    let result = call(&mut context);
-    let _ = CONTEXTS.try_with(|contexts| contexts.borrow_mut().push(context));
+    let result = call(&mut thread);
+    let _ = STATES.try_with(|states| states.borrow_mut().push(thread));
     result
 }
 
 /// The files of a table, as [`Interest`] examines them.
 pub(super) struct OpenFiles<'a> {
     descriptors: &'a Descriptors,
-    watching: &'a Watching,
-    pub(super) watched: MutexGuard<'a, Watched>,
+    polled: &'a DescriptorContext,
+    pub(super) by_number: MutexGuard<'a, ByNumber>,
 }
 
 impl<'a> OpenFiles<'a> {
-    pub(super) fn new(descriptors: &'a Descriptors, watching: &'a Watching) -> Self {
+    pub(super) fn new(descriptors: &'a Descriptors, polled: &'a DescriptorContext) -> Self {
         OpenFiles {
             descriptors,
-            watching,
-            watched: watching.lock(),
+            polled,
+            by_number: polled.lock(),
         }
     }
 
-    /// Leaves hints with the kernel's descriptors that are ready. Those of files
-    /// that only the kernel knows about are always asked for: nothing else tells
-    /// of them. Those of sockets that it has a part in, now and then.
-    pub(super) fn hint_kernel(&self, insist: bool) -> io::Result<()> {
-        let hints = &self.watching.hints;
-        hints.hint_kernel(insist || self.watched.has_kernels())
+    /// Puts the kernel's descriptors that are ready on the ready list. It is always
+    /// asked about files that only it knows about, since nothing else reports them;
+    /// about sockets that it has a part in, now and then.
+    pub(super) fn mark_kernel_ready(&self, insist: bool) -> io::Result<()> {
+        let context = &self.polled.context;
+        context.mark_kernel_ready(insist || self.by_number.has_kernel_only())
     }
 
     /// Nobody asks about a number that was hinted: it need not be hinted again
@@ -283,8 +279,8 @@ pub(super) fn interrupted_by_pending(
 }
 
 /// What a registration for these classes is interested in. Descriptors of the
-/// kernel hint once a change, as others do: what is ready and not selected must
-/// not wake anybody twice.
+/// kernel are reported once a change, as others are: what is ready and not selected
+/// must not wake anybody twice.
 fn wanted(interest: Classes) -> Events {
     interest.interest() | Events::EDGE
 }
@@ -294,7 +290,7 @@ impl Files for OpenFiles<'_> {
 
     fn examine(&mut self, number: usize, interest: Classes) -> io::Result<Events> {
         let wanted = wanted(interest);
-        if let Some(registration) = self.watched.get(number) {
+        if let Some(registration) = self.by_number.get(number) {
             if registration.interest() != wanted {
                 registration.set_interest(wanted)?;
             }
@@ -302,15 +298,15 @@ impl Files for OpenFiles<'_> {
         }
         let fd = i32::try_from(number).unwrap_or(-1);
         let file = self.descriptors.file(fd)?;
-        let registration = self.watching.register(&file, number, wanted)?;
+        let registration = self.polled.register(&file, number, wanted)?;
         let state = registration.events();
-        self.watched.insert(number, registration);
+        self.by_number.insert(number, registration);
         Ok(state)
     }
 
     fn narrow(&mut self, number: usize, interest: Classes) {
-        if let Some(registration) = self.watched.get(number) {
-            // What cannot be narrowed hints too often, no more.
+        if let Some(registration) = self.by_number.get(number) {
+            // What cannot be narrowed is reported too often, no more.
             let _ = registration.set_interest(wanted(interest));
         }
     }

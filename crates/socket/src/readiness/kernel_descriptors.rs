@@ -1,15 +1,15 @@
-//! The kernel's descriptors among those that a context watches.
+//! The kernel's descriptors among those that a context polls.
 //!
 //! They sit in one epoll descriptor of the kernel's, so that idle ones cost nothing.
 //! Of the threads that wait in the context one sleeps on it, the *watcher*, so that
-//! the kernel wakes one of them; whoever leaves while nobody watches wakes another,
-//! which does.
+//! the kernel wakes one of them; one that leaves while there is no watcher wakes
+//! another, which becomes it.
 //!
 //! Descriptors that only the kernel knows about are entered as the application
-//! wants them, and what epoll says of them is what the application is told. Sockets
+//! wants them, and what epoll says of them is reported to the application. Sockets
 //! of ours that the kernel has a part in, and sets with such in them, are entered
 //! for changes of their input alone: the socket itself remembers that there is some,
-//! and what nobody asks about must not keep anybody awake.
+//! and what nobody asks about must not keep a thread awake.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,11 +24,11 @@ use super::registration::Registration;
 use crate::raw::epoll::{Epoll, Fired};
 use crate::raw::poll;
 use crate::stack::lock;
-use crate::wait::{WaitList, Waiter};
+use crate::wait_queue::{WaitQueue, Waker};
 
 /// Waits with something to do after which the kernel is asked although nobody has
 /// said that anything is ready.
-const TURN: u32 = 16;
+const POLL_EVERY: u32 = 16;
 /// Most descriptors that are asked for at once: 48 KiB.
 const AT_ONCE: usize = 4096;
 
@@ -39,21 +39,21 @@ thread_local! {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct KernelPart {
+pub(super) struct KernelDescriptors {
     epoll: OnceLock<Epoll>,
     /// Those with a descriptor in `epoll`, by key.
     registrations: Mutex<Slab<Arc<Registration>>>,
     /// How many they are.
     count: AtomicUsize,
     /// Those of them of which only the kernel knows what they are ready for.
-    kernels: AtomicUsize,
+    kernel_only: AtomicUsize,
     /// Somebody has said that some are ready, and nobody has looked since.
     ready: AtomicBool,
-    /// Whose waiter sleeps on `epoll`, as an address.
+    /// Whose waker sleeps on `epoll`, as an address.
     watcher: Role,
 }
 
-impl KernelPart {
+impl KernelDescriptors {
     /// The context ends: registrations point to it, and it to them.
     pub(super) fn close(&self) {
         let registrations = std::mem::take(&mut *lock(&self.registrations));
@@ -62,29 +62,29 @@ impl KernelPart {
 
     // ---- Sleeping -----------------------------------------------------------
 
-    /// The epoll descriptor, if the waiter is to sleep on it; -1: another does, or
+    /// The epoll descriptor, if the waker is to sleep on it; -1: another does, or
     /// there is none.
-    pub(super) fn watched_by(&self, waiter: &Arc<Waiter>) -> i32 {
+    pub(super) fn descriptor_for(&self, waker: &Arc<Waker>) -> i32 {
         let Some(epoll) = self.epoll.get() else {
             return -1;
         };
-        if self.watcher.take(Arc::as_ptr(waiter).addr()) {
+        if self.watcher.take(Arc::as_ptr(waker).addr()) {
             epoll.descriptor()
         } else {
             -1
         }
     }
 
-    /// A waiter has left the context's list: one of those who are still there
+    /// A waker has left the context's list: one of those who are still there
     /// watches, if nobody does.
-    pub(super) fn left(&self, waiter: &Arc<Waiter>, others: &WaitList) {
-        if self.epoll.get().is_some() && self.watcher.leave(Arc::as_ptr(waiter).addr()) {
-            others.wake_next();
+    pub(super) fn leave(&self, waker: &Arc<Waker>, others: &WaitQueue) {
+        if self.epoll.get().is_some() && self.watcher.leave(Arc::as_ptr(waker).addr()) {
+            others.wake_one();
         }
     }
 
     /// True when somebody has said that there is something to look at.
-    pub(super) fn is_said_ready(&self) -> bool {
+    pub(super) fn is_noted_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
@@ -95,14 +95,14 @@ impl KernelPart {
 
     // ---- What is in it ------------------------------------------------------
 
-    /// The epoll descriptor, made at the first use. `waiters` sleep without it.
+    /// The epoll descriptor, made at the first use. threads in `waiting` sleep without it.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
-    pub(super) fn make(&self, waiters: &WaitList) -> io::Result<&Epoll> {
+    pub(super) fn make(&self, waiting: &WaitQueue) -> io::Result<&Epoll> {
         if self.epoll.get().is_none() && self.epoll.set(Epoll::new()?).is_ok() {
             self.ready.store(true, Ordering::SeqCst);
-            waiters.wake_all();
+            waiting.wake_all();
         }
         self.epoll
             .get()
@@ -116,9 +116,9 @@ impl KernelPart {
     pub(super) fn add(
         &self,
         registration: &Arc<Registration>,
-        waiters: &WaitList,
+        waiting: &WaitQueue,
     ) -> io::Result<()> {
-        let epoll = self.make(waiters)?;
+        let epoll = self.make(waiting)?;
         let key = lock(&self.registrations).insert(registration.clone());
         let interest = registration.kernel_interest();
         if let Err(error) = epoll.add(registration.descriptor, key as u64, interest) {
@@ -128,8 +128,8 @@ impl KernelPart {
         }
         registration.kernel_key.store(key, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
-        if registration.is_told_by_kernel() {
-            self.kernels.fetch_add(1, Ordering::Relaxed);
+        if registration.may_need_kernel() {
+            self.kernel_only.fetch_add(1, Ordering::Relaxed);
         }
         self.note_ready();
         Ok(())
@@ -141,7 +141,7 @@ impl KernelPart {
     /// # Errors
     /// What epoll reports.
     pub(super) fn change(&self, registration: &Registration) -> io::Result<()> {
-        if !registration.is_kernels() {
+        if !registration.is_kernel_only() {
             return Ok(());
         }
         let key = registration.kernel_key.load(Ordering::Relaxed);
@@ -168,15 +168,15 @@ impl KernelPart {
         let forgotten = lock(&self.registrations).try_remove(key);
         drop(forgotten);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        if registration.is_told_by_kernel() {
-            self.kernels.fetch_sub(1, Ordering::Relaxed);
+        if registration.may_need_kernel() {
+            self.kernel_only.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// True when only the kernel knows what some are ready for: whoever must not miss
     /// them insists.
-    pub(super) fn has_kernels(&self) -> bool {
-        self.kernels.load(Ordering::Relaxed) != 0
+    pub(super) fn has_kernel_only(&self) -> bool {
+        self.kernel_only.load(Ordering::Relaxed) != 0
     }
 
     // ---- What is ready ------------------------------------------------------
@@ -197,9 +197,9 @@ impl KernelPart {
     ///
     /// # Errors
     /// EINTR.
-    pub(super) fn look(
+    pub(super) fn poll(
         &self,
-        turn: u32,
+        wait: u32,
         insist: bool,
         most: usize,
         each: &mut dyn FnMut(&Arc<Registration>, Events),
@@ -210,7 +210,7 @@ impl KernelPart {
             self.ready.store(false, Ordering::Relaxed);
             return Ok(());
         }
-        if !self.is_said_ready() && !insist && !turn.is_multiple_of(TURN) {
+        if !self.is_noted_ready() && !insist && !wait.is_multiple_of(POLL_EVERY) {
             return Ok(());
         }
         let Some(epoll) = self.epoll.get() else {
@@ -227,7 +227,7 @@ impl KernelPart {
             let Some(registration) = registration.filter(|it| it.is_active()) else {
                 continue;
             };
-            if registration.is_kernels() {
+            if registration.is_kernel_only() {
                 each(&registration, Events::from_bits(fired.events()));
             } else {
                 registration.kernel_has_input();
@@ -237,17 +237,17 @@ impl KernelPart {
         asked
     }
 
-    /// As [`KernelPart::look`], for all that are ready: hints for whoever treats them
+    /// As [`KernelDescriptors::poll`], for all that are ready: hints for whoever treats them
     /// as any other.
     ///
     /// # Errors
     /// EINTR.
-    pub(super) fn hint(&self, turn: u32, insist: bool) -> io::Result<()> {
-        let mut hint = |registration: &Arc<Registration>, _: Events| registration.hint();
-        self.look(turn, insist, usize::MAX, &mut hint)?;
+    pub(super) fn mark_ready(&self, wait: u32, insist: bool) -> io::Result<()> {
+        let mut mark = |registration: &Arc<Registration>, _: Events| registration.mark_ready();
+        self.poll(wait, insist, usize::MAX, &mut mark)?;
         // What is level-triggered comes again and again.
         for _ in 0..self.count.load(Ordering::Relaxed) / AT_ONCE {
-            self.look(turn, insist, usize::MAX, &mut hint)?;
+            self.poll(wait, insist, usize::MAX, &mut mark)?;
         }
         Ok(())
     }

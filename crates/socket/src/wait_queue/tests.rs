@@ -2,21 +2,18 @@
 
 use super::*;
 
-fn waiter() -> Arc<Waiter> {
-    Arc::new(Waiter {
-        wake_fd: WakeFd::new().unwrap(),
-        signalled: AtomicBool::new(false),
-    })
+fn waker() -> Arc<Waker> {
+    Arc::new(Waker::new().unwrap())
 }
 
-fn is_signalled(waiter: &Waiter) -> bool {
-    waiter.signalled.load(Ordering::Acquire)
+fn is_signalled(waker: &Waker) -> bool {
+    waker.signalled.load(Ordering::Acquire)
 }
 
 #[test]
-fn the_first_sleeper_leads_and_hands_on() {
+fn the_first_sleeper_leads_and_passes_it_on() {
     let leadership = Leadership::default();
-    let (first, second) = (waiter(), waiter());
+    let (first, second) = (waker(), waker());
     assert!(leadership.enter(&first));
     assert!(!leadership.enter(&second));
     leadership.leave(&first, true);
@@ -27,7 +24,7 @@ fn the_first_sleeper_leads_and_hands_on() {
 #[test]
 fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
     let leadership = Leadership::default();
-    let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
+    let (leader, leaving, asleep) = (waker(), waker(), waker());
     assert!(leadership.enter(&leader));
     assert!(!leadership.enter(&leaving));
     assert!(!leadership.enter(&asleep));
@@ -42,7 +39,7 @@ fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
 #[test]
 fn one_that_leaves_while_another_leads_wakes_nobody() {
     let leadership = Leadership::default();
-    let (leader, leaving, asleep) = (waiter(), waiter(), waiter());
+    let (leader, leaving, asleep) = (waker(), waker(), waker());
     assert!(leadership.enter(&leader));
     assert!(!leadership.enter(&leaving));
     assert!(!leadership.enter(&asleep));
@@ -52,22 +49,22 @@ fn one_that_leaves_while_another_leads_wakes_nobody() {
 
 #[test]
 fn waking_reaches_everyone_who_waits_for_the_thing() {
-    let list = WaitList::default();
-    let (one, two, gone) = (waiter(), waiter(), waiter());
+    let queue = WaitQueue::default();
+    let (one, two, gone) = (waker(), waker(), waker());
     for each in [&one, &two, &gone] {
-        list.enter(each);
+        queue.enter(each, false);
     }
-    list.leave(&gone);
-    list.wake_all();
+    queue.leave(&gone);
+    queue.wake_all();
     assert!(is_signalled(&one) && is_signalled(&two) && !is_signalled(&gone));
     one.clear();
     assert!(!is_signalled(&one));
 }
 
 #[test]
-fn a_nudge_reaches_the_leader_only() {
+fn waking_the_leader_reaches_the_leader_only() {
     let leadership = Leadership::default();
-    let (leader, other) = (waiter(), waiter());
+    let (leader, other) = (waker(), waker());
     leadership.wake_leader();
     assert!(!leadership.is_taken());
     assert!(leadership.enter(&leader));
@@ -77,21 +74,21 @@ fn a_nudge_reaches_the_leader_only() {
     assert!(is_signalled(&leader) && !is_signalled(&other));
 }
 
-/// A signal given while its waiter clears an earlier one may leave the
+/// A signal given while its waker clears an earlier one may leave the
 /// descriptor readable; that must not make every later poll return at once.
 #[test]
 fn a_signal_that_crossed_a_clear_wakes_once() {
-    let waiter = waiter();
-    waiter.wake_fd.signal();
+    let waker = waker();
+    waker.event.signal();
     let readable = || {
         let mut fired = Vec::new();
         let now = Some(std::time::Duration::ZERO);
-        crate::raw::poll::readable(&[waiter.descriptor()], now, &mut fired).unwrap();
+        crate::raw::poll::readable(&[waker.descriptor()], now, &mut fired).unwrap();
         !fired.is_empty()
     };
     assert!(readable());
-    waiter.clear();
+    waker.clear();
     assert!(!readable());
-    waiter.wake();
+    waker.wake();
     assert!(readable());
 }

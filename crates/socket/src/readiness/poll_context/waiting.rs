@@ -1,0 +1,185 @@
+//! How threads wait in a context, and what they do for all before they look.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::PollContext;
+use crate::readiness::SignalSet;
+use crate::stack::Core;
+use crate::wait_queue::CURRENT_CONTEXT;
+
+/// How long the application may be away while the device is flooded: the ring of
+/// a veth, 256 frames, fills in 128 µs at two million frames/s.
+const AWAY_UNDER_FLOOD: Duration = Duration::from_micros(128);
+/// Waits after which the device is polled in any case.
+const POLL_EVERY: u32 = 16;
+
+/// A thread is in a context; it leaves when this is dropped.
+pub(crate) struct Inside<'a> {
+    context: &'a PollContext,
+    /// The context that it was in before.
+    before: usize,
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        CURRENT_CONTEXT.set(self.before);
+        self.context.threads_inside.fetch_sub(1, Ordering::SeqCst);
+        // What was left is for another thread, which was not woken for it.
+        if self.context.has_ready() || self.context.has_unprocessed_frames() {
+            self.context.wait_queue.wake_one();
+        }
+    }
+}
+
+/// What an event costs the application, which bounds how many it is given at once
+/// under a flood.
+#[derive(Default)]
+pub(super) struct EventCost {
+    /// A moving average, ns.
+    average: AtomicU64,
+    /// When the last wait returned, ns since the stack started, and with how many
+    /// events; 0: not noted.
+    returned_at: AtomicU64,
+    returned: AtomicUsize,
+}
+
+impl EventCost {
+    /// Notes what the application was given, and when. Its cost matters under a
+    /// flood only: without one the clock is not read.
+    fn note_return(&self, core: &Core, events: usize) {
+        if core.is_flooded() && events > 0 {
+            let now = core.now().as_nanos() as u64;
+            self.returned_at.store(now, Ordering::Relaxed);
+            self.returned.store(events, Ordering::Relaxed);
+        }
+    }
+
+    /// Measures what an event cost, if the last wait noted it.
+    fn measure(&self, core: &Core) {
+        if self.returned.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let events = self.returned.swap(0, Ordering::Relaxed) as u64;
+        let now = core.now();
+        let since = self.returned_at.load(Ordering::Relaxed);
+        let away = (now.as_nanos() as u64).saturating_sub(since);
+        if let Some(cost) = away.checked_div(events) {
+            let known = self.average.load(Ordering::Relaxed);
+            let average = known - known / 8 + cost / 8;
+            self.average.store(average, Ordering::Relaxed);
+        }
+    }
+}
+
+impl PollContext {
+    /// How many waits have begun here.
+    pub(crate) fn wait_number(&self) -> u32 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// The calling thread enters.
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        self.threads_inside.fetch_add(1, Ordering::SeqCst);
+        Inside {
+            context: self,
+            before: CURRENT_CONTEXT.replace(std::ptr::from_ref(self).addr()),
+        }
+    }
+
+    /// The beginning of a wait: sends the application's last output, runs timers,
+    /// polls the device if that is due, and runs the protocol on the frames that wait.
+    ///
+    /// # Errors
+    /// ENETDOWN and what else the device reports.
+    fn begin_wait(&self, core: &Core) -> io::Result<()> {
+        core.tcp.helper.application_is_here();
+        let more = core.tcp_send(false);
+        core.tcp_run_timers();
+        let wait = self.waits.fetch_add(1, Ordering::Relaxed);
+        let busy = more || core.is_busy() && !core.device_polls();
+        // An application that leaves what is ready may not keep the device from
+        // being polled.
+        if busy || wait.is_multiple_of(POLL_EVERY) {
+            core.round_and_return()?;
+        } else {
+            core.collect();
+        }
+        self.process(core);
+        Ok(())
+    }
+
+    /// Waits until `collect` finds something: it is called once what came is
+    /// processed, is told whether the kernel's descriptors must be polled, and
+    /// returns how many events there are. Returns that; 0 at the timeout. `None` waits
+    /// for ever. `signals` are blocked instead of those that are while it sleeps.
+    ///
+    /// # Errors
+    /// EINTR when a signal arrives; ENETDOWN and what else the device reports; what
+    /// `collect` reports.
+    pub(crate) fn wait(
+        &self,
+        core: &Core,
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let inside = self.enter();
+        self.cost.measure(core);
+        let result = self.wait_inside(core, timeout, signals, collect);
+        drop(inside);
+        let events = *result.as_ref().unwrap_or(&0);
+        self.cost.note_return(core, events);
+        result
+    }
+
+    fn wait_inside(
+        &self,
+        core: &Core,
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        collect: &mut dyn FnMut(bool) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.begin_wait(core)?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut polled = false;
+        let mut woken = false;
+        loop {
+            self.process(core);
+            let found = collect(polled)?;
+            core.tcp_send(true);
+            if found > 0 {
+                return Ok(found);
+            }
+            // A thread that is woken for nothing, again and again, does not stay.
+            if woken && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(0);
+            }
+            if timeout == Some(Duration::ZERO) {
+                if polled {
+                    return Ok(0);
+                }
+                polled = true;
+                core.round(false)?;
+                continue;
+            }
+            woken = core.sleep_masked(&[self], deadline, signals)?;
+            if !woken {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// How many events the application may have at once, of `most`. While the
+    /// device is flooded it must be polled again before its ring is full: 32
+    /// requests of 20 µs each are as long as 256 frames at 400,000/s, and what is
+    /// lost then are segments of connections, too.
+    pub(crate) fn most_events(&self, core: &Core, most: usize) -> usize {
+        if !core.is_flooded() {
+            return most;
+        }
+        let cost = self.cost.average.load(Ordering::Relaxed).max(1);
+        (AWAY_UNDER_FLOOD.as_nanos() as u64 / cost).clamp(1, most as u64) as usize
+    }
+}

@@ -1,0 +1,84 @@
+//! What wakes one thread.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::raw::poll::WakeFd;
+
+/// Wakes a sleeping thread, which polls its descriptor.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    pub(super) event: WakeFd,
+    /// Whether `event` is signalled, so that nobody pays for a system call that
+    /// would change nothing.
+    pub(super) signalled: AtomicBool,
+}
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Waker {
+            event: WakeFd::new()?,
+            signalled: AtomicBool::new(false),
+        })
+    }
+
+    /// Wakes it. False when it has been woken and has not looked yet.
+    pub(crate) fn wake(&self) -> bool {
+        let first = !self.signalled.swap(true, Ordering::SeqCst);
+        if first {
+            self.event.signal();
+        }
+        first
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.event.descriptor()
+    }
+
+    /// Takes the signal back; look for what it was about afterwards, since one
+    /// that comes meanwhile is taken back too.
+    pub(crate) fn clear(&self) {
+        self.event.clear();
+        // A full barrier: what is looked at next is read after this is seen.
+        self.signalled.swap(false, Ordering::SeqCst);
+    }
+
+    /// As [`Waker::clear`], without a system call when there is nothing to take
+    /// back. A signal that is just being given may survive it.
+    pub(crate) fn clear_if_signalled(&self) {
+        if self.signalled.load(Ordering::Acquire) {
+            self.clear();
+        }
+    }
+}
+
+thread_local! {
+    static WAKER: RefCell<Option<Arc<Waker>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread's waker; one descriptor a thread, made at first use. A
+/// thread that is ending has lost it, and gets one for the call.
+pub(crate) fn thread_waker() -> io::Result<Arc<Waker>> {
+    let known = WAKER.try_with(|slot| slot.borrow().clone());
+    if let Ok(Some(waker)) = known {
+        return Ok(waker);
+    }
+    let waker = Arc::new(Waker::new()?);
+    let _ = WAKER.try_with(|slot| slot.replace(Some(waker.clone())));
+    Ok(waker)
+}
+
+/// True for the calling thread's own waker, which need not wake: a sleeper that
+/// sorts frames itself looks for data before it goes on sleeping, and a signal
+/// would cost it two system calls.
+pub(super) fn is_own(waker: &Arc<Waker>) -> bool {
+    let own = WAKER.try_with(|slot| {
+        let own = slot.try_borrow().ok();
+        let own = own.as_ref().and_then(|own| own.as_ref());
+        own.is_some_and(|own| Arc::ptr_eq(own, waker))
+    });
+    // A thread that is ending waits for nothing.
+    own.unwrap_or(false)
+}
