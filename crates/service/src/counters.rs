@@ -10,7 +10,7 @@
 //! |---|---|
 //! | 0 | [`MAGIC`] |
 //! | 1 | number of services |
-//! | 2 | turns of the event loop |
+//! | 2 | iterations of the event loop |
 //! | 3 | times it slept, or tried to |
 //! | 4 | processor time of its waiting calls, ns, where it is counted ([`Timed`](crate::Timed)) |
 //! | 5 | processor time of its calls that accept and connect, ns |
@@ -50,11 +50,11 @@ pub const MAGIC: u64 = u64::from_be_bytes(*b"twservc1");
 /// Most services that fit a page.
 pub const SERVICES: usize = (WORDS - PROXY_WORDS) / CELL - 1;
 /// Words of a proxy's counts.
-pub const PROXY_WORDS: usize = 16;
+pub const PROXY_WORDS: usize = 8;
 
 const CELL: usize = 8;
 const COUNT: usize = 1;
-const TURNS: usize = 2;
+const ITERATIONS: usize = 2;
 const WAITS: usize = 3;
 const TIMES: usize = 4;
 const LOG_LOST: usize = 7;
@@ -100,38 +100,15 @@ pub struct Times {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProxyCounts {
-    /// Requests answered from the cache without asking the origin.
-    pub hits: u64,
-    /// Answered from the cache after the origin had confirmed it (304).
-    pub revalidated: u64,
-    /// The origin was asked whether what is stored is current, and had
-    /// something else.
-    pub replaced: u64,
-    /// Requests for which nothing was stored.
-    pub misses: u64,
-    /// Requests that no cache can answer, passed on.
-    pub passed: u64,
-    /// Answered from the cache because the origin failed.
-    pub stale: u64,
-    /// Requests for which the origin could not be reached or gave no good
+    /// Requests for which the origin could not be reached or gave no valid
     /// answer.
     pub upstream_errors: u64,
     /// Bytes that came from origins.
     pub upstream_bytes: u64,
-    /// Responses that were stored.
-    pub stored: u64,
     /// Connections to origins begun.
     pub upstream_connections: u64,
-    /// Requests sent over a connection that others had used.
-    pub upstream_reused: u64,
-    /// Connections to origins now.
+    /// Of which so many are open now.
     pub upstream_open: u64,
-    /// Responses in the cache now.
-    pub cached: u64,
-    /// Bytes that they take.
-    pub cached_bytes: u64,
-    /// Responses that had to make room.
-    pub evicted: u64,
 }
 
 /// The page, for the service that counts.
@@ -169,8 +146,8 @@ impl Counters {
         Ok(Counters { page, path })
     }
 
-    pub(crate) fn turned(&self) {
-        bump(self.page.words().get(TURNS), 1);
+    pub(crate) fn iterated(&self) {
+        bump(self.page.words().get(ITERATIONS), 1);
     }
 
     pub(crate) fn waited(&self) {
@@ -226,52 +203,26 @@ impl Counters {
 
     /// Adds what a proxy has done.
     pub(crate) fn proxy(&self, uses: &Uses) {
-        if *uses == Uses::default() {
-            return;
-        }
-        let Uses {
-            hits,
-            revalidated,
-            replaced,
-            misses,
-            passed,
-            stale,
-            upstream_errors,
-            upstream_bytes,
-            stored,
-        } = *uses;
-        let all = [
-            hits,
-            revalidated,
-            replaced,
-            misses,
-            passed,
-            stale,
-            upstream_errors,
-            upstream_bytes,
-            stored,
-        ];
-        for (word, by) in proxy_words(&self.page).iter().zip(all) {
-            bump(Some(word), by);
+        let words = proxy_words(&self.page);
+        for (word, by) in words
+            .iter()
+            .zip([uses.upstream_errors, uses.upstream_bytes])
+        {
+            if by > 0 {
+                bump(Some(word), by);
+            }
         }
     }
 
     /// A proxy has begun a connection to an origin.
     pub(crate) fn proxy_connected(&self) {
-        bump(proxy_words(&self.page).get(9), 1);
+        bump(proxy_words(&self.page).get(2), 1);
     }
 
-    /// A proxy has used a connection to an origin again.
-    pub(crate) fn proxy_reused(&self) {
-        bump(proxy_words(&self.page).get(10), 1);
-    }
-
-    /// What a proxy has now: connections to origins, responses and their bytes
-    /// in its cache; and how many have had to make room.
-    pub(crate) fn proxy_state(&self, cached: (usize, usize), evicted: u64, upstreams: usize) {
-        let all = [upstreams as u64, cached.0 as u64, cached.1 as u64, evicted];
-        for (word, value) in proxy_words(&self.page).iter().skip(11).zip(all) {
-            word.store(value, Ordering::Relaxed);
+    /// Connections to origins that a proxy has now.
+    pub(crate) fn proxy_open(&self, upstreams: usize) {
+        if let Some(word) = proxy_words(&self.page).get(3) {
+            word.store(upstreams as u64, Ordering::Relaxed);
         }
     }
 
@@ -357,21 +308,10 @@ impl Reader {
         let words = proxy_words(&self.page);
         let word = |n: usize| words.get(n).map_or(0, |word| word.load(Ordering::Relaxed));
         ProxyCounts {
-            hits: word(0),
-            revalidated: word(1),
-            replaced: word(2),
-            misses: word(3),
-            passed: word(4),
-            stale: word(5),
-            upstream_errors: word(6),
-            upstream_bytes: word(7),
-            stored: word(8),
-            upstream_connections: word(9),
-            upstream_reused: word(10),
-            upstream_open: word(11),
-            cached: word(12),
-            cached_bytes: word(13),
-            evicted: word(14),
+            upstream_errors: word(0),
+            upstream_bytes: word(1),
+            upstream_connections: word(2),
+            upstream_open: word(3),
         }
     }
 
@@ -397,9 +337,9 @@ impl Reader {
         self.page.words()[LOG_LOST].load(Ordering::Relaxed)
     }
 
-    /// Turns of the event loop so far.
-    pub fn turns(&self) -> u64 {
-        self.page.words()[TURNS].load(Ordering::Relaxed)
+    /// Iterations of the event loop so far.
+    pub fn iterations(&self) -> u64 {
+        self.page.words()[ITERATIONS].load(Ordering::Relaxed)
     }
 
     /// How often the event loop slept, or tried to, so far.
@@ -424,7 +364,7 @@ mod tests {
         counters.batch(1, 3, 42, 2);
         counters.batch(1, 1, 14, 1);
         counters.error(0);
-        counters.turned();
+        counters.iterated();
         counters.waited();
         counters.accepted(1, 1);
         counters.accepted(1, 2);
@@ -452,7 +392,7 @@ mod tests {
                 sent: 99,
             }
         );
-        assert_eq!((reader.turns(), reader.waits()), (1, 1));
+        assert_eq!((reader.iterations(), reader.waits()), (1, 1));
         let nanoseconds = Duration::from_nanos;
         counters.timed(true, nanoseconds(5), nanoseconds(100));
         counters.timed(true, nanoseconds(6), nanoseconds(200));
@@ -460,29 +400,20 @@ mod tests {
         let times = reader.times();
         assert_eq!((times.waiting, times.opening, times.total), (11, 7, 300));
         let uses = Uses {
-            hits: 1,
-            stored: 9,
-            ..Uses::default()
+            upstream_errors: 1,
+            upstream_bytes: 9,
         };
         counters.proxy(&uses);
         counters.proxy(&uses);
         counters.proxy_connected();
-        counters.proxy_reused();
-        counters.proxy_state((3, 4), 5, 6);
-        assert_eq!(
-            reader.proxy(),
-            ProxyCounts {
-                hits: 2,
-                stored: 18,
-                upstream_connections: 1,
-                upstream_reused: 1,
-                upstream_open: 6,
-                cached: 3,
-                cached_bytes: 4,
-                evicted: 5,
-                ..ProxyCounts::default()
-            }
-        );
+        counters.proxy_open(6);
+        let expected = ProxyCounts {
+            upstream_errors: 2,
+            upstream_bytes: 18,
+            upstream_connections: 1,
+            upstream_open: 6,
+        };
+        assert_eq!(reader.proxy(), expected);
         drop(counters);
         assert!(!path.exists());
         assert_eq!(reader.read().len(), 2, "the mapping outlives the name");

@@ -140,7 +140,7 @@ pub fn serve<H: Host>(
                 }
             }
         }
-        counters.turned();
+        counters.iterated();
         if received > 0 {
             errors = 0;
             idle_since = None;

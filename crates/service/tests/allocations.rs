@@ -110,76 +110,30 @@ fn a_file_in_memory_costs_none() {
     assert_eq!(allocations(|| request(&mut site)), 0);
 }
 
-/// A proxy whose origin has answered once with `fields`.
-struct Proxy {
-    shared: Shared,
-    session: Session,
-    spare: Vec<u8>,
-}
-
-impl Proxy {
-    fn new(fields: &str) -> Self {
-        let origin = SocketAddr::new(PEER, 80);
-        let mut proxy = Proxy {
-            shared: Shared::new(Spec::new(0, Some(origin)), clock(), 7),
-            session: Session::new(PEER, Duration::ZERO),
-            spare: Vec::with_capacity(64 * 1024),
-        };
-        let body = "x".repeat(1259);
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\n{fields}Content-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
-        );
-        proxy.request(Some(answer.as_bytes()));
-        assert_eq!(proxy.shared.cache.len(), 1);
-        proxy
-    }
-
-    /// A request, which is passed on if there is an `answer` to it.
-    fn request(&mut self, answer: Option<&[u8]>) {
-        let Proxy {
-            shared,
-            session,
-            spare,
-        } = self;
-        session.connection_mut().lend(spare);
-        session.receive(REQUEST, shared);
-        assert_eq!(session.wants_upstream().is_some(), answer.is_some());
-        if let Some(answer) = answer {
-            session.connected(true, Duration::ZERO);
-            let count = session.upstream_output().0.len();
-            session.upstream_sent(count, shared);
-            session.upstream_receive(answer, shared);
-            assert!(session.take_left().is_some());
-        }
-        assert!(send(session.connection_mut()) > 1259);
-        session.connection_mut().give_back(spare);
-    }
-}
-
+/// The request as it is forwarded, the exchange, its address in text.
 #[test]
-fn what_is_stored_and_fresh_costs_none() {
-    let mut proxy = Proxy::new("Cache-Control: max-age=60\r\n");
-    assert_eq!(allocations(|| proxy.request(None)), 0);
-}
-
-/// The request as it goes on, the exchange, its key.
-#[test]
-fn what_is_confirmed_costs_three() {
-    let mut proxy = Proxy::new("ETag: \"e\"\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
-    let confirmed =
-        b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
-    assert_eq!(allocations(|| proxy.request(Some(confirmed))), 3);
-}
-
-/// Besides, what is stored: its line, fields, date, tag and content, the slot's
-/// key; and no buffer on the way.
-#[test]
-fn what_is_replaced_costs_what_is_stored() {
-    let mut proxy = Proxy::new("ETag: \"e\"\r\n");
-    let body = "y".repeat(1259);
-    let new = format!(
-        "HTTP/1.1 200 OK\r\nETag: \"f\"\r\nContent-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
+fn a_forwarded_request_costs_few() {
+    let origin = SocketAddr::new(PEER, 80);
+    let mut shared = Shared::new(Spec::new(0, Some(origin)), clock(), 7);
+    let mut session = Session::new(PEER, Duration::ZERO);
+    let mut spare = Vec::with_capacity(64 * 1024);
+    let body = "x".repeat(1259);
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
     );
-    let count = allocations(|| proxy.request(Some(new.as_bytes())));
-    assert!(count <= 20, "{count}");
+    let mut request = || {
+        session.connection_mut().lend(&mut spare);
+        session.receive(REQUEST, &mut shared);
+        assert!(session.wants_upstream().is_some());
+        session.connected(Duration::ZERO);
+        let count = session.upstream_output().0.len();
+        session.upstream_sent(count, &mut shared);
+        session.upstream_receive(answer.as_bytes(), &mut shared);
+        assert!(session.take_finished());
+        assert!(send(session.connection_mut()) > 1259);
+        session.connection_mut().give_back(&mut spare);
+    };
+    request();
+    let count = allocations(request);
+    assert!(count <= 3, "{count}");
 }

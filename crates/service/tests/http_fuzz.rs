@@ -73,7 +73,7 @@ fn site() -> Site<Memory> {
 fn drain(connection: &mut Connection, site: &mut Site<Memory>, step: usize, sent: &mut Vec<u8>) {
     loop {
         match connection.output() {
-            Output::Nothing if connection.has_work() => connection.proceed(site),
+            Output::Nothing if connection.has_work() => connection.resume(site),
             Output::Nothing => return,
             Output::Bytes { bytes, .. } => {
                 assert!(!bytes.is_empty(), "nothing to send is Nothing");

@@ -19,8 +19,6 @@ const ORIGIN: SocketAddr = SocketAddr::new(PEER, 80);
 
 fn shared() -> Shared {
     let spec = Spec {
-        cache_bytes: 4096,
-        object_bytes: 256,
         limits: Limits {
             head_bytes: 512,
             target_bytes: 64,
@@ -29,6 +27,7 @@ fn shared() -> Shared {
         },
         upstream: UpstreamLimits {
             head_bytes: 512,
+            content_bytes: 256,
             ..UpstreamLimits::default()
         },
         ..Spec::new(0, Some(ORIGIN))
@@ -47,7 +46,7 @@ fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec
             continue;
         }
         match session.connection().output() {
-            Output::Nothing if session.connection().has_work() => session.proceed(shared),
+            Output::Nothing if session.connection().has_work() => session.resume(shared),
             Output::Nothing => return,
             Output::Bytes { bytes, .. } => {
                 assert!(!bytes.is_empty(), "nothing to send is Nothing");
@@ -73,13 +72,13 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
     // More turns than there are requests in so few bytes.
     for _ in 0..10_000 {
         drain(&mut session, &mut shared, step, &mut out);
-        session.take_left();
+        session.take_finished();
         if session.connection().end() != End::Open {
             return out;
         }
         if session.wants_upstream().is_some() {
             session.connecting();
-            session.connected(false, Duration::ZERO);
+            session.connected(Duration::ZERO);
             // The origin is the slower one, so that what it meets does not
             // depend on how the rest is cut.
             while session.connection().wants_input()
@@ -96,13 +95,13 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
                     None => break,
                 }
                 drain(&mut session, &mut shared, step, &mut out);
-                if session.take_left().is_some() || session.wants_upstream().is_some() {
+                if session.take_finished() || session.wants_upstream().is_some() {
                     break;
                 }
             }
             // Whatever has not come ends with the connection.
             let waiting = session.upstream_wants_input() && session.wants_upstream().is_none();
-            if waiting && session.take_left().is_none() {
+            if waiting && !session.take_finished() {
                 match closes {
                     true => session.upstream_end(&mut shared),
                     false => session.upstream_failed(Failure::Timeout, &mut shared),
@@ -226,10 +225,10 @@ fn the_parser_of_responses_says_the_same_however_they_are_cut() {
                 match parse(bytes, scanned, &mut room, 512, *to_head) {
                     Parsed::Partial => None,
                     Parsed::Bad => Some(None),
-                    Parsed::Whole(head, length) => {
+                    Parsed::Complete(head, length) => {
                         assert!(length <= bytes.len());
                         assert!((100..=599).contains(&head.status));
-                        Some(Some((head.status, head.body, head.keep_alive, length)))
+                        Some(Some((head.status, head.body, length)))
                     }
                 }
             };
@@ -270,7 +269,7 @@ fn bodies_end_where_they_end_however_they_are_cut() {
                         }
                     }
                 }
-                Ok((content, total, body.is_over()))
+                Ok((content, total, body.is_complete()))
             };
             assert_eq!(decode(usize::from(*step) + 1), decode(bytes.len().max(1)));
         });

@@ -78,15 +78,13 @@ impl Client for Near {
     }
 }
 
-/// The story with the proxy on a host of the far stack; `fresh` as in
-/// [`Stage`].
-fn story<H: StreamHost>(fresh: bool, host: impl FnOnce(&Stack) -> H + Send) {
+/// The story with the proxy on a host of the far stack.
+fn story<H: StreamHost>(host: impl FnOnce(&Stack) -> H + Send) {
     let (near, far) = stacks();
     let stage = Stage {
         web: NEAR,
         proxy: FAR,
         cold: 80,
-        fresh,
     };
     story::among_idle_clients(
         stage,
@@ -102,52 +100,32 @@ fn sockets(stack: &Stack, allocator: Allocator, select: Select) -> DescriptorSoc
 
 #[test]
 fn the_selector() {
-    for fresh in [false, true] {
-        story(fresh, |stack| TidewallStreams::new(stack).unwrap());
-    }
+    story(|stack| TidewallStreams::new(stack).unwrap());
 }
 
 #[test]
 fn select_of_what_is_hinted() {
-    for fresh in [false, true] {
-        story(fresh, |stack| {
-            SelectHost::new(sockets(stack, Allocator::Bitmap, Select::Hinted))
-        });
-    }
+    story(|stack| SelectHost::new(sockets(stack, Allocator::Bitmap, Select::Hinted)));
 }
 
 #[test]
 fn the_classical_select() {
-    for fresh in [false, true] {
-        story(fresh, |stack| {
-            SelectHost::new(sockets(stack, Allocator::Linear, Select::Classical))
-        });
-    }
+    story(|stack| SelectHost::new(sockets(stack, Allocator::Linear, Select::Classical)));
 }
 
 #[test]
 fn poll() {
-    story(true, |stack| {
-        PollHost::new(sockets(stack, Allocator::Bitmap, Select::Hinted))
-    });
+    story(|stack| PollHost::new(sockets(stack, Allocator::Bitmap, Select::Hinted)));
 }
 
 #[test]
 fn epoll() {
-    for fresh in [false, true] {
-        story(fresh, |stack| {
-            DescriptorEpoll::new(stack, Allocator::Bitmap).unwrap()
-        });
-    }
+    story(|stack| DescriptorEpoll::new(stack, Allocator::Bitmap).unwrap());
 }
 
 #[test]
 fn an_event_queue() {
-    for fresh in [false, true] {
-        story(fresh, |stack| {
-            DescriptorQueue::new(stack, Allocator::Linear).unwrap()
-        });
-    }
+    story(|stack| DescriptorQueue::new(stack, Allocator::Linear).unwrap());
 }
 
 #[test]

@@ -27,7 +27,7 @@ use events::{Events, Numbers, Server};
 use http::Web;
 use proxy::Proxy;
 
-/// Run a web server, a caching proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server, a forwarding proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
 ///
 /// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
 /// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
@@ -40,7 +40,7 @@ use proxy::Proxy;
     tidewall serve echo --on linux                       the same service on a Linux socket\n  \
     tidewall serve http /srv/www --interface eth1        files of /srv/www on TCP port 80\n  \
     tidewall serve http . --on linux --port 8080 --log - the same on Linux sockets, with an access log\n  \
-    tidewall serve proxy --interface eth1 --allow-client 10.0.0.0/8\n                                                         a caching HTTP proxy on TCP port 3128\n  \
+    tidewall serve proxy --interface eth1 --allow-client 10.0.0.0/8\n                                                         a forwarding HTTP proxy on TCP port 3128\n  \
     tidewall serve proxy --interface eth1 --origin 10.0.0.2:80  in front of one web server, on port 80\n  \
     tidewall serve echo --interface eth1 --work 200      200 multiplications a datagram\n  \
     tidewall serve echo --interface eth1 --policy napi --budget 64 --interval 50us\n  \
@@ -49,15 +49,15 @@ use proxy::Proxy;
     The web server is HTTP/1.0 and 1.1 with keep-alive, pipelining, ranges and conditional requests,\n\
     one thread. A directory stands for its index.html; there are no listings. Nothing outside DIR is\n\
     served, by .. or by symbolic links, and no file whose name begins with a dot (.well-known may).\n\n\
-    The proxy keeps what may be kept (RFC 9111) in memory and asks the origin whether it is current\n\
-    wherever no lifetime is named. No CONNECT, no https. Without --origin it listens on loopback unless\n\
-    --address or --allow-client is given, and goes to the public Internet: not to loopback, link-local,\n\
-    private or multicast addresses nor to this host's own, whatever name leads there, unless\n\
-    --allow-destination names them. What it does not do is answered 403.\n\n\
+    The proxy forwards each request over a connection of its own and caches nothing. No CONNECT, no\n\
+    https. Without --origin it listens on loopback unless --address or --allow-client is given, and goes\n\
+    to the public Internet: not to loopback, link-local, private or multicast addresses nor to this\n\
+    host's own, whatever name leads there, unless --allow-destination names them. What it does not do is\n\
+    answered 403.\n\n\
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do: echo or discard datagrams, serve files over HTTP, or pass HTTP requests on and keep the answers
+    /// What to do: echo or discard datagrams, serve files over HTTP, or forward HTTP requests
     #[arg(value_name = "echo|discard|http|proxy")]
     service: Service,
     /// Directory whose files http serves

@@ -189,7 +189,7 @@ pub static EXPERIMENTS: [Experiment; 19] = [
     Experiment {
         name: select_proxy::NAME,
         paper: select_proxy::PAPER,
-        about: "a caching proxy: response time and idle processor against the rate, cold connections beside",
+        about: "a forwarding proxy: response time and idle processor against the rate, cold connections beside",
         config: Config::default,
         run: select_proxy::run,
     },

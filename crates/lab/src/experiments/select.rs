@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tidewall_load::{HttpSpec, IdleSpec, Latency, LoadSpec, Reuse, SClientSpec, Wait};
-use tidewall_service::http::proxy::{Revalidate, Spec};
+use tidewall_service::http::proxy::Spec;
 use tidewall_service::http::{self, Limits};
 
 use super::tcp::{self, HTTP_PORT, Site};
@@ -124,7 +124,7 @@ impl Servers {
         })
     }
 
-    /// Caching proxies that do.
+    /// Proxies that do.
     pub(super) fn proxies(work: u32) -> anyhow::Result<Self> {
         Ok(Servers {
             proxy: true,
@@ -168,8 +168,6 @@ impl Servers {
             (_, true) => {
                 let spec = Spec::new(HTTP_PORT, Some(origin));
                 TcpKind::Proxy(Spec {
-                    fresh_upstream: true,
-                    revalidate: Revalidate::Always,
                     work: self.work,
                     limits: patient(spec.limits),
                     ..spec
@@ -520,14 +518,13 @@ mod tests {
     }
 
     #[test]
-    fn each_request_to_a_proxy_asks_the_origin_on_a_connection_of_its_own() {
+    fn a_proxy_forwards_to_the_origin() {
         let servers = Servers::proxies(7).unwrap();
         let curve = servers.curve(LINUX_SELECT, "x", Vec::new());
         assert_eq!(curve.name(), "linux-select");
         let TcpKind::Proxy(spec) = &curve.tcp.as_ref().unwrap().kind else {
             panic!("a proxy");
         };
-        assert!(spec.fresh_upstream && spec.revalidate == Revalidate::Always);
         assert_eq!(spec.work, 7);
         assert_eq!(spec.origin.unwrap().to_string(), "10.77.0.1:8080");
         assert!(spec.limits.request >= FOR_LONG);

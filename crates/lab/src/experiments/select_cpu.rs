@@ -209,7 +209,7 @@ pub(super) fn run(
         ),
     });
     notes.push(format!(
-        "A caching proxy beside {COLD} cold connections, as select-proxy, with {WORK} multiplications a \
+        "A forwarding proxy beside {COLD} cold connections, as select-proxy, with {WORK} multiplications a \
          request. Rates are parts of {capacity:.0} requests/s; the last point of each curve is a closed \
          loop of {CONNECTIONS} clients."
     ));

@@ -1,7 +1,7 @@
-//! Banga and Mogul, Figures 3 to 5: a caching proxy that asks the origin about
-//! every hit: response time and idle processor against the rate of requests,
-//! without other connections (naive) and beside 750 that ask for nothing
-//! (realistic).
+//! Banga and Mogul, Figures 3 to 5: a proxy that has two connections a request:
+//! response time and idle processor against the rate of requests, without other
+//! connections (naive) and beside 750 that ask for nothing (realistic). Theirs
+//! cached and asked about every hit; this one forwards the response.
 //!
 //! The origin runs in the client's namespace and on its processor, so that the
 //! server's has nothing to do but the proxy.
@@ -50,8 +50,8 @@ pub(super) fn run(
     notes.push(format!(
         "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
          T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. Each request \
-         has a connection of its own and makes one If-Modified-Since to the origin, on another; {WORK} \
-         multiplications a request (Squid makes none). Client and origin share a processor."
+         has a connection of its own and is forwarded to the origin on another; {WORK} multiplications a request \
+         (Squid, which caches and makes one If-Modified-Since each, makes none). Client and origin share a processor."
     ));
     let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
     let all = [

@@ -125,7 +125,7 @@ pub enum TcpKind {
         #[serde(default)]
         limits: http::Limits,
     },
-    /// A caching proxy.
+    /// A forwarding proxy.
     Proxy(proxy::Spec),
     /// A program of somebody else's, on Linux.
     Program(Program),

@@ -4,7 +4,7 @@
 //! ```text
 //!  receive(bytes) ─► heads ─► respond ─► output() ─► sent(n)
 //!        ▲                                  │
-//!        └── wants_input ◄── proceed ◄──────┘ (pipelined requests wait here)
+//!        └── wants_input ◄── resume ◄──────┘ (pipelined requests wait here)
 //! ```
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use super::status::Status;
 
 /// With so many bytes of responses waiting no further request is answered.
 const OUTPUT_FULL: usize = 64 * 1024;
-/// Most requests that are answered before the other connections' turn.
+/// Most requests that are answered before the other connections run.
 const BURST: usize = 64;
 /// Most bytes that are read ahead while a request is held.
 const HELD_BYTES: usize = 16 * 1024;
@@ -41,8 +41,6 @@ pub(super) enum Piece {
     Text(Vec<u8>),
     /// Bytes of a file.
     Content(Rc<Entry>, Range<u64>),
-    /// Some of these bytes, which others use too.
-    Shared(Rc<[u8]>, Range<usize>),
 }
 
 /// What answers the requests of a connection.
@@ -188,7 +186,7 @@ impl Connection {
         }
     }
 
-    /// Whether [`Connection::proceed`] has something to do.
+    /// Whether [`Connection::resume`] has something to do.
     pub fn has_work(&self) -> bool {
         self.state == State::Open && self.scanned < self.input.len() && self.may_answer()
     }
@@ -227,13 +225,13 @@ impl Connection {
             }
         } else {
             self.input.extend_from_slice(bytes);
-            self.proceed(site);
+            self.resume(site);
         }
         self.note_time(site.clock().now());
     }
 
     /// Goes on with requests that had to wait.
-    pub fn proceed(&mut self, site: &mut impl Responder) {
+    pub fn resume(&mut self, site: &mut impl Responder) {
         let mut input = mem::take(&mut self.input);
         let used = self.answer(&input, site);
         if self.state == State::Open && used < input.len() {
@@ -283,10 +281,6 @@ impl Connection {
                     length: range.end.saturating_sub(range.start),
                 },
             },
-            Some(Piece::Shared(bytes, range)) => Output::Bytes {
-                bytes: bytes.get(range.clone()).unwrap_or_default(),
-                more,
-            },
         }
     }
 
@@ -314,10 +308,6 @@ impl Connection {
                 Some(Piece::Content(_, range)) => {
                     range.start = range.end.min(range.start.saturating_add(count as u64));
                     range.end - range.start
-                }
-                Some(Piece::Shared(_, range)) => {
-                    range.start = range.end.min(range.start.saturating_add(count));
-                    (range.end - range.start) as u64
                 }
             };
             if left == 0 {
@@ -492,6 +482,11 @@ impl Connection {
         &self.input
     }
 
+    /// Whether the peer has ended its side while a request was held.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// So many bytes of [`Connection::waiting`] have been used.
     pub(super) fn used(&mut self, count: usize) {
         if count >= self.input.len() {
@@ -508,7 +503,6 @@ impl Connection {
             .iter()
             .map(|piece| match piece {
                 Piece::Text(bytes) => bytes.len(),
-                Piece::Shared(_, range) => range.len(),
                 Piece::Content(..) => OUTPUT_FULL,
             })
             .sum();

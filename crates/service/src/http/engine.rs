@@ -1,7 +1,7 @@
-//! The event loop of a server: what each turn of it does, and in which order.
+//! The event loop of a server: what each iteration does, and in which order.
 //!
 //! ```text
-//!  wait ─► events ─► clients' turns ─► accept ─► deadlines ─┐
+//!  wait ─► events ─► run clients ──► accept ─► deadlines ─┐
 //!    ▲         └───────► Back: origins, if there are any    │
 //!    └──────────────────────────────────────────────────────┘
 //! ```
@@ -10,28 +10,34 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::front::{Front, LISTENER, Outcome, PAUSE, Session, World, is_shortage, unix};
 use super::link::{BEHIND, parts};
+use super::listener::{
+    ClientConnection, LISTENER, Listener, Outcome, PAUSE, Shared, is_shortage, unix,
+};
 use crate::services::STOP_WITHIN;
 use crate::stream::{Event, StreamHost};
 
-/// Most connections accepted before those that are there have their turn.
+/// Most connections accepted before those that are there run.
 const ACCEPT_BATCH: usize = 64;
 
 /// What stands behind the clients: for a server that answers by itself nothing,
 /// for a proxy its connections to origins.
 pub(super) trait Back<H: StreamHost>: Sized {
     /// The clients' part.
-    type Session: Session;
+    type ClientConnection: ClientConnection;
 
     /// How long may be waited for events when something else is awaited, too.
     fn patience(&self) -> Option<Duration> {
         None
     }
 
-    /// Takes note of an event of its own; returns the client that needs a turn
+    /// Takes note of an event of its own; returns the client that needs to run
     /// for it.
-    fn event(&mut self, _front: &mut Front<'_, H, Self::Session>, _event: &Event) -> Option<usize> {
+    fn event(
+        &mut self,
+        _listener: &mut Listener<'_, H, Self::ClientConnection>,
+        _event: &Event,
+    ) -> Option<usize> {
         None
     }
 
@@ -40,225 +46,226 @@ pub(super) trait Back<H: StreamHost>: Sized {
     fn wake(&mut self, _now: Duration, _woken: &mut Vec<u64>) {}
 
     /// Does for a client what can be done now.
-    fn drive(&mut self, front: &mut Front<'_, H, Self::Session>, key: usize) -> Outcome {
-        front.go(key)
+    fn drive(
+        &mut self,
+        listener: &mut Listener<'_, H, Self::ClientConnection>,
+        key: usize,
+    ) -> Outcome {
+        listener.run(key)
     }
 
     /// A client waits: watches what it waits for.
-    fn watch(&mut self, _front: &mut Front<'_, H, Self::Session>, _key: usize) {}
-
-    /// What the wheel has come to.
-    fn expire(&mut self, _front: &mut Front<'_, H, Self::Session>, _token: u64, _tick: u64) {}
-
-    /// Gives back a descriptor that is not in use, if there is one.
-    fn make_room(&mut self, _front: &mut Front<'_, H, Self::Session>) -> bool {
-        false
-    }
+    fn watch(&mut self, _listener: &mut Listener<'_, H, Self::ClientConnection>, _key: usize) {}
 
     /// A client has gone.
-    fn gone(&mut self, _front: &mut Front<'_, H, Self::Session>, _session: Self::Session) {}
+    fn gone(
+        &mut self,
+        _listener: &mut Listener<'_, H, Self::ClientConnection>,
+        _session: Self::ClientConnection,
+    ) {
+    }
 
-    /// Writes down what there is at the end of a turn of the loop.
-    fn report(&self, _front: &Front<'_, H, Self::Session>) {}
+    /// Writes down what there is at the end of an iteration.
+    fn report(&self, _listener: &Listener<'_, H, Self::ClientConnection>) {}
 }
 
 /// A server as it runs.
 pub(super) struct Engine<'a, H: StreamHost, B: Back<H>> {
-    front: Front<'a, H, B::Session>,
+    listener: Listener<'a, H, B::ClientConnection>,
     back: B,
 }
 
 impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
-    pub(super) fn new(front: Front<'a, H, B::Session>, back: B) -> Self {
-        Engine { front, back }
+    pub(super) fn new(listener: Listener<'a, H, B::ClientConnection>, back: B) -> Self {
+        Engine { listener, back }
     }
 
     /// Serves until `stop` is set, then finishes the responses at hand. The
-    /// world's clock shows the time since now.
+    /// shared's clock shows the time since now.
     ///
     /// # Errors
     /// What waiting reports.
     pub(super) fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        let result = self.turns(stop);
-        self.front.write_log(true);
+        let result = self.iterate(stop);
+        self.listener.write_log(true);
         result
     }
 
-    fn turns(&mut self, stop: &AtomicBool) -> io::Result<()> {
+    fn iterate(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let begun = Instant::now();
         let mut events = Vec::new();
-        let mut turn = Vec::new();
+        let mut runnable = Vec::new();
         let mut woken = Vec::new();
         let mut due = Vec::new();
         let mut stop_at = None;
         loop {
-            let now = self.front.now();
+            let now = self.listener.now();
             if stop.load(Ordering::Relaxed) && stop_at.is_none() {
-                stop_at = Some(now + self.front.world.limits().grace);
+                stop_at = Some(now + self.listener.shared.limits().grace);
                 self.begin_to_stop();
             }
-            if stop_at.is_some_and(|at| self.front.clients.is_empty() || now >= at) {
+            if stop_at.is_some_and(|at| self.listener.clients.is_empty() || now >= at) {
                 return Ok(());
             }
             let timeout = self.timeout();
-            let counters = self.front.tally.counters;
+            let counters = self.listener.tally.counters;
             if timeout > Duration::ZERO {
                 counters.waited();
             }
-            self.front.host.wait(&mut events, timeout)?;
-            if self.front.world.tick(begun.elapsed(), unix()) {
-                self.front.write_log(false);
+            self.listener.host.wait(&mut events, timeout)?;
+            if self.listener.shared.tick(begun.elapsed(), unix()) {
+                self.listener.write_log(false);
             }
-            counters.turned();
+            counters.iterated();
             // Connections that are there come before new ones, so that a flood
             // of these does not starve those.
             let mut accept = false;
-            std::mem::swap(&mut turn, &mut self.front.runnable);
+            std::mem::swap(&mut runnable, &mut self.listener.runnable);
             for event in &events {
                 if event.token == LISTENER {
                     accept = true;
                 } else if let Some(key) = self.event(event) {
-                    self.turn(key);
+                    self.run_client(key);
                 }
             }
-            for key in turn.drain(..) {
+            for key in runnable.drain(..) {
                 // Another may have its key.
-                if let Some(client) = self.front.clients.get_mut(key)
+                if let Some(client) = self.listener.clients.get_mut(key)
                     && std::mem::take(&mut client.queued)
                 {
-                    self.turn(key);
+                    self.run_client(key);
                 }
             }
-            self.back.wake(self.front.now(), &mut woken);
+            self.back.wake(self.listener.now(), &mut woken);
             for token in woken.drain(..) {
-                let client = self.front.client(token);
+                let client = self.listener.client(token);
                 if let Some(key) = client.map(|(key, _)| key) {
-                    self.turn(key);
+                    self.run_client(key);
                 }
             }
-            if accept || self.front.paused_until.is_some() {
+            if accept || self.listener.paused_until.is_some() {
                 self.accept()?;
             }
-            let now = self.front.now();
-            self.front.wheel.take(now, &mut due);
-            for (token, tick) in due.drain(..) {
-                if parts(token).0 & BEHIND != 0 {
-                    self.back.expire(&mut self.front, token, tick);
-                } else if let Some(key) = self.front.expire(token, tick) {
-                    self.turn(key);
+            let now = self.listener.now();
+            let expired = |timer| due.push(timer as usize);
+            self.listener.wheel.advance(now, expired);
+            for key in due.drain(..) {
+                if self.listener.expire(key) {
+                    self.run_client(key);
                 }
             }
-            self.back.report(&self.front);
+            self.back.report(&self.listener);
         }
     }
 
     /// How long events may be waited for.
     fn timeout(&self) -> Duration {
-        if !self.front.runnable.is_empty() {
+        if !self.listener.runnable.is_empty() {
             return Duration::ZERO;
         }
-        let paused = self.front.paused_until.is_some();
+        let paused = self.listener.paused_until.is_some();
         let most = if paused { PAUSE } else { STOP_WITHIN };
         self.back.patience().map_or(most, |least| least.min(most))
     }
 
-    /// Takes note of an event; returns the client that needs a turn for it.
+    /// Takes note of an event; returns the client that needs to run for it.
     fn event(&mut self, event: &Event) -> Option<usize> {
         if parts(event.token).0 & BEHIND != 0 {
-            return self.back.event(&mut self.front, event);
+            return self.back.event(&mut self.listener, event);
         }
-        let (key, client) = self.front.client(event.token)?;
+        let (key, client) = self.listener.client(event.token)?;
         client.link.note(event);
         Some(key)
     }
 
     /// Accepts what is there, up to a batch; returns how many it took.
     fn accept(&mut self) -> io::Result<usize> {
-        let now = self.front.now();
-        if self.front.paused_until.is_some_and(|until| now < until) {
+        let now = self.listener.now();
+        if self.listener.paused_until.is_some_and(|until| now < until) {
             return Ok(0);
         }
         let mut accepted = 0;
         for _ in 0..ACCEPT_BATCH {
-            let full = self.front.is_full();
-            let idle = if full { self.front.find_idle() } else { None };
+            let full = self.listener.is_full();
+            let idle = if full {
+                self.listener.find_idle()
+            } else {
+                None
+            };
             if full && idle.is_none() {
-                return self.front.pause().map(|()| accepted);
+                return self.listener.pause_accepting().map(|()| accepted);
             }
-            let Some(listener) = &self.front.listener else {
+            let Some(listener) = &self.listener.listener else {
                 return Ok(accepted);
             };
-            match self.front.host.accept(listener) {
+            match self.listener.host.accept(listener) {
                 Ok(Some((stream, peer))) => {
                     accepted += 1;
                     if let Some(idle) = idle {
                         self.close(idle);
                     }
-                    let key = self.front.welcome(stream, peer);
-                    self.turn(key);
+                    let key = self.listener.accept(stream, peer);
+                    self.run_client(key);
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    self.front.tally.error();
+                    self.listener.tally.error();
                     // Otherwise the peer has gone again, or the network had
                     // something to say of it (accept(2)): the next one may be
                     // well.
-                    if is_shortage(&error)
-                        && !self.back.make_room(&mut self.front)
-                        && !self.front.evict()
-                    {
-                        return self.front.pause().map(|()| accepted);
+                    if is_shortage(&error) && !self.listener.evict() {
+                        return self.listener.pause_accepting().map(|()| accepted);
                     }
                 }
             }
         }
-        self.front.resume()?;
+        self.listener.resume_accepting()?;
         Ok(accepted)
     }
 
     /// Does for a client what can be done now.
-    fn turn(&mut self, key: usize) {
-        let Some(client) = self.front.clients.get_mut(key) else {
+    fn run_client(&mut self, key: usize) {
+        let Some(client) = self.listener.clients.get_mut(key) else {
             return;
         };
-        let spare = &mut self.front.spare;
+        let spare = &mut self.listener.spare;
         client.session.connection_mut().lend(spare);
-        let outcome = self.back.drive(&mut self.front, key);
-        let Some(client) = self.front.clients.get_mut(key) else {
+        let outcome = self.back.drive(&mut self.listener, key);
+        let Some(client) = self.listener.clients.get_mut(key) else {
             return;
         };
         let connection = client.session.connection_mut();
-        connection.give_back(&mut self.front.spare);
+        connection.give_back(&mut self.listener.spare);
         match outcome {
             Outcome::Waiting => {
-                if self.front.world.stopping() && connection.is_idle() {
+                if self.listener.shared.stopping() && connection.is_idle() {
                     return self.close(key);
                 }
-                if self.front.watch(key).is_err() {
+                if self.listener.watch(key).is_err() {
                     return self.fail(key);
                 }
-                self.back.watch(&mut self.front, key);
+                self.back.watch(&mut self.listener, key);
             }
-            Outcome::Runnable => self.front.queue(key),
+            Outcome::Runnable => self.listener.queue(key),
             Outcome::Closed => return self.close(key),
             Outcome::Failed => return self.fail(key),
         }
-        self.front.enter_deadline(key);
+        self.listener.arm(key);
     }
 
     /// Answers those who have got through, and lets go of everybody who is not
     /// waiting for an answer.
     fn begin_to_stop(&mut self) {
-        self.front.paused_until = None;
-        let backlog = self.front.world.limits().backlog;
+        self.listener.paused_until = None;
+        let backlog = self.listener.shared.limits().backlog;
         // Bounded: nobody can keep it from stopping by connecting.
         for _ in 0..backlog.div_ceil(ACCEPT_BATCH as u32) {
             if !self.accept().is_ok_and(|accepted| accepted > 0) {
                 break;
             }
         }
-        self.front.shut();
-        let clients = self.front.clients.iter();
+        self.listener.shut();
+        let clients = self.listener.clients.iter();
         let idle = clients.filter(|(_, client)| client.session.connection().is_idle());
         let idle: Vec<usize> = idle.map(|(key, _)| key).collect();
         for key in idle {
@@ -267,13 +274,13 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
     }
 
     fn fail(&mut self, key: usize) {
-        self.front.tally.error();
+        self.listener.tally.error();
         self.close(key);
     }
 
     fn close(&mut self, key: usize) {
-        if let Some(session) = self.front.close(key) {
-            self.back.gone(&mut self.front, session);
+        if let Some(session) = self.listener.close(key) {
+            self.back.gone(&mut self.listener, session);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! on one thread, over [`StreamHost`]. Does not live here: anything that knows
 //! which stack it runs on. What HTTP decides is sans-I/O ([`connection`]); what
 //! the file system decides is in [`files`]; [`serve`] joins the two to sockets,
-//! in the event loop (`engine`, `front`) that the proxy has, too.
+//! in the event loop (`engine`, `listener`) that the proxy has, too.
 //!
 //! Read first: RFC 9112 §§2–9 (messages, connections), RFC 9110 §§13–15
 //! (conditions, ranges, status codes).
@@ -13,7 +13,7 @@
 //! Limits keep what one client can take bounded: the bytes of a head (431) and
 //! of its target (414), of a request's content (413), the time for a request
 //! (408, slowloris), without progress, and between requests; how much is done
-//! for one connection before the others' turn; how many connections there are.
+//! for one connection before the others run; how many connections there are.
 //! When there are too many, the ones that have been idle make room.
 
 pub mod condition;
@@ -21,8 +21,8 @@ pub mod connection;
 mod engine;
 pub mod entry;
 pub mod files;
-mod front;
 mod link;
+mod listener;
 pub mod log;
 mod pace;
 pub mod path;
@@ -34,7 +34,6 @@ mod respond;
 mod server;
 pub mod site;
 pub mod status;
-pub mod wheel;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::connection::Connection;
 use super::engine::{Back, Engine};
 use super::files::Files;
-use super::front::{Front, Session, Tally, World, unix};
+use super::listener::{ClientConnection, Listener, Shared, Tally, unix};
 use super::log::Log;
 use super::site::{Clock, Site};
 use super::{Limits, Spec};
@@ -46,19 +46,19 @@ pub fn serve<H: StreamHost>(
     site.log = log;
     let local = SocketAddr::new(address, spec.port);
     let tally = Tally { counters, number };
-    let front = Front::open(host, local, site, tally, ready)?;
-    Engine::new(front, Nobody).run(stop)
+    let listener = Listener::open(host, local, site, tally, ready)?;
+    Engine::new(listener, Nobody).run(stop)
 }
 
 /// It answers by itself.
 struct Nobody;
 
 impl<H: StreamHost> Back<H> for Nobody {
-    type Session = Connection;
+    type ClientConnection = Connection;
 }
 
-impl Session for Connection {
-    type World = Site<Files>;
+impl ClientConnection for Connection {
+    type Shared = Site<Files>;
 
     fn new(peer: IpAddr, now: Duration) -> Self {
         Connection::new(peer, now)
@@ -76,8 +76,8 @@ impl Session for Connection {
         self.receive(bytes, site);
     }
 
-    fn proceed(&mut self, site: &mut Site<Files>) {
-        self.proceed(site);
+    fn resume(&mut self, site: &mut Site<Files>) {
+        self.resume(site);
     }
 
     fn end_of_input(&mut self) {
@@ -93,7 +93,7 @@ impl Session for Connection {
     }
 }
 
-impl World for Site<Files> {
+impl Shared for Site<Files> {
     fn clock(&self) -> &Clock {
         &self.clock
     }

@@ -31,7 +31,7 @@ pub trait Store {
     fn find(&mut self, path: &[u8], clock: &Clock) -> Found;
 }
 
-/// The time, read once for everything that happens in a turn.
+/// The time, read once for everything that happens in an iteration.
 #[derive(Clone, Debug)]
 pub struct Clock {
     now: Duration,

@@ -29,8 +29,6 @@ pub struct Stage {
     pub proxy: IpAddr,
     /// Connections that do nothing.
     pub cold: usize,
-    /// A connection to the web server for each request.
-    pub fresh: bool,
 }
 
 /// Tells it, with a web server on `origin`, a proxy on `host`, and clients that
@@ -66,11 +64,7 @@ pub fn among_idle_clients<O: StreamHost, H: StreamHost, C: Client>(
     };
     let within = web.limits.grace + Duration::from_secs(2);
     running(1, within, serve, |web| {
-        let spec = proxy::Spec {
-            fresh_upstream: stage.fresh,
-            object_bytes: LARGE / 2,
-            ..proxy::Spec::new(0, Some(web.address))
-        };
+        let spec = proxy::Spec::new(0, Some(web.address));
         proxying_at(stage.proxy, host, &spec, |proxy| {
             tell(stage, proxy, || connect(proxy.address));
         });
@@ -102,12 +96,9 @@ fn tell<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() -> C) {
         assert!(whole, "every byte in its place");
     }
     proxy.until("counted", |uses, _| {
-        uses.revalidated == 39 && uses.misses == 3
+        uses.upstream_connections == 42 && uses.upstream_open == 0
     });
-    let uses = proxy.proxy();
-    assert_eq!(uses.upstream_errors, 0);
-    let expected = if stage.fresh { (42, 0) } else { (1, 41) };
-    assert_eq!((uses.upstream_connections, uses.upstream_reused), expected);
+    assert_eq!(proxy.proxy().upstream_errors, 0);
     // The cold ones leave, and their numbers are used again.
     drop(cold);
     open("all are gone", 1);

@@ -50,31 +50,28 @@ fn answers_of_any_size_with_each_host() {
 
 /// More connections than an `fd_set` of the C library holds, all idle, and one
 /// that is not.
-fn cold<H: StreamHost>(fresh: bool, host: impl FnOnce() -> H + Send) {
+fn cold<H: StreamHost>(host: impl FnOnce() -> H + Send) {
     let stage = Stage {
         web: LOCAL,
         proxy: LOCAL,
         cold: 1200,
-        fresh,
     };
     story::among_idle_clients(stage, epoll, host, connect);
 }
 
 #[test]
 fn more_than_1024_descriptors_with_epoll() {
-    cold(true, epoll);
+    cold(epoll);
 }
 
 #[test]
 fn more_than_1024_descriptors_with_select() {
-    cold(false, select);
-    cold(true, select);
+    cold(select);
 }
 
 #[test]
 fn more_than_1024_descriptors_with_poll() {
-    cold(false, poll);
-    cold(true, poll);
+    cold(poll);
 }
 
 #[test]

@@ -2,13 +2,11 @@
 //! that do as they are told.
 
 mod access;
-mod cache;
 #[path = "../common/mod.rs"]
 mod common;
 mod forwarding;
 mod hosts;
 mod origin;
-mod poison;
 mod slow;
 mod trouble;
 

@@ -16,8 +16,6 @@ pub type Handler = dyn Fn(&Asked<'_>, &mut TcpStream) -> bool + Send + Sync;
 /// A request as an origin sees it.
 pub struct Asked<'a> {
     pub head: &'a str,
-    /// How many came before it.
-    pub number: usize,
 }
 
 impl Asked<'_> {
@@ -106,15 +104,8 @@ fn converse(mut stream: TcpStream, handler: &Arc<Handler>, heads: &Mutex<Vec<Str
             return;
         };
         let head = String::from_utf8(head).unwrap();
-        let number = {
-            let mut heads = heads.lock().unwrap();
-            heads.push(head.clone());
-            heads.len() - 1
-        };
-        let asked = Asked {
-            head: &head,
-            number,
-        };
+        heads.lock().unwrap().push(head.clone());
+        let asked = Asked { head: &head };
         if !handler(&asked, &mut stream) {
             return;
         }

@@ -24,8 +24,10 @@ struct Client {
 impl Client {
     fn new(upstream: UpstreamLimits) -> Self {
         let spec = Spec {
-            upstream,
-            object_bytes: 1000,
+            upstream: UpstreamLimits {
+                content_bytes: 1000,
+                ..upstream
+            },
             ..Spec::new(0, Some(ORIGIN))
         };
         Client {
@@ -53,7 +55,7 @@ impl Client {
     fn pass_on(&mut self) -> String {
         assert!(self.wants_upstream());
         self.session.connecting();
-        self.session.connected(false, self.shared.clock.now());
+        self.session.connected(self.shared.clock.now());
         self.taken()
     }
 
@@ -114,7 +116,7 @@ fn more_than_is_collected_goes_on_as_it_comes() {
 #[test]
 fn memory_for_what_is_collected_is_bounded() {
     let mut client = Client::new(UpstreamLimits {
-        collected_bytes: 100,
+        buffered_bytes: 100,
         ..UpstreamLimits::default()
     });
     // As much again for each: what has gone on is given back.
@@ -133,7 +135,7 @@ fn memory_for_what_is_collected_is_bounded() {
         let limits = client.shared.spec.limits;
         let connection = client.session.connection_mut();
         connection.sent(length, Duration::ZERO, &limits);
-        client.session.take_left();
+        client.session.take_finished();
     }
 }
 
@@ -152,7 +154,7 @@ fn who_waits_for_the_origins_word_gets_it() {
 fn a_post_that_drips_is_ended() {
     for collected in [0, 1] {
         let mut client = Client::new(UpstreamLimits {
-            collected_bytes: 1000 * collected,
+            buffered_bytes: 1000 * collected,
             ..UpstreamLimits::default()
         });
         client.post(1_000_000, "");

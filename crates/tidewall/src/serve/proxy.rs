@@ -4,10 +4,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use tidewall_service::http::Log;
 use tidewall_service::http::proxy::access::{Access, Cidr};
-use tidewall_service::http::proxy::{self, Revalidate, Spec};
+use tidewall_service::http::proxy::{self, Spec};
 use tidewall_service::{StreamHost, Timed};
 use tidewall_socket::Stack;
 
@@ -28,17 +27,6 @@ pub struct Options {
     /// request names
     #[arg(long, value_name = "HOST:PORT")]
     origin: Option<String>,
-    /// The proxy makes a connection to the origin for each request and closes it after, instead of
-    /// keeping some: two connections a request, as in the paper's experiments
-    #[arg(long)]
-    fresh_upstream: bool,
-    /// When the proxy asks the origin whether what it keeps is current: stale (also where no
-    /// lifetime is named) or always [default: stale]
-    #[arg(long, value_enum, value_name = "WHEN")]
-    revalidate: Option<When>,
-    /// Memory for what the proxy keeps, as 64M or 2G [default: 256M]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    cache: Option<usize>,
     /// Clients that the proxy answers (repeat it) [default: all that reach its --address]
     #[arg(long = "allow-client", value_name = "CIDR")]
     allow_client: Vec<Cidr>,
@@ -50,18 +38,6 @@ pub struct Options {
         conflicts_with = "origin"
     )]
     allow_destination: Vec<Cidr>,
-    /// Largest response that the proxy keeps, and most of a request's content that it collects before
-    /// it asks the origin [default: 4M]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    object: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum When {
-    /// When its lifetime is over, or none is named
-    Stale,
-    /// For each request
-    Always,
 }
 
 impl Options {
@@ -74,19 +50,11 @@ impl Options {
     pub fn given(&self) -> Option<&'static str> {
         let Options {
             origin,
-            fresh_upstream,
-            revalidate,
-            cache,
-            object,
             allow_client,
             allow_destination,
         } = self;
         let given = [
             ("--origin", origin.is_some()),
-            ("--fresh-upstream", *fresh_upstream),
-            ("--revalidate", revalidate.is_some()),
-            ("--cache", cache.is_some()),
-            ("--object", object.is_some()),
             ("--allow-client", !allow_client.is_empty()),
             ("--allow-destination", !allow_destination.is_empty()),
         ];
@@ -94,20 +62,6 @@ impl Options {
             .into_iter()
             .find_map(|(name, given)| given.then_some(name))
     }
-}
-
-/// `65536`, `64k`, `256M` or `2G`, in powers of 1,024.
-fn bytes(text: &str) -> Result<usize, String> {
-    let (number, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (text.get(..text.len() - 1), 10),
-        Some(b'M') => (text.get(..text.len() - 1), 20),
-        Some(b'G') => (text.get(..text.len() - 1), 30),
-        _ => (Some(text), 0),
-    };
-    let number: Option<usize> = number.and_then(|number| number.parse().ok());
-    number
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| "a number of bytes is such as 65536, 64k, 256M or 2G".to_owned())
 }
 
 /// A proxy to be run.
@@ -125,13 +79,6 @@ impl Proxy {
             None => FORWARD_PORT,
         };
         let mut spec = Spec::new(arguments.port.unwrap_or(usual), origin);
-        spec.fresh_upstream = options.fresh_upstream;
-        spec.revalidate = match options.revalidate {
-            Some(When::Always) => Revalidate::Always,
-            Some(When::Stale) | None => Revalidate::Stale,
-        };
-        spec.cache_bytes = options.cache.unwrap_or(spec.cache_bytes);
-        spec.object_bytes = options.object.unwrap_or(spec.object_bytes);
         spec.work = arguments.work;
         spec.access = Access {
             clients: options.allow_client.clone(),
@@ -187,12 +134,8 @@ fn rates(now: &Look, last: &Look, elapsed: Duration) -> String {
     let (service, before) = (&now.service, &last.service);
     let (uses, used) = (&now.proxy, &last.proxy);
     format!(
-        "{} requests/s, {} from the cache, {} confirmed, {} missed, {} upstream connections/s, \
-         {} and {} open, {} errors and {} upstream",
+        "{} requests/s, {} upstream connections/s, {} and {} open, {} errors and {} upstream",
         rate(service.received, before.received),
-        rate(uses.hits, used.hits),
-        rate(uses.revalidated, used.revalidated),
-        rate(uses.misses, used.misses),
         rate(uses.upstream_connections, used.upstream_connections),
         count(service.open),
         count(uses.upstream_open),
@@ -204,19 +147,13 @@ fn rates(now: &Look, last: &Look, elapsed: Duration) -> String {
 fn totals(look: &Look, elapsed: Duration) -> String {
     let (service, uses) = (&look.service, &look.proxy);
     format!(
-        "answered {} requests ({} bytes) over {} connections: {} from the cache, {} after asking the origin \
-         ({} new), {} missed, {} passed on; {} upstream connections, used again {} times; {} errors and {} \
-         upstream in {}",
+        "answered {} requests ({} bytes) over {} connections; {} upstream connections ({} bytes); {} errors \
+         and {} upstream in {}",
         count(service.replies),
         count(service.sent),
         count(service.connections),
-        count(uses.hits + uses.stale),
-        count(uses.revalidated + uses.replaced),
-        count(uses.replaced),
-        count(uses.misses),
-        count(uses.passed),
         count(uses.upstream_connections),
-        count(uses.upstream_reused),
+        count(uses.upstream_bytes),
         count(service.errors),
         count(uses.upstream_errors),
         age(elapsed),
@@ -231,25 +168,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read() {
-        assert_eq!(bytes("0"), Ok(0));
-        assert_eq!(bytes("64k"), Ok(65_536));
-        assert_eq!(bytes("256M"), Ok(256 << 20));
-        assert_eq!(bytes("2G"), Ok(2 << 30));
-        for text in [
-            "",
-            "k",
-            "1T",
-            "-1",
-            "1.5M",
-            "99999999999999999999",
-            "17179869184G",
-        ] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn rates_and_totals_name_what_was_done() {
         let last = Look::default();
         let now = Look {
@@ -262,26 +180,20 @@ mod tests {
                 ..ServiceCounts::default()
             },
             proxy: ProxyCounts {
-                hits: 2,
-                revalidated: 19_996,
-                misses: 2,
                 upstream_connections: 19_998,
                 upstream_open: 5,
                 upstream_errors: 1,
-                ..ProxyCounts::default()
+                upstream_bytes: 26_000_000,
             },
             ..Look::default()
         };
         assert_eq!(
             rates(&now, &last, Duration::from_secs(2)),
-            "10,000 requests/s, 1.0 from the cache, 9,998 confirmed, 1.0 missed, 9,999 upstream connections/s, \
-             750 and 5 open, 0 errors and 1 upstream"
+            "10,000 requests/s, 9,999 upstream connections/s, 750 and 5 open, 0 errors and 1 upstream"
         );
-        assert!(
-            totals(&now, Duration::from_secs(2)).starts_with(
-                "answered 20,000 requests (25,000,000 bytes) over 20,000 connections: 2 from the cache, \
-                 19,996 after asking the origin (0 new), 2 missed, 0 passed on; 19,998 upstream connections"
-            )
-        );
+        assert!(totals(&now, Duration::from_secs(2)).starts_with(
+            "answered 20,000 requests (25,000,000 bytes) over 20,000 connections; 19,998 upstream \
+                 connections (26,000,000 bytes); 0 errors and 1 upstream in "
+        ));
     }
 }

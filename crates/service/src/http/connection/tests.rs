@@ -47,7 +47,7 @@ fn a_peer_that_asks_faster_than_it_reads_takes_no_more_memory() {
     let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
     for _ in 0..10_000 {
         if connection.has_work() {
-            connection.proceed(&mut site);
+            connection.resume(&mut site);
         } else if connection.wants_input() {
             connection.receive(&requests, &mut site);
         }

@@ -40,10 +40,13 @@ impl Body {
     }
 
     /// Whether all has come.
-    pub fn is_over(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         matches!(
             self,
-            Body::Length(0) | Body::Chunked(Chunks { place: Place::Over })
+            Body::Length(0)
+                | Body::Chunked(Chunks {
+                    place: Place::Complete
+                })
         )
     }
 
@@ -99,7 +102,7 @@ enum Place {
     /// Behind a CR at the beginning of a line.
     TrailerEnd,
     /// All has come.
-    Over,
+    Complete,
 }
 
 impl Chunks {
@@ -107,7 +110,7 @@ impl Chunks {
         let mut used = 0;
         while let Some(&byte) = bytes.get(used) {
             match self.place {
-                Place::Over => break,
+                Place::Complete => break,
                 Place::Content(left) => {
                     let there = bytes.len() - used;
                     let count = usize::try_from(left).map_or(there, |left| left.min(there));
@@ -159,7 +162,7 @@ fn step(place: Place, byte: u8) -> Result<Place, BadChunk> {
         (Place::ContentEnd(0), b'\r') => Place::ContentEnd(1),
         (Place::ContentEnd(1), b'\n') => Place::Size(0, 0),
         (Place::Trailer(_), b'\r') => Place::TrailerEnd,
-        (Place::TrailerEnd, b'\n') => Place::Over,
+        (Place::TrailerEnd, b'\n') => Place::Complete,
         (Place::TrailerLine(length), b'\r') => Place::TrailerLineEnd(length),
         (Place::TrailerLineEnd(length), b'\n') => Place::Trailer(length),
         (Place::Trailer(_) | Place::TrailerLine(_), b'\n') => return Err(BadChunk),
@@ -195,7 +198,7 @@ mod tests {
                 }
             }
         }
-        Ok((content, total, body.is_over()))
+        Ok((content, total, body.is_complete()))
     }
 
     #[test]
@@ -246,7 +249,7 @@ mod tests {
             (content.as_slice(), used, over),
             (b"12345".as_slice(), 5, true)
         );
-        assert!(Body::Length(0).is_over());
+        assert!(Body::Length(0).is_complete());
         let (content, _, over) = decode(Body::Close, b"12345678", 3).unwrap();
         assert_eq!((content.len(), over), (8, false));
     }

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use super::super::pace::Pace;
 use super::super::request::Content;
 use super::UpstreamLimits;
 use super::body::Body;
-use super::store::Stored;
 
 /// With so many bytes of content on the way to the origin no more are taken
 /// from the client.
@@ -29,16 +27,13 @@ pub enum Origin {
 /// What has become of a connection to the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// There is none, and none is needed before the client's content is whole or
-    /// too much to be collected.
-    Collecting { fresh: bool },
-    /// There is none: one is needed, and a new one if `fresh`.
-    Wanted { fresh: bool },
-    /// It is being made.
+    /// None, and none is needed before the client's content is complete or
+    /// exceeds what is buffered.
+    Buffering,
+    /// None, but one is needed.
+    Wanted,
     Connecting,
-    /// It is there. `reused`: others have used it before, so that the origin
-    /// may have closed it just now.
-    There { reused: bool },
+    Connected,
 }
 
 /// How far the answer has come.
@@ -60,40 +55,6 @@ pub(super) enum Onto {
     Chunks,
 }
 
-/// A stored response whose currency is asked for.
-#[derive(Debug)]
-pub(super) struct Validation {
-    pub(super) stored: Rc<Stored>,
-    pub(super) answer: Answer,
-}
-
-/// How a request is answered from what is stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: Kind,
-    pub(super) to_head: bool,
-}
-
-/// The kind of answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// As it is stored.
-    Whole,
-    /// The client has it: 304.
-    NotModified,
-    /// A part of it: 206.
-    Part(Range<usize>),
-    /// A part that it does not have: 416.
-    Unsatisfiable,
-}
-
-/// A response on its way into the cache.
-#[derive(Debug)]
-pub(super) struct Storing {
-    pub(super) stored: Stored,
-    pub(super) body: Vec<u8>,
-}
-
 /// Who has asked, for the access log.
 #[derive(Debug)]
 pub(super) struct Asked {
@@ -111,18 +72,11 @@ pub(super) struct Client {
     pub(super) to_head: bool,
     /// Its connection ends with this answer.
     pub(super) last: bool,
-    /// Its request may be sent again if the first time came to nothing
-    /// (RFC 9110 §9.2.2).
-    pub(super) idempotent: bool,
-    /// Its request had credentials.
-    pub(super) authorized: bool,
-    /// It may be told that the answer is old, and nothing of it is kept.
-    pub(super) no_store: bool,
 }
 
-/// Memory that an exchange has of what all may have for collecting content.
+/// One exchange's part of the memory for buffered content.
 #[derive(Debug)]
-pub(super) struct Collected {
+pub(super) struct Buffered {
     all: Rc<Cell<usize>>,
     own: usize,
     /// Most that this one may have, and that all may.
@@ -130,10 +84,10 @@ pub(super) struct Collected {
     most_of_all: usize,
 }
 
-impl Collected {
+impl Buffered {
     /// None yet of `all`, of which `most_of_all` may be taken, by one `most`.
     pub(super) fn new(all: &Rc<Cell<usize>>, most: usize, most_of_all: usize) -> Self {
-        Collected {
+        Buffered {
             all: all.clone(),
             own: 0,
             most,
@@ -141,7 +95,7 @@ impl Collected {
         }
     }
 
-    /// Takes note that so many bytes have been collected; returns whether more
+    /// Takes note that so many bytes have been buffered; returns whether more
     /// may be.
     fn hold(&mut self, bytes: usize) -> bool {
         self.all.set(self.all.get() - self.own + bytes);
@@ -150,7 +104,7 @@ impl Collected {
     }
 }
 
-impl Drop for Collected {
+impl Drop for Buffered {
     fn drop(&mut self) {
         self.hold(0);
     }
@@ -171,7 +125,7 @@ pub(super) struct Exchange {
     /// Content on its way, of which `content_sent` bytes have left.
     pub(super) outgoing: Vec<u8>,
     pub(super) outgoing_sent: usize,
-    collected: Collected,
+    buffered: Buffered,
     /// How the client sends it.
     pace: Pace,
     /// Bytes of content that have been taken, and cannot be sent again.
@@ -179,21 +133,11 @@ pub(super) struct Exchange {
     /// What has come of a head, and how much of that has no end.
     pub(super) input: Vec<u8>,
     pub(super) scanned: usize,
-    /// A byte of an answer has come.
-    pub(super) answered: bool,
     pub(super) phase: Phase,
-    pub(super) keep_alive: bool,
     pub(super) onto: Onto,
     pub(super) client: Client,
-    pub(super) validation: Option<Validation>,
-    /// Where the answer is stored, if it may be; or what it invalidates.
-    pub(super) key: Option<Box<[u8]>>,
-    pub(super) invalidates: bool,
-    pub(super) storing: Option<Storing>,
-    /// When the request was ready, when it was last sent, and when a byte last
-    /// moved.
+    /// When the request was ready, and when a byte last moved.
     pub(super) since: Duration,
-    pub(super) asked_at: Duration,
     pub(super) moved: Duration,
     pub(super) asked: Option<Asked>,
     /// The status and the length of the content that went to the client.
@@ -204,10 +148,9 @@ pub(super) struct Exchange {
 impl Exchange {
     pub(super) fn new(
         origin: Origin,
-        fresh: bool,
         request: Vec<u8>,
         content: Content,
-        collected: Collected,
+        buffered: Buffered,
         client: Client,
         now: Duration,
     ) -> Self {
@@ -217,11 +160,11 @@ impl Exchange {
             Content::Chunked => Body::chunked(),
         };
         let mut pace = Pace::default();
-        let link = match content.is_over() {
-            true => Link::Wanted { fresh },
+        let link = match content.is_complete() {
+            true => Link::Wanted,
             false => {
                 pace.start(now);
-                Link::Collecting { fresh }
+                Link::Buffering
             }
         };
         Exchange {
@@ -233,22 +176,15 @@ impl Exchange {
             chunks,
             outgoing: Vec::new(),
             outgoing_sent: 0,
-            collected,
+            buffered,
             pace,
             taken: 0,
             input: Vec::new(),
             scanned: 0,
-            answered: false,
             phase: Phase::Head,
-            keep_alive: false,
             onto: Onto::Plain,
             client,
-            validation: None,
-            key: None,
-            invalidates: false,
-            storing: None,
             since: now,
-            asked_at: now,
             moved: now,
             asked: None,
             status: 0,
@@ -271,19 +207,16 @@ impl Exchange {
         self.moved = now;
         if self.sent < self.request.len() {
             self.sent = self.request.len().min(self.sent + count);
-            if self.sent == self.request.len() {
-                self.asked_at = now;
-            }
         } else {
             self.outgoing_sent = self.outgoing.len().min(self.outgoing_sent + count);
             if self.outgoing_sent == self.outgoing.len() {
-                // What was collected may be far more than what goes through.
+                // What was buffered may be far more than what goes through.
                 match self.outgoing.capacity() > 2 * CONTENT_FULL {
                     true => self.outgoing = Vec::new(),
                     false => self.outgoing.clear(),
                 }
                 self.outgoing_sent = 0;
-                self.collected.hold(0);
+                self.buffered.hold(0);
             }
         }
         if self.wants_content() {
@@ -291,15 +224,10 @@ impl Exchange {
         }
     }
 
-    /// Whether all of the request has left.
-    pub(super) fn is_asked(&self) -> bool {
-        self.output().0.is_empty() && self.content.is_over()
-    }
-
     /// Whether more of the client's content is wanted now.
     pub(super) fn wants_content(&self) -> bool {
-        let collects = matches!(self.link, Link::Collecting { .. });
-        !self.content.is_over() && (collects || self.outgoing.len() < CONTENT_FULL)
+        let collects = self.link == Link::Buffering;
+        !self.content.is_complete() && (collects || self.outgoing.len() < CONTENT_FULL)
     }
 
     /// Takes content from the client; returns how many bytes belong to it,
@@ -326,14 +254,14 @@ impl Exchange {
             self.taken += content.len() as u64;
             chunk(&mut self.outgoing, content, self.chunks);
         }
-        if used > 0 && self.content.is_over() && self.chunks {
+        if used > 0 && self.content.is_complete() && self.chunks {
             self.outgoing.extend_from_slice(b"0\r\n\r\n");
         }
         self.pace.moved(used, now, limits);
-        if let Link::Collecting { fresh } = self.link
-            && (!self.collected.hold(self.outgoing.len()) || self.content.is_over())
+        if self.link == Link::Buffering
+            && (!self.buffered.hold(self.outgoing.len()) || self.content.is_complete())
         {
-            self.link = Link::Wanted { fresh };
+            self.link = Link::Wanted;
             self.since = now;
         }
         if !self.wants_content() {
@@ -342,36 +270,17 @@ impl Exchange {
         Some(used)
     }
 
-    /// A connection is needed at once, whatever has come of the content: the
-    /// client waits for the origin's word before it sends any.
-    pub(super) fn collect_nothing(&mut self) {
-        if let Link::Collecting { fresh } = self.link {
-            self.link = Link::Wanted { fresh };
+    /// Asks for a connection at once: the client waits for the origin's 100
+    /// (Continue) before it sends content.
+    pub(super) fn connect_now(&mut self) {
+        if self.link == Link::Buffering {
+            self.link = Link::Wanted;
         }
     }
 
     /// Bytes of content that the client has sent.
     pub(super) fn taken(&self) -> u64 {
         self.taken
-    }
-
-    /// Whether it may be tried on another connection: nothing of an answer has
-    /// come on one that others had used, and sending it again does no harm
-    /// (RFC 9112 §9.3.1).
-    pub(super) fn may_repeat(&self) -> bool {
-        self.link == Link::There { reused: true }
-            && !self.answered
-            && self.taken == 0
-            && self.client.idempotent
-    }
-
-    /// Begins again on a new connection.
-    pub(super) fn repeat(&mut self, now: Duration) {
-        self.link = Link::Wanted { fresh: true };
-        self.sent = 0;
-        self.scanned = 0;
-        self.input.clear();
-        (self.since, self.moved) = (now, now);
     }
 
     /// When the client must have sent more of its content.
@@ -382,13 +291,13 @@ impl Exchange {
     /// When something must have happened on the origin's side.
     pub(super) fn origin_deadline(&self, limits: &UpstreamLimits) -> Duration {
         match self.link {
-            Link::Collecting { .. } => Duration::MAX,
-            Link::Wanted { .. } | Link::Connecting => self.since + limits.connect,
+            Link::Buffering => Duration::MAX,
+            Link::Wanted | Link::Connecting => self.since + limits.connect,
             // It cannot answer before it has been asked.
-            Link::There { .. } if self.output().0.is_empty() && !self.content.is_over() => {
+            Link::Connected if self.output().0.is_empty() && !self.content.is_complete() => {
                 Duration::MAX
             }
-            Link::There { .. } => self.moved + limits.answer,
+            Link::Connected => self.moved + limits.answer,
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) enum Known {
 /// A look-up under way.
 #[derive(Debug)]
 struct Pending {
-    /// Who waits for it, each once, however often its client has a turn
+    /// Who waits for it, each once, however often its client runs
     /// meanwhile.
     waiting: BTreeSet<u64>,
     /// On whose account it goes.

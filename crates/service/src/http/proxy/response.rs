@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::super::request::{Persistence, end_of_head};
+use super::super::request::end_of_head;
 use super::body::Body;
 
 /// Most header fields of a response.
@@ -24,8 +24,6 @@ pub struct Head<'h, 'b> {
     pub body: Body,
     /// The length that it says content has, or would have (HEAD).
     pub length: Option<u64>,
-    /// The origin means to go on using the connection.
-    pub keep_alive: bool,
     fields: &'h [httparse::Header<'b>],
 }
 
@@ -57,7 +55,7 @@ pub enum Parsed<'h, 'b> {
     /// More are needed.
     Partial,
     /// A head, and its length in bytes.
-    Whole(Head<'h, 'b>, usize),
+    Complete(Head<'h, 'b>, usize),
     /// No HTTP, ambiguous, or too long.
     Bad,
 }
@@ -93,7 +91,7 @@ pub fn parse<'h, 'b>(
             };
             let reason = response.reason.unwrap_or_default();
             match head(version, status, reason, response.headers, to_head) {
-                Some(head) => Parsed::Whole(head, length),
+                Some(head) => Parsed::Complete(head, length),
                 None => Parsed::Bad,
             }
         }
@@ -112,12 +110,10 @@ fn head<'h, 'b>(
     if !(100..=599).contains(&status) {
         return None;
     }
-    let mut persistence = Persistence::new(version);
     let (mut length, mut coded) = (None, None);
     for field in fields {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         match field.name.len() {
-            10 if is("Connection") => persistence.note(field.value),
             14 if is("Content-Length") => {
                 // One number, or the same again and again (RFC 9112 §6.3).
                 for value in field.value.split(|&byte| byte == b',') {
@@ -135,25 +131,20 @@ fn head<'h, 'b>(
             _ => {}
         }
     }
-    let mut keep_alive = persistence.holds();
     let none = to_head || status < 200 || status == 204 || status == 304;
     let body = match (coded, length) {
         _ if none => Body::Length(0),
         (None, Some(length)) => Body::Length(length),
         // HTTP/1.0 has no codings (§6.1): whatever this is, its end is unclear.
         (Some(_), _) if version == 0 => return None,
-        // Both: the coding counts, and nothing behind it can be trusted.
-        (Some(true), both) => {
-            keep_alive &= both.is_none();
+        // Both: the coding counts.
+        (Some(true), _) => {
             length = None;
             Body::chunked()
         }
         // A coding that nobody asked for: it cannot be undone here.
         (Some(false), _) => return None,
-        (None, None) => {
-            keep_alive = false;
-            Body::Close
-        }
+        (None, None) => Body::Close,
     };
     Some(Head {
         version,
@@ -161,7 +152,6 @@ fn head<'h, 'b>(
         reason,
         body,
         length,
-        keep_alive,
         fields,
     })
 }
@@ -184,7 +174,7 @@ mod tests {
     ) -> Result<T, bool> {
         let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
         match parse(text.as_bytes(), &mut 0, &mut room, 4096, to_head) {
-            Parsed::Whole(head, length) => Ok(look(&head, length)),
+            Parsed::Complete(head, length) => Ok(look(&head, length)),
             Parsed::Partial => Err(true),
             Parsed::Bad => Err(false),
         }
@@ -196,7 +186,6 @@ mod tests {
         parsed(text, false, |head, length| {
             assert_eq!((head.version, head.status, head.reason), (1, 200, "Fine"));
             assert_eq!(head.body, Body::Length(5));
-            assert!(head.keep_alive);
             assert_eq!(head.field("a"), None, "there are two");
             assert_eq!(head.fields("A").count(), 2);
             assert_eq!(length, text.len() - 5);
@@ -213,43 +202,39 @@ mod tests {
     }
 
     #[test]
-    fn where_it_ends_and_whether_another_may_follow() {
+    fn where_it_ends() {
         let chunked = Body::chunked();
-        for (status, fields, body, keep_alive) in [
-            ("1.1 200", "", Body::Close, false),
-            ("1.1 200", "Transfer-Encoding: Chunked\r\n", chunked, true),
+        for (status, fields, body) in [
+            ("1.1 200", "", Body::Close),
+            ("1.1 200", "Transfer-Encoding: Chunked\r\n", chunked),
             (
                 "1.1 200",
                 "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
                 chunked,
-                false,
             ),
-            ("1.1 304", "Content-Length: 10\r\n", Body::Length(0), true),
-            ("1.1 204", "", Body::Length(0), true),
-            ("1.1 100", "", Body::Length(0), true),
-            ("1.0 200", "Content-Length: 1\r\n", Body::Length(1), false),
+            ("1.1 304", "Content-Length: 10\r\n", Body::Length(0)),
+            ("1.1 204", "", Body::Length(0)),
+            ("1.1 100", "", Body::Length(0)),
+            ("1.0 200", "Content-Length: 1\r\n", Body::Length(1)),
             (
                 "1.0 200",
                 "Content-Length: 1\r\nConnection: keep-alive\r\n",
                 Body::Length(1),
-                true,
             ),
             (
                 "1.1 200",
                 "Content-Length: 2\r\nConnection: close\r\nConnection: keep-alive\r\n",
                 Body::Length(2),
-                false,
             ),
             (
                 "1.1 200",
                 "Content-Length: 7, 7\r\nConnection: x, close\r\n",
                 Body::Length(7),
-                false,
             ),
         ] {
             let text = format!("HTTP/{status} x\r\n{fields}\r\n");
-            let found = parsed(&text, false, |head, _| (head.body, head.keep_alive));
-            assert_eq!(found, Ok((body, keep_alive)), "{text:?}");
+            let found = parsed(&text, false, |head, _| head.body);
+            assert_eq!(found, Ok(body), "{text:?}");
         }
     }
 

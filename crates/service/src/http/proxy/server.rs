@@ -9,17 +9,17 @@ use std::time::Duration;
 use super::super::Limits;
 use super::super::connection::Connection;
 use super::super::engine::{Back, Engine};
-use super::super::front::{self, Outcome, Tally, World, unix};
+use super::super::listener::{self, Outcome, Shared as _, Tally, unix};
 use super::super::log::Log;
 use super::super::site::Clock;
 use super::Spec;
-use super::origins::{Front, Origins};
+use super::origins::{Listener, Origins};
 use super::session::Session;
 use super::shared::Shared;
 use crate::counters::Counters;
 use crate::stream::{Event, StreamHost};
 
-/// How often the two sides of a connection have a go before the others' turn.
+/// How often the two sides of a connection run before the others run.
 const ROUNDS: usize = 8;
 /// Time between two looks for answers of the resolver.
 const RESOLVING: Duration = Duration::from_millis(5);
@@ -50,19 +50,19 @@ pub fn serve<H: StreamHost>(
     shared.log = log;
     let local = SocketAddr::new(address, spec.port);
     let tally = Tally { counters, number };
-    let front = Front::open(host, local, shared, tally, ready)?;
-    Engine::new(front, Origins::new()).run(stop)
+    let listener = Listener::open(host, local, shared, tally, ready)?;
+    Engine::new(listener, Origins::new()).run(stop)
 }
 
 impl<H: StreamHost> Back<H> for Origins<H::Stream> {
-    type Session = Session;
+    type ClientConnection = Session;
 
     fn patience(&self) -> Option<Duration> {
         self.resolver.is_busy().then_some(RESOLVING)
     }
 
-    fn event(&mut self, front: &mut Front<'_, H>, event: &Event) -> Option<usize> {
-        self.note(front, event)
+    fn event(&mut self, _: &mut Listener<'_, H>, event: &Event) -> Option<usize> {
+        self.note(event)
     }
 
     fn wake(&mut self, now: Duration, woken: &mut Vec<u64>) {
@@ -71,17 +71,17 @@ impl<H: StreamHost> Back<H> for Origins<H::Stream> {
         }
     }
 
-    fn drive(&mut self, front: &mut Front<'_, H>, key: usize) -> Outcome {
+    fn drive(&mut self, listener: &mut Listener<'_, H>, key: usize) -> Outcome {
         for _ in 0..ROUNDS {
-            let outcome = front.go(key);
+            let outcome = listener.run(key);
             if matches!(outcome, Outcome::Closed | Outcome::Failed) {
                 return outcome;
             }
-            self.part(front, key);
-            self.attach(front, key);
-            let moved = self.go(front, key);
-            self.part(front, key);
-            front.world.count(&front.tally, 0);
+            self.part(listener, key);
+            self.attach(listener, key);
+            let moved = self.run(listener, key);
+            self.part(listener, key);
+            listener.shared.count(&listener.tally, 0);
             if !moved {
                 return outcome;
             }
@@ -89,34 +89,23 @@ impl<H: StreamHost> Back<H> for Origins<H::Stream> {
         Outcome::Runnable
     }
 
-    fn watch(&mut self, front: &mut Front<'_, H>, key: usize) {
-        self.watch_for(front, key);
+    fn watch(&mut self, listener: &mut Listener<'_, H>, key: usize) {
+        self.watch_for(listener, key);
     }
 
-    fn expire(&mut self, front: &mut Front<'_, H>, token: u64, tick: u64) {
-        self.look_at_idle(front, token, tick);
-    }
-
-    fn make_room(&mut self, front: &mut Front<'_, H>) -> bool {
-        self.close_idle(front)
-    }
-
-    fn gone(&mut self, front: &mut Front<'_, H>, session: Session) {
+    fn gone(&mut self, listener: &mut Listener<'_, H>, session: Session) {
         if let Some(place) = session.place {
-            self.close(front, place);
+            self.close(listener, place);
         }
     }
 
-    fn report(&self, front: &Front<'_, H>) {
-        let cache = &front.world.cache;
-        let stored = (cache.len(), cache.bytes());
-        let counters = front.tally.counters;
-        counters.proxy_state(stored, cache.evicted(), self.len());
+    fn report(&self, listener: &Listener<'_, H>) {
+        listener.tally.counters.proxy_open(self.len());
     }
 }
 
-impl front::Session for Session {
-    type World = Shared;
+impl listener::ClientConnection for Session {
+    type Shared = Shared;
 
     fn new(peer: IpAddr, now: Duration) -> Self {
         Session::new(peer, now)
@@ -134,8 +123,8 @@ impl front::Session for Session {
         self.receive(bytes, shared);
     }
 
-    fn proceed(&mut self, shared: &mut Shared) {
-        self.proceed(shared);
+    fn resume(&mut self, shared: &mut Shared) {
+        self.resume(shared);
     }
 
     fn end_of_input(&mut self) {
@@ -151,7 +140,7 @@ impl front::Session for Session {
     }
 }
 
-impl World for Shared {
+impl listener::Shared for Shared {
     fn clock(&self) -> &Clock {
         &self.clock
     }

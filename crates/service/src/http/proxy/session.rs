@@ -13,9 +13,9 @@ use super::super::request::Head;
 use super::super::site::Clock;
 use super::super::status::Status;
 use super::body::Body;
-use super::decide::Recipient;
 use super::exchange::{Exchange, Link, Phase};
 use super::message::{end_to_end, status_line};
+use super::request::Recipient;
 use super::response::{self, FIELDS_MAX, Parsed};
 use super::shared::Shared;
 
@@ -38,33 +38,24 @@ pub enum Failure {
     Denied,
 }
 
-/// What becomes of a connection to an origin that is no longer needed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// To be closed.
-    Close,
-    /// Another request may use it.
-    Keep,
-}
-
 /// A client's connection.
 #[derive(Debug)]
 pub struct Session {
     pub(super) connection: Connection,
     pub(super) exchange: Option<Box<Exchange>>,
-    pub(super) left: Option<Left>,
-    /// Where whoever makes connections to origins has the one in use; of no
-    /// meaning here.
+    /// The connection to the origin is no longer needed.
+    pub(super) finished: bool,
+    /// The index of that connection among [`Origins`](super::origins::Origins).
     pub(super) place: Option<usize>,
 }
 
 /// The proxy, answering one connection.
-struct Turn<'a> {
+struct Answering<'a> {
     shared: &'a mut Shared,
     exchange: &'a mut Option<Box<Exchange>>,
 }
 
-impl Responder for Turn<'_> {
+impl Responder for Answering<'_> {
     fn clock(&self) -> &Clock {
         &self.shared.clock
     }
@@ -74,7 +65,7 @@ impl Responder for Turn<'_> {
     }
 
     fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
-        *self.exchange = self.shared.decide(connection, head);
+        *self.exchange = self.shared.begin(connection, head);
         if self.exchange.is_some() {
             connection.hold();
         }
@@ -100,7 +91,7 @@ impl Session {
         Session {
             connection: Connection::new(peer, now),
             exchange: None,
-            left: None,
+            finished: false,
             place: None,
         }
     }
@@ -111,7 +102,7 @@ impl Session {
         &self.connection
     }
 
-    /// The same, to be told what was sent.
+    /// The same, mutable.
     pub fn connection_mut(&mut self) -> &mut Connection {
         &mut self.connection
     }
@@ -120,34 +111,40 @@ impl Session {
 
     /// Takes bytes from the client.
     pub fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let mut turn = Turn {
+        let mut answering = Answering {
             shared,
             exchange: &mut self.exchange,
         };
-        self.connection.receive(bytes, &mut turn);
+        self.connection.receive(bytes, &mut answering);
         self.take_content(shared);
     }
 
     /// Goes on with requests that had to wait.
-    pub fn proceed(&mut self, shared: &mut Shared) {
-        let mut turn = Turn {
+    pub fn resume(&mut self, shared: &mut Shared) {
+        let mut answering = Answering {
             shared,
             exchange: &mut self.exchange,
         };
-        self.connection.proceed(&mut turn);
+        self.connection.resume(&mut answering);
         self.take_content(shared);
     }
 
     /// Takes note that the client sends nothing more.
     pub fn end_of_input(&mut self) {
-        let partial = |exchange: &mut Box<Exchange>| !exchange.content.is_over();
-        if self.exchange.take_if(partial).is_some() {
-            // Of a request that will never be whole nobody waits for the answer.
-            self.left = Some(Left::Close);
-            self.connection.abort();
-        } else {
+        if !self.drop_incomplete() {
             self.connection.end_of_input();
         }
+    }
+
+    /// Drops a request of which no more will come: nobody waits for its answer.
+    fn drop_incomplete(&mut self) -> bool {
+        let incomplete = |exchange: &mut Box<Exchange>| !exchange.content.is_complete();
+        let dropped = self.exchange.take_if(incomplete).is_some();
+        if dropped {
+            self.finished = true;
+            self.connection.abort();
+        }
+        dropped
     }
 
     /// When [`Session::expire`] is due.
@@ -177,23 +174,19 @@ impl Session {
                 false => self.upstream_failed(Failure::Timeout, shared),
             };
         }
-        let mut turn = Turn {
+        let mut answering = Answering {
             shared,
             exchange: &mut self.exchange,
         };
-        self.connection.expire(&mut turn);
+        self.connection.expire(&mut answering);
     }
 
     // ---- The origin's side --------------------------------------------------
 
-    /// The origin to which a connection is needed; true if it has to be a new
-    /// one.
-    pub fn wants_upstream(&self) -> Option<(&Origin, bool)> {
+    /// The origin to which a connection is needed.
+    pub fn wants_upstream(&self) -> Option<&Origin> {
         let exchange = self.exchange.as_ref()?;
-        match exchange.link {
-            Link::Wanted { fresh } => Some((&exchange.origin, fresh)),
-            _ => None,
-        }
+        (exchange.link == Link::Wanted).then_some(&exchange.origin)
     }
 
     /// A connection is being made.
@@ -203,26 +196,23 @@ impl Session {
         }
     }
 
-    /// There is a connection, which others have used if `reused`.
-    pub fn connected(&mut self, reused: bool, now: Duration) {
+    /// The connection is established.
+    pub fn connected(&mut self, now: Duration) {
         if let Some(exchange) = &mut self.exchange {
-            exchange.link = Link::There { reused };
-            (exchange.moved, exchange.asked_at) = (now, now);
+            exchange.link = Link::Connected;
+            exchange.moved = now;
         }
     }
 
-    /// What becomes of the connection to the origin, once it is no longer
-    /// needed; says it once.
-    pub fn take_left(&mut self) -> Option<Left> {
-        self.left.take()
+    /// Whether the connection to the origin is no longer needed; says it once.
+    pub fn take_finished(&mut self) -> bool {
+        std::mem::take(&mut self.finished)
     }
 
     /// What is to be sent to the origin next; true if more follows at once.
     pub fn upstream_output(&self) -> (&[u8], bool) {
         match &self.exchange {
-            Some(exchange) if !matches!(exchange.link, Link::Collecting { .. }) => {
-                exchange.output()
-            }
+            Some(exchange) if exchange.link != Link::Buffering => exchange.output(),
             _ => (&[], false),
         }
     }
@@ -247,7 +237,6 @@ impl Session {
             return;
         };
         exchange.moved = shared.clock.now();
-        exchange.answered = true;
         match exchange.phase {
             Phase::Content(_) => self.content(bytes, shared),
             Phase::Head if exchange.input.is_empty() => {
@@ -268,22 +257,14 @@ impl Session {
     /// The origin sends nothing more.
     pub fn upstream_end(&mut self, shared: &mut Shared) {
         match self.exchange.as_ref().map(|exchange| exchange.phase) {
-            Some(Phase::Content(Body::Close)) => self.complete(false, shared),
+            Some(Phase::Content(Body::Close)) => self.complete(shared),
             Some(_) => self.upstream_failed(Failure::Broken, shared),
             None => {}
         }
     }
 
-    /// The connection to the origin cannot be had, or is over.
+    /// The connection to the origin failed.
     pub fn upstream_failed(&mut self, failure: Failure, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        if failure == Failure::Broken && exchange.may_repeat() {
-            exchange.repeat(shared.clock.now());
-            self.left = Some(Left::Close);
-            return;
-        }
         let status = match failure {
             Failure::Broken => Status::BAD_GATEWAY,
             Failure::Timeout => Status::GATEWAY_TIMEOUT,
@@ -300,7 +281,13 @@ impl Session {
         let Some(exchange) = &mut self.exchange else {
             return;
         };
-        if !exchange.wants_content() || self.connection.waiting().is_empty() {
+        if self.connection.waiting().is_empty() {
+            if self.connection.has_ended() {
+                self.drop_incomplete();
+            }
+            return;
+        }
+        if !exchange.wants_content() {
             return;
         }
         let now = shared.clock.now();
@@ -308,7 +295,12 @@ impl Session {
         let used = exchange.take_content(self.connection.waiting(), now, limits);
         let too_much = exchange.taken() > shared.spec.limits.content_bytes;
         match used {
-            Some(used) if !too_much => self.connection.used(used),
+            Some(used) if !too_much => {
+                self.connection.used(used);
+                if self.connection.has_ended() && self.connection.waiting().is_empty() {
+                    self.drop_incomplete();
+                }
+            }
             Some(_) => self.fail(Status::CONTENT_TOO_LARGE, shared),
             None => self.fail(Status::BAD_REQUEST, shared),
         }
@@ -326,10 +318,10 @@ impl Session {
             match response::parse(rest, &mut exchange.scanned, &mut room, limit, to_head) {
                 Parsed::Partial => break,
                 // Nobody has asked for another protocol.
-                Parsed::Whole(head, _) if head.status == 101 => {
+                Parsed::Complete(head, _) if head.status == 101 => {
                     self.fail(Status::BAD_GATEWAY, shared);
                 }
-                Parsed::Whole(head, length) if head.status < 200 => {
+                Parsed::Complete(head, length) if head.status < 200 => {
                     exchange.scanned = 0;
                     used += length;
                     // RFC 9110 §15.2: they go on, but not to HTTP/1.0.
@@ -340,7 +332,7 @@ impl Session {
                         out.extend_from_slice(b"\r\n");
                     }
                 }
-                Parsed::Whole(head, length) => {
+                Parsed::Complete(head, length) => {
                     used += length;
                     self.begin(&head, shared);
                     break;
@@ -356,8 +348,6 @@ impl Session {
         match &mut self.exchange {
             Some(exchange) if exchange.phase == Phase::Head => exchange.input = rest.to_vec(),
             Some(_) => self.content(rest, shared),
-            // What comes behind the end is nobody's.
-            None if !rest.is_empty() && self.left.is_some() => self.left = Some(Left::Close),
             None => {}
         }
     }

@@ -1,7 +1,7 @@
-//! The front of a server: its listener and its clients.
+//! The listener of a server: its listener and its clients.
 //!
 //! What one connection may take is for [`Connection`] to say; here is what they
-//! may take together. Each has its turn ([`Client::go`]), bounded. When there
+//! may take together. Each runs in turn ([`Client::run`]), bounded. When there
 //! are too many, or no descriptors are left for them, those that have been idle
 //! for a while make room; when nobody can, nothing is accepted for a while, and
 //! who comes waits in the backlog.
@@ -11,13 +11,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use slab::Slab;
+use tidewall_protocol::timer::Wheel;
 
 use super::Limits;
 use super::connection::{Connection, End, Output};
 use super::link::{BEHIND, Link, READ_BYTES, parts};
 use super::log::Log;
 use super::site::{Clock, Counts};
-use super::wheel::Wheel;
 use crate::counters::Counters;
 use crate::stream::{Interest, Stream, StreamHost};
 
@@ -25,8 +25,8 @@ use crate::stream::{Interest, Stream, StreamHost};
 pub(super) const LISTENER: u64 = u64::MAX;
 /// For how long nothing is accepted after a lack of descriptors or memory.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes sent for one connection before the others' turn.
-const TURN_BYTES: usize = 256 * 1024;
+/// Bytes sent for one connection before the others run.
+const RUN_BYTES: usize = 256 * 1024;
 /// With all places taken, connections idle for so long make room.
 const EVICT_AFTER: Duration = Duration::from_secs(1);
 /// Connections looked at for one that can make room.
@@ -34,9 +34,9 @@ const EVICT_LOOKS: usize = 64;
 
 /// A client's connection as HTTP sees it: bytes and a time go in, bytes come
 /// out.
-pub(super) trait Session {
+pub(super) trait ClientConnection {
     /// What all of a server share.
-    type World: World;
+    type Shared: Shared;
 
     /// One that was accepted `now`.
     fn new(peer: IpAddr, now: Duration) -> Self;
@@ -48,23 +48,23 @@ pub(super) trait Session {
     fn connection_mut(&mut self) -> &mut Connection;
 
     /// Takes bytes that have come.
-    fn receive(&mut self, bytes: &[u8], world: &mut Self::World);
+    fn receive(&mut self, bytes: &[u8], shared: &mut Self::Shared);
 
     /// Goes on with requests that had to wait.
-    fn proceed(&mut self, world: &mut Self::World);
+    fn resume(&mut self, shared: &mut Self::Shared);
 
     /// Takes note that the client sends nothing more.
     fn end_of_input(&mut self);
 
-    /// When [`Session::expire`] is due.
-    fn deadline(&self, world: &Self::World) -> Duration;
+    /// When [`ClientConnection::expire`] is due.
+    fn deadline(&self, shared: &Self::Shared) -> Duration;
 
     /// Ends what is overdue.
-    fn expire(&mut self, world: &mut Self::World);
+    fn expire(&mut self, shared: &mut Self::Shared);
 }
 
 /// What all sessions of a server share.
-pub(super) trait World {
+pub(super) trait Shared {
     /// The time.
     fn clock(&self) -> &Clock;
 
@@ -122,7 +122,7 @@ pub(super) fn unix() -> u64 {
         .map_or(0, |time| time.as_secs())
 }
 
-/// What becomes of a client after its turn.
+/// What becomes of a client after it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It waits for its peer.
@@ -139,18 +139,16 @@ pub(super) enum Outcome {
 pub(super) struct Client<S, P> {
     pub(super) link: Link<S>,
     pub(super) session: P,
-    /// It waits in [`Front::runnable`].
+    /// It waits in [`Listener::runnable`].
     pub(super) queued: bool,
-    /// The tick at which the wheel has it.
-    due: u64,
 }
 
-impl<S: Stream, P: Session> Client<S, P> {
+impl<S: Stream, P: ClientConnection> Client<S, P> {
     /// Sends, answers and reads while it can, within bounds: one read, one
-    /// burst of requests that had waited, [`TURN_BYTES`].
-    fn go(&mut self, world: &mut P::World, scratch: &mut [u8], tally: &Tally<'_>) -> Outcome {
-        let now = world.clock().now();
-        let mut left = TURN_BYTES;
+    /// burst of requests that had waited, [`RUN_BYTES`].
+    fn run(&mut self, shared: &mut P::Shared, scratch: &mut [u8], tally: &Tally<'_>) -> Outcome {
+        let now = shared.clock().now();
+        let mut left = RUN_BYTES;
         let (mut answered, mut read) = (false, false);
         loop {
             let sent = match self.session.connection().output() {
@@ -172,7 +170,7 @@ impl<S: Stream, P: Session> Client<S, P> {
                     tally.counters.sent(tally.number, count as u64);
                     self.session
                         .connection_mut()
-                        .sent(count, now, world.limits());
+                        .sent(count, now, shared.limits());
                     left = left.saturating_sub(count);
                     if left == 0 {
                         return Outcome::Runnable;
@@ -183,7 +181,7 @@ impl<S: Stream, P: Session> Client<S, P> {
                     io::ErrorKind::Interrupted => continue,
                     // The peer's time begins.
                     io::ErrorKind::WouldBlock => {
-                        self.session.connection_mut().sent(0, now, world.limits());
+                        self.session.connection_mut().sent(0, now, shared.limits());
                     }
                     _ => return Outcome::Failed,
                 },
@@ -204,8 +202,8 @@ impl<S: Stream, P: Session> Client<S, P> {
                     return Outcome::Runnable;
                 }
                 answered = true;
-                self.session.proceed(world);
-                world.count(tally, 0);
+                self.session.resume(shared);
+                shared.count(tally, 0);
                 continue;
             }
             if !self.link.may_read || !self.session.connection().wants_input() {
@@ -220,8 +218,8 @@ impl<S: Stream, P: Session> Client<S, P> {
                 Ok(count) => {
                     read = true;
                     let bytes = scratch.get(..count).unwrap_or_default();
-                    self.session.receive(bytes, world);
-                    world.count(tally, count as u64);
+                    self.session.receive(bytes, shared);
+                    shared.count(tally, count as u64);
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
@@ -233,18 +231,18 @@ impl<S: Stream, P: Session> Client<S, P> {
 }
 
 /// The listener and the clients of a server.
-pub(super) struct Front<'a, H: StreamHost, P: Session> {
+pub(super) struct Listener<'a, H: StreamHost, P: ClientConnection> {
     pub(super) host: &'a H,
-    pub(super) world: P::World,
+    pub(super) shared: P::Shared,
     pub(super) tally: Tally<'a>,
-    /// What has a deadline, of clients and of what stands behind them.
+    /// The clients' deadlines, by their keys.
     pub(super) wheel: Wheel,
     /// Memory for what is read, and for pieces of files.
     pub(super) scratch: Box<[u8]>,
     pub(super) clients: Slab<Client<H::Stream, P>>,
-    /// Clients that had to leave something for another turn.
+    /// Clients that have more to do.
     pub(super) runnable: Vec<usize>,
-    /// Memory for output, lent to the client whose turn it is.
+    /// Memory for output, lent to the client that runs.
     pub(super) spare: Vec<u8>,
     /// `None` once it is to stop.
     pub(super) listener: Option<H::Listener>,
@@ -255,7 +253,7 @@ pub(super) struct Front<'a, H: StreamHost, P: Session> {
     hand: usize,
 }
 
-impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
+impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
     /// Listens at `local`; `ready` is called with the address.
     ///
     /// # Errors
@@ -263,20 +261,20 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     pub(super) fn open(
         host: &'a H,
         local: SocketAddr,
-        world: P::World,
+        shared: P::Shared,
         tally: Tally<'a>,
         ready: impl FnOnce(SocketAddr),
     ) -> io::Result<Self> {
-        let listener = host.listen(local, world.limits().backlog);
+        let listener = host.listen(local, shared.limits().backlog);
         let listener = listener.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot listen at {local}: {error}"))
         })?;
         ready(host.local_address(&listener)?);
         host.watch_listener(&listener, LISTENER)?;
-        Ok(Front {
-            wheel: Wheel::new(world.clock().now()),
+        Ok(Listener {
+            wheel: Wheel::default(),
             host,
-            world,
+            shared,
             tally,
             scratch: vec![0; READ_BYTES.max(64 * 1024)].into(),
             clients: Slab::new(),
@@ -291,7 +289,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
 
     /// The time.
     pub(super) fn now(&self) -> Duration {
-        self.world.clock().now()
+        self.shared.clock().now()
     }
 
     /// A generation that nobody has had for a long time.
@@ -303,7 +301,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     /// Has the log written what it has collected, and counts what it has lost;
     /// waits for it at the `end`.
     pub(super) fn write_log(&mut self, end: bool) {
-        if let Some(log) = self.world.log() {
+        if let Some(log) = self.shared.log() {
             match end {
                 true => log.finish(),
                 false => log.flush(),
@@ -316,12 +314,12 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
 
     /// Whether there is no place for another client.
     pub(super) fn is_full(&self) -> bool {
-        self.clients.len() >= self.world.limits().connections.min(BEHIND - 1)
+        self.clients.len() >= self.shared.limits().connections.min(BEHIND - 1)
     }
 
     /// Stops accepting for a while: what is not accepted waits in the backlog,
     /// and then with the peers.
-    pub(super) fn pause(&mut self) -> io::Result<()> {
+    pub(super) fn pause_accepting(&mut self) -> io::Result<()> {
         if self.paused_until.is_none()
             && let Some(listener) = &self.listener
         {
@@ -332,7 +330,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     }
 
     /// Accepts again, if it was paused.
-    pub(super) fn resume(&mut self) -> io::Result<()> {
+    pub(super) fn resume_accepting(&mut self) -> io::Result<()> {
         if self.paused_until.take().is_some()
             && let Some(listener) = &self.listener
         {
@@ -343,7 +341,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
 
     /// Lets nobody in any more.
     pub(super) fn shut(&mut self) {
-        self.world.stop();
+        self.shared.stop();
         if let Some(listener) = self.listener.take() {
             // With some hosts a descriptor must not be closed before; one that
             // is paused is not watched, which is no matter now.
@@ -352,7 +350,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     }
 
     /// Makes a client of a connection; returns its key.
-    pub(super) fn welcome(&mut self, stream: H::Stream, peer: SocketAddr) -> usize {
+    pub(super) fn accept(&mut self, stream: H::Stream, peer: SocketAddr) -> usize {
         let now = self.now();
         // The request often comes along with the end of the handshake.
         let link = Link::new(stream, self.generation(), true, true);
@@ -360,7 +358,6 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
             link,
             session: P::new(peer.ip(), now),
             queued: false,
-            due: u64::MAX,
         });
         let open = self.clients.len() as u64;
         self.tally.counters.accepted(self.tally.number, open);
@@ -408,9 +405,9 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
     }
 
     /// Does what can be done now of what concerns the client alone.
-    pub(super) fn go(&mut self, key: usize) -> Outcome {
+    pub(super) fn run(&mut self, key: usize) -> Outcome {
         match self.clients.get_mut(key) {
-            Some(client) => client.go(&mut self.world, &mut self.scratch, &self.tally),
+            Some(client) => client.run(&mut self.shared, &mut self.scratch, &self.tally),
             None => Outcome::Waiting,
         }
     }
@@ -428,7 +425,7 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
         client.link.watch(self.host, key, interest)
     }
 
-    /// Gives a client another turn, after the others'.
+    /// Has a client run again, after the others.
     pub(super) fn queue(&mut self, key: usize) {
         if let Some(client) = self.clients.get_mut(key)
             && !client.queued
@@ -438,41 +435,41 @@ impl<'a, H: StreamHost, P: Session> Front<'a, H, P> {
         }
     }
 
-    /// Enters a client's deadline into the wheel, when it is earlier than what
-    /// the wheel has.
-    pub(super) fn enter_deadline(&mut self, key: usize) {
-        let Some(client) = self.clients.get_mut(key) else {
+    /// Arms a client's timer, if its deadline is earlier than the timer's: a
+    /// deadline moves with every request, nearly always further away, and is
+    /// looked at again when the timer expires.
+    pub(super) fn arm(&mut self, key: usize) {
+        let (Some(client), Ok(timer)) = (self.clients.get_mut(key), u32::try_from(key)) else {
             return;
         };
-        let deadline = client.session.deadline(&self.world);
-        if Wheel::due(deadline) < client.due {
-            client.due = self.wheel.enter(client.link.token(key), deadline);
+        let deadline = client.session.deadline(&self.shared);
+        let armed = self.wheel.deadline(timer);
+        if armed.is_none_or(|armed| deadline < armed) {
+            self.wheel.arm(timer, deadline);
         }
     }
 
-    /// What the wheel has come to: ends what is overdue; returns the client
-    /// that needs a turn for it.
-    pub(super) fn expire(&mut self, token: u64, tick: u64) -> Option<usize> {
+    /// A client's timer has expired: ends what is overdue; returns true if the
+    /// client needs to run for it.
+    pub(super) fn expire(&mut self, key: usize) -> bool {
         let now = self.now();
-        let (key, generation) = parts(token);
-        let client = self.clients.get_mut(key)?;
-        // It has been entered again since.
-        if !client.link.is(generation) || client.due != tick {
-            return None;
+        let Some(client) = self.clients.get_mut(key) else {
+            return false;
+        };
+        if now < client.session.deadline(&self.shared) {
+            self.arm(key);
+            return false;
         }
-        client.due = u64::MAX;
-        let deadline = client.session.deadline(&self.world);
-        if now < deadline {
-            client.due = self.wheel.enter(token, deadline);
-            return None;
-        }
-        client.session.expire(&mut self.world);
-        Some(key)
+        client.session.expire(&mut self.shared);
+        true
     }
 
     /// Closes a client's connection.
     pub(super) fn close(&mut self, key: usize) -> Option<P> {
         let client = self.clients.try_remove(key)?;
+        if let Ok(timer) = u32::try_from(key) {
+            self.wheel.cancel(timer);
+        }
         client.link.close(self.host);
         let open = self.clients.len() as u64;
         self.tally.counters.open(self.tally.number, open);
