@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct Environment {
     /// Kernel release.
     pub kernel: String,
+    /// When the run began, as HTTP writes it (RFC 9110 §5.6.7).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub date: String,
     /// Processors online.
     pub cpus: usize,
     /// The receiver's processor.
@@ -51,6 +55,7 @@ impl Environment {
             .unwrap_or_default();
         Environment {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            date: httpdate::fmt_http_date(SystemTime::now()),
             // Not those that this process may use: it keeps off the receiver's.
             cpus: read("/proc/cpuinfo")
                 .lines()

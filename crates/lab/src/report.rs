@@ -80,12 +80,7 @@ pub fn html(title: &str, results: &[ResultFile]) -> anyhow::Result<String> {
     Ok(page.render()?)
 }
 
-/// Reads every result in `directory` and writes `report.html` beside them;
-/// returns its path.
-///
-/// # Errors
-/// No result there, one that cannot be read, or what writing reports.
-pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
+fn read(directory: &Path) -> anyhow::Result<Vec<ResultFile>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let mut files: Vec<PathBuf> = entries
@@ -104,14 +99,62 @@ pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
             directory.display()
         );
     }
-    let results = files
-        .iter()
-        .map(|path| ResultFile::read(path))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    files.iter().map(|path| ResultFile::read(path)).collect()
+}
+
+/// Reads every result in `directory` and writes `report.html` beside them;
+/// returns its path.
+///
+/// # Errors
+/// No result there, one that cannot be read, or what writing reports.
+pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
+    let results = read(directory)?;
     let path = directory.join("report.html");
     fs::write(&path, html("Tidewall: results of the lab", &results)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// Every claim of the results in `directory` on one page of Markdown: what was
+/// measured, its bound, where and by which command.
+///
+/// # Errors
+/// As of [`report`].
+pub fn markdown(directory: &Path) -> anyhow::Result<String> {
+    let mut text = String::from(
+        "# Results\n\nWritten by `tidewall lab report DIR --markdown docs/results.md` from what \
+         `tidewall lab run` left in DIR; the curves are in docs/figures. docs/decisions.md says \
+         what falls short and why.\n",
+    );
+    for result in read(directory)? {
+        let environment = &result.environment;
+        let quick = if result.quick { " --quick" } else { "" };
+        let load: Vec<String> = environment
+            .load_average
+            .iter()
+            .map(f64::to_string)
+            .collect();
+        text += &format!(
+            "\n## {name} ({paper})\n`tidewall lab run {name}{quick}`, {date}, Linux {kernel}, \
+             {cpus} CPUs, load average {load}, commit {commit}.\n\n\
+             | claim | measured | bound | verdict |\n|---|---|---|---|\n",
+            name = result.experiment,
+            paper = result.paper,
+            date = environment.date,
+            kernel = environment.kernel,
+            cpus = environment.cpus,
+            load = load.join(" "),
+            commit = environment.commit,
+        );
+        for claim in section(&result)?.claims {
+            let (id, what, measured) = (claim.id, claim.text.replace('|', "\\|"), claim.measured);
+            text += &format!(
+                "| {id}: {what} | {measured} | {} | {} |\n",
+                claim.bound, claim.verdict
+            );
+        }
+    }
+    Ok(text)
 }
 
 fn section(result: &ResultFile) -> anyhow::Result<Section> {

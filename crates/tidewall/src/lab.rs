@@ -40,6 +40,9 @@ enum Command {
         /// Directory that a run wrote (--out)
         #[arg(value_name = "DIR")]
         directory: PathBuf,
+        /// Write the claims alone, as one page of Markdown, to FILE instead
+        #[arg(long, value_name = "FILE")]
+        markdown: Option<PathBuf>,
     },
 }
 
@@ -95,8 +98,17 @@ pub fn run(arguments: Arguments) -> Outcome {
         Command::List { json: false } => say(&tidewall_lab::list()),
         Command::List { json: true } => list_json(),
         Command::Run(arguments) => experiments(arguments),
-        Command::Report { directory } => {
-            let path = tidewall_lab::report(&directory).map_err(|error| failure(&error, 2))?;
+        Command::Report {
+            directory,
+            markdown,
+        } => {
+            let written = match markdown {
+                None => tidewall_lab::report(&directory),
+                Some(path) => tidewall_lab::markdown(&directory)
+                    .and_then(|text| Ok(std::fs::write(&path, text)?))
+                    .map(|()| path),
+            };
+            let path = written.map_err(|error| failure(&error, 2))?;
             say_line(&format!("written: {}", path.display()))
         }
     }
