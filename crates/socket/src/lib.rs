@@ -35,6 +35,7 @@ pub mod tcp;
 pub mod trace;
 mod transmit;
 mod udp;
+mod virtual_time;
 mod wait_queue;
 
 pub use descriptor::{Descriptors, OpenFile};
@@ -44,3 +45,4 @@ pub use tidewall_device::afxdp::XdpMode;
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
+pub use virtual_time::{Sleep, VirtualTime};

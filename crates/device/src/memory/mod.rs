@@ -92,6 +92,8 @@ pub struct End {
     pub queues: Vec<Queue>,
     /// The tables its driver demultiplexes by.
     pub tables: Tables,
+    /// Longest IP packet of the link, in bytes.
+    pub mtu: u16,
 }
 
 impl fmt::Debug for End {
@@ -169,6 +171,7 @@ fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, End, End)> {
             .map(|(parts, queue)| parts.into_queue(link.clone(), side, queue))
             .collect(),
         tables,
+        mtu: config.mtu,
     };
     let a = end(Side::A, queues.a, tables.a);
     let b = end(Side::B, queues.b, tables.b);

@@ -17,8 +17,15 @@ pub const MSG_PEEK: i32 = libc::MSG_PEEK;
 pub const MSG_WAITALL: i32 = libc::MSG_WAITALL;
 /// No SIGPIPE: as everything here, which never raises it.
 pub const MSG_NOSIGNAL: i32 = libc::MSG_NOSIGNAL;
-/// Of a datagram that was cut: returns its whole length.
+/// Of a datagram that was cut: returns its whole length. Of a stream: the bytes are
+/// dropped.
 pub const MSG_TRUNC: i32 = libc::MSG_TRUNC;
+/// Of a stream: more follows at once.
+pub const MSG_MORE: i32 = libc::MSG_MORE;
+/// Of a stream: a record ends here.
+pub const MSG_EOR: i32 = libc::MSG_EOR;
+/// Of a stream: as [`TcpStream::write_zero_copy`].
+pub const MSG_ZEROCOPY: i32 = libc::MSG_ZEROCOPY;
 
 /// Pieces of one call at most (Linux's UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
@@ -144,7 +151,7 @@ impl OpenFile {
 
     /// `recvmsg`: as [`OpenFile::read`], and who sent it, if it is a datagram.
     /// `flags`: MSG_DONTWAIT, MSG_NOSIGNAL; of a stream MSG_PEEK (the first buffer
-    /// alone) and MSG_WAITALL; of a datagram MSG_TRUNC; for the kernel's what it
+    /// alone), MSG_WAITALL and MSG_TRUNC; of a datagram MSG_TRUNC; for the kernel's what it
     /// knows.
     ///
     /// # Errors
@@ -157,7 +164,7 @@ impl OpenFile {
         check_pieces(buffers)?;
         match self {
             OpenFile::Stream(stream) => {
-                check_flags(flags, MSG_PEEK | MSG_WAITALL)?;
+                check_flags(flags, MSG_PEEK | MSG_WAITALL | MSG_TRUNC)?;
                 receive_stream(stream, buffers, flags).map(|length| (length, None))
             }
             OpenFile::Listener(_) => error(libc::ENOTCONN),
@@ -201,8 +208,8 @@ impl OpenFile {
     }
 
     /// `sendmsg`: as [`OpenFile::write`], a datagram to an address if there is
-    /// one; a stream ignores it, as Linux's. `flags`: MSG_DONTWAIT (of a stream),
-    /// MSG_NOSIGNAL; for the kernel's what it knows.
+    /// one; a stream ignores it, as Linux's. `flags`: MSG_NOSIGNAL; of a stream
+    /// MSG_DONTWAIT, MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for the kernel's what it knows.
     ///
     /// # Errors
     /// As [`OpenFile::write`]; ENOTSOCK; EOPNOTSUPP for other flags; what
@@ -216,7 +223,7 @@ impl OpenFile {
         check_pieces(buffers)?;
         match self {
             OpenFile::Stream(stream) => {
-                check_flags(flags, 0)?;
+                check_flags(flags, MSG_MORE | MSG_EOR | MSG_ZEROCOPY)?;
                 stream.send_pieces(buffers, flags)
             }
             OpenFile::Listener(_) => error(libc::EPIPE),

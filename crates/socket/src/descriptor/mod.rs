@@ -24,7 +24,10 @@ mod table;
 pub use bitmap::Bitmap;
 pub(crate) use calls::Identity;
 pub use calls::{Descriptors, Flags};
-pub use file::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, OpenFile};
+pub use file::{
+    MSG_DONTWAIT, MSG_EOR, MSG_MORE, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_ZEROCOPY,
+    OpenFile,
+};
 pub use linear::Linear;
 pub use table::{CLOSE_RANGE_CLOEXEC, Closing, Reservation, Table, weak};
 

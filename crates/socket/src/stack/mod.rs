@@ -44,6 +44,7 @@ use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
+use crate::virtual_time::Clock;
 use crate::wait_queue::{Leadership, Waitable, thread_waker};
 
 /// Frames a queue keeps for transmission.
@@ -216,14 +217,6 @@ pub struct MemoryConfig {
     pub peer: MacAddress,
 }
 
-/// Time since the stack started, or since any fixed moment.
-type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
-
-fn real_clock() -> Clock {
-    let start = Instant::now();
-    Box::new(move || start.elapsed())
-}
-
 /// A stack. Clones share it; it closes its device when the last clone and the
 /// last socket are gone.
 ///
@@ -340,7 +333,7 @@ pub(crate) struct Core {
     /// Held while a socket is bound, connected or closed. Taken before a
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     /// When the clock was at zero.
     pub(crate) origin: Instant,
     /// Keeps the driver program attached and the knobs set.
@@ -433,7 +426,7 @@ impl Stack {
             warnings: device.warnings.clone(),
             device: Some(device),
         };
-        let stack = Self::assemble(parts, config.control, real_clock())?;
+        let stack = Self::assemble(parts, config.control, Clock::real())?;
         if let Some(bytes) = config.tcp_memory {
             stack.set_tcp_memory(bytes);
         }
@@ -447,7 +440,7 @@ impl Stack {
     /// # Errors
     /// ENOMEM.
     pub fn in_memory(end: End, config: MemoryConfig) -> io::Result<Self> {
-        Self::on_link(end, config, real_clock(), true)
+        Self::on_link(end, config, Clock::real(), true)
     }
 
     /// As [`Stack::in_memory`], with `clock` for the protocols' own timers:
@@ -463,16 +456,21 @@ impl Stack {
         config: MemoryConfig,
         clock: impl Fn() -> Duration + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::on_link(end, config, Box::new(clock), false)
+        Self::on_link(end, config, Clock::Given(Box::new(clock)), false)
     }
 
-    fn on_link(end: End, config: MemoryConfig, clock: Clock, helper: bool) -> io::Result<Self> {
+    pub(crate) fn on_link(
+        end: End,
+        config: MemoryConfig,
+        clock: Clock,
+        helper: bool,
+    ) -> io::Result<Self> {
         end.tables.trusted.set_locals(&config.addresses)?;
         let parts = Parts {
             queues: end.queues,
             tables: end.tables,
             mac: config.mac,
-            mtu: 1500,
+            mtu: end.mtu.into(),
             routes: Routes::fixed(config.addresses, config.peer),
             architecture: Architecture::NiLrp,
             receiver_cpu: None,
@@ -605,7 +603,7 @@ impl Stack {
             generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
             origin: Instant::now()
-                .checked_sub(clock())
+                .checked_sub(clock.now())
                 .unwrap_or_else(Instant::now),
             clock,
             device_snapshot,
@@ -667,7 +665,7 @@ impl Stack {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.map(|timeout| self.core().instant_now() + timeout);
         let waited: Vec<&dyn Waitable> = inner.iter().map(|&socket| socket as _).collect();
         self.here()?.sleep(&waited, deadline)?;
         let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
@@ -843,7 +841,7 @@ impl Core {
 
     /// Seconds since the stack started.
     pub(crate) fn now(&self) -> Duration {
-        (self.clock)()
+        self.clock.now()
     }
 
     /// A free channel number with a new generation.

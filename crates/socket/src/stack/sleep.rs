@@ -64,14 +64,14 @@ impl Core {
         self.check_device()?;
         let polls = !self.spin.is_zero() && !self.architecture.has_threads();
         let answered = polls && self.answered();
-        let began = Instant::now();
+        let began = self.instant_now();
         if self.spins.load(Ordering::Relaxed) && self.tcp.sending.len() == 0 {
             // Enabled, so that the device's own interrupt delivers, while we look
             // at memory only: a poll that keeps the device masked sets a timer
             // each time, which costs a virtual machine more than it saves here.
             let end = began + self.spin;
             let mut armed = false;
-            while Instant::now() < end {
+            while self.instant_now() < end {
                 if armed {
                     self.collect();
                 } else {
@@ -170,7 +170,7 @@ impl Core {
             };
             let spins = sends || again || level == LoadLevel::Flooded;
             if spins {
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                if deadline.is_some_and(|deadline| self.instant_now() >= deadline) {
                     return Ok(false);
                 }
                 rounds = rounds.wrapping_add(1);
@@ -179,7 +179,7 @@ impl Core {
                 }
             }
             let mut timeout = match deadline {
-                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                Some(deadline) => match deadline.checked_duration_since(self.instant_now()) {
                     Some(left) if !left.is_zero() => Some(left),
                     _ => return Ok(false),
                 },
@@ -226,7 +226,7 @@ impl Core {
                     host.application_sleeps();
                 }
             }
-            poll::readable_masked(&descriptors, timeout, signals, &mut fired)?;
+            self.sleep_on(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
                     waker.clear();

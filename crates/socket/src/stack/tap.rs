@@ -96,6 +96,6 @@ impl Stack {
             warnings: Vec::new(),
             device: None,
         };
-        Self::assemble(parts, config.control, real_clock())
+        Self::assemble(parts, config.control, Clock::real())
     }
 }

@@ -12,6 +12,7 @@ use tidewall_protocol::tcp::{
     FastOpenKeys, FastOpenOutcome, FastOpenPeer, FastOpenServer, FourTuple, Sysctl,
 };
 
+use super::ListenOptions;
 use crate::stack::{Core, Stack, lock};
 
 /// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
@@ -114,12 +115,12 @@ impl FastOpen {
         pause.times = pause.times.saturating_add(1);
     }
 
-    /// What a listener with such a queue serves.
-    pub(super) fn serving(&self, queue: u32) -> Option<FastOpenServer> {
-        (queue > 0).then(|| FastOpenServer {
-            queue,
-            keys: *lock(&self.keys),
-            without_cookie: false,
+    /// How a listener with such options serves Fast Open, if it does.
+    pub(super) fn serving(&self, options: &ListenOptions) -> Option<FastOpenServer> {
+        (options.fast_open > 0).then(|| FastOpenServer {
+            queue: options.fast_open,
+            keys: options.fast_open_keys.unwrap_or_else(|| *lock(&self.keys)),
+            without_cookie: options.fast_open_without_cookie,
         })
     }
 }
@@ -132,15 +133,15 @@ impl Core {
     fn tcp_set_fast_open_keys(&self, keys: FastOpenKeys) {
         *lock(&self.tcp.fast_open.keys) = keys;
         for listener in self.tcp.all_listeners() {
-            listener.renew_fast_open(self);
+            listener.refresh(self);
         }
     }
 }
 
 impl Stack {
-    /// The kernel's parameters of TCP as they were when the stack started: what its
-    /// connections begin with.
-    pub fn sysctl(&self) -> &Sysctl {
+    /// The kernel's parameters of TCP as they were when the stack started, or as
+    /// [`Stack::set_sysctl`] has set them: what its connections begin with.
+    pub fn sysctl(&self) -> Sysctl {
         self.core().tcp.sysctl()
     }
 
@@ -266,8 +267,12 @@ mod tests {
     #[test]
     fn keys_are_given_to_those_who_listen() {
         let memory = FastOpen::new(KEYS);
-        assert_eq!(memory.serving(0), None);
-        let serving = memory.serving(7).unwrap();
+        let options = |fast_open| ListenOptions {
+            fast_open,
+            ..ListenOptions::default()
+        };
+        assert_eq!(memory.serving(&options(0)), None);
+        let serving = memory.serving(&options(7)).unwrap();
         assert_eq!((serving.queue, serving.keys.primary), (7, [1; 16]));
     }
 }

@@ -190,6 +190,16 @@ impl Helper {
                 .any(|context| !context.has_thread_inside() && context.has_unprocessed_frames())
     }
 
+    /// As the thread when it wakes. True if there was anything to do.
+    pub(crate) fn attend_now(&self, core: &Core) -> bool {
+        if core.leadership.is_taken() && !self.something_waits(core) {
+            // Whoever sleeps in the stack sees to it.
+            return false;
+        }
+        let waited = self.something_waits(core);
+        self.see_to(core) || waited
+    }
+
     /// Does what is due. True if there was anything.
     fn see_to(&self, core: &Core) -> bool {
         let asleep_in_stack = core.leadership.is_taken();

@@ -67,7 +67,8 @@ pub(crate) struct ListenerInner {
     local: SocketAddr,
     /// Takes IPv4 on an IPv6 wildcard address.
     both: bool,
-    options: ListenOptions,
+    /// Connections that may wait to be accepted.
+    backlog: usize,
     state: Mutex<State>,
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
     waiting: AtomicUsize,
@@ -87,6 +88,7 @@ pub(crate) struct ListenerInner {
 
 struct State {
     protocol: Listener,
+    options: ListenOptions,
     /// Empty once closed.
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
@@ -164,16 +166,17 @@ impl TcpListener {
         // IPv6 peers get 20 bytes less.
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
-        protocol.set_fast_open(core.tcp.fast_open.serving(options.fast_open));
+        protocol.set_fast_open(core.tcp.fast_open.serving(&options));
         let mut made = None;
         core.tcp.timers.add(|timer| {
             let inner = Arc::new(ListenerInner {
                 timer,
                 local,
                 both,
-                options,
+                backlog: options.backlog as usize,
                 state: Mutex::new(State {
                     protocol,
+                    options,
                     channel: Some(ChannelSet {
                         id,
                         channels: channels.into(),
@@ -369,6 +372,24 @@ impl TcpListener {
         core.tcp.ports.leave(&core.trusted, self.inner.local.port());
     }
 
+    /// Changes what connections accepted from now on begin with, and Fast Open. The
+    /// backlog and how it is bound stay as they are.
+    ///
+    /// # Errors
+    /// EINVAL for an option out of range.
+    pub fn set_options(&self, options: &ListenOptions) -> io::Result<()> {
+        options.stream.check().map_err(error)?;
+        let core = self.stack.here()?;
+        lock(&self.inner.state).options = *options;
+        self.inner.refresh(core);
+        Ok(())
+    }
+
+    /// Connections that wait to be accepted.
+    pub fn waiting(&self) -> usize {
+        self.inner.waiting.load(Ordering::Relaxed)
+    }
+
     /// The address it listens on.
     ///
     /// # Errors
@@ -524,7 +545,7 @@ impl ListenerInner {
     }
 
     fn is_full(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) >= self.options.backlog as usize
+        self.waiting.load(Ordering::SeqCst) >= self.backlog
     }
 
     pub(crate) fn has_waiting_frames(&self) -> bool {

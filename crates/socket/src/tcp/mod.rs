@@ -33,7 +33,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::CookieParameters;
@@ -71,6 +71,8 @@ const MANY_DIRTY: usize = 64;
 const LINGER_AT_END: Duration = Duration::from_secs(1);
 /// Questions for ways that wait for the control thread.
 const QUESTIONS_MAX: usize = 64;
+/// The least payload of a segment, whatever the link's MTU.
+const MSS_LEAST: u16 = 88;
 /// Connections in TIME-WAIT at most; the oldest goes first (Linux's
 /// `tcp_max_tw_buckets` is as large on a machine of this kind).
 const TIME_WAIT_MAX: usize = 131_072;
@@ -97,10 +99,30 @@ pub(crate) struct Tcp {
     pub(crate) helper: Arc<Helper>,
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
+    /// Payload of a segment over IPv4 by the link's MTU, over IPv6 20 bytes less.
+    mss: u16,
+    /// Longest payload of one frame where the device cuts it; else 0.
+    offload: u32,
+    begins: RwLock<Begins>,
+}
+
+/// What connections begin with.
+struct Begins {
+    sysctl: Sysctl,
     v4: Config,
     v6: Config,
-    /// As the stack was started with.
-    sysctl: Sysctl,
+}
+
+impl Begins {
+    fn new(sysctl: Sysctl, mss: u16, offload: u32) -> Self {
+        let config = |mss| Config {
+            mss,
+            offload,
+            ..sysctl.config()
+        };
+        let (v4, v6) = (config(mss), config(mss.saturating_sub(20).max(MSS_LEAST)));
+        Begins { sysctl, v4, v6 }
+    }
 }
 
 /// What happened since the stack started.
@@ -206,11 +228,7 @@ impl Tcp {
             mtu = mtu.min(transmitter.mtu());
             offload = offload.min(transmitter.segmentation());
         }
-        let config = |headers: usize| Config {
-            mss: mtu.saturating_sub(headers).max(88) as u16,
-            offload,
-            ..sysctl.config()
-        };
+        let mss = (mtu.saturating_sub(40) as u16).max(MSS_LEAST);
         let timers = Timers::default();
         let time_wait_timer = timers.add(|_| Timed::TimeWait);
         Ok(Tcp {
@@ -234,20 +252,30 @@ impl Tcp {
             helper: Arc::new(Helper::new(helped)?),
             counters: Counters::default(),
             memory: Arc::default(),
-            v4: config(40),
-            v6: config(60),
-            sysctl,
+            mss,
+            offload,
+            begins: RwLock::new(Begins::new(sysctl, mss, offload)),
         })
     }
 
-    /// The kernel's parameters as the stack was started with.
-    pub(crate) fn sysctl(&self) -> &Sysctl {
-        &self.sysctl
+    fn begins(&self) -> RwLockReadGuard<'_, Begins> {
+        self.begins.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel's parameters of TCP.
+    pub(crate) fn sysctl(&self) -> Sysctl {
+        self.begins().sysctl.clone()
+    }
+
+    pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {
+        let begins = Begins::new(sysctl.clone(), self.mss, self.offload);
+        *self.begins.write().unwrap_or_else(PoisonError::into_inner) = begins;
     }
 
     /// What connections of a family start with.
     pub(crate) fn config(&self, v4: bool) -> Config {
-        if v4 { self.v4 } else { self.v6 }
+        let begins = self.begins();
+        if v4 { begins.v4 } else { begins.v6 }
     }
 
     // ---- Listeners ----------------------------------------------------------
@@ -325,7 +353,7 @@ impl Core {
         self.tables.set_cookie_parameters(&CookieParameters {
             key: self.tcp.secrets.cookie,
             epoch,
-            mss: [self.tcp.v4.mss, self.tcp.v6.mss],
+            mss: [true, false].map(|v4| self.tcp.config(v4).mss),
             hop_limit: HOP_LIMIT,
         });
     }
@@ -423,10 +451,10 @@ impl Core {
             let connections = self.tcp.timers.connections();
             self.tcp.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
         };
-        let end = Instant::now() + LINGER_AT_END;
-        while Instant::now() < end && has_more() {
-            let left = end.saturating_duration_since(Instant::now());
-            let step = Instant::now() + left.min(Duration::from_millis(5));
+        let end = self.instant_now() + LINGER_AT_END;
+        while self.instant_now() < end && has_more() {
+            let left = end.saturating_duration_since(self.instant_now());
+            let step = self.instant_now() + left.min(Duration::from_millis(5));
             if self.sleep(&[], Some(step)).is_err() {
                 break;
             }

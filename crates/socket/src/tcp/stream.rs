@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
@@ -167,7 +167,7 @@ impl TcpStream {
         let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         let timeout = duration(&self.read_timeout);
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
@@ -266,7 +266,7 @@ impl TcpStream {
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = duration(&self.write_timeout);
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
         let mut polled = false;
@@ -506,7 +506,7 @@ impl TcpStream {
         if self.nonblocking.load(Ordering::Relaxed) {
             return;
         }
-        let deadline = Instant::now().checked_add(time);
+        let deadline = core.instant_now().checked_add(time);
         while !connection.is_over() {
             let waiting = Waiting {
                 connection,

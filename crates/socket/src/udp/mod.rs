@@ -406,7 +406,8 @@ impl UdpSocket {
         each: &mut dyn FnMut(Received<'_>),
     ) -> io::Result<usize> {
         let core = self.stack.here()?;
-        let deadline = self.read_timeout().map(|timeout| Instant::now() + timeout);
+        let now = core.instant_now();
+        let deadline = self.read_timeout().map(|timeout| now + timeout);
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {

@@ -20,4 +20,5 @@ mod sending;
 mod support;
 mod tcp;
 mod tcp_memory;
+mod virtual_time;
 mod waiting;

@@ -29,7 +29,7 @@ pub fn streams_begin_with_what_the_namespace_says() {
          net.ipv4.tcp_syn_retries=3 net.ipv4.tcp_ecn=0 net.ipv4.tcp_rmem='4096 20000 40000'",
     );
     let own = stack();
-    let sysctl = own.sysctl().clone();
+    let sysctl = own.sysctl();
     assert!(!sysctl.sack && !sysctl.timestamps);
     assert_eq!(sysctl.fin_timeout, Duration::from_secs(7));
     assert_eq!((sysctl.syn_retries, sysctl.ecn), (3, 0));
@@ -41,7 +41,7 @@ pub fn streams_begin_with_what_the_namespace_says() {
         tcp: Some(Sysctl::default()),
         ..config()
     });
-    assert_eq!(told.sysctl(), &Sysctl::default());
+    assert_eq!(told.sysctl(), Sysctl::default());
     assert_eq!(agreed(&told, SERVICE + 1), [true, true]);
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::PollContext;
 use crate::readiness::SignalSet;
@@ -142,7 +142,7 @@ impl PollContext {
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
         self.begin_wait(core)?;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let mut polled = false;
         let mut woken = false;
         loop {
@@ -153,7 +153,7 @@ impl PollContext {
                 return Ok(found);
             }
             // A thread that is woken for nothing, again and again, does not stay.
-            if woken && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if woken && deadline.is_some_and(|deadline| core.instant_now() >= deadline) {
                 return Ok(0);
             }
             if timeout == Some(Duration::ZERO) {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener as KernelListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use tidewall_protocol::tcp::StreamOptions;
+use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
 
 use super::ListenerInner;
 use crate::raw::options;
@@ -23,6 +23,10 @@ pub struct ListenOptions {
     /// handshake is not complete. 0, the default: none; data in a SYN may reach
     /// the application twice (RFC 7413 §2.1), which it must be prepared for.
     pub fast_open: u32,
+    /// TCP_FASTOPEN_KEY: keys of this listener's cookies, in place of the stack's.
+    pub fast_open_keys: Option<FastOpenKeys>,
+    /// TCP_FASTOPEN_NO_COOKIE: data in a SYN is taken without a cookie.
+    pub fast_open_without_cookie: bool,
     /// SO_REUSEADDR. True by default, as in the standard library.
     pub reuse_address: bool,
     /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
@@ -36,6 +40,8 @@ impl Default for ListenOptions {
         ListenOptions {
             backlog: 4096,
             fast_open: 0,
+            fast_open_keys: None,
+            fast_open_without_cookie: false,
             reuse_address: true,
             only_v6: false,
             stream: StreamOptions::default(),

@@ -139,7 +139,7 @@ impl ListenerInner {
         // connection.
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
-        if (!begins || self.options.fast_open > 0)
+        if (!begins || state.options.fast_open > 0)
             && let Some(connection) = core.tcp.flows.find(&segment.flow)
             && (!begins || connection.lock().connection.is_fast_opening())
         {
@@ -152,7 +152,9 @@ impl ListenerInner {
             return;
         }
         let now = core.now();
-        self.tell_fast_open(&mut state.protocol, now);
+        if state.options.fast_open > 0 {
+            self.tell_fast_open(&mut state.protocol, now);
+        }
         let State {
             protocol, origin, ..
         } = state;
@@ -192,7 +194,7 @@ impl ListenerInner {
         deferred: &mut Deferred,
     ) {
         let v4 = handshake.flow.remote.is_ipv4();
-        let config = self.options.stream.apply(core.tcp.config(v4));
+        let config = state.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.now());
         let Origin { neighbour, queue } = state.origin;
         let opened = core.tcp_open(connection, Some(neighbour), queue, HOP_LIMIT, deferred);
@@ -224,9 +226,6 @@ impl ListenerInner {
 
     /// Whose connections hold no lock that this needs.
     fn tell_fast_open(&self, protocol: &mut Listener, now: Duration) {
-        if self.options.fast_open == 0 {
-            return;
-        }
         for (count, reset) in [(&self.opened, false), (&self.reset, true)] {
             for _ in 0..count.swap(0, Ordering::Relaxed) {
                 protocol.fast_open_done(reset, now);
@@ -234,10 +233,15 @@ impl ListenerInner {
         }
     }
 
-    /// The keys of the stack's cookies have changed.
-    pub(crate) fn renew_fast_open(&self, core: &Core) {
-        let serving = core.tcp.fast_open.serving(self.options.fast_open);
-        lock(&self.state).protocol.set_fast_open(serving);
+    /// Its options, the kernel's parameters or the keys of the stack's cookies have
+    /// changed.
+    pub(crate) fn refresh(&self, core: &Core) {
+        let mut state = lock(&self.state);
+        let State {
+            protocol, options, ..
+        } = &mut *state;
+        protocol.set_config(&options.stream.apply(core.tcp.config(true)));
+        protocol.set_fast_open(core.tcp.fast_open.serving(options));
     }
 
     /// What follows a change: wake-ups, the timer, the driver's cookies.

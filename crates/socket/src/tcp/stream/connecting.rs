@@ -19,7 +19,7 @@ use crate::tcp::frames::Deferred;
 use crate::tcp::helper::Helper;
 use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
-use crate::udp::{canonical, stays_with_kernel};
+use crate::udp::{canonical, specified, stays_with_kernel};
 
 /// Ephemeral ports that are tried before a connection to one peer is given up.
 const PORTS_TRIED: usize = 16;
@@ -29,6 +29,12 @@ const PORTS_TRIED: usize = 16;
 pub struct ConnectOptions {
     /// TCP_FASTOPEN_CONNECT; see [`TcpStream::connect_fast_open`].
     pub fast_open: bool,
+    /// TCP_FASTOPEN_NO_COOKIE: with Fast Open, data goes with the SYN although no
+    /// cookie of the server is known.
+    pub fast_open_without_cookie: bool,
+    /// Address and port to connect from, as by `bind` before `connect`; an
+    /// unspecified address or port 0 leaves it to the stack.
+    pub local: Option<SocketAddr>,
     /// What the connection begins with.
     pub stream: StreamOptions,
 }
@@ -56,7 +62,8 @@ impl TcpStream {
         if timeout.is_zero() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Self::connect_until(stack, *address, Instant::now().checked_add(timeout))
+        let now = stack.here()?.instant_now();
+        Self::connect_until(stack, *address, now.checked_add(timeout))
     }
 
     /// Begins to connect and returns a nonblocking stream at once. It becomes
@@ -132,6 +139,15 @@ impl TcpStream {
         Self::begin(stack, address, Some(deadline), &options)?.connected(deadline)
     }
 
+    /// True while its SYN waits for what is written first
+    /// ([`TcpStream::connect_fast_open`]).
+    pub fn awaits_first_write(&self) -> bool {
+        match &self.inner {
+            Inner::Own { connection } => connection.look().awaits_syn_data(),
+            Inner::Kernel(_) => false,
+        }
+    }
+
     /// Waits until the peer has answered.
     fn connected(self, deadline: Option<Instant>) -> io::Result<Self> {
         let stream = self;
@@ -181,10 +197,15 @@ impl TcpStream {
         if remote.port() == 0 {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
         }
+        let local = options.local.map(canonical);
+        let named = local.and_then(specified);
+        if named.is_some_and(|own| own.is_ipv4() != remote.is_ipv4()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let way = if stays_with_kernel(remote.ip()) {
             Neighbour::Kernel
         } else {
-            lock(&core.routes).neighbour(remote.ip(), None, Instant::now())
+            lock(&core.routes).neighbour(remote.ip(), named, Instant::now())
         };
         let (source, neighbour) = match way {
             Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
@@ -197,8 +218,10 @@ impl TcpStream {
             _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         };
         Helper::start(core)?;
-        for _ in 0..PORTS_TRIED {
-            let (port, held) = core.tcp_take_port(source)?;
+        let wanted = local.map_or(0, |local| local.port());
+        let tries = if wanted == 0 { PORTS_TRIED } else { 1 };
+        for _ in 0..tries {
+            let (port, held) = core.tcp_take_port(SocketAddr::new(source, wanted))?;
             let flow = FourTuple {
                 local: SocketAddr::new(source, port),
                 remote,
@@ -207,7 +230,7 @@ impl TcpStream {
             // thousands, and what belongs to no flow goes to the kernel.
             core.tcp.ports.enter(&core.trusted, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
-            let connection = core.tcp_connection(flow, &config, options.fast_open);
+            let connection = core.tcp_connection(flow, &config, options);
             let mut deferred = Deferred::default();
             let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut deferred);
             core.tcp_run_deferred(deferred);
@@ -238,6 +261,9 @@ impl TcpStream {
             }
             _ => {
                 let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
+                if let Some(local) = options.local {
+                    raw_options::bind(socket.as_fd(), local)?;
+                }
                 kernel_stream::set_options(socket.as_fd(), remote.is_ipv6(), &options.stream)?;
                 if options.fast_open {
                     let tcp = libc::IPPROTO_TCP;
@@ -266,30 +292,39 @@ impl ConnectOptions {
 }
 
 impl Core {
-    /// A port for a connection from `source`, and the kernel socket that keeps
+    /// A port for a connection from `source`, its own unless that is 0, and the kernel socket that keeps
     /// others from it.
-    fn tcp_take_port(
-        &self,
-        source: std::net::IpAddr,
-    ) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
+    fn tcp_take_port(&self, source: SocketAddr) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
         if !self.has_kernel {
-            return Ok((self.tcp_free_port()?, None));
+            let port = match source.port() {
+                0 => self.tcp_free_port()?,
+                port => port,
+            };
+            return Ok((port, None));
         }
         let socket = raw_options::tcp_socket(source.is_ipv6(), true)?;
-        raw_options::bind(socket.as_fd(), SocketAddr::new(source, 0))?;
+        raw_options::bind(socket.as_fd(), source)?;
         // The standard library can ask for its address.
         let socket = std::net::TcpListener::from(socket);
         let port = socket.local_addr()?.port();
         Ok((port, Some(Unshared::new(OwnedFd::from(socket))?)))
     }
 
-    fn tcp_connection(&self, flow: FourTuple, config: &Config, fast: bool) -> Connection {
+    fn tcp_connection(
+        &self,
+        flow: FourTuple,
+        config: &Config,
+        options: &ConnectOptions,
+    ) -> Connection {
         let now = self.now();
         let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
         let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);
-        let known = self.tcp.fast_open.server(&flow, now).filter(|_| fast);
-        match known {
-            Some(known) => Connection::connect_fast(flow, isn, offset, config, &known, false, now),
+        let known = self.tcp.fast_open.server(&flow, now);
+        match known.filter(|_| options.fast_open) {
+            Some(known) => {
+                let without = options.fast_open_without_cookie;
+                Connection::connect_fast(flow, isn, offset, config, &known, without, now)
+            }
             None => Connection::connect(flow, isn, offset, config, now),
         }
     }

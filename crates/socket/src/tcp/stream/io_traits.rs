@@ -30,8 +30,8 @@ impl Read for &TcpStream {
 }
 
 impl TcpStream {
-    /// Receives into several buffers, with flags of `recvmsg`: MSG_DONTWAIT and,
-    /// into the first buffer alone, MSG_PEEK. Others are the kernel's business.
+    /// Receives into several buffers, with flags of `recvmsg`: MSG_DONTWAIT, MSG_TRUNC
+    /// (bytes are dropped) and, into the first buffer alone, MSG_PEEK. Others are the kernel's business.
     pub(crate) fn receive_pieces(
         &self,
         buffers: &mut [IoSliceMut<'_>],
@@ -51,8 +51,18 @@ impl TcpStream {
                 None => Ok(0),
             };
         }
+        let truncate = flags & libc::MSG_TRUNC != 0;
         self.receive(connection, at_once, &mut |state| {
             let mut taken = 0;
+            if truncate {
+                let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+                let there: usize = state.connection.received().iter().map(|it| it.len()).sum();
+                if there > 0 || wanted == 0 {
+                    let dropped = wanted.min(there);
+                    state.connection.consume(dropped);
+                    return Ok(dropped);
+                }
+            }
             for buffer in buffers.iter_mut().filter(|buffer| !buffer.is_empty()) {
                 match state.connection.read(buffer) {
                     Ok(length) => {

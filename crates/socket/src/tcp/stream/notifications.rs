@@ -3,12 +3,11 @@
 //! error queue (`MSG_ERRQUEUE`).
 
 use std::io::{self, IoSlice};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tidewall_protocol::tcp::{Notification as Reported, TimestampEvent, Timestamping};
 
 use super::{Inner, Sending, TcpStream};
-use crate::stack::Core;
 
 /// What a stream tells beside its bytes (an entry of Linux's error queue).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,35 +109,43 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn take_notifications(&self, into: &mut Vec<Notification>) -> io::Result<usize> {
+        let before = into.len();
+        while let Some(notification) = self.take_notification()? {
+            into.push(notification);
+        }
+        Ok(into.len() - before)
+    }
+
+    /// Takes the oldest of what [`TcpStream::take_notifications`] would.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_timestamping`].
+    pub fn take_notification(&self) -> io::Result<Option<Notification>> {
         let Inner::Own { connection, .. } = &self.inner else {
             return unsupported();
         };
         let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         connection.process(core);
-        let before = into.len();
-        let mut state = connection.lock();
-        while let Some(reported) = state.connection.take_notification() {
-            into.push(match reported {
-                Reported::Time { event, key, at } => Notification::Time {
-                    event,
-                    key,
-                    at: core.instant(at),
-                },
-                Reported::Free {
-                    first,
-                    last,
-                    copied,
-                } => Notification::Free {
-                    first,
-                    last,
-                    copied,
-                },
-                // The engine tells nothing else.
-                _ => continue,
-            });
-        }
-        Ok(into.len() - before)
+        let reported = connection.lock().connection.take_notification();
+        Ok(reported.and_then(|reported| match reported {
+            Reported::Time { event, key, at } => Some(Notification::Time {
+                event,
+                key,
+                at: core.instant(at),
+            }),
+            Reported::Free {
+                first,
+                last,
+                copied,
+            } => Some(Notification::Free {
+                first,
+                last,
+                copied,
+            }),
+            // The engine tells nothing else.
+            _ => None,
+        }))
     }
 
     /// Times that were asked for and not told: too many waited, or a write had
@@ -168,12 +175,5 @@ impl TcpStream {
                 Ok(at.map(|at| self.stack.core().instant(at)))
             }
         }
-    }
-}
-
-impl Core {
-    /// A time of the stack's clock.
-    fn instant(&self, at: Duration) -> Instant {
-        self.origin.checked_add(at).unwrap_or(self.origin)
     }
 }

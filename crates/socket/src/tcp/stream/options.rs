@@ -1,7 +1,7 @@
 //! What can be set on a stream, and asked of it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -148,6 +148,50 @@ impl TcpStream {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_QUICKACK, on.into()),
             Inner::Own { .. } => self.change(|state, _| state.connection.set_quick_ack(on)),
+        }
+    }
+
+    /// Whether what comes is acknowledged at once.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn quick_ack(&self) -> io::Result<bool> {
+        match &self.inner {
+            Inner::Kernel(kernel) => Ok(kernel.get(libc::IPPROTO_TCP, libc::TCP_QUICKACK)? != 0),
+            Inner::Own { connection, .. } => Ok(connection.lock().connection.quick_ack()),
+        }
+    }
+
+    /// Bytes that can be read (SIOCINQ), and whether the end of the stream comes
+    /// after them; `None` for a connection of the kernel's.
+    pub fn unread(&self) -> Option<(u32, bool)> {
+        match &self.inner {
+            Inner::Kernel(_) => None,
+            Inner::Own { connection, .. } => {
+                let state = connection.look();
+                let connection = &state.connection;
+                Some((connection.info().unread, connection.receive_closed()))
+            }
+        }
+    }
+
+    /// How long ago data came last (tcpi_last_data_recv); `None` for a connection of
+    /// the kernel's.
+    pub fn since_received(&self) -> Option<Duration> {
+        match &self.inner {
+            Inner::Kernel(_) => None,
+            Inner::Own { connection, .. } => {
+                let now = self.stack.core().now();
+                Some(connection.look().connection.since_received(now))
+            }
+        }
+    }
+
+    /// The kernel's socket of a connection that the kernel has.
+    pub fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.inner {
+            Inner::Kernel(kernel) => Some(kernel.stream.as_fd()),
+            Inner::Own { .. } => None,
         }
     }
 

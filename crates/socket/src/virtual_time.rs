@@ -1,0 +1,166 @@
+//! Stacks on a clock that is not the machine's.
+//!
+//! On virtual time nothing happens by itself: who owns the clock moves it, has
+//! [`Stack::attend`] do what the helper thread would, and lets threads that sleep
+//! in a call go on when [`Sleep::is_ready`] says so or their timeout has passed.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidewall_device::memory::End;
+use tidewall_protocol::tcp::Sysctl;
+
+use crate::raw::poll::{self, SignalSet};
+use crate::stack::{Core, MemoryConfig, Stack, lock};
+
+/// The clock of a stack on virtual time, and how its threads sleep.
+pub trait VirtualTime: Send + Sync {
+    /// Time since any fixed moment.
+    fn now(&self) -> Duration;
+
+    /// The calling thread has nothing to do until `sleep` is ready or its timeout
+    /// has passed on this clock; it may return earlier.
+    ///
+    /// # Errors
+    /// Any ends the call that sleeps with it; EINTR for a clock that moves no more.
+    fn sleep(&self, sleep: &Sleep<'_>) -> io::Result<()>;
+}
+
+/// What a thread sleeps on.
+#[derive(Debug)]
+pub struct Sleep<'a> {
+    descriptors: &'a [i32],
+    timeout: Option<Duration>,
+}
+
+impl Sleep<'_> {
+    /// True when something has woken the thread. Any thread may ask; nothing waits.
+    pub fn is_ready(&self) -> bool {
+        let mut fired = Vec::new();
+        let zero = Some(Duration::ZERO);
+        poll::readable(self.descriptors, zero, &mut fired).is_ok() && !fired.is_empty()
+    }
+
+    /// How long it sleeps at most; `None`: until it is woken.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+}
+
+/// What time it is for a stack.
+pub(crate) enum Clock {
+    /// Time since any fixed moment; threads sleep in real time.
+    Given(Box<dyn Fn() -> Duration + Send + Sync>),
+    Virtual(Arc<dyn VirtualTime>),
+}
+
+impl Clock {
+    /// The machine's, from zero on.
+    pub(crate) fn real() -> Self {
+        let start = Instant::now();
+        Clock::Given(Box::new(move || start.elapsed()))
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        match self {
+            Clock::Given(clock) => clock(),
+            Clock::Virtual(time) => time.now(),
+        }
+    }
+}
+
+impl Core {
+    /// Now, for deadlines of calls that wait.
+    pub(crate) fn instant_now(&self) -> Instant {
+        match &self.clock {
+            Clock::Given(_) => Instant::now(),
+            Clock::Virtual(time) => self.instant(time.now()),
+        }
+    }
+
+    /// A time of the stack's clock.
+    pub(crate) fn instant(&self, at: Duration) -> Instant {
+        self.origin.checked_add(at).unwrap_or(self.origin)
+    }
+
+    /// Sleeps as [`poll::readable_masked`] does, on the stack's time.
+    pub(crate) fn sleep_on(
+        &self,
+        descriptors: &[i32],
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        fired: &mut Vec<usize>,
+    ) -> io::Result<()> {
+        let Clock::Virtual(time) = &self.clock else {
+            return poll::readable_masked(descriptors, timeout, signals, fired);
+        };
+        let sleep = Sleep {
+            descriptors,
+            timeout,
+        };
+        if timeout != Some(Duration::ZERO) && !sleep.is_ready() {
+            time.sleep(&sleep)?;
+        }
+        poll::readable_masked(descriptors, Some(Duration::ZERO), signals, fired)
+    }
+}
+
+impl Stack {
+    /// As [`Stack::in_memory`], on virtual time: timeouts of calls that wait are on
+    /// that clock too.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn on_virtual_time(
+        end: End,
+        config: MemoryConfig,
+        time: Arc<dyn VirtualTime>,
+    ) -> io::Result<Self> {
+        Self::on_link(end, config, Clock::Virtual(time), false)
+    }
+
+    /// Does once what the helper thread does when it wakes: receives, runs the
+    /// protocol of sockets that nobody is at, and sends. True if there was anything.
+    /// Only stacks without that thread (in memory, on a clock) need it.
+    pub fn attend(&self) -> bool {
+        self.here()
+            .is_ok_and(|core| core.tcp.helper.attend_now(core))
+    }
+
+    /// The time, as [`Stack::next_timeout`] and the protocols count it.
+    pub fn age(&self) -> Duration {
+        self.core().now()
+    }
+
+    /// When the next timer of the stack expires, on its clock.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        let core = self.here().ok()?;
+        let now = core.now();
+        let fragments = lock(&core.fragments).next_expiry(now);
+        let next = core.tcp.next_timer(now).into_iter().chain(fragments).min();
+        next.map(|left| now + left)
+    }
+
+    /// The time on the stack's clock that an [`Instant`] it has given stands for.
+    pub fn age_at(&self, instant: Instant) -> Duration {
+        instant.saturating_duration_since(self.core().origin)
+    }
+
+    /// Longest IP datagram that the interface sends, in bytes.
+    pub fn mtu(&self) -> usize {
+        let queue = self.core().queues.first();
+        queue.map_or(0, |queue| lock(&queue.transmitter).mtu())
+    }
+
+    /// Changes the kernel's parameters of TCP, for connections that begin from now
+    /// on.
+    pub fn set_sysctl(&self, sysctl: &Sysctl) {
+        if let Ok(core) = self.here() {
+            core.tcp.set_sysctl(sysctl);
+            for listener in core.tcp.all_listeners() {
+                listener.refresh(core);
+            }
+        }
+    }
+}
