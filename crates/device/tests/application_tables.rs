@@ -65,7 +65,8 @@ fn an_application_s_own_map_is_all_that_its_tables_need() {
             let result = program.test_run(&sample.bytes).ok();
             let metadata = result.and_then(|result| result.metadata);
             metadata.is_some_and(|metadata| {
-                metadata.channel == channel.value() && metadata.kind == Kind::Datagram as u8
+                metadata.channel_id().index() == channel.index()
+                    && metadata.kind == Kind::Datagram as u8
             })
         })
         .expect("a frame for port 7")
