@@ -2,7 +2,7 @@
 /*
  * Passes every frame: run on a frame of ours by BPF_PROG_TEST_RUN it gives that
  * to the kernel as if the interface had received it
- * (crates/device/src/afxdp/input.rs). Attached to nothing.
+ * (crates/manager/src/input.rs). Attached to nothing.
  */
 #include <linux/bpf.h>
 

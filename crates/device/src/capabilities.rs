@@ -89,7 +89,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 
 /// Why the kernel answers EPERM, in words, and what helps: cause and cure.
 /// `wanted` is what the call takes.
-pub(crate) fn refusal(wanted: &[Capability]) -> (String, String) {
+pub fn refusal(wanted: &[Capability]) -> (String, String) {
     let read = |path: &str| read_to_string(path).unwrap_or_default();
     explain(
         Set::effective(),

@@ -7,9 +7,9 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 
 use demux_support::{HASH_KEY, corpus, raw_socket, set_up};
-use tidewall_device::afxdp::Program;
 use tidewall_device::demux::layout::{Counter, Kind, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId, DriverCounters, EMBEDDED_APPLICATION};
+use tidewall_manager::Program;
 
 const REDIRECT: u32 = 4;
 

@@ -11,9 +11,9 @@ use demux_support::outcome::{DROP, Outcome, PASS, REDIRECT, TRANSMIT};
 use demux_support::{
     HASH_KEY, Random, SHARE, Sample, corpus, mutate, raw_clock, raw_socket, set_up,
 };
-use tidewall_device::afxdp::Program;
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{ClassLimit, CookieMode, Tables, Verdict, classify_host, drive};
+use tidewall_manager::Program;
 
 /// BPF_PROG_TEST_RUN takes no shorter frame.
 const SHORTEST: usize = 14;

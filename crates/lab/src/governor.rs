@@ -22,7 +22,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_device::restore::{Knob, Restorer};
+use tidewall_manager::restore::{Knob, Restorer};
 use tidewall_receive::control::{
     Activity, BUDGET_MAX, Controller, INTERVAL_MAX, Limits, Round, Setting,
 };

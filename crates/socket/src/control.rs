@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::Counter;
-use tidewall_device::restore::Undo;
+use tidewall_manager::restore::Undo;
 
 use crate::link::{LinkState, LinkWatch};
 use crate::raw::poll;

@@ -41,7 +41,7 @@ mod wait_queue;
 pub use descriptor::{Descriptors, OpenFile};
 pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
 pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
-pub use tidewall_device::afxdp::XdpMode;
+pub use tidewall_manager::XdpMode;
 pub use tidewall_receive::architecture::Architecture;
 pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tidewall_device::afxdp::AfXdp;
 use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
+use tidewall_manager::AfXdp;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;

@@ -22,9 +22,8 @@ use std::time::Duration;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::socket::TransmitHalf;
-use super::transmit_queue_count;
-use crate::ethtool;
 use crate::frame::Frame;
+use crate::interface::{driver, transmit_queue_count};
 use crate::netdev::{Netdev, XSK_TX_CHECKSUM};
 use crate::queue::Transmit;
 
@@ -135,7 +134,7 @@ fn test(
         return Ok(Test::NotSent);
     }
     let address = std::fs::read_to_string(format!("/sys/class/net/{interface}/address"))?;
-    let content = content(&ethtool::driver(interface).unwrap_or_default(), &address)
+    let content = content(&driver(interface).unwrap_or_default(), &address)
         .ok_or(io::ErrorKind::InvalidData)?;
     let frame = frames.pop().ok_or(io::ErrorKind::OutOfMemory)?;
     let number = frame.index();

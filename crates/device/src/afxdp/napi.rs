@@ -16,7 +16,7 @@
 //! NAPI anew (on its own down and up, on other rings) needs new helpers.
 //!
 //! A probe passes the kernel's firewall and source validation, which may drop it.
-//! So these are tested first with a datagram of no value (`input`); where they
+//! So these are tested first with a datagram of no value (`probe`); where they
 //! drop that, discovery is *blocked*, which the stack warns of, and the test is
 //! repeated. A probe that is not there in time all the same counts as lost; after
 //! some, no more than one datagram in a thousand is risked. Of TCP only bare
@@ -39,9 +39,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::input::{self, KernelInput};
+use super::{Owner, probe};
+use crate::demux::DriverCounters;
 use crate::demux::layout::{Counter, Protocol};
-use crate::demux::{DriverCounters, TrustedTables};
 use crate::forked::Unshared;
 use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
 use crate::raw::syscall;
@@ -250,14 +250,12 @@ fn any_port(other: u16) -> u16 {
 
 /// The poll of one queue.
 pub(crate) struct Napi {
-    tables: Arc<TrustedTables>,
+    owner: Arc<dyn Owner>,
     counters: DriverCounters,
     queue: u32,
     masked: Helper,
     armed: Helper,
     own: OwnPoll,
-    /// `None` where the kernel cannot have it: probes are sent untested then.
-    input: Option<Arc<KernelInput>>,
     probe: Probe,
     /// Frames of each of the two polls that the kernel makes of one.
     half: u32,
@@ -274,15 +272,15 @@ impl Napi {
     /// # Errors
     /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
     pub(crate) fn new(
-        tables: Arc<TrustedTables>,
+        owner: Arc<dyn Owner>,
+        counters: DriverCounters,
         queue: u32,
         socket: Arc<Unshared<OwnedFd>>,
-        input: Option<Arc<KernelInput>>,
     ) -> io::Result<Self> {
         let half = POLL_MAX / 2;
         Ok(Napi {
-            counters: tables.counters(queue),
-            tables,
+            counters,
+            owner,
             queue,
             masked: Helper::new(true, half as i32)?,
             armed: Helper::new(false, half as i32)?,
@@ -292,7 +290,6 @@ impl Napi {
                 prefer: false,
                 outdated: false,
             },
-            input,
             probe: Probe::default(),
             half,
             frames: 0,
@@ -350,15 +347,16 @@ impl Napi {
             return;
         };
         let source = any_port(helper.port);
-        let Some(datagram) = input::datagram(frame, source, helper.port) else {
+        let Some(datagram) = probe::datagram(frame, source, helper.port) else {
             return;
         };
-        let ready = helper.take_from(source);
-        match (ready, &self.input) {
-            (Ok(()), Some(input)) if input.receive(&datagram).is_ok() => {
-                self.probe.input = Input::Tested(Instant::now());
-            }
-            _ => self.open(),
+        let sent = helper
+            .take_from(source)
+            .and_then(|()| self.owner.receive_in_kernel(&datagram));
+        match sent {
+            Ok(()) => self.probe.input = Input::Tested(Instant::now()),
+            // Probes are sent untested then.
+            Err(_) => self.open(),
         }
     }
 
@@ -381,7 +379,7 @@ impl Napi {
         let source = any_port(helper.port);
         helper.take_from(source)?;
         let port = helper.port;
-        self.tables.probe_napi(self.queue, port, source);
+        self.owner.probe_napi(self.queue, port, source);
         Ok(())
     }
 
@@ -468,7 +466,7 @@ impl Napi {
             }
             Input::Open => {}
         }
-        let was = self.tables.napi_probe(self.queue)?;
+        let was = self.owner.napi_probe(self.queue)?;
         payload.resize(u16::MAX as usize, 0);
         let helper = self.seeking()?;
         let received = syscall::receive_with_destination(helper.socket.as_fd(), payload);

@@ -5,13 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Owner;
 use super::checksums::{self, Checksums};
-use super::input::KernelInput;
 use super::napi::Napi;
-use super::{Config, FlushTimer, XdpMode};
 use crate::capabilities;
+use crate::demux::DriverCounters;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
-use crate::demux::{DriverCounters, TrustedTables};
 use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
 use crate::queue::{
@@ -34,8 +33,22 @@ const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
 const BIND_TRIES: u32 = 100;
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
+/// How to open a queue.
+#[derive(Clone, Debug)]
+pub struct Settings<'a> {
+    /// Interface name, in the caller's network namespace.
+    pub interface: &'a str,
+    /// Frames of memory; a power of two.
+    pub frames: u32,
+    /// Frames that fit into the receive ring; a power of two.
+    pub receive_ring: u32,
+    /// Frames are to be copied, as they must where the driver program runs generically.
+    /// Otherwise the kernel takes the driver's zero-copy path where there is one.
+    pub copy: bool,
+}
+
 /// A bound socket and everything mapped for it.
-pub(super) struct Opened {
+pub struct Opened {
     fd: Arc<Unshared<OwnedFd>>,
     zero_copy: bool,
     checksums: Checksums,
@@ -43,19 +56,23 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// The socket, for the owner's map of sockets.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    pub(super) fn zero_copy(&self) -> bool {
+    /// True when the driver moves frames without copying.
+    pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
 
-    pub(super) fn checksums(&self) -> Checksums {
+    /// Who computes the checksums of what is sent.
+    pub fn checksums(&self) -> Checksums {
         self.checksums
     }
 
-    pub(super) fn into_queue(self) -> Queue {
+    /// The queue, which keeps the socket open.
+    pub fn into_queue(self) -> Queue {
         self.queue
     }
 }
@@ -259,23 +276,21 @@ fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u16) -> 
     }
 }
 
-/// Opens a queue for receiving and transmitting.
-pub(super) fn open(
-    index: u32,
+/// Opens a queue for receiving and transmitting. `counters` are the driver program's of
+/// this queue.
+///
+/// # Errors
+/// ENODEV; with words: EPERM without CAP_NET_RAW and CAP_NET_ADMIN, EBUSY when another
+/// socket holds the queue, ENOBUFS when memory may not be locked; what the kernel reports
+/// otherwise.
+pub fn open(
+    settings: &Settings<'_>,
     queue: u32,
-    config: &Config,
-    mode: XdpMode,
-    tables: &Arc<TrustedTables>,
-    timer: Option<FlushTimer>,
-    input: Option<Arc<KernelInput>>,
+    counters: DriverCounters,
+    owner: Arc<dyn Owner>,
 ) -> io::Result<Opened> {
-    let flags = match mode {
-        // Neither XDP_COPY nor XDP_ZEROCOPY: the kernel takes the driver's
-        // zero-copy path where there is one, and copies elsewhere.
-        XdpMode::Native => 0,
-        // Frames do not come by the driver's zero-copy path.
-        XdpMode::Generic => libc::XDP_COPY,
-    };
+    let index = syscall::interface_index(settings.interface)?;
+    let flags = if settings.copy { libc::XDP_COPY } else { 0 };
     let Bound {
         fd,
         memory,
@@ -286,32 +301,32 @@ pub(super) fn open(
         frames,
         ..
     } = bind(
-        &config.interface,
+        settings.interface,
         index,
         queue,
-        config.frames,
-        Some(config.receive_ring),
+        settings.frames,
+        Some(settings.receive_ring),
         flags,
     )?;
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
-    let napi = Napi::new(tables.clone(), queue, fd.clone(), input)
-        .map_err(|error| refused(&config.interface, queue, "prefer busy polling", &error))?;
+    let napi = Napi::new(owner.clone(), counters.clone(), queue, fd.clone())
+        .map_err(|error| refused(settings.interface, queue, "prefer busy polling", &error))?;
     let checksums = transmit.checksums;
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
             frame_shift: frame_shift(&memory),
-            counters: tables.counters(queue),
+            counters: counters.clone(),
             memory: memory.clone(),
             fill,
             receive,
             napi,
-            timer,
+            owner,
         }),
         transmit: Box::new(transmit),
         frames,
         memory,
-        counters: tables.counters(queue),
+        counters,
     };
     Ok(Opened {
         fd,
@@ -345,7 +360,7 @@ struct ReceiveHalf {
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
     napi: Napi,
-    timer: Option<FlushTimer>,
+    owner: Arc<dyn Owner>,
 }
 
 impl Receive for ReceiveHalf {
@@ -406,15 +421,11 @@ impl Receive for ReceiveHalf {
     }
 
     fn set_moderation(&mut self, moderation: InterruptModeration) -> bool {
-        self.timer
-            .as_ref()
-            .is_some_and(|timer| timer.set(moderation))
+        self.owner.set_moderation(moderation)
     }
 
     fn set_deferral(&mut self, deferred: bool) {
-        if let Some(timer) = &self.timer {
-            timer.set_deferral(deferred);
-        }
+        self.owner.set_deferral(deferred);
     }
 
     fn take_kernel_delivered(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {

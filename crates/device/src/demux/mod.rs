@@ -27,6 +27,7 @@ mod kernel;
 pub mod layout;
 mod listen;
 mod maps;
+pub mod programs;
 #[allow(unsafe_code)]
 mod raw_tables;
 mod siphash;

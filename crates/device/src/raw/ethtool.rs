@@ -7,54 +7,54 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// linux/sockios.h; the same on every architecture.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// Bytes of an interface name, its closing zero included (IFNAMSIZ).
-pub(crate) const NAME_BYTES: usize = 16;
+pub const NAME_BYTES: usize = 16;
 
 /// ETHTOOL_GDRVINFO of linux/ethtool.h, as all that follow.
-pub(crate) const GET_DRIVER: u32 = 0x03;
+pub const GET_DRIVER: u32 = 0x03;
 /// ETHTOOL_GCOALESCE.
-pub(crate) const GET_COALESCE: u32 = 0x0e;
+pub const GET_COALESCE: u32 = 0x0e;
 /// ETHTOOL_SCOALESCE.
-pub(crate) const SET_COALESCE: u32 = 0x0f;
+pub const SET_COALESCE: u32 = 0x0f;
 /// ETHTOOL_GFLAGS.
-pub(crate) const GET_FLAGS: u32 = 0x25;
+pub const GET_FLAGS: u32 = 0x25;
 /// ETHTOOL_SFLAGS.
-pub(crate) const SET_FLAGS: u32 = 0x26;
+pub const SET_FLAGS: u32 = 0x26;
 /// ETHTOOL_GRXCLSRLCNT.
-pub(crate) const GET_RULE_COUNT: u32 = 0x2e;
+pub const GET_RULE_COUNT: u32 = 0x2e;
 /// ETHTOOL_GRXCLSRLALL.
-pub(crate) const GET_ALL_RULES: u32 = 0x30;
+pub const GET_ALL_RULES: u32 = 0x30;
 /// ETHTOOL_SRXCLSRLDEL.
-pub(crate) const DELETE_RULE: u32 = 0x31;
+pub const DELETE_RULE: u32 = 0x31;
 /// ETHTOOL_SRXCLSRLINS.
-pub(crate) const INSERT_RULE: u32 = 0x32;
+pub const INSERT_RULE: u32 = 0x32;
 /// ETHTOOL_GFEATURES.
-pub(crate) const GET_FEATURES: u32 = 0x3a;
+pub const GET_FEATURES: u32 = 0x3a;
 /// ETHTOOL_SFEATURES.
-pub(crate) const SET_FEATURES: u32 = 0x3b;
+pub const SET_FEATURES: u32 = 0x3b;
 /// ETHTOOL_GCHANNELS.
-pub(crate) const GET_CHANNELS: u32 = 0x3c;
+pub const GET_CHANNELS: u32 = 0x3c;
 
 /// Bytes of `struct ethtool_drvinfo`.
-pub(crate) const DRIVER_BYTES: usize = 196;
+pub const DRIVER_BYTES: usize = 196;
 /// Bytes of `struct ethtool_coalesce`.
-pub(crate) const COALESCE_BYTES: usize = 92;
+pub const COALESCE_BYTES: usize = 92;
 /// Bytes of `struct ethtool_value`.
-pub(crate) const VALUE_BYTES: usize = 8;
+pub const VALUE_BYTES: usize = 8;
 /// Bytes of `struct ethtool_channels`.
-pub(crate) const CHANNELS_BYTES: usize = 36;
+pub const CHANNELS_BYTES: usize = 36;
 /// Bytes of `struct ethtool_gfeatures` and `struct ethtool_sfeatures` without
 /// blocks: the command and how many there are.
-pub(crate) const FEATURES_BYTES: usize = 8;
+pub const FEATURES_BYTES: usize = 8;
 /// Bytes of `struct ethtool_get_features_block`.
-pub(crate) const GET_FEATURES_BLOCK: usize = 16;
+pub const GET_FEATURES_BLOCK: usize = 16;
 /// Bytes of `struct ethtool_set_features_block`.
-pub(crate) const SET_FEATURES_BLOCK: usize = 8;
+pub const SET_FEATURES_BLOCK: usize = 8;
 /// Bytes of `struct ethtool_rxnfc` without rule locations.
-pub(crate) const RULES_BYTES: usize = 192;
+pub const RULES_BYTES: usize = 192;
 /// Where `rule_cnt` is in `struct ethtool_rxnfc`.
-pub(crate) const RULE_COUNT_AT: usize = 184;
+pub const RULE_COUNT_AT: usize = 184;
 /// Where `rule_locs` begins in `struct ethtool_rxnfc`.
-pub(crate) const LOCATIONS_AT: usize = 188;
+pub const LOCATIONS_AT: usize = 188;
 
 /// Bytes that the kernel may read and write for a request, `None` for a
 /// command that is not one of ours.
@@ -85,11 +85,7 @@ fn needed(request: &[u8]) -> Option<usize> {
 /// # Errors
 /// InvalidInput: a command that is not listed above, or a request shorter
 /// than its command needs. Otherwise what the kernel and the driver report.
-pub(crate) fn call(
-    fd: BorrowedFd<'_>,
-    name: &[u8; NAME_BYTES],
-    request: &mut [u8],
-) -> io::Result<()> {
+pub fn call(fd: BorrowedFd<'_>, name: &[u8; NAME_BYTES], request: &mut [u8]) -> io::Result<()> {
     if needed(request).is_none_or(|needed| request.len() < needed) || name[NAME_BYTES - 1] != 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -2,10 +2,9 @@
 //! Nothing outside `raw` (here and beside the demux tables) contains an unsafe
 //! block.
 
-pub(crate) mod ethtool;
-pub(crate) mod fork;
+pub mod ethtool;
 pub(crate) mod forked;
 pub(crate) mod mapping;
 pub(crate) mod ring;
-pub(crate) mod syscall;
+pub mod syscall;
 pub(crate) mod tun;

@@ -17,25 +17,21 @@ pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedF
 
 /// A socket for requests to the kernel about interfaces: any will do, and a host
 /// without IPv4 has IPv6.
-pub(crate) fn any_socket() -> io::Result<OwnedFd> {
+pub fn any_socket() -> io::Result<OwnedFd> {
     socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
         .or_else(|_| socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))
 }
 
 /// `XDP_FLAGS_SKB_MODE`: generic XDP.
-pub(crate) const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+pub const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 /// `XDP_FLAGS_DRV_MODE`: native XDP.
-pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+pub const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_XDP: u32 = 37;
 
 /// Attaches an XDP program to an interface by a link (Linux 5.9), which lasts as
 /// long as the descriptor.
-pub(crate) fn attach_xdp(
-    program: BorrowedFd<'_>,
-    interface: u32,
-    flags: u32,
-) -> io::Result<OwnedFd> {
+pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, flags: u32) -> io::Result<OwnedFd> {
     // The part of union bpf_attr that this command reads: program, target, type of
     // attachment, flags.
     let attributes = [program.as_raw_fd() as u32, interface, BPF_XDP, flags];
@@ -80,11 +76,7 @@ pub(crate) fn set_option<T: Copy>(
 }
 
 /// `getsockopt` into a plain value. `T` must be valid for any bytes.
-pub(crate) fn get_option<T: Copy + Default>(
-    fd: BorrowedFd<'_>,
-    level: i32,
-    name: i32,
-) -> io::Result<T> {
+pub fn get_option<T: Copy + Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut length = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`; the types
@@ -199,7 +191,7 @@ pub(crate) fn poke_transmit(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Interface index by name in the caller's network namespace.
-pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
+pub fn interface_index(name: &str) -> io::Result<u32> {
     let name = std::ffi::CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: `name` is a valid C string for the call's duration.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {

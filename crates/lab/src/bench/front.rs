@@ -2,7 +2,7 @@
 //! flood.
 
 use anyhow::Context;
-use tidewall_device::restore::Undo;
+use tidewall_manager::restore::Undo;
 
 use crate::command::absolute;
 use crate::testbed::Testbed;

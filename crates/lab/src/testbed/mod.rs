@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
 use serde::Deserialize;
-use tidewall_device::restore::{Restorer, Undo};
+use tidewall_manager::restore::{Restorer, Undo};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::command::{absolute, run};

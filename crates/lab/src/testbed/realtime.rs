@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tidewall_device::restore::{Knob, Restorer};
+use tidewall_manager::restore::{Knob, Restorer};
 
 use crate::command::run;
 

@@ -28,8 +28,8 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_device::afxdp::SynLimit;
 use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
+use tidewall_manager::SynLimit;
 use tidewall_service::ServiceSpec;
 use tidewall_service::http;
 use tidewall_service::http::proxy;

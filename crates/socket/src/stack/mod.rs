@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config, HELPER_PORTS, XdpMode, queue_count};
+use tidewall_device::afxdp::HELPER_PORTS;
 use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
-use tidewall_device::ethtool::NtupleRule;
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
+use tidewall_device::interface::queue_count;
 use tidewall_device::memory::End;
 use tidewall_device::queue::{
     BURST, Interrupt, InterruptModeration, KernelDelivered, POLL_MAX, Queue,
 };
+use tidewall_manager::ethtool::NtupleRule;
+use tidewall_manager::{AfXdp, Config, XdpMode};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};

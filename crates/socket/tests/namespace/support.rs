@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tidewall_device::restore::Restorer;
+use tidewall_manager::restore::Restorer;
 use tidewall_socket::{EmbeddedConfig, Received, Stack, UdpSocket};
 
 use super::raw_system;

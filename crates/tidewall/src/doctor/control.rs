@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 use std::io;
 
-use tidewall_device::afxdp::queue_count;
+use tidewall_device::interface::queue_count;
 
 use super::interface::value_of;
 use super::{Finding, line_of, tool};

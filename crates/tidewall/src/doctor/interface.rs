@@ -4,10 +4,12 @@ use std::io;
 
 use serde::Deserialize;
 use serde_json::Value;
-use tidewall_device::afxdp::program::check_generic;
-use tidewall_device::afxdp::{Checksums, XdpMode, queue_count, transmit_queue_count};
-use tidewall_device::ethtool;
+use tidewall_device::afxdp::Checksums;
+use tidewall_device::interface::{driver, queue_count, transmit_queue_count};
 use tidewall_device::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
+use tidewall_manager::XdpMode;
+use tidewall_manager::ethtool;
+use tidewall_manager::program::check_generic;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use super::{Finding, control, line_of, queues, tool};
@@ -123,7 +125,7 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
         .filter(|features| features & XDP_ZERO_COPY != 0)
         .map(|_| asked(Netdev::xsk_features).unwrap_or(0));
     let napis = netdev.and_then(|mut netdev| netdev.queues(link.ifindex).ok());
-    let driver = ethtool::driver(name).ok();
+    let driver = driver(name).ok();
     let mut findings = vec![
         state(link),
         native(

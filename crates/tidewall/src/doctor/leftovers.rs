@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use tidewall_device::restore::record::{self, Left};
+use tidewall_manager::restore::record::{self, Left};
 use tidewall_socket::control;
 
 use super::{Finding, tool};

@@ -1,8 +1,8 @@
 //! An interface's receive queues: how many, who polls them, and when the device
 //! may interrupt.
 
-use tidewall_device::afxdp;
 use tidewall_device::demux::layout::QUEUES;
+use tidewall_device::interface::queue_count;
 use tidewall_device::netdev::Queue;
 use tidewall_socket::snapshot::StackSnapshot;
 
@@ -19,7 +19,7 @@ pub fn sysfs(name: &str, index: u32, kind: &str, owner: Option<&StackSnapshot>) 
              `ip netns exec`, which shows the right one",
         )];
     }
-    let queues = afxdp::queue_count(name).unwrap_or(0) as usize;
+    let queues = queue_count(name).unwrap_or(0) as usize;
     vec![
         queue_layout(name, kind, queues, owner),
         deferral(

@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Step;
-use crate::raw::{ethtool, fork, syscall};
+use tidewall_device::system::{self, ethtool};
+
+use crate::raw::fork;
 
 /// Where records are kept.
 pub const DIRECTORY: &str = "/run/tidewall/restore";
@@ -70,7 +72,7 @@ impl Record {
             .recursive(true)
             .mode(0o700)
             .create(DIRECTORY)?;
-        let index = syscall::interface_index(interface)?;
+        let index = system::interface_index(interface)?;
         let name = format!("{interface}.{index}.{:x}", namespace()?);
         Record::open(&Path::new(DIRECTORY).join(name))
     }
@@ -179,8 +181,8 @@ pub fn mend(left: &Left) -> io::Result<Vec<String>> {
 
 /// Tells this network namespace from all that there have been.
 fn namespace() -> io::Result<u64> {
-    let socket = syscall::any_socket()?;
-    syscall::get_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+    let socket = system::any_socket()?;
+    system::get_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
 /// Interface, its number and the namespace, by the record's name.
@@ -193,9 +195,8 @@ fn parts(path: &Path) -> Option<(&str, u32, u64)> {
 
 /// Whether the record's interface is no more, even if another has its name.
 fn is_of_the_past(path: &Path) -> bool {
-    parts(path).is_some_and(|(interface, index, _)| {
-        syscall::interface_index(interface).ok() != Some(index)
-    })
+    parts(path)
+        .is_some_and(|(interface, index, _)| system::interface_index(interface).ok() != Some(index))
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -3,9 +3,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::raw::ethtool::{
-    CHANNELS_BYTES, COALESCE_BYTES, DRIVER_BYTES, LOCATIONS_AT, RULE_COUNT_AT, RULES_BYTES,
-    VALUE_BYTES,
+use tidewall_device::system::ethtool::{
+    CHANNELS_BYTES, COALESCE_BYTES, LOCATIONS_AT, RULE_COUNT_AT, RULES_BYTES, VALUE_BYTES,
 };
 
 /// RX_CLS_LOC_SPECIAL: in a rule count's `data`, that the driver chooses
@@ -24,17 +23,6 @@ pub(super) const FLOW_UDP4: u32 = 2;
 pub(super) const FLOW_TCP6: u32 = 5;
 /// UDP_V6_FLOW.
 pub(super) const FLOW_UDP6: u32 = 6;
-
-/// `struct ethtool_drvinfo`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct DriverInformation {
-    pub(super) command: u32,
-    /// Zero-padded.
-    pub(super) driver: [u8; 32],
-    /// Versions, bus, counts.
-    pub(super) rest: [u8; 160],
-}
 
 /// `struct ethtool_coalesce`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -109,7 +97,6 @@ pub(super) struct Rules {
 }
 
 const _: () = {
-    assert!(size_of::<DriverInformation>() == DRIVER_BYTES);
     assert!(size_of::<Coalesce>() == COALESCE_BYTES);
     assert!(std::mem::offset_of!(Coalesce, rx_frames) == 8);
     assert!(std::mem::offset_of!(Coalesce, adaptive_rx) == 40);

@@ -3,7 +3,7 @@
 use std::io::{Read, stdin};
 use std::process::Command;
 
-use tidewall_device::afxdp::{Program, XdpMode};
+use tidewall_manager::{Program, XdpMode};
 
 /// Makes a veth pair, attaches in a child, kills the child, and says what it
 /// sees. The namespace and the pair end with the shell.

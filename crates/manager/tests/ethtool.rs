@@ -9,10 +9,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::ethtool::{
+use tidewall_manager::ethtool::{
     Channels, Coalescing, Features, Filters, Moderation, NtupleRule, Steering, xps,
 };
-use tidewall_device::restore::Restorer;
+use tidewall_manager::restore::Restorer;
 
 /// Makes a veth pair `twa`/`twb` of two queues and, where it can, a tap `twt`.
 /// They end with the shell, as does its view of /sys.

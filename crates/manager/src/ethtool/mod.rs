@@ -23,11 +23,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::raw::ethtool::{self as raw, NAME_BYTES};
-use crate::raw::syscall;
 use crate::restore::{Restorer, Undo};
+use tidewall_device::interface::name_bytes;
+use tidewall_device::system;
+use tidewall_device::system::ethtool::{self as raw, NAME_BYTES};
 
 mod channels;
 mod coalesce;
@@ -58,7 +59,7 @@ impl Device {
     fn open(interface: &str) -> io::Result<Device> {
         let name = name_bytes(interface)?;
         Ok(Device {
-            socket: syscall::any_socket()?,
+            socket: system::any_socket()?,
             interface: interface.to_owned(),
             name,
         })
@@ -94,41 +95,6 @@ impl Device {
         };
         io::Error::new(kind, text)
     }
-}
-
-/// The name of an interface's driver (`ethtool -i`), such as `virtio_net`.
-///
-/// # Errors
-/// `Unsupported` where there is no driver (the loopback device); `NotFound` for
-/// no such interface; `InvalidInput` for what cannot be an interface name.
-pub fn driver(interface: &str) -> io::Result<String> {
-    let device = Device::open(interface)?;
-    let mut information = layout::DriverInformation::new_zeroed();
-    information.command = raw::GET_DRIVER;
-    device
-        .call(&mut information)
-        .map_err(|error| device.refused("telling its driver (ethtool -i)", "", &error))?;
-    let name = information.driver.split(|&byte| byte == 0).next();
-    Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
-}
-
-/// An interface name as the kernel takes it.
-fn name_bytes(interface: &str) -> io::Result<[u8; NAME_BYTES]> {
-    let bytes = interface.as_bytes();
-    // As dev_valid_name() in the kernel; names also become parts of paths.
-    let allowed = |&byte: &u8| byte != 0 && byte != b'/' && !byte.is_ascii_whitespace();
-    let fits = !bytes.is_empty() && bytes.len() < NAME_BYTES && bytes.iter().all(allowed);
-    if !fits || matches!(interface, "." | "..") {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{interface:?} is not an interface name"),
-        ));
-    }
-    let mut name = [0; NAME_BYTES];
-    for (to, from) in name.iter_mut().zip(bytes) {
-        *to = *from;
-    }
-    Ok(name)
 }
 
 /// Registers with the restorer how a device is put back.
@@ -200,27 +166,6 @@ fn settle(undo: Option<Undo>, undone: &io::Result<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn interface_names_are_checked_before_they_go_anywhere() {
-        assert_eq!(
-            &name_bytes("eth0").unwrap(),
-            b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"
-        );
-        assert!(name_bytes("fifteen-letters").is_ok());
-        for name in ["", "sixteen-letters!", "a/b", "a b", "a\0", ".", ".."] {
-            let error = name_bytes(name).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
-        }
-    }
-
-    #[test]
-    fn a_device_without_a_driver_says_so() {
-        let kind = |interface: &str| driver(interface).unwrap_err().kind();
-        assert_eq!(kind("lo"), io::ErrorKind::Unsupported);
-        assert_eq!(kind("tw-none-such"), io::ErrorKind::NotFound);
-        assert_eq!(kind("a/b"), io::ErrorKind::InvalidInput);
-    }
 
     #[test]
     fn a_missing_program_is_said_and_registers_nothing() {

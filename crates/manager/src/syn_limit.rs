@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 
 use aya::{Ebpf, EbpfLoader};
 
-use super::XdpMode;
-use super::program::{attach, describe, xdp_named};
-use crate::forked::Unshared;
+use tidewall_device::demux::programs;
+use tidewall_device::forked::Unshared;
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));
+use crate::XdpMode;
+use crate::program::{attach, describe, xdp_named};
 
 /// A limit of SYNs to each TCP port in front of the kernel's own stack
 /// (`bpf/syn_limit.bpf.c`): what Linux is compared with under a SYN flood. It
@@ -36,7 +36,7 @@ impl SynLimit {
     /// namespace.
     ///
     /// # Errors
-    /// As [`super::Program::load`] and [`super::Program::attach`].
+    /// As [`crate::Program::load`] and [`crate::Program::attach`].
     pub fn attach(interface: &str, per_second: u32) -> io::Result<Self> {
         let mut loaded = Self::load(per_second)?;
         let xdp = xdp_named(&mut loaded, Self::NAME)?;
@@ -51,7 +51,7 @@ impl SynLimit {
         let mut loaded = EbpfLoader::new()
             .btf(None)
             .override_global("limit", &limit, true)
-            .load(OBJECT)
+            .load(programs::SYN_LIMIT)
             .map_err(|error| describe("load the limit's maps", error))?;
         xdp_named(&mut loaded, Self::NAME)?
             .load()

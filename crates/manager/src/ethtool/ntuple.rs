@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
 use super::{Channels, Device, Rescue, rules, settle};
-use crate::demux::layout::Protocol;
-use crate::raw::ethtool::{GET_FLAGS, SET_FLAGS};
 use crate::restore::{Restorer, Undo};
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::system::ethtool::{GET_FLAGS, SET_FLAGS};
 
 const KNOB: &str = "steering flows to receive queues (ntuple rules, ethtool -N)";
 /// What works where no rule can be inserted.

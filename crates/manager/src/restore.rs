@@ -37,7 +37,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::raw::{ethtool, fork, syscall};
+use tidewall_device::system::{self, ethtool};
+
+use crate::raw::fork;
 use record::Record;
 
 /// Most undo steps registered at one time.
@@ -342,7 +344,7 @@ impl Step {
                 _ => Ok(()),
             },
             Step::Request(interface, request) => ethtool::call(
-                syscall::any_socket()?.as_fd(),
+                system::any_socket()?.as_fd(),
                 interface,
                 &mut request.clone(),
             ),

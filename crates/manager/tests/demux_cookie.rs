@@ -6,10 +6,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidewall_device::afxdp::{AfXdp, Config as DeviceConfig, Program, XdpMode};
 use tidewall_device::demux::layout::{Class, Counter, Protocol};
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer, CookieParameters};
 use tidewall_device::queue::Interrupt;
+use tidewall_manager::{AfXdp, Config as DeviceConfig, Program, XdpMode};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{self, Config, Cookies, Handshake};
 

@@ -12,8 +12,8 @@ use super::layout::{
     FLOW_TCP4, FLOW_TCP6, FLOW_UDP4, FLOW_UDP6, FlowSpec, FlowUnion, LOCATION_ANY,
     LOCATION_SPECIAL, Rules,
 };
-use crate::demux::layout::Protocol;
-use crate::raw::ethtool::{
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::system::ethtool::{
     DELETE_RULE, GET_ALL_RULES, GET_RULE_COUNT, INSERT_RULE, LOCATIONS_AT, RULES_BYTES,
 };
 

@@ -12,14 +12,19 @@ use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use zerocopy::FromBytes;
 
-use crate::capabilities::{self, Set};
-use crate::demux::layout::{APPLICATIONS, METADATA_LENGTH, Metadata, QUEUES, TraceRecord};
-use crate::demux::{ApplicationTables, EMBEDDED_APPLICATION, KernelMaps, Tables, TrustedTables};
-use crate::forked::Unshared;
-use crate::netdev::{Netdev, XDP_BASIC};
-use crate::raw::syscall;
+use tidewall_device::capabilities::{self, Set};
+use tidewall_device::demux::layout::{
+    APPLICATIONS, METADATA_LENGTH, Metadata, QUEUES, TraceRecord,
+};
+use tidewall_device::demux::{
+    ApplicationTables, EMBEDDED_APPLICATION, KernelMaps, Tables, TrustedTables, programs,
+};
+use tidewall_device::forked::Unshared;
+use tidewall_device::interface::is_physical;
+use tidewall_device::netdev::{Netdev, XDP_BASIC};
+use tidewall_device::system as syscall;
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
+use crate::XdpMode;
 
 /// The demultiplexer in the driver (`bpf/demux.bpf.c`) and its maps.
 ///
@@ -116,7 +121,7 @@ impl Program {
         // which takes long to read.
         let mut loaded = EbpfLoader::new()
             .btf(None)
-            .load(OBJECT)
+            .load(programs::DEMUX)
             .map_err(|error| describe("load the driver program's maps", error))?;
         let xdp = xdp(&mut loaded)?;
         xdp.load()
@@ -163,7 +168,7 @@ impl Program {
     /// program is attached; Unsupported when the driver has no native XDP or
     /// the kernel no XDP links; InvalidInput or another when the driver refuses
     /// the interface's MTU or settings (the kernel's log says why).
-    pub fn attach(&mut self, interface: &str, mode: super::XdpMode) -> io::Result<()> {
+    pub fn attach(&mut self, interface: &str, mode: XdpMode) -> io::Result<()> {
         self.detach();
         self.link = Some(attach(xdp(&mut self.loaded)?, interface, mode)?);
         Ok(())
@@ -174,17 +179,17 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::attach`].
-    pub fn attach_where_possible(&mut self, interface: &str) -> io::Result<super::XdpMode> {
-        let refused = match self.attach(interface, super::XdpMode::Native) {
-            Ok(()) => return Ok(super::XdpMode::Native),
+    pub fn attach_where_possible(&mut self, interface: &str) -> io::Result<XdpMode> {
+        let refused = match self.attach(interface, XdpMode::Native) {
+            Ok(()) => return Ok(XdpMode::Native),
             Err(refused) => refused,
         };
         if refused.kind() != io::ErrorKind::Unsupported || native(interface) == Some(true) {
             return Err(refused);
         }
         check_generic(interface)?;
-        self.attach(interface, super::XdpMode::Generic)?;
-        Ok(super::XdpMode::Generic)
+        self.attach(interface, XdpMode::Generic)?;
+        Ok(XdpMode::Generic)
     }
 
     /// Detaches the program; the kernel gets every frame again.
@@ -289,14 +294,14 @@ impl Program {
 }
 
 /// Attaches a loaded program by a link, which ends with its descriptor.
-pub(super) fn attach(
+pub(crate) fn attach(
     xdp: &mut Xdp,
     interface: &str,
-    mode: super::XdpMode,
+    mode: XdpMode,
 ) -> io::Result<Unshared<OwnedFd>> {
     let flags = match mode {
-        super::XdpMode::Native => syscall::XDP_FLAGS_DRV_MODE,
-        super::XdpMode::Generic => syscall::XDP_FLAGS_SKB_MODE,
+        XdpMode::Native => syscall::XDP_FLAGS_DRV_MODE,
+        XdpMode::Generic => syscall::XDP_FLAGS_SKB_MODE,
     };
     let index = match syscall::interface_index(interface) {
         Ok(index) => index,
@@ -323,7 +328,7 @@ fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
     xdp_named(loaded, "demux")
 }
 
-pub(super) fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a mut Xdp> {
+pub(crate) fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a mut Xdp> {
     let program = loaded.program_mut(name).ok_or(io::ErrorKind::NotFound)?;
     program
         .try_into()
@@ -403,7 +408,7 @@ fn kind_of(errno: Option<i32>) -> io::ErrorKind {
     })
 }
 
-pub(super) fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
+pub(crate) fn describe(what: &str, error: impl std::error::Error + 'static) -> io::Error {
     let errno = root_errno(&error);
     if errno == Some(libc::EPERM) {
         return unprivileged(what);
@@ -497,7 +502,7 @@ fn native(interface: &str) -> Option<bool> {
 /// counted against the host by the interface below before the program sees them.
 /// The text names that interface.
 pub fn check_generic(interface: &str) -> io::Result<()> {
-    if super::is_physical(interface) {
+    if is_physical(interface) {
         return Ok(());
     }
     let lower = lower_interfaces(interface);

@@ -7,10 +7,10 @@ use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::{Device, settle};
-use crate::raw::ethtool::{
+use crate::restore::{Restorer, Undo};
+use tidewall_device::system::ethtool::{
     FEATURES_BYTES, GET_FEATURES, GET_FEATURES_BLOCK, SET_FEATURES, SET_FEATURES_BLOCK,
 };
-use crate::restore::{Restorer, Undo};
 
 /// Blocks of 32 features that there is room for; the kernel has two.
 const BLOCKS: usize = 8;

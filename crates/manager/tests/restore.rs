@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidewall_device::restore::record::Record;
-use tidewall_device::restore::{Knob, Restorer, STEP_BYTES, STEPS};
+use tidewall_manager::restore::record::Record;
+use tidewall_manager::restore::{Knob, Restorer, STEP_BYTES, STEPS};
 
 const DIRECTORY: &str = "TW_RESTORE_DIRECTORY";
 

@@ -1,0 +1,9 @@
+//! The driver programs as `build.rs` compiled them: ELF objects for a loader.
+
+/// `bpf/demux.bpf.c`: the demultiplexer.
+pub static DEMUX: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
+/// `bpf/pass.bpf.c`: passes every frame.
+pub static PASS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
+/// `bpf/syn_limit.bpf.c`: bounds the SYNs to each port.
+pub static SYN_LIMIT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));

@@ -1,0 +1,39 @@
+//! The owner of a device: who may load programs into it, change its settings and write
+//! the trusted tables.
+//!
+//! Lives here: the driver program's life ([`program`]), opening a device with all its
+//! queues ([`AfXdp`]), interrupt deferral and moderation, the test of the kernel's input
+//! path, what a real card lets its host decide ([`ethtool`]), and putting all of it back,
+//! even after SIGKILL ([`restore`]).
+//! Does not live here: sockets, protocols, what becomes of frames. An application needs of
+//! this crate only what it is handed: queues and its own tables
+//! ([`tidewall_device::demux::ApplicationTables`]). An embedded stack is owner and
+//! application in one process: [`AfXdp::open`] is the owner then.
+//!
+//! Stays with the queues, in crates/device: making and binding an AF_XDP socket, since its
+//! rings and frames are mapped in the process that receives, and NAPI discovery, which
+//! goes on while frames come and asks the owner for each step
+//! ([`tidewall_device::afxdp::Owner`]).
+//!
+//! ```text
+//!  Program (demux.bpf.c) ─ attach ─► interface      Restorer ─► settings, as they were
+//!     ├─ TrustedTables: ours alone
+//!     └─ map of one application + AF_XDP sockets ──► whoever receives
+//! ```
+//!
+//! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux tree.
+#![deny(unsafe_code)]
+
+mod device;
+pub mod ethtool;
+mod input;
+mod moderation;
+pub mod program;
+#[allow(unsafe_code)]
+mod raw;
+pub mod restore;
+mod syn_limit;
+
+pub use device::{AfXdp, Config, XdpMode};
+pub use program::Program;
+pub use syn_limit::SynLimit;

@@ -1,0 +1,165 @@
+//! Interrupt deferral and moderation: when a device may interrupt.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidewall_device::interface::is_physical;
+use tidewall_device::queue::{FLUSH_TIMEOUT, FLUSH_TIMEOUT_MAX, InterruptModeration};
+
+use crate::ethtool::Coalescing;
+use crate::restore::{Knob, Restorer};
+
+/// Makes the device wait for the receiver's poll: the interrupt is deferred
+/// once, until the timer after the last poll, unless [`FlushTimer::set_deferral`]
+/// says otherwise. Both knobs are put back at the end.
+pub(crate) fn defer_interrupts(
+    interface: &str,
+    restorer: &Restorer,
+    warnings: &mut Vec<String>,
+) -> (Vec<Knob>, Option<FlushTimer>) {
+    let mut knobs = Vec::new();
+    for (name, value) in [
+        ("napi_defer_hard_irqs", DEFERRED),
+        ("gro_flush_timeout", nanoseconds(FLUSH_TIMEOUT)),
+    ] {
+        let path = format!("/sys/class/net/{interface}/{name}");
+        match Knob::set(restorer, &path, &value.to_string()) {
+            Ok(knob) => knobs.push(knob),
+            Err(error) => {
+                warnings.push(format!("{path} not set: {error}"));
+                return (knobs, None);
+            }
+        }
+    }
+    let mut timer = FlushTimer::open(interface, &knobs);
+    if is_physical(interface) {
+        // Hardware moderates its interrupts itself, ahead of the deferral.
+        let taken = Coalescing::take(restorer, interface)
+            .and_then(|coalescing| coalescing.set(Duration::ZERO).map(|_| coalescing));
+        match taken {
+            Ok(coalescing) => {
+                warnings.extend_from_slice(coalescing.warnings());
+                if let Some(timer) = &mut timer {
+                    timer.coalescing = Some(Arc::new(coalescing));
+                }
+            }
+            Err(error) => warnings.push(error.to_string()),
+        }
+    }
+    (knobs, timer)
+}
+
+/// Nanoseconds of [`InterruptModeration::BusyPoll`]: over the longest scheduler tick in use but
+/// one (HZ=250).
+const LONG: u64 = 5_000_000;
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `napi_defer_hard_irqs` while interrupts are deferred: after a poll that found
+/// work, until the timer has expired.
+const DEFERRED: u64 = 1;
+
+/// The device's `gro_flush_timeout` and `napi_defer_hard_irqs`, for switching while it
+/// runs. The knobs that restore them are held elsewhere.
+#[derive(Clone, Debug)]
+pub(crate) struct FlushTimer {
+    shared: Arc<FlushTimerShared>,
+    /// A card's own interrupt moderation, which follows.
+    coalescing: Option<Arc<Coalescing>>,
+}
+
+#[derive(Debug)]
+struct FlushTimerShared {
+    defer: File,
+    timeout: File,
+    /// What both were before, for while nothing is deferred.
+    before: [String; 2],
+    /// What the timeout is set to, ns, or [`NOT_DEFERRED`]. Changes under `lock`.
+    value: AtomicU64,
+    lock: Mutex<()>,
+}
+
+/// See [`FlushTimerShared::value`].
+const NOT_DEFERRED: u64 = u64::MAX;
+
+impl FlushTimer {
+    /// `knobs`: of `napi_defer_hard_irqs` and `gro_flush_timeout`.
+    fn open(interface: &str, knobs: &[Knob]) -> Option<Self> {
+        let open = |name| {
+            let path = format!("/sys/class/net/{interface}/{name}");
+            File::options().write(true).open(path).ok()
+        };
+        let [defer, timeout] = knobs else { return None };
+        Some(FlushTimer {
+            shared: Arc::new(FlushTimerShared {
+                defer: open("napi_defer_hard_irqs")?,
+                timeout: open("gro_flush_timeout")?,
+                before: [defer.old().to_owned(), timeout.old().to_owned()],
+                value: nanoseconds(FLUSH_TIMEOUT).into(),
+                lock: Mutex::new(()),
+            }),
+            coalescing: None,
+        })
+    }
+
+    pub(crate) fn set(&self, moderation: InterruptModeration) -> bool {
+        let value = match moderation {
+            InterruptModeration::BusyPoll => LONG,
+            InterruptModeration::DeferFor(Duration::ZERO) => nanoseconds(FLUSH_TIMEOUT),
+            InterruptModeration::DeferFor(time) => nanoseconds(time.min(FLUSH_TIMEOUT_MAX)),
+        };
+        let shared = &*self.shared;
+        let is_to_change =
+            || ![value, NOT_DEFERRED].contains(&shared.value.load(Ordering::Relaxed));
+        if !is_to_change() {
+            return false;
+        }
+        let lock = shared.lock();
+        if !is_to_change() {
+            return false;
+        }
+        shared.value.store(value, Ordering::Relaxed);
+        // A device that is gone needs no timer.
+        let _ = shared.timeout.write_at(value.to_string().as_bytes(), 0);
+        drop(lock);
+        // A card that polls all the time does not interrupt, whatever its
+        // setting, and to set it is slow.
+        if let (Some(card), InterruptModeration::DeferFor(time)) = (&self.coalescing, moderation) {
+            let _ = card.set(time.min(FLUSH_TIMEOUT_MAX));
+        }
+        true
+    }
+
+    /// A card's own moderation, which is off, has no other in its place.
+    pub(crate) fn set_deferral(&self, deferred: bool) {
+        let shared = &*self.shared;
+        let lock = shared.lock();
+        let is_deferred = shared.value.load(Ordering::Relaxed) != NOT_DEFERRED;
+        if deferred == is_deferred || self.coalescing.is_some() {
+            return;
+        }
+        let (value, defer, timeout) = if deferred {
+            let value = nanoseconds(FLUSH_TIMEOUT);
+            (value, DEFERRED.to_string(), value.to_string())
+        } else {
+            let [defer, timeout] = shared.before.clone();
+            (NOT_DEFERRED, defer, timeout)
+        };
+        shared.value.store(value, Ordering::Relaxed);
+        // As above.
+        let _ = shared.timeout.write_at(timeout.as_bytes(), 0);
+        let _ = shared.defer.write_at(defer.as_bytes(), 0);
+        drop(lock);
+    }
+}
+
+impl FlushTimerShared {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
