@@ -163,7 +163,7 @@ fn serve(
         }
         let Some(core) = core.upgrade() else { return };
         watch.poll(&core);
-        core.tcp_resolve();
+        core.tcp.resolve_routes(&core);
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {

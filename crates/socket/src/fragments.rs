@@ -3,18 +3,17 @@
 //! poller empties last, a bounded number a round (LRP §3.1: a fragment without
 //! its transport header goes to a special channel, which reassembly consults).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{METADATA_LENGTH, Metadata};
 use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembler};
-use tidewall_protocol::udp;
 use tidewall_receive::poller::{Channel, Done};
 
-use crate::owner::Owner;
+use crate::endpoint::Endpoint;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
-use crate::udp::receive::Owned;
 
 /// Fragments taken from the fragment channel of a queue at a time: all that
 /// may wait there, for nobody looks again before the next fragment comes.
@@ -102,15 +101,9 @@ impl Core {
                 self.causes.no_socket();
                 continue;
             };
-            match self.owner(id.index()) {
-                Owner::Udp(socket) if socket.id() == id => {
-                    if let Some(owned) = self.reassembled(&datagram) {
-                        socket.push_reassembled(owned, &self.causes);
-                    }
-                }
-                Owner::Udp(_) | Owner::None => self.causes.no_socket(),
-                // Their flow says whose they are.
-                _ => self.tcp_keep_reassembled(datagram),
+            match self.channels.endpoint(id.index()) {
+                Some(endpoint) => endpoint.on_reassembled(self, id, datagram),
+                None => self.causes.no_socket(),
             }
         }
     }
@@ -133,15 +126,13 @@ impl Core {
             fragments.reassembler.insert(now, bytes, tag).ok().flatten()
         }
     }
+}
 
-    /// A reassembled UDP datagram.
-    pub(crate) fn reassembled(&self, datagram: &Reassembled) -> Option<Owned> {
-        match udp::input(&datagram.bytes, datagram.transport, &self.input_options) {
-            Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
-            Err(cause) => {
-                self.causes.protocol(cause);
-                None
-            }
-        }
+/// Owns the channel of fragments without a transport header.
+pub(crate) struct FragmentEndpoint;
+
+impl Endpoint for FragmentEndpoint {
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        core.reassemble();
     }
 }

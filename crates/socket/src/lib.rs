@@ -16,14 +16,15 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod channels;
 pub mod control;
 mod deferral;
 pub mod descriptor;
+mod endpoint;
 mod fragments;
 mod host;
 mod kernel;
 mod link;
-mod owner;
 mod path_mtu;
 #[allow(unsafe_code)]
 pub(crate) mod raw;

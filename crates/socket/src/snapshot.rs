@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tidewall_device::demux::layout::{CHANNELS, Class, Counter};
+use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_manager::AfXdp;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::State;
@@ -354,7 +354,7 @@ impl TcpSnapshot {
                 snapshot.dropped.insert(name.to_owned(), dropped);
             }
         }
-        for connection in core.tcp.timers.connections() {
+        for connection in core.tcp.flows.all() {
             let state = connection.lock();
             let name = state_name(state.connection.state());
             *snapshot.states.entry(name.to_owned()).or_default() += 1;
@@ -514,12 +514,13 @@ impl StackSnapshot {
                 control: ControlSnapshot::of(&queue.shared),
             }
         });
-        let sockets = (0..CHANNELS as u16).filter_map(|number| {
-            let socket = core.socket(number)?;
+        let sockets = core.udp.all();
+        let sockets = sockets.iter().map(|socket| {
+            let number = socket.id().index();
             let ends = socket.ends();
             let (received, through_kernel) = socket.counts();
             let (occupancy, dropped_full) = channel_counts(core, number);
-            Some(SocketSnapshot {
+            SocketSnapshot {
                 channel: number,
                 protocol: "udp".to_owned(),
                 local: ends.local.to_string(),
@@ -529,7 +530,7 @@ impl StackSnapshot {
                 occupancy,
                 limit: socket.limit(),
                 dropped_full,
-            })
+            }
         });
         let listeners = core.tcp.all_listeners();
         let listeners = listeners.iter().filter_map(|listener| {

@@ -3,12 +3,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::HELPER_PORTS;
-use tidewall_device::demux::layout::{CHANNELS, Counter, LOCALS, Metadata, Protocol, QUEUES};
+use tidewall_device::demux::layout::{Counter, LOCALS, Metadata, Protocol, QUEUES};
 use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
@@ -29,30 +29,29 @@ use tidewall_receive::control::{
 use tidewall_receive::poller::{self, Poller, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
 use crate::deferral::Deferral;
-use crate::fragments::Fragments;
+use crate::endpoint::Endpoint;
+use crate::fragments::{FragmentEndpoint, Fragments};
 use crate::host::{self, Interface};
 use crate::link::{LinkState, LinkWatch};
-use crate::owner::Owner;
 use crate::path_mtu::KernelIcmp;
 use crate::raw::poll;
 use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
-use crate::tcp::channels::{LAST_SHARED, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
+use crate::tcp::channels::Channels;
 use crate::tcp::memory::ORPHANS_MAX;
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
-use crate::udp::UdpSocket;
 use crate::udp::inner::SocketInner;
+use crate::udp::{Udp, UdpSocket};
 use crate::virtual_time::Clock;
 use crate::wait_queue::{Leadership, Waitable, thread_waker};
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
-/// Channel that gets fragments without a transport header.
-const FRAGMENT_CHANNEL: u16 = 1;
 /// Frames of fragments that may wait.
 pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 /// A sleeper looks again after this long while the driver may have lost frames
@@ -277,7 +276,7 @@ impl Drop for Inner {
         }
         #[cfg(feature = "mio")]
         self.core.notifier.stop(&self.core);
-        self.core.tcp_end();
+        self.core.tcp.linger(&self.core);
     }
 }
 
@@ -296,8 +295,8 @@ pub(crate) struct Core {
     pub(crate) tables: Arc<ApplicationTables>,
     /// What only the device's owner writes: an embedded stack is that too.
     pub(crate) trusted: Arc<TrustedTables>,
-    /// Of each channel number, whose it is.
-    pub(crate) sockets: RwLock<Box<[Owner]>>,
+    pub(crate) channels: ChannelPool,
+    pub(crate) udp: Udp,
     pub(crate) tcp: Tcp,
     #[cfg(feature = "mio")]
     pub(crate) notifier: crate::readiness::event_loop::Notifier,
@@ -330,8 +329,6 @@ pub(crate) struct Core {
     steady_since: AtomicU64,
     /// Lots of frames in a row that the device's timer brought.
     timer_batches: AtomicU32,
-    next_channel: AtomicU16,
-    generations: Mutex<Box<[u16]>>,
     /// Held while a socket is bound, connected or closed. Taken before a
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
@@ -572,7 +569,8 @@ impl Stack {
             queues: handles,
             tables: tables.embedded,
             trusted: tables.trusted,
-            sockets: RwLock::new((0..CHANNELS).map(|_| Owner::None).collect()),
+            channels: ChannelPool::default(),
+            udp: Udp::default(),
             tcp,
             routes: Mutex::new(routes),
             kernel_icmp: parts.has_kernel.then(KernelIcmp::open).transpose()?,
@@ -601,8 +599,6 @@ impl Stack {
             rounds_since_sleep: AtomicU32::new(0),
             steady_since: AtomicU64::new(0),
             timer_batches: AtomicU32::new(0),
-            next_channel: AtomicU16::new(0),
-            generations: Mutex::new(vec![1; CHANNELS].into()),
             binding: Mutex::new(()),
             origin: Instant::now()
                 .checked_sub(clock.now())
@@ -615,9 +611,18 @@ impl Stack {
             warnings: Mutex::new(parts.warnings),
             link: Arc::new(LinkState::new()?),
         });
-        core.set_owner(SHARED_CHANNEL, Owner::Shared);
-        core.set_owner(TIME_WAIT_CHANNEL, Owner::TimeWait);
-        core.tcp_set_cookie_parameters();
+        let Channels {
+            shared, time_wait, ..
+        } = &core.tcp.channels;
+        let endpoints: [(u16, Arc<dyn Endpoint>); 3] = [
+            (FRAGMENT_CHANNEL, Arc::new(FragmentEndpoint)),
+            (SHARED_CHANNEL, shared.clone()),
+            (TIME_WAIT_CHANNEL, time_wait.clone()),
+        ];
+        for (channel, endpoint) in endpoints {
+            core.channels.set_endpoint(channel, Some(endpoint));
+        }
+        core.tcp.set_cookie_parameters(&core);
         if let Some(losses) = DeviceLosses::of(&core) {
             let _ = core.losses_before.set(losses);
         }
@@ -793,7 +798,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         }),
         ready: Box::new(move |channel| {
             if let Some(core) = ready.upgrade() {
-                core.wake_channel(channel);
+                core.channels.on_frames(&core, channel);
             }
         }),
         sent: Box::new(move || {
@@ -846,26 +851,6 @@ impl Core {
         self.clock.now()
     }
 
-    /// A free channel number with a new generation.
-    ///
-    /// # Errors
-    /// ENFILE when all are open.
-    pub(crate) fn allocate_channel(&self) -> io::Result<ChannelId> {
-        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        let mut generations = lock(&self.generations);
-        let first = LAST_SHARED + 1;
-        for _ in first..CHANNELS as u16 {
-            let number = self.next_channel.fetch_add(1, Ordering::Relaxed);
-            let number = first + number % (CHANNELS as u16 - first);
-            let free = sockets.get(number as usize).is_some_and(Owner::is_none);
-            if let (true, Some(generation)) = (free, generations.get_mut(number as usize)) {
-                *generation = generation.wrapping_add(1).max(1);
-                return Ok(ChannelId::new(number, *generation));
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::ENFILE))
-    }
-
     /// ENODEV once the interface is no more.
     pub(crate) fn check_device(&self) -> io::Result<()> {
         if self.link.gone.load(Ordering::Relaxed) {
@@ -880,16 +865,11 @@ impl Core {
             return;
         }
         self.warn(format!("{} is no more", self.name));
-        let owners: Vec<Owner> = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().cloned().collect()
-        };
-        for owner in owners {
-            match owner {
-                Owner::Udp(socket) => socket.fail(libc::ENODEV),
-                Owner::Listener(listener) => listener.notify_failure(),
-                _ => {}
-            }
+        for socket in self.udp.all() {
+            socket.fail(libc::ENODEV);
+        }
+        for listener in self.tcp.all_listeners() {
+            listener.notify_failure();
         }
         for connection in self.tcp.flows.all() {
             connection.fail(self, Errno(libc::ENODEV));

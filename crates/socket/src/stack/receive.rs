@@ -286,90 +286,21 @@ impl Core {
         for &channel in &ready.channels {
             if channel != last {
                 last = channel;
-                self.wake_channel(channel);
+                self.channels.on_frames(self, channel);
             }
         }
         if short {
-            self.copy_out();
+            self.channels.copy_out(self);
         }
     }
 
-    /// Tells the owner of a channel that it has frames.
-    pub(crate) fn wake_channel(&self, channel: u16) {
-        if channel == FRAGMENT_CHANNEL {
-            self.reassemble();
-            return;
-        }
-        match self.owner(channel) {
-            Owner::None => {}
-            Owner::Udp(socket) => socket.on_frames(),
-            Owner::Listener(listener) => listener.on_frames(self),
-            Owner::Connection(connection) => connection.on_frames(self),
-            Owner::Shared => self.tcp_shared_ready(),
-            Owner::TimeWait => self.tcp_time_wait_ready(),
-            Owner::Pooled => self.tcp_take_pooled(channel),
-        }
-    }
-
-    /// Whose channel it is.
-    pub(crate) fn owner(&self, channel: u16) -> Owner {
-        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        let owner = sockets.get(channel as usize);
-        owner.cloned().unwrap_or_default()
-    }
-
-    /// Enters whose channel it is.
-    pub(crate) fn set_owner(&self, channel: u16, owner: Owner) {
-        let mut sockets = self.sockets.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = sockets.get_mut(channel as usize) {
-            *place = owner;
-        }
-    }
-
-    pub(crate) fn socket(&self, channel: u16) -> Option<Arc<SocketInner>> {
-        match self.owner(channel) {
-            Owner::Udp(socket) => Some(socket),
-            _ => None,
-        }
-    }
-
-    /// Frame memory is short: slow receivers' datagrams move to buffers of
-    /// their own size, lowest priority first, so that nobody else's frames run
-    /// out. They keep their credit, so the bound on each channel stands.
-    fn copy_out(&self) {
-        let mut sockets: Vec<Arc<SocketInner>> = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().filter_map(Owner::udp).cloned().collect()
-        };
-        sockets.sort_by_key(|socket| socket.priority());
-        for socket in sockets {
-            socket.copy_out(self);
-        }
-        self.tcp_copy_out();
-    }
-
-    /// A datagram or segment that reached a helper socket while the poll was
-    /// learned.
-    pub(crate) fn deliver_from_kernel(&self, kernel_delivered: KernelDelivered, payload: &[u8]) {
+    /// A datagram or segment that came through the kernel while NAPI ids were
+    /// discovered.
+    pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
         self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
-        if kernel_delivered.protocol == Protocol::Tcp {
-            self.tcp_take_kernel_delivered(kernel_delivered, payload);
-            return;
-        }
-        let target = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets
-                .iter()
-                .filter_map(Owner::udp)
-                .filter(|socket| {
-                    socket.wants(kernel_delivered.source, kernel_delivered.destination)
-                })
-                .max_by_key(|socket| socket.peer().is_some())
-                .cloned()
-        };
-        match target {
-            Some(socket) => socket.push_kernel_delivered(kernel_delivered, payload),
-            None => self.causes.no_socket(),
+        match from.protocol {
+            Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
+            _ => self.udp.deliver_from_kernel(self, from, payload),
         }
     }
 }

@@ -144,7 +144,7 @@ impl Core {
                 self.round(false)?;
             }
             // Acknowledgments and data of the application's last turn.
-            sends = self.tcp_before_sleep();
+            sends = self.tcp.before_sleep(self);
             if has_input() {
                 return Ok(true);
             }

@@ -15,13 +15,14 @@ use tidewall_protocol::tcp::{Connection, Errno, FourTuple, Segment, State as Pha
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
-use super::channels::{ChannelSet, Part, Usage};
+use super::Tcp;
+use super::channels::Part;
 use super::frames::{Content, Deferred};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
 use super::sending::{Again, Emitted, QUANTUM};
-use super::timers::Timed;
-use crate::owner::Owner;
+use crate::channels::{ChannelSet, Usage};
+use crate::endpoint::Endpoint;
 use crate::readiness::Events;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{WaitQueue, Waitable};
@@ -161,17 +162,6 @@ impl ConnectionInner {
         Some(Locked::new(state, &self.memory))
     }
 
-    /// Frames came to its channel.
-    pub(crate) fn on_frames(self: &Arc<Self>, core: &Core) {
-        let polled = self.wait_queue.frames_arrived();
-        if self.closed.load(Ordering::Acquire) {
-            // Nobody else sees to them.
-            core.tcp_closing_ready(self);
-        } else if !polled && self.becomes_pending() {
-            core.tcp.add_pending_connection(self.clone());
-        }
-    }
-
     /// True for who must enter it in a list of those with frames: it is in none.
     pub(super) fn becomes_pending(&self) -> bool {
         !self.pending.swap(true, Ordering::AcqRel)
@@ -196,23 +186,7 @@ impl ConnectionInner {
                 self.notify_changes(&mut state);
             }
         }
-        core.tcp_run_deferred(deferred);
-    }
-
-    /// As [`ConnectionInner::process`], for a stack that is short of frames:
-    /// leaves a connection alone that somebody is busy with.
-    pub(crate) fn process_if_free(self: &Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let Some(mut state) = self.try_lock() else {
-                return;
-            };
-            if self.take_frames(core, &mut state, &mut deferred) > 0 {
-                self.update(core, &mut state, &mut deferred);
-                self.notify_changes(&mut state);
-            }
-        }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// Gives the channel's frames to the engine. Returns how many.
@@ -244,7 +218,7 @@ impl ConnectionInner {
             // No more than the channel's credit, which comes back below.
             while let Some(frame) = channel.remove() {
                 taken += 1;
-                match core.tcp_content(&shared, &frame, set.id, deferred) {
+                match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
                     Content::Segment(segment) if segment.flow == *connection.flow() => {
                         connection.input(&segment, now);
                     }
@@ -269,7 +243,7 @@ impl ConnectionInner {
     pub(crate) fn input(self: &Arc<Self>, core: &Core, segment: &Segment<'_>, queue: usize) {
         let mut deferred = Deferred::default();
         self.input_with(core, segment, queue, &mut deferred);
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// As [`ConnectionInner::input`], by who has a listener locked.
@@ -310,7 +284,7 @@ impl ConnectionInner {
             self.update(core, &mut state, &mut deferred);
             self.notify_changes(&mut state);
         }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// Ends it with an error.
@@ -322,34 +296,7 @@ impl ConnectionInner {
             self.update(core, &mut state, &mut deferred);
             self.notify_changes(&mut state);
         }
-        core.tcp_run_deferred(deferred);
-    }
-
-    /// Its timer has expired.
-    pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
-            if state.detached {
-                return;
-            }
-            let now = core.now();
-            state.armed = NEVER;
-            // An acknowledgment that waits in the channel may make the timer
-            // void.
-            self.take_frames(core, &mut state, &mut deferred);
-            if state
-                .connection
-                .next_timeout()
-                .is_some_and(|due| due <= now)
-            {
-                state.connection.timeout(now);
-            }
-            state.held_up = false;
-            self.update(core, &mut state, &mut deferred);
-            self.notify_changes(&mut state);
-        }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// What follows any change: the end of the connection, its timer, and its
@@ -374,7 +321,7 @@ impl ConnectionInner {
         } else if let Some(entry) = state.connection.take_time_wait() {
             // Nobody is notified of this: the peer's FIN was what they waited for.
             state.reported = Reported::of(&state.connection);
-            core.tcp_enter_time_wait(entry);
+            core.tcp.enter_time_wait(core, entry);
             self.detach(core, state, true, deferred);
             return;
         } else if state.connection.state() == Phase::Closed {
@@ -466,7 +413,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             self.emit_locked(core, &mut state, &mut deferred)
         };
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
         emitted
     }
 
@@ -555,17 +502,20 @@ impl ConnectionInner {
         let flow = *state.connection.flow();
         // A new one may have the channel of one that is silent.
         let wanted = state.usage.frames(core.now()).max(1);
-        let Some(mut set) = core.tcp_channel(wanted, deferred) else {
-            return !first || core.tcp_enter_flow(&flow, core.tcp.channels.shared.id, Part::Shared);
+        let Some(mut set) = core.channels.lend(core, wanted, deferred) else {
+            return !first
+                || core
+                    .tcp
+                    .enter_flow(core, &flow, core.tcp.channels.shared.id, Part::Shared);
         };
         let id = set.id;
-        core.set_owner(id.index(), Owner::Connection(self.clone()));
+        core.channels.set_endpoint(id.index(), Some(self.clone()));
         set.empty(deferred);
-        if core.tcp_enter_flow(&flow, id, Part::All) {
+        if core.tcp.enter_flow(core, &flow, id, Part::All) {
             state.channel = Some(set);
             return true;
         }
-        core.tcp_return_channel(set, deferred);
+        core.channels.give_back(core, set, deferred);
         false
     }
 
@@ -573,33 +523,10 @@ impl ConnectionInner {
     fn give_channel_back(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
         if let Some(set) = state.channel.take() {
             // It replaces an entry, for which there is room.
-            core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
-            core.tcp_return_channel(set, deferred);
+            core.tcp
+                .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
+            core.channels.give_back(core, set, deferred);
         }
-    }
-
-    /// Frames that came lately through a channel of its own; `None` if it has none,
-    /// or somebody is busy with it.
-    pub(super) fn channel_usage(&self, now: Duration) -> Option<u16> {
-        let state = self.try_lock()?;
-        let has_channel = state.channel.is_some();
-        has_channel.then(|| state.usage.frames(now))
-    }
-
-    /// Gives its channel to another connection, and uses the shared one. What was
-    /// still in it is put off until `deferred`.
-    pub(super) fn give_up_channel(
-        &self,
-        core: &Core,
-        deferred: &mut Deferred,
-    ) -> Option<ChannelSet> {
-        // Locked until its flow is elsewhere: it may not end before.
-        let mut state = self.try_lock()?;
-        let mut set = state.channel.take()?;
-        core.tcp_enter_flow(&self.flow, core.tcp.channels.shared.id, Part::Shared);
-        core.set_owner(set.id.index(), Owner::Pooled);
-        set.empty(deferred);
-        Some(set)
     }
 
     /// Takes it out of everything that points to it. `lingers`: the flow is in
@@ -609,13 +536,14 @@ impl ConnectionInner {
         let flow = *state.connection.flow();
         core.tcp.flows.forget(&flow);
         if lingers {
-            core.tcp_enter_flow(&flow, core.tcp.channels.time_wait.id, Part::TimeWait);
+            core.tcp
+                .enter_flow(core, &flow, core.tcp.channels.time_wait.id, Part::TimeWait);
         } else {
             core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
         }
         if let Some(set) = state.channel.take() {
-            core.tcp_return_channel(set, deferred);
+            core.channels.give_back(core, set, deferred);
         }
         if !lingers {
             core.tcp.ports.leave(&core.trusted, flow.local.port());
@@ -637,12 +565,12 @@ impl ConnectionInner {
             state.awaits_syn_data = false;
             state.connection.close(linger, core.now());
             if !state.detached {
-                core.tcp_limit_orphan(&mut state);
+                core.tcp.limit_orphan(&mut state);
                 core.tcp.counters.orphan_made();
                 self.update(core, &mut state, &mut deferred);
             }
         }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// True for one that the application has closed and that has something to
@@ -660,6 +588,91 @@ impl ConnectionInner {
     /// True once nothing is left for the stack to do.
     pub(crate) fn is_over(&self) -> bool {
         self.look().detached
+    }
+}
+
+impl Endpoint for ConnectionInner {
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        let polled = self.wait_queue.frames_arrived();
+        if self.closed.load(Ordering::Acquire) {
+            // No application does.
+            core.tcp.on_closing_frames(core, &self);
+        } else if !polled && self.becomes_pending() {
+            core.tcp.add_pending_connection(self);
+        }
+    }
+
+    fn on_timer(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let mut state = self.lock();
+            if state.detached {
+                return;
+            }
+            let now = core.now();
+            state.armed = NEVER;
+            // An acknowledgment that waits in the channel may make the timer
+            // void.
+            self.take_frames(core, &mut state, &mut deferred);
+            if state
+                .connection
+                .next_timeout()
+                .is_some_and(|due| due <= now)
+            {
+                state.connection.timeout(now);
+            }
+            state.held_up = false;
+            self.update(core, &mut state, &mut deferred);
+            self.notify_changes(&mut state);
+        }
+        core.tcp.run_deferred(core, deferred);
+    }
+
+    fn copy_out(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let Some(mut state) = self.try_lock() else {
+                return;
+            };
+            if self.take_frames(core, &mut state, &mut deferred) > 0 {
+                self.update(core, &mut state, &mut deferred);
+                self.notify_changes(&mut state);
+            }
+        }
+        core.tcp.run_deferred(core, deferred);
+    }
+
+    fn channel_usage(&self, now: Duration) -> Option<u16> {
+        let state = self.try_lock()?;
+        let has_channel = state.channel.is_some();
+        has_channel.then(|| state.usage.frames(now))
+    }
+
+    fn give_up_channel(&self, core: &Core, deferred: &mut Deferred) -> Option<ChannelSet> {
+        // Locked until its flow is elsewhere: it may not end before.
+        let mut state = self.try_lock()?;
+        let mut set = state.channel.take()?;
+        core.tcp
+            .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
+        core.channels.keep(&set);
+        set.empty(deferred);
+        Some(set)
+    }
+
+    fn reclaim(&self) -> Option<usize> {
+        let mut state = self.try_lock()?;
+        state.connection.prune();
+        state.is_orphan().then(|| state.connection.memory())
+    }
+
+    fn reset(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let mut state = self.lock();
+            state.connection.abort();
+            self.update(core, &mut state, &mut deferred);
+        }
+        core.tcp.run_deferred(core, deferred);
     }
 }
 
@@ -808,7 +821,7 @@ impl State {
             NEIGHBOUR_LIFETIME
         } else {
             // Where its frames came from last will do until the answer is there.
-            core.tcp_ask_route(remote.ip(), local.ip());
+            core.tcp.ask_route(core, remote.ip(), local.ip());
             RESOLVING
         };
         self.neighbour_until = nanoseconds(now + lifetime);
@@ -841,12 +854,13 @@ pub(crate) fn flow_of(error: &FlowError) -> FourTuple {
     }
 }
 
-impl Core {
+impl Tcp {
     /// Makes a connection known: its flow, its timer, its port (which has a
     /// user already) and its channel. `None` when the driver has no room for it
     /// or the flow is taken; nothing is left behind then.
-    pub(crate) fn tcp_open(
+    pub(crate) fn open(
         &self,
+        core: &Core,
         connection: Connection,
         neighbour: Option<MacAddress>,
         queue: usize,
@@ -858,68 +872,60 @@ impl Core {
             connection.is_fast_open_client(),
             connection.awaits_syn_data(),
         );
-        let mut made = None;
-        let mut contents = Some(connection);
-        let timer = self.tcp.timers.add(|timer| {
-            // Never empty: taken here only.
-            let inner = contents.take().map(|connection| {
-                Arc::new(ConnectionInner {
-                    flow,
-                    timer,
-                    memory: self.tcp.memory.clone(),
-                    state: Mutex::new(State {
-                        charged: 0,
-                        channel: None,
-                        armed: NEVER,
-                        neighbour,
-                        neighbour_until: 0,
-                        usage: Usage::default(),
-                        queue: queue as u8,
-                        hop_limit,
-                        through_shared: 0,
-                        orphan: false,
-                        detached: false,
-                        held_up: false,
-                        awaits_syn_data,
-                        fast,
-                        opened_at: None,
-                        no_space: false,
-                        reported: Reported::of(&connection),
-                        connection,
-                    }),
-                    wait_queue: WaitQueue::default(),
-                    pending: AtomicBool::new(false),
-                    dirty: AtomicBool::new(false),
-                    closed: AtomicBool::new(false),
-                })
-            });
-            made = inner;
-            made.clone().map_or(Timed::TimeWait, Timed::Connection)
+        let inner = self.timers.add(|timer| {
+            Arc::new(ConnectionInner {
+                flow,
+                timer,
+                memory: self.memory.clone(),
+                state: Mutex::new(State {
+                    charged: 0,
+                    channel: None,
+                    armed: NEVER,
+                    neighbour,
+                    neighbour_until: 0,
+                    usage: Usage::default(),
+                    queue: queue as u8,
+                    hop_limit,
+                    through_shared: 0,
+                    orphan: false,
+                    detached: false,
+                    held_up: false,
+                    awaits_syn_data,
+                    fast,
+                    opened_at: None,
+                    no_space: false,
+                    reported: Reported::of(&connection),
+                    connection,
+                }),
+                wait_queue: WaitQueue::default(),
+                pending: AtomicBool::new(false),
+                dirty: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+            })
         });
-        let inner = made?;
-        if !self.tcp.flows.enter(&inner) {
-            self.tcp.timers.remove(timer);
+        if !self.flows.enter(&inner) {
+            self.timers.remove(inner.timer);
             return None;
         }
         let entered = {
             let mut state = inner.lock();
-            let entered = inner.take_channel(self, &mut state, true, deferred);
+            let entered = inner.take_channel(core, &mut state, true, deferred);
             if entered {
                 // A SYN is to be sent.
-                inner.update(self, &mut state, deferred);
+                inner.update(core, &mut state, deferred);
             } else {
                 state.detached = true;
             }
             entered
         };
         if !entered {
-            self.tcp.flows.forget(&flow);
-            self.tcp.timers.remove(timer);
+            self.flows.forget(&flow);
+            self.timers.remove(inner.timer);
             return None;
         }
-        self.tcp_bound_time_wait();
-        self.tcp.ports.again(flow.local.port());
-        self.tcp.counters.opened();
+        self.bound_time_wait(core);
+        self.ports.again(flow.local.port());
+        self.counters.opened();
         Some(inner)
     }
 }

@@ -13,6 +13,7 @@ use tidewall_protocol::tcp::{
 };
 
 use super::ListenOptions;
+use super::Tcp;
 use crate::stack::{Core, Stack, lock};
 
 /// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
@@ -129,11 +130,11 @@ fn ends(flow: &FourTuple) -> (IpAddr, IpAddr) {
     (flow.local.ip(), flow.remote.ip())
 }
 
-impl Core {
-    fn tcp_set_fast_open_keys(&self, keys: FastOpenKeys) {
-        *lock(&self.tcp.fast_open.keys) = keys;
-        for listener in self.tcp.all_listeners() {
-            listener.refresh(self);
+impl Tcp {
+    fn set_fast_open_keys(&self, core: &Core, keys: FastOpenKeys) {
+        *lock(&self.fast_open.keys) = keys;
+        for listener in self.all_listeners() {
+            listener.refresh(core);
         }
     }
 }
@@ -150,7 +151,7 @@ impl Stack {
     /// namespace's, or random where that has none.
     pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
         if let Ok(core) = self.here() {
-            core.tcp_set_fast_open_keys(keys);
+            core.tcp.set_fast_open_keys(core, keys);
         }
     }
 
@@ -165,10 +166,13 @@ impl Stack {
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         let core = self.here()?;
         let last = lock(&core.tcp.fast_open.keys).primary;
-        core.tcp_set_fast_open_keys(FastOpenKeys {
-            primary: key,
-            backup: Some(last),
-        });
+        core.tcp.set_fast_open_keys(
+            core,
+            FastOpenKeys {
+                primary: key,
+                backup: Some(last),
+            },
+        );
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use tidewall_receive::poller::{Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::udp::Addresses;
 
+use super::Tcp;
 use super::connection::flow_of;
 use crate::stack::{Core, lock};
 
@@ -72,11 +73,12 @@ pub(crate) enum Content<'a> {
     Nothing,
 }
 
-impl Core {
+impl Tcp {
     /// Reads a frame of a TCP channel.
     #[inline]
-    pub(crate) fn tcp_content<'a>(
+    pub(crate) fn parse<'a>(
         &self,
+        core: &Core,
         shared: &'a Shared,
         frame: &'a Frame,
         owner: ChannelId,
@@ -87,9 +89,9 @@ impl Core {
         let range = usize::from(metadata.network)..usize::from(metadata.end);
         let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
         let dropped = |cause: DropReason| {
-            self.trace
+            core.trace
                 .line(metadata.trace, "dropped", || cause.name().to_owned());
-            self.causes.protocol(cause);
+            core.causes.protocol(cause);
             Content::Nothing
         };
         let Some(bytes) = packet.get(range) else {
@@ -98,12 +100,12 @@ impl Core {
         match metadata.kind() {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
-                    verified: self.architecture.verifies_eagerly(),
-                    ..self.input_options
+                    verified: core.architecture.verifies_eagerly(),
+                    ..core.input_options
                 };
                 match tcp::input(bytes, transport, &options) {
                     Ok(segment) => {
-                        self.trace.line(metadata.trace, "delivered", || {
+                        core.trace.line(metadata.trace, "delivered", || {
                             let header = &segment.header;
                             format!(
                                 "{:?} {} bytes from {}",
@@ -118,18 +120,18 @@ impl Core {
                 }
             }
             Some(Kind::FirstFragment) => {
-                self.trace
+                core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                let complete = self.first_fragment(bytes, owner, &mut deferred.reassembled);
+                let complete = core.first_fragment(bytes, owner, &mut deferred.reassembled);
                 deferred.reassembled.extend(complete);
                 Content::Nothing
             }
             Some(Kind::IcmpError) => match icmp::tcp_error(bytes, transport) {
                 Ok(error) => {
-                    self.trace.line(metadata.trace, "icmp-error", || {
+                    core.trace.line(metadata.trace, "icmp-error", || {
                         format!("errno {}", error.errno)
                     });
-                    self.causes.icmp_error();
+                    core.causes.icmp_error();
                     Content::Error(error)
                 }
                 Err(cause) => dropped(cause),
@@ -139,60 +141,61 @@ impl Core {
     }
 
     /// Does what was put off while a connection was locked.
-    pub(crate) fn tcp_run_deferred(&self, deferred: Deferred) {
+    pub(crate) fn run_deferred(&self, core: &Core, deferred: Deferred) {
         for _ in 0..deferred.unknown {
-            self.causes.protocol(DropReason::Protocol);
+            core.causes.protocol(DropReason::Protocol);
         }
         for misdirected in deferred.misdirected {
-            self.tcp_take_misdirected(&misdirected);
+            self.take_misdirected(core, &misdirected);
         }
         if !deferred.reassembled.is_empty() {
-            self.hand_out(deferred.reassembled);
+            core.hand_out(deferred.reassembled);
         }
     }
 
-    fn tcp_take_misdirected(&self, misdirected: &Misdirected) {
+    fn take_misdirected(&self, core: &Core, misdirected: &Misdirected) {
         let (bytes, transport) = (&misdirected.bytes, misdirected.transport);
         let taken = if misdirected.error {
-            icmp::tcp_error(bytes, transport).map(|error| self.tcp_icmp_error(&error))
+            icmp::tcp_error(bytes, transport).map(|error| self.icmp_error(core, &error))
         } else {
-            tcp::input(bytes, transport, &self.input_options).map(|segment| {
-                self.tcp_dispatch(&segment, misdirected.neighbour, misdirected.queue)
+            tcp::input(bytes, transport, &core.input_options).map(|segment| {
+                self.dispatch(core, &segment, misdirected.neighbour, misdirected.queue)
             })
         };
         if let Err(cause) = taken {
-            self.causes.protocol(cause);
+            core.causes.protocol(cause);
         }
     }
 
     /// A segment was reassembled from fragments, by a thread that may hold what its
     /// connection needs: those that sleep in the stack, or call, see to it.
-    pub(crate) fn tcp_keep_reassembled(&self, datagram: Reassembled) {
-        lock(&self.tcp.reassembled).push(datagram);
-        self.tcp_shared_later();
+    pub(crate) fn keep_reassembled(&self, core: &Core, datagram: Reassembled) {
+        lock(&self.reassembled).push(datagram);
+        self.defer_shared(core);
     }
 
     /// Runs the protocol on reassembled segments: nobody sends such, so nothing is
     /// made easy for them.
-    pub(super) fn tcp_take_reassembled(&self) {
-        let datagrams = std::mem::take(&mut *lock(&self.tcp.reassembled));
+    pub(super) fn take_reassembled(&self, core: &Core) {
+        let datagrams = std::mem::take(&mut *lock(&self.reassembled));
         for Reassembled {
             bytes, transport, ..
         } in datagrams
         {
-            match tcp::input(&bytes, transport, &self.input_options) {
-                Ok(segment) => match self.tcp.flows.find(&segment.flow) {
-                    Some(connection) => connection.input(self, &segment, 0),
-                    None => self.causes.protocol(DropReason::TcpNoConnection),
+            match tcp::input(&bytes, transport, &core.input_options) {
+                Ok(segment) => match self.flows.find(&segment.flow) {
+                    Some(connection) => connection.input(core, &segment, 0),
+                    None => core.causes.protocol(DropReason::TcpNoConnection),
                 },
-                Err(cause) => self.causes.protocol(cause),
+                Err(cause) => core.causes.protocol(cause),
             }
         }
     }
 
     /// A segment that reached a helper socket while the poll was learned.
-    pub(crate) fn tcp_take_kernel_delivered(
+    pub(crate) fn take_kernel_delivered(
         &self,
+        core: &Core,
         kernel_delivered: KernelDelivered,
         bytes: &[u8],
     ) {
@@ -201,70 +204,78 @@ impl Core {
             kernel_delivered.destination.ip(),
         );
         let Some(addresses) = addresses else {
-            return self.causes.protocol(DropReason::MartianSource);
+            return core.causes.protocol(DropReason::MartianSource);
         };
-        let segment = match tcp::input_bare(bytes, addresses, &self.input_options) {
+        let segment = match tcp::input_bare(bytes, addresses, &core.input_options) {
             Ok(segment) => segment,
-            Err(cause) => return self.causes.protocol(cause),
+            Err(cause) => return core.causes.protocol(cause),
         };
         // Answered to the frame's own sender: the kernel may not know the
         // neighbour yet, as after a driver that resets its link when a program
         // is attached.
-        self.tcp_dispatch(&segment, kernel_delivered.neighbour, 0);
+        self.dispatch(core, &segment, kernel_delivered.neighbour, 0);
         // The thread may be one that sends nothing of its own afterwards.
-        self.tcp_send(false);
+        self.send(core, false);
     }
 
     /// Gives a segment to whom it belongs. No connection may be locked.
-    pub(crate) fn tcp_dispatch(&self, segment: &Segment<'_>, neighbour: MacAddress, queue: usize) {
-        if let Some(connection) = self.tcp.flows.find(&segment.flow) {
-            connection.input(self, segment, queue);
+    pub(crate) fn dispatch(
+        &self,
+        core: &Core,
+        segment: &Segment<'_>,
+        neighbour: MacAddress,
+        queue: usize,
+    ) {
+        if let Some(connection) = self.flows.find(&segment.flow) {
+            connection.input(core, segment, queue);
             return;
         }
-        let reused = match self.tcp_take_time_wait(segment, neighbour, queue) {
+        let reused = match self.time_wait_input(core, segment, neighbour, queue) {
             TimeWaitReaction::Handled => return,
             TimeWaitReaction::Reuse(sequence) => Some(sequence),
             TimeWaitReaction::Unknown => None,
         };
-        if let Some(listener) = self.tcp.listener(segment.flow.local) {
-            listener.take_segment(self, segment, reused, neighbour, queue);
+        if let Some(listener) = self.listener(segment.flow.local) {
+            listener.take_segment(core, segment, reused, neighbour, queue);
             return;
         }
         if let Some(reset) = tcp::reset_for(segment) {
-            self.tcp_send_one(&segment.flow, &reset, neighbour, queue);
+            self.send_segment(core, &segment.flow, &reset, neighbour, queue);
         }
     }
 
-    pub(crate) fn tcp_icmp_error(&self, error: &FlowError) {
-        if let Some(connection) = self.tcp.flows.find(&flow_of(error)) {
-            connection.icmp_error(self, error);
+    pub(crate) fn icmp_error(&self, core: &Core, error: &FlowError) {
+        if let Some(connection) = self.flows.find(&flow_of(error)) {
+            connection.icmp_error(core, error);
         }
     }
 
     /// Sends a segment that no connection owns. Lost if there is no room: its
     /// cause comes again.
-    pub(crate) fn tcp_send_one(
+    pub(crate) fn send_segment(
         &self,
+        core: &Core,
         flow: &tcp::FourTuple,
         outgoing: &tcp::Outgoing<'_>,
         neighbour: MacAddress,
         queue: usize,
     ) {
-        let Some((queue, place)) = self.sending_queue(queue) else {
+        let Some((queue, place)) = core.sending_queue(queue) else {
             return;
         };
         let queued =
             lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
         // For want of a frame it is counted there.
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
-            self.causes.protocol(DropReason::TcpUnsendable);
+            core.causes.protocol(DropReason::TcpUnsendable);
         }
-        self.tcp.sending.ring_doorbell(queue);
+        self.sending.ring_doorbell(queue);
     }
 
     /// Gives frames of a channel without an owner to whom they belong.
-    pub(super) fn tcp_take(
+    pub(super) fn process_frames(
         &self,
+        core: &Core,
         shared: &Shared,
         queue: usize,
         id: ChannelId,
@@ -273,17 +284,17 @@ impl Core {
         let mut done = Done::default();
         let mut deferred = Deferred::default();
         for frame in frames.drain(..) {
-            match self.tcp_content(shared, &frame, id, &mut deferred) {
+            match self.parse(core, shared, &frame, id, &mut deferred) {
                 Content::Segment(segment) => {
                     let neighbour = sender(shared.memory().packet(&frame));
-                    self.tcp_dispatch(&segment, neighbour, queue);
+                    self.dispatch(core, &segment, neighbour, queue);
                 }
-                Content::Error(error) => self.tcp_icmp_error(&error),
+                Content::Error(error) => self.icmp_error(core, &error),
                 Content::Nothing => {}
             }
             done.add(shared, frame);
         }
         shared.give_back(id, done);
-        self.tcp_run_deferred(deferred);
+        self.run_deferred(core, deferred);
     }
 }

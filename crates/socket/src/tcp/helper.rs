@@ -182,7 +182,7 @@ impl Helper {
         let contexts = lock(&self.contexts);
         core.tcp.sending.is_due()
             || core.tcp.has_pending()
-            || core.tcp_has_shared_frames()
+            || core.tcp.has_shared_frames()
             || core.tcp.is_late(core.now())
             || contexts
                 .iter()
@@ -217,10 +217,10 @@ impl Helper {
                 context.process(core);
             }
         }
-        core.tcp_process_pending();
+        core.tcp.process_pending(core);
         let due = core.tcp.sending.is_due() || core.tcp.is_late(core.now());
-        if core.tcp_before_sleep() && core.round(false).is_ok() {
-            core.tcp_flush();
+        if core.tcp.before_sleep(core) && core.round(false).is_ok() {
+            core.tcp.flush(core);
         }
         frames > 0 || due
     }

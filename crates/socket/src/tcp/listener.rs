@@ -14,14 +14,13 @@ use tidewall_device::forked::Unshared;
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::channels::ChannelSet;
 use super::connection::{ConnectionInner, error};
 use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
-use super::timers::Timed;
+use crate::channels::ChannelSet;
+use crate::endpoint::Endpoint;
 use crate::kernel::KernelInput;
-use crate::owner::Owner;
 use crate::raw::descriptor;
 use crate::readiness::Events;
 use crate::readiness::registration::{Parts, Source, Watched};
@@ -157,19 +156,18 @@ impl TcpListener {
             let local = kernel.local_addr()?;
             (Some(Unshared::new(kernel)?), local)
         } else {
-            (None, core.tcp_bind_without_kernel(address)?)
+            (None, core.tcp.bind_without_kernel(core, address)?)
         };
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
-        let id = core.allocate_channel()?;
+        let id = core.channels.allocate()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
-        let channels = core.open_channels(id, limit)?;
+        let set = core.channels.open(&core.queues, id, limit)?;
         // IPv6 peers get 20 bytes less.
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         protocol.set_fast_open(core.tcp.fast_open.serving(&options));
-        let mut made = None;
-        core.tcp.timers.add(|timer| {
-            let inner = Arc::new(ListenerInner {
+        let inner = core.tcp.timers.add(|timer| {
+            Arc::new(ListenerInner {
                 timer,
                 local,
                 both,
@@ -177,10 +175,7 @@ impl TcpListener {
                 state: Mutex::new(State {
                     protocol,
                     options,
-                    channel: Some(ChannelSet {
-                        id,
-                        channels: channels.into(),
-                    }),
+                    channel: Some(set),
                     armed: Duration::MAX,
                     cookies: CookieMode::Off,
                     origin: Origin::default(),
@@ -195,14 +190,9 @@ impl TcpListener {
                 opened: AtomicU32::new(0),
                 reset: AtomicU32::new(0),
                 shut: AtomicBool::new(false),
-            });
-            made = Some(inner.clone());
-            Timed::Listener(inner)
+            })
         });
-        let Some(inner) = made else {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        };
-        core.set_owner(id.index(), Owner::Listener(inner.clone()));
+        core.channels.set_endpoint(id.index(), Some(inner.clone()));
         core.tcp.add_listener(&inner);
         let listener = TcpListener {
             inner,
@@ -275,7 +265,7 @@ impl TcpListener {
                 if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
                     core.round(false)?;
-                    core.tcp_before_sleep();
+                    core.tcp.before_sleep(core);
                     if let Some(found) = self.accept_from_kernel()? {
                         return Ok(found);
                     }
@@ -363,11 +353,11 @@ impl TcpListener {
         while let Some(connection) = self.inner.pop() {
             connection.close(core, Some(Duration::ZERO));
         }
-        core.tcp_flush();
+        core.tcp.flush(core);
         if let Some(set) = set {
             let _binding = lock(&core.binding);
-            core.set_owner(set.id.index(), Owner::None);
-            core.close_channels(set);
+            core.channels.set_endpoint(set.id.index(), None);
+            core.channels.close(&core.queues, set);
         }
         core.tcp.ports.leave(&core.trusted, self.inner.local.port());
     }
@@ -525,17 +515,6 @@ impl ListenerInner {
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// Frames came to its channel. A full accept queue leaves them there: the
-    /// driver then drops what comes after them.
-    pub(crate) fn on_frames(&self, core: &Core) {
-        if self.is_full() {
-            return;
-        }
-        if !self.wait_queue.frames_arrived() {
-            core.tcp.add_pending_listener();
-        }
-    }
-
     /// Whether anybody is to accept. Where nobody is, the driver does not answer a
     /// flood: LRP's rule for a socket whose owner does not keep up. What finds
     /// room in the channel is answered still, at the helper's pace.
@@ -559,6 +538,23 @@ impl ListenerInner {
         let connection = accepted.pop_front();
         self.waiting.store(accepted.len(), Ordering::SeqCst);
         connection
+    }
+}
+
+impl Endpoint for ListenerInner {
+    /// A full accept queue leaves frames in the channel: the driver then drops what
+    /// comes after them.
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        if self.is_full() {
+            return;
+        }
+        if !self.wait_queue.frames_arrived() {
+            core.tcp.add_pending_listener();
+        }
+    }
+
+    fn on_timer(self: Arc<Self>, core: &Core) {
+        self.run_timer(core);
     }
 }
 

@@ -4,20 +4,20 @@
 //! Each connection counts its own; what has changed is added to the stack's sum when
 //! its lock is released ([`Locked`]). The engine learns how the sum stands whenever
 //! the lock is taken, and holds less accordingly. What was taken before is got back
-//! from some connections at a time ([`Core::tcp_reclaim`]): first what the peers send
+//! from some connections at a time ([`Tcp::reclaim`]): first what the peers send
 //! again, then, when nothing is left, the largest closed connections.
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::MemoryPressure;
 
-use super::connection::{ConnectionInner, State};
-use super::frames::Deferred;
+use super::Tcp;
+use super::connection::State;
 use crate::stack::Core;
 
 /// Closed connections that the stack drives at most, unless another number is set:
@@ -179,31 +179,11 @@ fn group_limit() -> Option<u64> {
     Path::new(group).ancestors().filter_map(limit).min()
 }
 
-impl ConnectionInner {
-    /// Gives back what can be had without loss. Returns what an orphan still holds.
-    fn reclaim(&self) -> Option<usize> {
-        let mut state = self.try_lock()?;
-        state.connection.prune();
-        state.is_orphan().then(|| state.connection.memory())
-    }
-
-    /// Ends it at once, and tells the peer.
-    fn reset(self: &Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
-            state.connection.abort();
-            self.update(core, &mut state, &mut deferred);
-        }
-        core.tcp_run_deferred(deferred);
-    }
-}
-
-impl Core {
+impl Tcp {
     /// Memory is short: connections give back what they can, some at a time; when
     /// nothing is left, the largest of them that is closed is reset.
-    pub(crate) fn tcp_reclaim(&self, now: Duration) {
-        let memory = &self.tcp.memory;
+    pub(crate) fn reclaim(&self, core: &Core, now: Duration) {
+        let memory = &self.memory;
         if memory.pressure() == MemoryPressure::None {
             return;
         }
@@ -213,10 +193,10 @@ impl Core {
             return;
         }
         memory.asked.store(now.max(1), Ordering::Relaxed);
-        let mut orphans: Vec<(usize, Arc<ConnectionInner>)> = Vec::new();
-        for connection in self.tcp.timers.some_connections(ASKED) {
-            if let Some(held) = connection.reclaim() {
-                orphans.push((held, connection));
+        let mut orphans = Vec::new();
+        for endpoint in self.timers.some(ASKED) {
+            if let Some(held) = endpoint.reclaim() {
+                orphans.push((held, endpoint));
             }
         }
         orphans.sort_unstable_by_key(|&(held, _)| held);
@@ -224,18 +204,18 @@ impl Core {
             && let Some((held, orphan)) = orphans.pop()
             && held > ORPHAN_SMALL
         {
-            self.tcp.counters.orphan_reset();
-            orphan.reset(self);
+            self.counters.orphan_reset();
+            orphan.reset(core);
         }
     }
 
     /// Resets an orphan that was just made if there are too many, or memory is
     /// exhausted and it holds some (Linux `tcp_check_oom`).
-    pub(super) fn tcp_limit_orphan(&self, state: &mut State) {
-        let memory = &self.tcp.memory;
-        let too_many = self.tcp.orphans() >= memory.orphans_max();
+    pub(super) fn limit_orphan(&self, state: &mut State) {
+        let memory = &self.memory;
+        let too_many = self.orphans() >= memory.orphans_max();
         if too_many || memory.is_exhausted() && state.connection.memory() > ORPHAN_SMALL {
-            self.tcp.counters.orphan_reset();
+            self.counters.orphan_reset();
             state.connection.abort();
         }
     }

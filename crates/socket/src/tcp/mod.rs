@@ -51,7 +51,7 @@ use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
 use sending::Sending;
-use timers::{Timed, Timers};
+use timers::Timers;
 
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
@@ -183,7 +183,7 @@ impl Counters {
     }
 
     /// A connection's channel went to one that used its own more.
-    fn channel_taken(&self) {
+    pub(crate) fn channel_taken(&self) {
         self.channels_taken.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -230,7 +230,12 @@ impl Tcp {
         }
         let mss = (mtu.saturating_sub(40) as u16).max(MSS_LEAST);
         let timers = Timers::default();
-        let time_wait_timer = timers.add(|_| Timed::TimeWait);
+        let channels = Channels::open(queues)?;
+        let mut time_wait_timer = 0;
+        timers.add(|timer| {
+            time_wait_timer = timer;
+            channels.time_wait.clone()
+        });
         Ok(Tcp {
             flows: Flows::new(),
             timers,
@@ -239,7 +244,7 @@ impl Tcp {
             sending: Sending::default(),
             pending_connections: Mutex::default(),
             pending_listeners: AtomicBool::new(false),
-            channels: Channels::open(queues)?,
+            channels,
             questions: Mutex::default(),
             reassembled: Mutex::default(),
             time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
@@ -341,121 +346,98 @@ impl Tcp {
     }
 }
 
-impl Core {
+impl Tcp {
     /// Tells the driver what its SYN cookies are made of.
-    pub(crate) fn tcp_set_cookie_parameters(&self) {
-        let epoch = if self.has_kernel {
-            poll::monotonic().saturating_sub(self.now())
+    pub(crate) fn set_cookie_parameters(&self, core: &Core) {
+        let epoch = if core.has_kernel {
+            poll::monotonic().saturating_sub(core.now())
         } else {
             // Link and stack have one clock.
             Duration::ZERO
         };
-        self.tables.set_cookie_parameters(&CookieParameters {
-            key: self.tcp.secrets.cookie,
+        core.tables.set_cookie_parameters(&CookieParameters {
+            key: self.secrets.cookie,
             epoch,
-            mss: [true, false].map(|v4| self.tcp.config(v4).mss),
+            mss: [true, false].map(|v4| self.config(v4).mss),
             hop_limit: HOP_LIMIT,
         });
     }
 
     /// Has the control thread ask the kernel for the way to a remote address.
-    fn tcp_ask_route(&self, remote: IpAddr, local: IpAddr) {
-        let mut questions = lock(&self.tcp.questions);
+    fn ask_route(&self, core: &Core, remote: IpAddr, local: IpAddr) {
+        let mut questions = lock(&self.questions);
         // Of the others the connections ask again.
         if questions.len() < QUESTIONS_MAX && !questions.contains(&(remote, local)) {
             questions.push((remote, local));
             drop(questions);
-            self.link.wake.signal();
+            core.link.wake.signal();
         }
     }
 
     /// Asks the kernel for the ways that connections need. The answers are kept
     /// with the routes, where the connections look again.
-    pub(crate) fn tcp_resolve(&self) {
-        let questions = std::mem::take(&mut *lock(&self.tcp.questions));
+    pub(crate) fn resolve_routes(&self, core: &Core) {
+        let questions = std::mem::take(&mut *lock(&self.questions));
         for (remote, local) in questions {
-            lock(&self.routes).neighbour(remote, Some(local), Instant::now());
+            lock(&core.routes).neighbour(remote, Some(local), Instant::now());
         }
     }
 
     /// Before a thread sleeps: everything that is due, so that nothing waits
     /// for it. True when there is more to send after the next round of receiving.
-    pub(crate) fn tcp_before_sleep(&self) -> bool {
-        self.tcp_run_timers();
-        self.tcp_send(false)
+    pub(crate) fn before_sleep(&self, core: &Core) -> bool {
+        self.run_timers(core);
+        self.send(core, false)
     }
 
     /// Sees to timers that have expired, to memory that is scarce, and to frames
     /// that were left until now.
-    pub(crate) fn tcp_run_timers(&self) {
-        self.tcp_take_left_frames();
-        let now = self.now();
-        self.tcp_reclaim(now);
-        if self.tcp.next_timer(now).is_none_or(|left| !left.is_zero()) {
+    pub(crate) fn run_timers(&self, core: &Core) {
+        self.take_waiting_frames(core);
+        let now = core.now();
+        self.reclaim(core, now);
+        if self.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
         let mut due = Vec::new();
-        self.tcp.timers.expire(now, &mut due);
-        for timed in due {
-            match timed {
-                Timed::Connection(connection) => connection.expire(self),
-                Timed::Listener(listener) => listener.expire(self),
-                Timed::TimeWait => self.tcp_expire_time_wait(),
-            }
+        self.timers.expire(now, &mut due);
+        for endpoint in due {
+            endpoint.on_timer(core);
         }
     }
 
     /// Runs the protocol for connections and listeners that no selector watches.
-    pub(crate) fn tcp_process_pending(&self) {
+    pub(crate) fn process_pending(&self, core: &Core) {
         // Handshakes are completed up to the backlog while the application is
         // elsewhere, as by Linux.
-        if self.tcp.pending_listeners.swap(false, Ordering::AcqRel) {
-            for listener in self.tcp.all_listeners() {
-                listener.process(self);
+        if self.pending_listeners.swap(false, Ordering::AcqRel) {
+            for listener in self.all_listeners() {
+                listener.process(core);
             }
         }
-        let pending = std::mem::take(&mut *lock(&self.tcp.pending_connections));
+        let pending = std::mem::take(&mut *lock(&self.pending_connections));
         for connection in pending {
             connection.clear_pending();
-            connection.process(self);
-        }
-    }
-
-    /// Frame memory is short: what waits in connections' channels moves to
-    /// their buffers.
-    pub(crate) fn tcp_copy_out(&self) {
-        let owners = {
-            let sockets = self
-                .sockets
-                .read()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            let connection = |owner: &crate::owner::Owner| match owner {
-                crate::owner::Owner::Connection(connection) => Some(connection.clone()),
-                _ => None,
-            };
-            sockets.iter().filter_map(connection).collect::<Vec<_>>()
-        };
-        for connection in owners {
-            connection.process_if_free(self);
+            connection.process(core);
         }
     }
 
     /// The end of the stack: connections that were closed send what they have,
     /// for a while; then their flows end with the driver's tables.
-    pub(crate) fn tcp_end(&self) {
-        self.tcp.helper.stop();
-        if !self.tcp.helper.is_allowed() {
+    pub(crate) fn linger(&self, core: &Core) {
+        self.helper.stop();
+        if !self.helper.is_allowed() {
             return;
         }
         let has_more = || {
-            let connections = self.tcp.timers.connections();
-            self.tcp.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
+            let connections = self.flows.all();
+            self.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
         };
-        let end = self.instant_now() + LINGER_AT_END;
-        while self.instant_now() < end && has_more() {
-            let left = end.saturating_duration_since(self.instant_now());
-            let step = self.instant_now() + left.min(Duration::from_millis(5));
-            if self.sleep(&[], Some(step)).is_err() {
+        let end = core.instant_now() + LINGER_AT_END;
+        while core.instant_now() < end && has_more() {
+            let left = end.saturating_duration_since(core.instant_now());
+            let step = core.instant_now() + left.min(Duration::from_millis(5));
+            if core.sleep(&[], Some(step)).is_err() {
                 break;
             }
         }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use tidewall_device::queue::BURST;
 
+use super::Tcp;
 use super::connection::ConnectionInner;
 use crate::stack::{Core, lock};
 
@@ -127,12 +128,12 @@ impl Sending {
     }
 }
 
-impl Core {
+impl Tcp {
     /// Sends what connections want to send, and receives between bursts. What is
     /// more than [`FLUSH_MAX`] is left to a thread that sleeps, or to the helper.
-    pub(crate) fn tcp_flush(&self) {
+    pub(crate) fn flush(&self, core: &Core) {
         for _ in 0..FLUSH_MAX / BURST {
-            if !self.tcp_send(false) || self.round(false).is_err() {
+            if !self.send(core, false) || core.round(false).is_err() {
                 return;
             }
         }
@@ -143,12 +144,12 @@ impl Core {
     /// that were reported to the application, which will write to them, so that what it
     /// writes goes with the acknowledgment.
     #[inline]
-    pub(crate) fn tcp_send(&self, defer_watched: bool) -> bool {
-        self.tcp.sending.is_due() && self.tcp_send_burst(defer_watched)
+    pub(crate) fn send(&self, core: &Core, defer_watched: bool) -> bool {
+        self.sending.is_due() && self.send_burst(core, defer_watched)
     }
 
-    fn tcp_send_burst(&self, defer_watched: bool) -> bool {
-        let sending = &self.tcp.sending;
+    fn send_burst(&self, core: &Core, defer_watched: bool) -> bool {
+        let sending = &self.sending;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
@@ -156,7 +157,7 @@ impl Core {
                 kept.push(connection);
                 continue;
             }
-            let Emitted { queue, again } = connection.emit(self);
+            let Emitted { queue, again } = connection.emit(core);
             let Some(queue) = queue else {
                 continue;
             };
@@ -166,7 +167,7 @@ impl Core {
                 Again::Full => {
                     refused.push(connection);
                     full |= 1 << (queue % 32);
-                    if full.count_ones() as usize >= self.transmit_queues() {
+                    if full.count_ones() as usize >= core.transmit_queues() {
                         break;
                     }
                 }
@@ -181,20 +182,20 @@ impl Core {
         }
         let more = sending.len() > 0 || !refused.is_empty();
         sending.put_back(kept, refused);
-        let takes = self.tcp_ring_doorbells();
+        let takes = self.ring_doorbells(core);
         takes && (more || sending.is_held_up())
     }
 
     /// Makes devices send what was put into their rings, a burst of each. False
     /// when none of them takes more now.
-    fn tcp_ring_doorbells(&self) -> bool {
-        let sending = &self.tcp.sending;
+    fn ring_doorbells(&self, core: &Core) -> bool {
+        let sending = &self.sending;
         if !sending.is_held_up() {
             return true;
         }
         let queues = sending.pending_doorbells.swap(0, Ordering::Relaxed);
         let mut takes = false;
-        for (number, queue) in self.queues.iter().enumerate() {
+        for (number, queue) in core.queues.iter().enumerate() {
             if queues & (1 << (number % 32)) != 0 {
                 // A device that is down keeps its frames; timers send again.
                 let flushed = lock(&queue.transmitter).flush().unwrap_or_default();

@@ -194,10 +194,10 @@ impl TcpStream {
                 }
                 result
             };
-            core.tcp_run_deferred(deferred);
+            core.tcp.run_deferred(core, deferred);
             if opened && core.has_event_loops() {
                 // The loop's next turn is none of the stack's.
-                core.tcp_flush();
+                core.tcp.flush(core);
             }
             match result {
                 Ok(length) => return Ok(length),
@@ -208,7 +208,7 @@ impl TcpStream {
                 // Who has a selector polls there.
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
-                    core.tcp_before_sleep();
+                    core.tcp.before_sleep(core);
                     core.round(false)?;
                     continue;
                 }
@@ -216,7 +216,7 @@ impl TcpStream {
             }
             if !polled && core.is_busy() && !core.device_polls() {
                 polled = true;
-                core.tcp_before_sleep();
+                core.tcp.before_sleep(core);
                 core.round_and_return()?;
                 continue;
             }
@@ -325,7 +325,7 @@ impl TcpStream {
                 state.begin();
                 connection.update(core, &mut state, &mut deferred);
             }
-            core.tcp_run_deferred(deferred);
+            core.tcp.run_deferred(core, deferred);
             self.send_unless_later(connection);
             if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
                 return Err(error(errno));
@@ -366,7 +366,7 @@ impl TcpStream {
         let core = self.stack.core();
         let later = connection.wait_queue.is_sent_later();
         if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
-            core.tcp_flush();
+            core.tcp.flush(core);
         } else {
             core.tcp.helper.wake();
         }
@@ -374,7 +374,8 @@ impl TcpStream {
 
     /// Sends what may be sent now.
     fn send_now(&self) {
-        self.stack.core().tcp_flush();
+        let core = self.stack.core();
+        core.tcp.flush(core);
     }
 
     // ---- Ends ---------------------------------------------------------------
@@ -452,7 +453,7 @@ impl TcpStream {
                     connection.notify_state(&mut state);
                     result
                 };
-                core.tcp_run_deferred(deferred);
+                core.tcp.run_deferred(core, deferred);
                 self.send_unless_later(connection);
                 result.map_err(error)
             }
@@ -499,7 +500,7 @@ impl TcpStream {
         let core = self.stack.core();
         let linger = self.linger();
         connection.close(core, linger);
-        core.tcp_flush();
+        core.tcp.flush(core);
         let Some(time) = linger.filter(|time| !time.is_zero()) else {
             return;
         };

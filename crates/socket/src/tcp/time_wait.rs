@@ -4,85 +4,87 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction};
 use tidewall_wire::ethernet::MacAddress;
 
+use super::Tcp;
 use crate::stack::{Core, lock};
 
-impl Core {
+impl Tcp {
     /// Enters a connection, whose port keeps a user.
-    pub(crate) fn tcp_enter_time_wait(&self, entry: TimeWaitEntry) {
-        let now = self.now();
+    pub(crate) fn enter_time_wait(&self, core: &Core, entry: TimeWaitEntry) {
+        let now = core.now();
         let (forgotten, next) = {
-            let mut table = lock(&self.tcp.time_wait);
+            let mut table = lock(&self.time_wait);
             let forgotten = table.insert(&entry, now);
             (forgotten, table.next_timeout(now))
         };
-        self.tcp_evicted(forgotten.as_slice());
-        self.tcp_bound_time_wait();
+        self.evicted(core, forgotten.as_slice());
+        self.bound_time_wait(core);
         if let Some(next) = next {
-            self.tcp.arm(self.tcp.time_wait_timer, next);
+            self.arm(self.time_wait_timer, next);
         }
     }
 
     /// Takes a segment of a flow in TIME-WAIT. One that begins a new connection
     /// (RFC 6191) is the listener's, and so is what
     /// [`TimeWaitReaction::Reuse`] says.
-    pub(crate) fn tcp_take_time_wait(
+    pub(crate) fn time_wait_input(
         &self,
+        core: &Core,
         segment: &Segment<'_>,
         neighbour: MacAddress,
         queue: usize,
     ) -> TimeWaitReaction {
-        let now = self.now();
-        let reaction = lock(&self.tcp.time_wait).input(segment, now, &mut |flow, outgoing| {
-            self.tcp_send_one(flow, outgoing, neighbour, queue);
+        let now = core.now();
+        let reaction = lock(&self.time_wait).input(segment, now, &mut |flow, outgoing| {
+            self.send_segment(core, flow, outgoing, neighbour, queue);
         });
         if matches!(reaction, TimeWaitReaction::Reuse(_)) {
-            self.tcp_forget(&[segment.flow]);
+            self.forget_flows(core, &[segment.flow]);
         }
         reaction
     }
 
-    pub(crate) fn tcp_expire_time_wait(&self) {
-        let now = self.now();
+    pub(crate) fn expire_time_wait(&self, core: &Core) {
+        let now = core.now();
         let mut forgotten = Vec::new();
         let next = {
-            let mut table = lock(&self.tcp.time_wait);
+            let mut table = lock(&self.time_wait);
             table.expire(now, &mut |flow: &FourTuple| forgotten.push(*flow));
             table.next_timeout(now)
         };
-        self.tcp_forget(&forgotten);
+        self.forget_flows(core, &forgotten);
         if let Some(next) = next {
-            self.tcp.arm(self.tcp.time_wait_timer, next);
+            self.arm(self.time_wait_timer, next);
         }
     }
 
     /// Leaves no more connections in TIME-WAIT than the others leave room for in
     /// the driver's table: the oldest go.
-    pub(super) fn tcp_bound_time_wait(&self) {
-        while self.tcp_has_many_flows() {
-            let Some(oldest) = lock(&self.tcp.time_wait).evict() else {
+    pub(super) fn bound_time_wait(&self, core: &Core) {
+        while self.has_many_flows(core) {
+            let Some(oldest) = lock(&self.time_wait).evict() else {
                 return;
             };
-            self.tcp_evicted(&[oldest]);
+            self.evicted(core, &[oldest]);
         }
     }
 
     /// Ends TIME-WAIT early: another flow needs the place of this one.
-    pub(super) fn tcp_evict_time_wait(&self, flow: FourTuple) {
-        if lock(&self.tcp.time_wait).remove(&flow) {
-            self.tcp_evicted(&[flow]);
+    pub(super) fn evict_time_wait(&self, core: &Core, flow: FourTuple) {
+        if lock(&self.time_wait).remove(&flow) {
+            self.evicted(core, &[flow]);
         }
     }
 
-    fn tcp_evicted(&self, flows: &[FourTuple]) {
-        self.tcp.counters.time_wait_evicted(flows.len());
-        self.tcp_forget(flows);
+    fn evicted(&self, core: &Core, flows: &[FourTuple]) {
+        self.counters.time_wait_evicted(flows.len());
+        self.forget_flows(core, flows);
     }
 
-    fn tcp_forget(&self, flows: &[FourTuple]) {
+    fn forget_flows(&self, core: &Core, flows: &[FourTuple]) {
         for flow in flows {
-            self.tables
+            core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
-            self.tcp.ports.leave(&self.trusted, flow.local.port());
+            self.ports.leave(&core.trusted, flow.local.port());
         }
     }
 }

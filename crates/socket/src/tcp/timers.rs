@@ -1,4 +1,4 @@
-//! The stack's timers: one wheel, and a slab that says whose each timer is.
+//! The stack's timers: one wheel, and a slab of their owners.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,18 +7,8 @@ use std::time::Duration;
 use slab::Slab;
 use tidewall_protocol::timer::Wheel;
 
-use super::connection::ConnectionInner;
-use super::listener::ListenerInner;
+use crate::endpoint::Endpoint;
 use crate::stack::lock;
-
-/// Whose a timer is.
-#[derive(Clone)]
-pub(crate) enum Timed {
-    Connection(Arc<ConnectionInner>),
-    Listener(Arc<ListenerInner>),
-    /// Connections in TIME-WAIT.
-    TimeWait,
-}
 
 /// [`Timers::next`] when no timer is armed.
 const NEVER: u64 = u64::MAX;
@@ -37,10 +27,10 @@ pub(crate) struct Timers {
 #[derive(Default)]
 struct State {
     wheel: Wheel,
-    owners: Slab<Timed>,
+    owners: Slab<Arc<dyn Endpoint>>,
     /// Expired, and not seen to yet.
     late: Vec<u32>,
-    /// Where [`Timers::some_connections`] goes on.
+    /// Where [`Timers::some`] goes on.
     hand: usize,
 }
 
@@ -54,16 +44,16 @@ impl Default for Timers {
 }
 
 impl Timers {
-    /// A timer, not armed.
-    pub(crate) fn add(&self, make: impl FnOnce(u32) -> Timed) -> u32 {
+    /// A timer that is not armed, and its owner, which is made with its number.
+    pub(crate) fn add<E: Endpoint + 'static>(&self, make: impl FnOnce(u32) -> Arc<E>) -> Arc<E> {
         let mut state = lock(&self.state);
         let entry = state.owners.vacant_entry();
-        let timer = entry.key() as u32;
-        entry.insert(make(timer));
-        timer
+        let owner = make(entry.key() as u32);
+        entry.insert(owner.clone());
+        owner
     }
 
-    /// Disarms a timer and forgets whose it is. One that has expired already may
+    /// Disarms a timer and forgets its owner. One that has expired already may
     /// be taken for the next owner's, who must look whether it is its time.
     pub(crate) fn remove(&self, timer: u32) {
         let forgotten = {
@@ -104,7 +94,7 @@ impl Timers {
     }
 
     /// Takes timers that have expired into `due`, a batch of them.
-    pub(crate) fn expire(&self, now: Duration, due: &mut Vec<Timed>) {
+    pub(crate) fn expire(&self, now: Duration, due: &mut Vec<Arc<dyn Endpoint>>) {
         if self.next(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
@@ -129,8 +119,8 @@ impl Timers {
         self.publish(&state);
     }
 
-    /// Up to `count` connections, other ones each time.
-    pub(crate) fn some_connections(&self, count: usize) -> Vec<Arc<ConnectionInner>> {
+    /// The owners of up to `count` timers, other ones each time.
+    pub(crate) fn some(&self, count: usize) -> Vec<Arc<dyn Endpoint>> {
         let mut state = lock(&self.state);
         let mut found = Vec::new();
         let end = state.owners.capacity();
@@ -140,9 +130,7 @@ impl Timers {
             } else {
                 state.hand + 1
             };
-            if let Some(Timed::Connection(connection)) = state.owners.get(state.hand) {
-                found.push(connection.clone());
-            }
+            found.extend(state.owners.get(state.hand).cloned());
         }
         found
     }
@@ -151,19 +139,5 @@ impl Timers {
     pub(crate) fn armed(&self) -> usize {
         let state = lock(&self.state);
         state.wheel.len() + state.late.len()
-    }
-
-    /// Every connection, for those who count.
-    pub(crate) fn connections(&self) -> Vec<Arc<ConnectionInner>> {
-        let state = lock(&self.state);
-        let connection = |timed: &Timed| match timed {
-            Timed::Connection(connection) => Some(connection.clone()),
-            _ => None,
-        };
-        state
-            .owners
-            .iter()
-            .filter_map(|(_, timed)| connection(timed))
-            .collect()
     }
 }

@@ -4,22 +4,23 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
+use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::{tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
+use crate::endpoint::Endpoint;
 use crate::kernel::{KernelInput, PortReservation};
 use crate::readiness::Events;
-use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -139,10 +140,6 @@ impl SocketInner {
         self.ends().peer
     }
 
-    pub(crate) fn priority(&self) -> u8 {
-        self.priority.load(Ordering::Relaxed)
-    }
-
     /// Datagrams received, and how many of them came through the kernel.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (
@@ -215,19 +212,7 @@ impl SocketInner {
     pub(crate) fn push_kernel_delivered(&self, kernel_delivered: KernelDelivered, payload: &[u8]) {
         let owned = Owned::kernel_delivered(kernel_delivered, payload);
         lock(&self.waiting).outside.push_back(owned);
-        self.on_frames();
-    }
-
-    pub(crate) fn push_reassembled(&self, owned: Owned, causes: &Causes) {
-        {
-            let mut waiting = lock(&self.waiting);
-            if waiting.outside.len() >= OUTSIDE_LIMIT {
-                causes.socket_full();
-                return;
-            }
-            waiting.outside.push_back(owned);
-        }
-        self.on_frames();
+        self.notify_input();
     }
 
     /// What it is ready for now: sending waits for a frame at worst.
@@ -257,7 +242,7 @@ impl SocketInner {
     }
 
     /// Something came: one receiver is woken, and the watchers notified.
-    pub(crate) fn on_frames(&self) {
+    fn notify_input(&self) {
         self.wait_queue.notify_one(Events::DATA_CAME);
     }
 
@@ -328,6 +313,37 @@ impl Waitable for Receiving<'_> {
 
     fn kernel_has_input(&self) {
         Waitable::kernel_has_input(self.0);
+    }
+}
+
+impl Endpoint for SocketInner {
+    fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {
+        self.notify_input();
+    }
+
+    fn on_reassembled(&self, core: &Core, id: ChannelId, datagram: Reassembled) {
+        if self.id != id {
+            return core.causes.no_socket();
+        }
+        let Some(owned) = self.reassembled(core, &datagram) else {
+            return;
+        };
+        {
+            let mut waiting = lock(&self.waiting);
+            if waiting.outside.len() >= OUTSIDE_LIMIT {
+                return core.causes.socket_full();
+            }
+            waiting.outside.push_back(owned);
+        }
+        self.notify_input();
+    }
+
+    fn copy_out(self: Arc<Self>, core: &Core) {
+        self.copy_waiting(core);
+    }
+
+    fn priority(&self) -> u8 {
+        self.priority.load(Ordering::Relaxed)
     }
 }
 

@@ -2,25 +2,26 @@
 
 pub(crate) mod inner;
 mod mtu;
+mod ports;
 pub(crate) mod receive;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_receive::poller::Channel;
 
+use crate::channels::ChannelSet;
 use crate::kernel::PortReservation;
-use crate::owner::Owner;
 use crate::routes::Route;
-use crate::stack::{Core, Stack, lock};
+use crate::stack::{Stack, lock};
 use crate::transmit::Heading;
 pub use mtu::MtuDiscover;
+pub(crate) use ports::Udp;
 
-use inner::{Ends, Families, Receiving, SocketInner};
+use inner::{Ends, Receiving, SocketInner};
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -119,19 +120,21 @@ impl UdpSocket {
             let local = reservation.local_addr()?;
             (Some(reservation), local)
         } else {
-            (None, core.bind_without_kernel(address, &how)?)
+            (None, core.udp.bind_without_kernel(core, address, &how)?)
         };
-        let id = core.allocate_channel()?;
-        let channels = core.open_channels(id, DEFAULT_RECEIVE_LIMIT)?;
+        let id = core.channels.allocate()?;
+        let set = core
+            .channels
+            .open(&core.queues, id, DEFAULT_RECEIVE_LIMIT)?;
         let inner = Arc::new(SocketInner::new(
             id,
             reservation,
             local,
-            channels,
+            set.channels.into(),
             DEFAULT_RECEIVE_LIMIT,
             &how,
         ));
-        core.register(inner.clone());
+        core.udp.register(core, inner.clone());
         let socket = UdpSocket {
             inner,
             #[cfg(feature = "mio")]
@@ -144,7 +147,7 @@ impl UdpSocket {
         };
         // From here on dropping `socket` undoes what was done, which takes the
         // lock itself.
-        let listens = core.listen(&socket.inner);
+        let listens = core.udp.listen(core, &socket.inner);
         drop(binding);
         listens.map(|()| socket)
     }
@@ -207,7 +210,7 @@ impl UdpSocket {
             peer: Some(peer),
             ..before
         };
-        core.unlisten(&self.inner)
+        core.udp.unlisten(core, &self.inner)
     }
 
     /// Sends to an address.
@@ -738,11 +741,12 @@ impl Drop for UdpSocket {
         let Ok(core) = self.stack.here() else { return };
         self.inner.wait_queue.close();
         let _binding = lock(&core.binding);
-        core.unregister(&self.inner);
-        let channels: Vec<Channel> = self.inner.close(core);
-        for (queue, channel) in core.queues.iter().zip(channels) {
-            lock(&queue.poller).close_channel(channel);
-        }
+        core.udp.unregister(core, &self.inner);
+        let set = ChannelSet {
+            id: self.inner.id(),
+            channels: self.inner.close(core).into(),
+        };
+        core.channels.close(&core.queues, set);
     }
 }
 
@@ -785,111 +789,4 @@ pub(crate) fn to_v6(address: SocketAddr) -> SocketAddr {
         IpAddr::V4(v4) => SocketAddr::new(IpAddr::V6(v4.to_ipv6_mapped()), address.port()),
         IpAddr::V6(_) => address,
     }
-}
-
-impl Core {
-    /// Enters a socket under its channel number.
-    fn register(&self, socket: Arc<SocketInner>) {
-        self.set_owner(socket.id().index(), Owner::Udp(socket));
-    }
-
-    /// Removes a socket and its table entries.
-    fn unregister(&self, socket: &Arc<SocketInner>) {
-        self.set_owner(socket.id().index(), Owner::None);
-        let ends = socket.ends();
-        if let Some(peer) = ends.peer {
-            self.tables
-                .disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
-        }
-        // A port that no table entry names any more costs the driver one look.
-        let _ = self.unlisten(socket);
-        let (address, port) = table_key(socket);
-        if !self.port_in_use(address, port) {
-            let _ = self.trusted.disown_port(Protocol::Udp, address, port);
-        }
-    }
-
-    /// Makes the driver give the socket its port's datagrams.
-    fn listen(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
-        let (address, port) = table_key(socket);
-        self.tables
-            .listen(Protocol::Udp, address, port, socket.id())?;
-        self.trusted
-            .own_port(Protocol::Udp, address, port, self.tables.number())
-    }
-
-    /// The socket no longer takes datagrams from anyone; another one that
-    /// shares the port takes its place.
-    fn unlisten(&self, socket: &Arc<SocketInner>) -> io::Result<()> {
-        let (address, port) = table_key(socket);
-        self.tables.unlisten(Protocol::Udp, address, port);
-        let successor = {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets
-                .iter()
-                .filter_map(Owner::udp)
-                .find(|other| {
-                    other.id() != socket.id()
-                        && other.peer().is_none()
-                        && table_key(other) == (address, port)
-                })
-                .cloned()
-        };
-        match successor {
-            Some(successor) => self.listen(&successor),
-            None => Ok(()),
-        }
-    }
-
-    fn port_in_use(&self, address: Option<IpAddr>, port: u16) -> bool {
-        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-        // The trusted level knows addresses, but of "any" only one kind.
-        let kind = |address: Option<IpAddr>| address.filter(|address| !address.is_unspecified());
-        sockets.iter().filter_map(Owner::udp).any(|other| {
-            let (other_address, other_port) = table_key(other);
-            kind(other_address) == kind(address) && other_port == port
-        })
-    }
-
-    /// The in-memory device's ports.
-    fn bind_without_kernel(
-        &self,
-        address: SocketAddr,
-        how: &BindOptions,
-    ) -> io::Result<SocketAddr> {
-        if specified(address).is_some_and(|address| !lock(&self.routes).is_own(address)) {
-            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
-        }
-        let shares = how.reuse_address || how.reuse_port;
-        let families = Families::of(address, how);
-        let taken = |port: u16, shares: bool| {
-            let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
-            sockets.iter().filter_map(Owner::udp).any(|other| {
-                let bound = other.ends().bound;
-                let addresses = (specified(bound), specified(address));
-                bound.port() == port
-                    && !(shares && other.shares_port)
-                    && (families == other.families()
-                        || families == Families::Both
-                        || other.families() == Families::Both)
-                    && !matches!(addresses, (Some(theirs), Some(ours)) if theirs != ours)
-            })
-        };
-        match address.port() {
-            0 => (32_768..=60_999)
-                .find(|&port| !taken(port, false))
-                .map(|port| SocketAddr::new(address.ip(), port))
-                .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE)),
-            port if taken(port, shares) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
-            _ => Ok(address),
-        }
-    }
-}
-
-/// How the tables name what a socket is bound to: an address, any of one family
-/// (unspecified), or any of both (none).
-fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
-    let bound = socket.ends().bound;
-    let both = bound.ip().is_unspecified() && socket.families() == Families::Both;
-    ((!both).then_some(bound.ip().to_canonical()), bound.port())
 }

@@ -136,7 +136,7 @@ impl SocketInner {
         if look.received.swap(received, Ordering::Relaxed) == received {
             // What a poll may fail of, receiving reports.
             let _ = core.round(false);
-            self.copy_out(core);
+            self.copy_waiting(core);
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    pub(crate) fn new(bytes: &[u8], found: &Datagram, credit: Option<usize>) -> Self {
+    fn new(bytes: &[u8], found: &Datagram, credit: Option<usize>) -> Self {
         Owned {
             payload: bytes.get(found.payload.clone()).unwrap_or_default().into(),
             source: found.source,
@@ -99,7 +99,7 @@ thread_local! {
 impl SocketInner {
     /// Moves everything that waits in frames into buffers of its own size.
     /// Leaves a socket alone that is being received from: it is not slow.
-    pub(crate) fn copy_out(&self, core: &Core) {
+    pub(super) fn copy_waiting(&self, core: &Core) {
         let mut waiting = match self.waiting.try_lock() {
             Ok(waiting) => waiting,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -281,7 +281,7 @@ impl SocketInner {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
                 core.first_fragment(bytes, self.id(), others)
-                    .and_then(|datagram| core.reassembled(&datagram))
+                    .and_then(|datagram| self.reassembled(core, &datagram))
                     .map_or(Outcome::Nothing, Outcome::Owned)
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
@@ -299,6 +299,17 @@ impl SocketInner {
                 Err(cause) => dropped(cause),
             },
             Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
+        }
+    }
+
+    /// A reassembled datagram; counted when it is refused.
+    pub(super) fn reassembled(&self, core: &Core, datagram: &Reassembled) -> Option<Owned> {
+        match udp::input(&datagram.bytes, datagram.transport, &core.input_options) {
+            Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
+            Err(cause) => {
+                core.causes.protocol(cause);
+                None
+            }
         }
     }
 

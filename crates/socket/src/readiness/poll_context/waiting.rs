@@ -95,8 +95,8 @@ impl PollContext {
     /// ENETDOWN and what else the device reports.
     fn begin_wait(&self, core: &Core) -> io::Result<()> {
         core.tcp.helper.application_is_here();
-        let more = core.tcp_send(false);
-        core.tcp_run_timers();
+        let more = core.tcp.send(core, false);
+        core.tcp.run_timers(core);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let busy = more || core.is_busy() && !core.device_polls();
         // An application that leaves what is ready may not keep the device from
@@ -148,7 +148,7 @@ impl PollContext {
         loop {
             self.process(core);
             let found = collect(polled)?;
-            core.tcp_send(true);
+            core.tcp.send(core, true);
             if found > 0 {
                 return Ok(found);
             }

@@ -8,7 +8,10 @@ use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::TimeWaitEntry;
 use tidewall_wire::ethernet::MacAddress;
 
+use std::time::Duration;
+
 use super::*;
+use crate::tcp::frames::Deferred;
 use crate::{MemoryConfig, Stack};
 
 const PORT: u16 = 80;
@@ -48,8 +51,9 @@ fn entry(flow: FourTuple) -> TimeWaitEntry {
 /// As the end of a connection that closed first.
 fn wait(core: &Core, flow: FourTuple) {
     core.tcp.ports.again(PORT);
-    core.tcp_enter_flow(&flow, core.tcp.channels.time_wait.id, Part::TimeWait);
-    core.tcp_enter_time_wait(entry(flow));
+    core.tcp
+        .enter_flow(core, &flow, core.tcp.channels.time_wait.id, Part::TimeWait);
+    core.tcp.enter_time_wait(core, entry(flow));
 }
 
 fn waiting(core: &Core) -> usize {
@@ -66,7 +70,7 @@ fn time_wait_makes_room_for_connections() {
     // As many connections as leave some room, and more in TIME-WAIT than that.
     let live = FLOWS_MAX / 2;
     for _ in 0..live {
-        assert!(core.tcp_enter_flow(&flows(), own, Part::All));
+        assert!(core.tcp.enter_flow(core, &flows(), own, Part::All));
     }
     for _ in 0..FLOWS_MAX - live + 1000 {
         wait(core, flows());
@@ -75,15 +79,15 @@ fn time_wait_makes_room_for_connections() {
     assert_eq!(waiting(core), FLOWS_MAX - live);
     // Each connection more is one less there ...
     for _ in 0..1000 {
-        assert!(core.tcp_enter_flow(&flows(), own, Part::All));
-        core.tcp_bound_time_wait();
+        assert!(core.tcp.enter_flow(core, &flows(), own, Part::All));
+        core.tcp.bound_time_wait(core);
     }
     assert_eq!(waiting(core), FLOWS_MAX - live - 1000);
     // ... and so it is where two buckets are full, if one has any of them.
     let (mut more, mut refused) = (0, 0);
     while waiting(core) > FLOWS_MAX / 4 {
         more += 1;
-        refused += usize::from(!core.tcp_enter_flow(&flows(), own, Part::All));
+        refused += usize::from(!core.tcp.enter_flow(core, &flows(), own, Part::All));
     }
     assert!(refused * 20 < more, "{refused} of {more}");
     let flows = core.tables.flows();
@@ -93,23 +97,6 @@ fn time_wait_makes_room_for_connections() {
         .iter()
         .find(|(name, _)| *name == "time-wait-evicted");
     assert!(evicted.unwrap().1 > 2000, "{evicted:?}");
-}
-
-#[test]
-fn usage_is_forgotten_by_halves() {
-    let at = Duration::from_secs;
-    let mut usage = Usage::default();
-    assert_eq!(usage.frames(at(70_000)), 0);
-    usage.add(100, at(70_000));
-    usage.add(28, at(70_000));
-    assert_eq!(
-        [0, 1, 2, 8].map(|later| usage.frames(at(70_000 + later))),
-        [128, 64, 32, 0]
-    );
-    usage.add(1, at(70_001));
-    assert_eq!(usage.frames(at(70_002)), 32);
-    usage.add(1_000_000, at(70_002));
-    assert_eq!(usage.frames(at(70_002)), u16::MAX);
 }
 
 /// A thread of a host architecture sorts fragments while it holds its queue: it
@@ -125,7 +112,8 @@ fn a_reassembled_segment_waits_for_no_lock() {
         let connection =
             tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
         let mut deferred = Deferred::default();
-        core.tcp_open(connection, None, 0, 64, &mut deferred)
+        core.tcp
+            .open(core, connection, None, 0, 64, &mut deferred)
             .unwrap()
     };
     let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0, 0, 64, 6, 0, 0];
@@ -170,13 +158,15 @@ fn sending_waits_for_no_route() {
     let neighbour = Some(MacAddress([2, 0, 0, 0, 0, 2]));
     let mut deferred = Deferred::default();
     let connection = core
-        .tcp_open(connection, neighbour, 0, 64, &mut deferred)
+        .tcp
+        .open(core, connection, neighbour, 0, 64, &mut deferred)
         .unwrap();
     let asking = lock(&core.routes);
     let (done, seen) = channel();
     let other = stack.clone();
     let thread = std::thread::spawn(move || {
-        other.core().tcp_flush();
+        let core = other.core();
+        core.tcp.flush(core);
         done.send(()).unwrap();
     });
     let in_time = seen.recv_timeout(Duration::from_secs(10)).is_ok();

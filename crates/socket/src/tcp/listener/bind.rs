@@ -97,14 +97,18 @@ impl Tcp {
     }
 }
 
-impl Core {
+impl Tcp {
     /// The in-memory device's ports.
-    pub(super) fn tcp_bind_without_kernel(&self, address: SocketAddr) -> io::Result<SocketAddr> {
-        if specified(address).is_some_and(|address| !lock(&self.routes).is_own(address)) {
+    pub(super) fn bind_without_kernel(
+        &self,
+        core: &Core,
+        address: SocketAddr,
+    ) -> io::Result<SocketAddr> {
+        if specified(address).is_some_and(|address| !lock(&core.routes).is_own(address)) {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
         }
         let taken = |port: u16| {
-            let listeners = lock(&self.tcp.listeners);
+            let listeners = lock(&self.listeners);
             listeners.get(&port).is_some_and(|of_port| {
                 of_port
                     .iter()
@@ -118,7 +122,7 @@ impl Core {
         };
         match address.port() {
             0 => self
-                .tcp_free_port()
+                .free_port()
                 .map(|port| SocketAddr::new(address.ip(), port)),
             port if taken(port) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
             _ => Ok(address),
@@ -126,8 +130,8 @@ impl Core {
     }
 
     /// A port that nobody uses, on the in-memory device.
-    pub(crate) fn tcp_free_port(&self) -> io::Result<u16> {
-        let port = self.tcp.ports.ephemeral();
+    pub(crate) fn free_port(&self) -> io::Result<u16> {
+        let port = self.ports.ephemeral();
         port.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 }

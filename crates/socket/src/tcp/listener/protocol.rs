@@ -13,10 +13,11 @@ use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
 use super::{ListenerInner, Origin, State};
+use crate::channels::ChannelSet;
 use crate::readiness::Events;
 use crate::stack::{Core, lock};
 use crate::tcp::HOP_LIMIT;
-use crate::tcp::channels::{ChannelSet, Part};
+use crate::tcp::channels::Part;
 use crate::tcp::connection::flow_of;
 use crate::tcp::frames::{Content, Deferred, sender};
 
@@ -44,7 +45,7 @@ impl ListenerInner {
             }
             taken
         };
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
         taken
     }
 
@@ -69,7 +70,7 @@ impl ListenerInner {
                 && let Some(frame) = channel.remove()
             {
                 total += 1;
-                match core.tcp_content(&shared, &frame, set.id, deferred) {
+                match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
                     Content::Segment(segment) => {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
@@ -94,7 +95,7 @@ impl ListenerInner {
         }
         state.channel = Some(set);
         if total > 0 {
-            core.tcp_renew_half_open();
+            core.tcp.renew_half_open(core);
         }
         total
     }
@@ -122,7 +123,7 @@ impl ListenerInner {
             self.segment(core, &mut state, id, segment, reused, &mut deferred);
             self.update(core, &mut state, before, 0);
         }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     fn segment(
@@ -161,7 +162,8 @@ impl ListenerInner {
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
         protocol.set_origin(origin.to_bits());
         let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'_>| {
-            core.tcp_send_one(flow, outgoing, origin.neighbour, origin.queue);
+            core.tcp
+                .send_segment(core, flow, outgoing, origin.neighbour, origin.queue);
         };
         let reaction = match reused {
             Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
@@ -172,7 +174,7 @@ impl ListenerInner {
             Reaction::HalfOpen(flow) => {
                 // Without an entry, the handshake's last segment finds us by
                 // its port.
-                core.tcp_enter_flow(&flow, id, Part::HalfOpen);
+                core.tcp.enter_flow(core, &flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake) => {
                 self.establish(core, state, &handshake, segment, deferred);
@@ -197,14 +199,22 @@ impl ListenerInner {
         let config = state.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.now());
         let Origin { neighbour, queue } = state.origin;
-        let opened = core.tcp_open(connection, Some(neighbour), queue, HOP_LIMIT, deferred);
+        let opened = core.tcp.open(
+            core,
+            connection,
+            Some(neighbour),
+            queue,
+            HOP_LIMIT,
+            deferred,
+        );
         let Some(connection) = opened else {
             core.tcp.counters.refused();
             if handshake.fast_open.is_some() {
                 self.fast_open_done(false);
             }
             if let Some(reset) = tcp::reset_for(segment) {
-                core.tcp_send_one(&segment.flow, &reset, neighbour, queue);
+                core.tcp
+                    .send_segment(core, &segment.flow, &reset, neighbour, queue);
             }
             return;
         };
@@ -276,8 +286,8 @@ impl ListenerInner {
         }
     }
 
-    /// Its timer has expired.
-    pub(crate) fn expire(self: &Arc<Self>, core: &Core) {
+    /// Retransmits and forgets what is due.
+    pub(super) fn run_timer(self: &Arc<Self>, core: &Core) {
         let mut deferred = Deferred::default();
         {
             let mut state = lock(&self.state);
@@ -295,7 +305,8 @@ impl ListenerInner {
                     now,
                     &mut |flow, outgoing, origin| {
                         let Origin { neighbour, queue } = Origin::from_bits(origin);
-                        core.tcp_send_one(flow, outgoing, neighbour, queue);
+                        core.tcp
+                            .send_segment(core, flow, outgoing, neighbour, queue);
                     },
                     &mut |flow: &FourTuple| {
                         core.tables
@@ -305,7 +316,7 @@ impl ListenerInner {
             }
             self.update(core, &mut state, before, 0);
         }
-        core.tcp_run_deferred(deferred);
+        core.tcp.run_deferred(core, deferred);
     }
 
     /// Closes it: its channel, and the flows that were half open.

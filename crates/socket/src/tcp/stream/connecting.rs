@@ -14,6 +14,7 @@ use crate::readiness::Events;
 use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
+use crate::tcp::Tcp;
 use crate::tcp::connection::{Waiting, error};
 use crate::tcp::frames::Deferred;
 use crate::tcp::helper::Helper;
@@ -221,7 +222,7 @@ impl TcpStream {
         let wanted = local.map_or(0, |local| local.port());
         let tries = if wanted == 0 { PORTS_TRIED } else { 1 };
         for _ in 0..tries {
-            let (port, held) = core.tcp_take_port(SocketAddr::new(source, wanted))?;
+            let (port, held) = core.tcp.take_port(core, SocketAddr::new(source, wanted))?;
             let flow = FourTuple {
                 local: SocketAddr::new(source, port),
                 remote,
@@ -230,10 +231,12 @@ impl TcpStream {
             // thousands, and what belongs to no flow goes to the kernel.
             core.tcp.ports.enter(&core.trusted, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
-            let connection = core.tcp_connection(flow, &config, options);
+            let connection = core.tcp.new_connection(core, flow, &config, options);
             let mut deferred = Deferred::default();
-            let opened = core.tcp_open(connection, neighbour, 0, HOP_LIMIT, &mut deferred);
-            core.tcp_run_deferred(deferred);
+            let opened = core
+                .tcp
+                .open(core, connection, neighbour, 0, HOP_LIMIT, &mut deferred);
+            core.tcp.run_deferred(core, deferred);
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.trusted, port);
             if let Some(connection) = opened {
@@ -291,13 +294,17 @@ impl ConnectOptions {
     }
 }
 
-impl Core {
+impl Tcp {
     /// A port for a connection from `source`, its own unless that is 0, and the kernel socket that keeps
     /// others from it.
-    fn tcp_take_port(&self, source: SocketAddr) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
-        if !self.has_kernel {
+    fn take_port(
+        &self,
+        core: &Core,
+        source: SocketAddr,
+    ) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
+        if !core.has_kernel {
             let port = match source.port() {
-                0 => self.tcp_free_port()?,
+                0 => self.free_port()?,
                 port => port,
             };
             return Ok((port, None));
@@ -310,16 +317,17 @@ impl Core {
         Ok((port, Some(Unshared::new(OwnedFd::from(socket))?)))
     }
 
-    fn tcp_connection(
+    fn new_connection(
         &self,
+        core: &Core,
         flow: FourTuple,
         config: &Config,
         options: &ConnectOptions,
     ) -> Connection {
-        let now = self.now();
-        let isn = isn::initial(&self.tcp.secrets.sequence, &flow, now);
-        let offset = isn::timestamp_offset(&self.tcp.secrets.cookie, &flow);
-        let known = self.tcp.fast_open.server(&flow, now);
+        let now = core.now();
+        let isn = isn::initial(&self.secrets.sequence, &flow, now);
+        let offset = isn::timestamp_offset(&self.secrets.cookie, &flow);
+        let known = self.fast_open.server(&flow, now);
         match known.filter(|_| options.fast_open) {
             Some(known) => {
                 let without = options.fast_open_without_cookie;

@@ -475,7 +475,7 @@ impl TcpStream {
                 connection.update(core, &mut state, &mut deferred);
                 state.connection.wants_output()
             };
-            core.tcp_run_deferred(deferred);
+            core.tcp.run_deferred(core, deferred);
             if wants {
                 self.send_unless_later(connection);
             }

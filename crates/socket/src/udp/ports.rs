@@ -1,0 +1,164 @@
+//! The UDP sockets of a stack, and which of them has a port.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::queue::KernelDelivered;
+
+use super::inner::{Families, SocketInner};
+use super::{BindOptions, canonical, specified};
+use crate::stack::{Core, lock};
+
+/// UDP of one stack: its sockets by channel number.
+#[derive(Default)]
+pub(crate) struct Udp {
+    sockets: RwLock<BTreeMap<u16, Arc<SocketInner>>>,
+}
+
+impl Udp {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u16, Arc<SocketInner>>> {
+        self.sockets.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u16, Arc<SocketInner>>> {
+        self.sockets.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All sockets.
+    pub(crate) fn all(&self) -> Vec<Arc<SocketInner>> {
+        self.read().values().cloned().collect()
+    }
+
+    /// Takes a datagram that came through the kernel while NAPI ids were discovered.
+    pub(crate) fn deliver_from_kernel(
+        &self,
+        core: &Core,
+        datagram: KernelDelivered,
+        payload: &[u8],
+    ) {
+        let target = {
+            let sockets = self.read();
+            sockets
+                .values()
+                .filter(|socket| socket.wants(datagram.source, datagram.destination))
+                .max_by_key(|socket| socket.peer().is_some())
+                .cloned()
+        };
+        match target {
+            Some(socket) => socket.push_kernel_delivered(datagram, payload),
+            None => core.causes.no_socket(),
+        }
+    }
+
+    /// Enters a socket under its channel number.
+    pub(super) fn register(&self, core: &Core, socket: Arc<SocketInner>) {
+        let number = socket.id().index();
+        self.write().insert(number, socket.clone());
+        core.channels.set_endpoint(number, Some(socket));
+    }
+
+    /// Removes a socket and its table entries.
+    pub(super) fn unregister(&self, core: &Core, socket: &Arc<SocketInner>) {
+        let number = socket.id().index();
+        core.channels.set_endpoint(number, None);
+        self.write().remove(&number);
+        let ends = socket.ends();
+        if let Some(peer) = ends.peer {
+            core.tables
+                .disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
+        }
+        // A port that no table entry names any more costs the driver one look.
+        let _ = self.unlisten(core, socket);
+        let (address, port) = table_key(socket);
+        if !self.port_in_use(address, port) {
+            let _ = core.trusted.disown_port(Protocol::Udp, address, port);
+        }
+    }
+
+    /// Makes the driver give the socket its port's datagrams.
+    pub(super) fn listen(&self, core: &Core, socket: &Arc<SocketInner>) -> io::Result<()> {
+        let (address, port) = table_key(socket);
+        core.tables
+            .listen(Protocol::Udp, address, port, socket.id())?;
+        core.trusted
+            .own_port(Protocol::Udp, address, port, core.tables.number())
+    }
+
+    /// The socket no longer takes datagrams from anyone; another one that
+    /// shares the port takes its place.
+    pub(super) fn unlisten(&self, core: &Core, socket: &Arc<SocketInner>) -> io::Result<()> {
+        let (address, port) = table_key(socket);
+        core.tables.unlisten(Protocol::Udp, address, port);
+        let successor = {
+            let sockets = self.read();
+            sockets
+                .values()
+                .find(|other| {
+                    other.id() != socket.id()
+                        && other.peer().is_none()
+                        && table_key(other) == (address, port)
+                })
+                .cloned()
+        };
+        match successor {
+            Some(successor) => self.listen(core, &successor),
+            None => Ok(()),
+        }
+    }
+
+    fn port_in_use(&self, address: Option<IpAddr>, port: u16) -> bool {
+        let sockets = self.read();
+        // The trusted level knows addresses, but of "any" only one kind.
+        let kind = |address: Option<IpAddr>| address.filter(|address| !address.is_unspecified());
+        sockets.values().any(|other| {
+            let (other_address, other_port) = table_key(other);
+            kind(other_address) == kind(address) && other_port == port
+        })
+    }
+
+    /// The in-memory device's ports.
+    pub(super) fn bind_without_kernel(
+        &self,
+        core: &Core,
+        address: SocketAddr,
+        how: &BindOptions,
+    ) -> io::Result<SocketAddr> {
+        if specified(address).is_some_and(|address| !lock(&core.routes).is_own(address)) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let shares = how.reuse_address || how.reuse_port;
+        let families = Families::of(address, how);
+        let taken = |port: u16, shares: bool| {
+            let sockets = self.read();
+            sockets.values().any(|other| {
+                let bound = other.ends().bound;
+                let addresses = (specified(bound), specified(address));
+                bound.port() == port
+                    && !(shares && other.shares_port)
+                    && (families == other.families()
+                        || families == Families::Both
+                        || other.families() == Families::Both)
+                    && !matches!(addresses, (Some(theirs), Some(ours)) if theirs != ours)
+            })
+        };
+        match address.port() {
+            0 => (32_768..=60_999)
+                .find(|&port| !taken(port, false))
+                .map(|port| SocketAddr::new(address.ip(), port))
+                .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            port if taken(port, shares) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            _ => Ok(address),
+        }
+    }
+}
+
+/// How the tables name what a socket is bound to: an address, any of one family
+/// (unspecified), or any of both (none).
+fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
+    let bound = socket.ends().bound;
+    let both = bound.ip().is_unspecified() && socket.families() == Families::Both;
+    ((!both).then_some(bound.ip().to_canonical()), bound.port())
+}
