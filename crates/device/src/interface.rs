@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use crate::raw::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
+use tidewall_sys::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
+
 use crate::raw::syscall;
 
 /// Receive queues of an interface, `None` where sysfs does not tell.

@@ -5,9 +5,8 @@
 //! and its tables ([`demux`]), and the devices: [`afxdp`] (an AF_XDP queue of
 //! a Linux interface), [`tap`] (the far end of a Linux interface, for 64 KiB
 //! segments) and [`memory`] (a link inside one process). What Linux says of an
-//! interface: [`interface`]; what its driver says of itself: [`netdev`]; what the
-//! kernel wants of a process: [`capabilities`]; what a forked child has of all
-//! this: [`forked`].
+//! interface: [`interface`]; what the kernel wants of a process: [`capabilities`];
+//! what a forked child has of all this: [`forked`].
 //! Does not live here: channels, protocols, sockets, policy; what only the owner of a
 //! device does (crates/manager): programs, settings, and putting them back.
 //!
@@ -27,14 +26,12 @@ pub mod forked;
 pub mod frame;
 pub mod interface;
 pub mod memory;
-pub mod netdev;
 pub mod queue;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 #[doc(hidden)]
 pub mod system {
     //! System calls for the device's owner.
-    pub use crate::raw::ethtool;
     pub use crate::raw::syscall::{
         XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, any_socket, attach_xdp, get_option, interface_index,
     };

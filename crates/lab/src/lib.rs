@@ -29,15 +29,12 @@ mod interrupt;
 pub mod plot;
 mod profile;
 pub mod progress;
-#[allow(unsafe_code)]
-mod raw_process;
-#[allow(unsafe_code)]
-mod raw_tcp;
 mod report;
 pub mod result;
 mod runner;
 mod sweep;
 mod system;
+mod tcp;
 pub mod testbed;
 pub mod tune;
 pub mod worker;

@@ -9,7 +9,6 @@ use crate::experiments::{self, EXPERIMENTS, Experiment};
 use crate::interrupt::{self, Interrupted};
 use crate::plot;
 use crate::progress::Progress;
-use crate::raw_process;
 use crate::result::ResultFile;
 use crate::testbed::privilege::{self, Missing};
 
@@ -127,7 +126,7 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     interrupt::install().context("cannot handle Ctrl-C")?;
     // On the receiver's processor it would wait behind what it measures. Where
     // it may not be pinned it still works.
-    let _ = raw_process::pin(crate::testbed::Config::default().client_cpu);
+    let _ = tidewall_sys::pin(crate::testbed::Config::default().client_cpu);
     Ok(())
 }
 

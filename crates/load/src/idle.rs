@@ -14,11 +14,13 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_linger;
+use tidewall_sys::wait_readable;
+
 use crate::http::{Outcome, Response, request};
-use crate::raw_socket::wait_readable;
-use crate::raw_tcp::{Epoll, Event, abort_on_close, connect_with, raise_descriptors};
 use crate::report::{IdleCounts, IdleReport};
 use crate::spec::{Habit, IdleSpec, Reuse};
+use crate::tcp::{Epoll, Event, connect_with, raise_descriptors};
 
 /// Connections that are being opened at once: fewer than any sensible backlog.
 const AT_ONCE: usize = 256;
@@ -266,7 +268,7 @@ impl Idle {
         let buffer = (self.spec.habit == Habit::Sip).then_some(SIP_BUFFER);
         let stream = connect_with(self.spec.destination, source, buffer)?;
         // Ports in TIME-WAIT would be missing for the next to open.
-        abort_on_close(stream.as_fd())?;
+        set_socket_linger(&stream, Some(Duration::ZERO))?;
         let index = match self.free.pop() {
             Some(index) => index,
             None => {

@@ -31,17 +31,10 @@ mod exchange;
 mod http;
 mod idle;
 pub mod neighbour;
-mod netlink;
 pub mod pacer;
 mod prefix;
 #[allow(unsafe_code)]
 mod raw_bpf;
-#[allow(unsafe_code)]
-mod raw_socket;
-#[allow(unsafe_code)]
-mod raw_tcp;
-#[allow(unsafe_code)]
-mod raw_thread;
 mod report;
 mod run;
 mod s_clients;
@@ -49,11 +42,11 @@ mod sender;
 mod spec;
 mod stream;
 mod swallow;
+mod tcp;
 pub mod template;
+mod thread;
 
 pub use prefix::{InvalidPrefix, Prefix};
-pub use raw_socket::wait_readable;
-pub use raw_tcp::raise_descriptors;
 pub use report::{
     BlastCounts, BlastReport, Distribution, HttpCounts, HttpReport, IdleCounts, IdleReport,
     InterfaceCounters, Latency, LoadReport, Percentile, Phase, PingCounts, PingReport, ProbeReport,

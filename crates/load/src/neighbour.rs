@@ -1,20 +1,19 @@
 //! From a destination to an interface, a source address and two Ethernet
 //! addresses, as the kernel knows them; and whether a blast may go there.
 //!
-//! Asks the program `ip` (iproute2), in the calling thread's namespace.
+//! Asks in the calling thread's namespace.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use tidewall_sys::netlink::{self, Rtnetlink};
+use tidewall_sys::set_option_bytes;
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::raw_socket::bind_to_interface;
 use crate::report::InterfaceCounters;
 use crate::spec::invalid;
 
@@ -32,7 +31,7 @@ pub enum LinkKind {
     Loopback,
     /// One end of a virtual pair.
     Veth,
-    /// Anything else, by the kernel's name for its kind or of its link type.
+    /// Anything else, by the kernel's name for its kind; empty for hardware.
     Other(String),
 }
 
@@ -62,100 +61,29 @@ pub struct Route {
     pub source: Option<IpAddr>,
 }
 
-#[derive(Deserialize)]
-struct LinkText {
-    ifindex: u32,
-    ifname: String,
-    #[serde(default)]
-    flags: Vec<String>,
-    #[serde(default)]
-    mtu: u32,
-    link_type: Option<String>,
-    address: Option<String>,
-    linkinfo: Option<LinkInfoText>,
-}
-
-#[derive(Deserialize)]
-struct LinkInfoText {
-    info_kind: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct RouteText {
-    dev: Option<String>,
-    gateway: Option<IpAddr>,
-    via: Option<ViaText>,
-    prefsrc: Option<IpAddr>,
-}
-
-#[derive(Deserialize)]
-struct ViaText {
-    host: IpAddr,
-}
-
-#[derive(Deserialize)]
-struct NeighbourText {
-    lladdr: Option<String>,
-}
-
-/// Runs `ip -json` and returns the first of the objects it prints.
-fn ip<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> io::Result<Option<T>> {
-    let command = || format!("ip {}", arguments.join(" "));
-    let output = Command::new("ip")
-        .args(["-json", "-details"])
-        .args(arguments)
-        .output()
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => io::Error::new(
-                error.kind(),
-                "the program `ip` is missing: install the package iproute2",
-            ),
-            _ => io::Error::new(error.kind(), format!("cannot run `ip`: {error}")),
-        })?;
-    if !output.status.success() {
-        let reason = String::from_utf8_lossy(&output.stderr);
-        return Err(io::Error::other(format!(
-            "`{}`: {}",
-            command(),
-            reason.trim()
-        )));
-    }
-    if output.stdout.trim_ascii().is_empty() {
-        return Ok(None);
-    }
-    let objects: Vec<T> = serde_json::from_slice(&output.stdout)
-        .map_err(|error| io::Error::other(format!("`{}` printed: {error}", command())))?;
-    Ok(objects.into_iter().next())
-}
-
 /// The interface of this name in the caller's namespace.
 ///
 /// # Errors
-/// `NotFound` when there is none; what running `ip` gives.
+/// ENODEV when there is none.
 pub fn link(name: &str) -> io::Result<Link> {
-    let text: LinkText = ip(&["link", "show", "dev", name])
-        .map_err(|error| io::Error::new(error.kind(), format!("no interface {name:?}: {error}")))?
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no interface {name:?}")))?;
-    Ok(text.into_link())
+    Rtnetlink::open()
+        .and_then(|mut netlink| netlink.link_named(name))
+        .map(Link::of)
+        .map_err(|error| io::Error::new(error.kind(), format!("no interface {name:?}: {error}")))
 }
 
-impl LinkText {
-    fn into_link(self) -> Link {
-        let info_kind = self.linkinfo.and_then(|info| info.info_kind);
-        let kind = match info_kind.as_deref() {
-            _ if self.flags.iter().any(|flag| flag == "LOOPBACK") => LinkKind::Loopback,
-            Some("veth") => LinkKind::Veth,
-            Some(other) => LinkKind::Other(other.to_owned()),
-            None => LinkKind::Other(self.link_type.unwrap_or_default()),
+impl Link {
+    fn of(link: netlink::Link) -> Self {
+        let kind = match link.kind.as_str() {
+            _ if link.loopback => LinkKind::Loopback,
+            "veth" => LinkKind::Veth,
+            _ => LinkKind::Other(link.kind),
         };
         Link {
-            name: self.ifname,
-            index: self.ifindex,
-            mac: self
-                .address
-                .and_then(|text| text.parse().ok())
-                .unwrap_or_default(),
-            mtu: self.mtu,
+            name: link.name,
+            index: link.index,
+            mac: link.mac.map(MacAddress).unwrap_or_default(),
+            mtu: link.mtu.and_then(|mtu| mtu.try_into().ok()).unwrap_or(0),
             kind,
         }
     }
@@ -164,38 +92,25 @@ impl LinkText {
 /// The kernel's route to `destination`, through `interface` if one is named.
 ///
 /// # Errors
-/// When there is no route, with what mends it; what running `ip` gives.
+/// When there is no route, with what mends it; ENODEV when there is no such
+/// interface.
 pub fn route(destination: IpAddr, interface: Option<&str>) -> io::Result<Route> {
-    let target = destination.to_string();
-    let mut arguments = vec!["route", "get", target.as_str()];
-    if let Some(interface) = interface {
-        arguments.extend(["oif", interface]);
-    }
-    let text: RouteText = ip(&arguments)
-        .map_err(|error| {
-            io::Error::new(
-                io::ErrorKind::NetworkUnreachable,
-                format!(
-                    "no route to {destination} ({error}); add one, say with \
-                     `ip route add {destination} dev {}`",
-                    interface.unwrap_or("INTERFACE")
-                ),
-            )
-        })?
-        .ok_or(io::ErrorKind::NetworkUnreachable)?;
-    let interface = text.dev.ok_or_else(|| {
+    let mut netlink = Rtnetlink::open()?;
+    let through = interface.map(link).transpose()?.map(|link| link.index);
+    let route = netlink.route(destination, None, through).map_err(|error| {
         io::Error::new(
             io::ErrorKind::NetworkUnreachable,
-            format!("the route to {destination} leads to no interface"),
+            format!(
+                "no route to {destination} ({error}); add one, say with \
+                 `ip route add {destination} dev {}`",
+                interface.unwrap_or("INTERFACE")
+            ),
         )
     })?;
     Ok(Route {
-        interface,
-        next_hop: text
-            .gateway
-            .or(text.via.map(|via| via.host))
-            .unwrap_or(destination),
-        source: text.prefsrc,
+        interface: netlink.link(route.interface)?.name,
+        next_hop: route.gateway.unwrap_or(destination),
+        source: route.source,
     })
 }
 
@@ -211,13 +126,19 @@ pub fn mac(link: &Link, next_hop: IpAddr, destination: IpAddr) -> io::Result<Mac
     if link.kind == LinkKind::Loopback {
         return Ok(MacAddress::default());
     }
-    if let Some(mac) = known(link, next_hop)? {
+    let mut netlink = Rtnetlink::open()?;
+    let mut known = || match netlink.neighbour(link.index, next_hop) {
+        Ok(neighbour) => Ok(Some(MacAddress(neighbour.address))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    if let Some(mac) = known()? {
         return Ok(mac);
     }
     ask(link, destination)?;
     let begin = Instant::now();
     while begin.elapsed() < ASK_FOR {
-        if let Some(mac) = known(link, next_hop)? {
+        if let Some(mac) = known()? {
             return Ok(mac);
         }
         thread::sleep(Duration::from_millis(20));
@@ -230,14 +151,6 @@ pub fn mac(link: &Link, next_hop: IpAddr, destination: IpAddr) -> io::Result<Mac
             name = link.name
         ),
     ))
-}
-
-fn known(link: &Link, next_hop: IpAddr) -> io::Result<Option<MacAddress>> {
-    let next_hop = next_hop.to_string();
-    let text: Option<NeighbourText> = ip(&["neigh", "show", &next_hop, "dev", &link.name])?;
-    Ok(text
-        .and_then(|text| text.lladdr)
-        .and_then(|text| text.parse().ok()))
 }
 
 fn ask(link: &Link, destination: IpAddr) -> io::Result<()> {
@@ -253,7 +166,7 @@ fn ask(link: &Link, destination: IpAddr) -> io::Result<()> {
         ),
     };
     let socket = UdpSocket::bind((local, 0))?;
-    bind_to_interface(socket.as_fd(), &link.name)?;
+    bind_to_interface(&socket, &link.name)?;
     socket.send_to(&[], remote).map_err(|error| {
         io::Error::new(
             error.kind(),
@@ -261,6 +174,12 @@ fn ask(link: &Link, destination: IpAddr) -> io::Result<()> {
         )
     })?;
     Ok(())
+}
+
+/// Ties a socket to an interface (SO_BINDTODEVICE).
+pub(crate) fn bind_to_interface(socket: impl AsFd, interface: &str) -> io::Result<()> {
+    let name = interface.as_bytes();
+    set_option_bytes(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)
 }
 
 /// True when the calling thread is in another network namespace than process 1.
@@ -313,28 +232,15 @@ pub(crate) fn permit(
     }
 }
 
-/// The interface's transmit counters in the calling thread's namespace, from
-/// `/proc/thread-self/net/dev`. `None` when it is not there.
+/// The interface's transmit counters in the calling thread's namespace. `None`
+/// when it is not there.
 pub(crate) fn counters(interface: &str) -> Option<InterfaceCounters> {
-    parse_counters(
-        &std::fs::read_to_string("/proc/thread-self/net/dev").ok()?,
-        interface,
-    )
-}
-
-fn parse_counters(text: &str, interface: &str) -> Option<InterfaceCounters> {
-    let numbers = text.lines().find_map(|line| {
-        let (name, numbers) = line.split_once(':')?;
-        (name.trim() == interface).then_some(numbers)
-    })?;
-    // Eight numbers of reception, then bytes, packets, errors and drops sent.
-    let mut sent = numbers
-        .split_ascii_whitespace()
-        .skip(8)
-        .map(|number| number.parse().ok());
-    let packets = sent.nth(1)??;
-    let dropped = sent.nth(1)??;
-    Some(InterfaceCounters { packets, dropped })
+    let link = Rtnetlink::open().ok()?.link_named(interface).ok()?;
+    let counters = link.counters?;
+    Some(InterfaceCounters {
+        packets: counters.tx_packets,
+        dropped: counters.tx_dropped,
+    })
 }
 
 /// What a blast needs to know of its way.
@@ -439,60 +345,10 @@ mod tests {
     }
 
     #[test]
-    fn links_are_recognised() {
-        let parse = |text: &str| serde_json::from_str::<LinkText>(text).unwrap().into_link();
-        let veth = parse(
-            r#"{"ifindex":2,"link_index":2,"ifname":"vA","flags":["BROADCAST","UP"],"mtu":1500,
-               "link_type":"ether","address":"22:6c:27:0a:5c:d8","linkinfo":{"info_kind":"veth"}}"#,
-        );
-        assert_eq!((veth.index, veth.mtu, veth.kind), (2, 1500, LinkKind::Veth));
-        assert_eq!(veth.mac.to_string(), "22:6c:27:0a:5c:d8");
-        let lo = parse(
-            r#"{"ifindex":1,"ifname":"lo","flags":["LOOPBACK","UP"],"mtu":65536,
-               "link_type":"loopback","address":"00:00:00:00:00:00"}"#,
-        );
-        assert_eq!(lo.kind, LinkKind::Loopback);
-        let nic = parse(r#"{"ifindex":4,"ifname":"eth0","flags":[],"link_type":"ether"}"#);
-        assert_eq!(nic.kind, LinkKind::Other("ether".into()));
-    }
-
-    #[test]
-    fn routes_by_a_router_and_by_the_other_ip_version() {
-        let hop = |text: &str| {
-            let text: RouteText = serde_json::from_str(text).unwrap();
-            text.gateway
-                .or(text.via.map(|via| via.host))
-                .unwrap()
-                .to_string()
-        };
-        assert_eq!(
-            hop(r#"{"dst":"9.9.9.9","gateway":"10.0.0.1","dev":"x"}"#),
-            "10.0.0.1"
-        );
-        let via = r#"{"dst":"9.9.9.9","via":{"family":"inet6","host":"fe80::1"},"dev":"x"}"#;
-        assert_eq!(hop(via), "fe80::1");
-    }
-
-    #[test]
-    fn counters_are_those_of_the_interface() {
-        let text = "Inter-|   Receive     |  Transmit\n face |bytes packets errs drop\n\
-            \x20   lo: 3193 29 0 0 0 0 0 0 3193 30 0 0 0 0 0 0\n\
-            \x20 vA: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n";
-        let counters = |name| parse_counters(text, name);
-        assert_eq!(
-            counters("vA"),
-            Some(InterfaceCounters {
-                packets: 10,
-                dropped: 12
-            })
-        );
-        assert_eq!(
-            counters("lo"),
-            Some(InterfaceCounters {
-                packets: 30,
-                dropped: 0
-            })
-        );
-        assert_eq!(counters("v"), None);
+    fn loopback_is_recognised() {
+        let lo = super::link("lo").unwrap();
+        assert_eq!((lo.index, lo.kind), (1, LinkKind::Loopback));
+        assert!(super::link("none").is_err());
+        assert!(counters("lo").is_some() && counters("none").is_none());
     }
 }

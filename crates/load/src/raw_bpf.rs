@@ -6,23 +6,22 @@
 
 use std::fs::File;
 use std::io;
-use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use tidewall_sys::{Attach, attach_xdp, bpf};
 
 use crate::prefix::Prefix;
 use crate::template::Places;
 
-const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_PROG_TEST_RUN: libc::c_int = 10;
-const BPF_LINK_CREATE: libc::c_int = 28;
+const BPF_PROG_LOAD: i32 = 5;
+const BPF_PROG_TEST_RUN: i32 = 10;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP`: ordinary attachment, as opposed to device and processor maps.
 const ATTACH_XDP: u32 = 37;
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRIVER_MODE: u32 = 1 << 2;
 /// What an XDP program says of a packet (`enum xdp_action`).
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
@@ -237,48 +236,6 @@ struct TestRun {
     padding: u32,
 }
 
-/// The attributes of `BPF_LINK_CREATE`.
-#[repr(C)]
-#[derive(Default)]
-struct LinkCreate {
-    program: u32,
-    target: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
-/// The attribute structures: plain integers without padding, as the kernel
-/// reads them.
-trait Attributes {}
-impl Attributes for Load {}
-impl Attributes for TestRun {}
-impl Attributes for LinkCreate {}
-
-fn bpf<A: Attributes>(command: libc::c_int, attributes: &mut A) -> io::Result<libc::c_long> {
-    // SAFETY: the kernel reads, and for some commands writes, at most the size
-    // given of a structure of integers. The pointers within are made by the
-    // callers below from borrows that outlive the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            attributes as *mut A,
-            mem::size_of::<A>(),
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
-}
-
-fn descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
-    let fd = i32::try_from(result).map_err(|_| io::ErrorKind::InvalidData)?;
-    // SAFETY: a descriptor that the kernel just returned to us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// A loaded program that redirects every frame to one interface.
 #[derive(Debug)]
 pub(crate) struct Redirect {
@@ -322,7 +279,8 @@ impl Redirect {
             batch_size: count.min(64),
             ..TestRun::default()
         };
-        bpf(BPF_PROG_TEST_RUN, &mut run).map(|_| ())
+        // SAFETY: the command reads the frame, which is as long as is said.
+        unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) }.map(drop)
     }
 }
 
@@ -339,7 +297,9 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
         expected_attach_type: ATTACH_XDP,
         ..Load::default()
     };
-    descriptor(bpf(BPF_PROG_LOAD, &mut load)?)
+    // SAFETY: the command reads so many instructions and the licence. A
+    // descriptor just returned to us is owned by nobody else.
+    unsafe { bpf(BPF_PROG_LOAD, &mut load).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
 /// Attaches a program that drops what comes for these addresses to the
@@ -347,13 +307,7 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
 /// costs least. It goes with the descriptor.
 pub(crate) fn attach_swallowing(interface: u32, prefix: &Prefix) -> io::Result<OwnedFd> {
     let program = load(&swallowing(prefix))?;
-    let mut create = LinkCreate {
-        program: program.as_raw_fd() as u32,
-        target: interface,
-        attach_type: ATTACH_XDP,
-        flags: XDP_FLAGS_DRIVER_MODE,
-    };
-    descriptor(bpf(BPF_LINK_CREATE, &mut create)?)
+    attach_xdp(program.as_fd(), interface, Attach::Native)
 }
 
 /// Drops packets of Ethernet whose destination lies in the prefix.
@@ -420,18 +374,11 @@ struct Registration {
 /// a thread that then ends: the caller's own namespace is not touched.
 fn register(program: &OwnedFd) -> io::Result<Registration> {
     let attach = || -> io::Result<Registration> {
-        // SAFETY: no pointers; changes this short-lived thread only.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: descriptors stay shared; only this short-lived thread changes
+        // its namespace.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
         let namespace = File::open("/proc/thread-self/ns/net")?;
-        let mut create = LinkCreate {
-            program: program.as_raw_fd() as u32,
-            target: LOOPBACK_INDEX,
-            attach_type: ATTACH_XDP,
-            flags: XDP_FLAGS_SKB_MODE,
-        };
-        let link = descriptor(bpf(BPF_LINK_CREATE, &mut create)?)?;
+        let link = attach_xdp(program.as_fd(), LOOPBACK_INDEX, Attach::Generic)?;
         Ok(Registration {
             _link: link,
             _namespace: namespace,

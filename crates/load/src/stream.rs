@@ -2,15 +2,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
-use crate::raw_socket::poll_much;
-use crate::raw_tcp::{bytes_acknowledged, set_send_buffer};
 use crate::report::{Latency, StreamReport};
 use crate::spec::{StreamKind, StreamSpec};
+use crate::tcp::{bytes_acknowledged, poll_much};
 
 /// How long the connection may take to open.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,10 +40,10 @@ impl Stream {
             let stream = TcpStream::connect_timeout(&spec.destination, TIMEOUT)?;
             stream.set_nodelay(true)?;
             if let Some(bytes) = spec.buffer {
-                set_send_buffer(stream.as_fd(), bytes)?;
+                set_socket_send_buffer_size(&stream, bytes as usize)?;
             }
             // Without CAP_NET_ADMIN, what comes is received by interrupt.
-            let _ = poll_much(stream.as_fd());
+            let _ = poll_much(&stream);
             stream.set_nonblocking(true)?;
             Ok(stream)
         };

@@ -6,50 +6,19 @@ use std::fs::File;
 use std::io;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind, run};
 
-/// What the standard library has no name for.
-mod raw_namespace {
-    use std::fs::File;
-    use std::io;
-    use std::net::UdpSocket;
-    use std::os::fd::AsRawFd;
-
-    /// Moves the calling thread into a network namespace.
-    pub fn enter(namespace: &File) -> io::Result<()> {
-        // SAFETY: no pointers; changes the calling thread only.
-        match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Gives a socket room for a whole test's packets.
-    pub fn enlarge(socket: &UdpSocket) -> io::Result<()> {
-        let bytes: libc::c_int = 16 << 20;
-        // SAFETY: `bytes` is valid for reads of its size during the call.
-        let result = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_RCVBUFFORCE,
-                (&raw const bytes).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
-    }
-}
+/// Bytes of a socket's room for a whole test's packets.
+const ROOM: usize = 16 << 20;
 
 /// Two namespaces joined by a veth: 10.99.0.1 and fd99::1 on `vA` in the first,
 /// 10.99.0.2 and fd99::2 on `vB` in the second, GRO on at `vB`.
@@ -133,7 +102,8 @@ impl Bed {
     /// Moves the calling thread into one of the namespaces.
     fn enter(&self, end: usize) {
         let namespace = File::open(format!("/run/netns/{}", self.names[end])).unwrap();
-        raw_namespace::enter(&namespace).unwrap();
+        let network = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(namespace.as_fd(), network).unwrap();
     }
 
     /// Runs a load in the first namespace, from a thread of its own.
@@ -219,7 +189,7 @@ fn what_is_sent_arrives_by_every_sender() {
         for (ip, payload) in [("10.99.0.2", 0), ("10.99.0.2", 1472), ("fd99::2", 14)] {
             let destination = SocketAddr::new(ip.parse().unwrap(), 4000);
             let socket = bed.peer_socket(destination);
-            raw_namespace::enlarge(&socket).unwrap();
+            set_socket_recv_buffer_size_force(&socket, ROOM).unwrap();
             let mut blast = BlastSpec::new(kind, destination);
             blast.payload = payload;
             blast.rate = Some(20_000);
@@ -277,7 +247,7 @@ fn sources_can_vary_within_a_prefix() {
     let Some(bed) = Bed::new("spoof") else { return };
     let destination: SocketAddr = "10.99.0.2:4000".parse().unwrap();
     let socket = bed.peer_socket(destination);
-    raw_namespace::enlarge(&socket).unwrap();
+    set_socket_recv_buffer_size_force(&socket, ROOM).unwrap();
     // The peer takes packets from sources that it has a way back to.
     ip(&[
         "-n",

@@ -21,8 +21,8 @@ use tidewall_device::demux::{
 };
 use tidewall_device::forked::Unshared;
 use tidewall_device::interface::is_physical;
-use tidewall_device::netdev::{Netdev, XDP_BASIC};
 use tidewall_device::system as syscall;
+use tidewall_sys::netlink::{Netdev, XDP_BASIC};
 
 use crate::XdpMode;
 

@@ -37,7 +37,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidewall_device::system::{self, ethtool};
+use tidewall_device::system;
+use tidewall_sys::ethtool;
 
 use crate::raw::fork;
 use record::Record;

@@ -41,9 +41,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tidewall_sys::SharedPage;
 
 use crate::http::proxy::shared::Uses;
-use crate::raw_page::{BYTES, Page, WORDS};
+
+const BYTES: usize = SharedPage::BYTES;
+const WORDS: usize = SharedPage::WORDS;
 
 /// First word of the page.
 pub const MAGIC: u64 = u64::from_be_bytes(*b"twservc1");
@@ -114,7 +117,7 @@ pub struct ProxyCounts {
 /// The page, for the service that counts.
 #[derive(Debug)]
 pub struct Counters {
-    page: Page,
+    page: SharedPage,
     path: PathBuf,
 }
 
@@ -139,7 +142,7 @@ impl Counters {
             .truncate(true)
             .open(&path)?;
         file.set_len(BYTES as u64)?;
-        let page = Page::map(&file)?;
+        let page = SharedPage::new(&file)?;
         page.words()[COUNT].store(services as u64, Ordering::Relaxed);
         // Last: a reader that sees it sees the count.
         page.words()[0].store(MAGIC, Ordering::Release);
@@ -242,7 +245,7 @@ impl Drop for Counters {
 }
 
 /// The words of a proxy.
-fn proxy_words(page: &Page) -> &[AtomicU64] {
+fn proxy_words(page: &SharedPage) -> &[AtomicU64] {
     page.words().get(WORDS - PROXY_WORDS..).unwrap_or_default()
 }
 
@@ -259,7 +262,7 @@ fn bump(word: Option<&AtomicU64>, by: u64) {
 /// The page, for whoever looks on.
 #[derive(Debug)]
 pub struct Reader {
-    page: Page,
+    page: SharedPage,
 }
 
 impl Reader {
@@ -269,7 +272,7 @@ impl Reader {
     /// NotFound before the service has started; InvalidData for another file.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let page = Page::map(&file)?;
+        let page = SharedPage::new(&file)?;
         if page.words()[0].load(Ordering::Acquire) != MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

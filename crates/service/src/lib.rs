@@ -30,18 +30,6 @@ pub mod linux;
 pub mod linux_sockets;
 pub mod linux_stream;
 mod poll_host;
-#[allow(unsafe_code)]
-mod raw_file;
-#[allow(unsafe_code)]
-mod raw_linux;
-#[allow(unsafe_code)]
-mod raw_page;
-#[allow(unsafe_code)]
-mod raw_select;
-#[allow(unsafe_code)]
-mod raw_stream;
-#[allow(unsafe_code)]
-mod raw_time;
 mod select_host;
 mod services;
 mod sockets;

@@ -3,19 +3,26 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 use std::time::Duration;
 
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
+use rustix::net::{RecvFlags, recv, recvfrom};
 use serde::{Deserialize, Serialize};
+use tidewall_sys::{
+    Message, MessageBatch, Received, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_PREFER_BUSY_POLL,
+    receive_message, send_message, set_option, wait_readable,
+};
 
 use crate::host::{Datagrams, Host, Peer};
-use crate::raw_linux::{
-    BATCH_BYTES, Batch, DATAGRAM_MAX, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_PREFER_BUSY_POLL, poll,
-    readable, receive, receive_from, receive_located, send_from, set_option, tell_local,
-};
 use crate::services::BATCH;
+
+/// Longest datagram.
+const DATAGRAM_MAX: usize = 65_536;
+/// Bytes of a datagram that a batched send has room for.
+const BATCH_BYTES: usize = 2048;
 
 /// How datagrams are taken from a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,15 +107,16 @@ impl Host for Linux {
         let socket = UdpSocket::bind(address)?;
         let fd = socket.as_fd();
         if let Some(bytes) = self.options.receive_buffer {
-            let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-            set_option(fd, libc::SO_RCVBUFFORCE, bytes)
-                .or_else(|_| set_option(fd, libc::SO_RCVBUF, bytes))?;
+            let bytes = bytes as usize;
+            set_socket_recv_buffer_size_force(fd, bytes)
+                .or_else(|_| set_socket_recv_buffer_size(fd, bytes))?;
         }
         if let Some(busy) = self.options.busy_poll {
             let time = libc::c_int::try_from(busy.microseconds).unwrap_or(libc::c_int::MAX);
-            set_option(fd, SO_PREFER_BUSY_POLL, 1)
-                .and_then(|()| set_option(fd, SO_BUSY_POLL, time))
-                .and_then(|()| set_option(fd, SO_BUSY_POLL_BUDGET, busy.budget.into()))
+            let set = |name, value| set_option(fd, libc::SOL_SOCKET, name, value);
+            set(SO_PREFER_BUSY_POLL, 1)
+                .and_then(|()| set(SO_BUSY_POLL, time))
+                .and_then(|()| set(SO_BUSY_POLL_BUDGET, busy.budget.into()))
                 .map_err(|error| {
                     let what = format!("busy polling (needs CAP_NET_ADMIN): {error}");
                     io::Error::new(error.kind(), what)
@@ -117,7 +125,10 @@ impl Host for Linux {
         // A socket bound to one address answers from that without being told.
         let located = replies && address.ip().is_unspecified();
         if located {
-            tell_local(fd, address.is_ipv6())?;
+            if address.is_ipv6() {
+                set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            }
+            set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
         }
         let batched = self.options.receive == Receive::Recvmmsg;
         let (incoming, outgoing) = match (batched, replies) {
@@ -131,16 +142,15 @@ impl Host for Linux {
             replies,
             located,
             single: RefCell::new(vec![0; if batched { 0 } else { DATAGRAM_MAX }]),
-            incoming: RefCell::new(Batch::new(incoming, DATAGRAM_MAX, replies, located)),
-            outgoing: RefCell::new(Batch::new(outgoing, BATCH_BYTES, true, false)),
-            queued: Cell::new(0),
+            incoming: RefCell::new(Batch::new(incoming, DATAGRAM_MAX)),
+            outgoing: RefCell::new(Batch::new(outgoing, BATCH_BYTES)),
             timeout: Cell::new(Duration::ZERO),
         })
     }
 
     fn wait(&self, sockets: &[&Socket], timeout: Duration) -> io::Result<()> {
-        let mut entries: Vec<_> = sockets.iter().map(|socket| readable(socket.fd())).collect();
-        quiet(poll(&mut entries, timeout)).map(drop)
+        let descriptors: Vec<_> = sockets.iter().map(|socket| socket.fd()).collect();
+        wait_readable(&descriptors, timeout)
     }
 
     fn spin(&self) -> Duration {
@@ -162,8 +172,6 @@ pub struct Socket {
     single: RefCell<Vec<u8>>,
     incoming: RefCell<Batch>,
     outgoing: RefCell<Batch>,
-    /// Places of `outgoing` in use.
-    queued: Cell<usize>,
     /// SO_RCVTIMEO as set.
     timeout: Cell<Duration>,
 }
@@ -182,6 +190,22 @@ impl Socket {
         self.socket.as_fd()
     }
 
+    /// One datagram, by the call that is enough for it.
+    fn one(&self, buffer: &mut [u8], flags: libc::c_int) -> io::Result<(usize, Option<Peer>)> {
+        if self.located {
+            let received = receive_message(&self.socket, buffer, flags)?;
+            return Ok((received.length, peer(&received)));
+        }
+        let flags = RecvFlags::from_bits_retain(flags.cast_unsigned());
+        if !self.replies {
+            return Ok((recv(&self.socket, buffer, flags)?.0, None));
+        }
+        let (length, _, address) = recvfrom(&self.socket, buffer, flags)?;
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+        let local = Ipv4Addr::UNSPECIFIED.into();
+        Ok((length, address.map(|address| Peer { address, local })))
+    }
+
     /// One at a time; `first` are the flags of the first call.
     fn one_by_one(
         &self,
@@ -192,13 +216,7 @@ impl Socket {
         let mut buffer = self.single.borrow_mut();
         let mut flags = first;
         for count in 0..limit {
-            let result = match (self.located, self.replies) {
-                (true, _) => receive_located(self.fd(), &mut buffer, flags),
-                (false, true) => receive_from(self.fd(), &mut buffer, flags),
-                (false, false) => {
-                    receive(self.fd(), &mut buffer, flags).map(|length| (length, None))
-                }
-            };
+            let result = self.one(&mut buffer, flags);
             match quiet(result) {
                 Ok(Some((length, peer))) => each(buffer.get(..length).unwrap_or_default(), peer),
                 Ok(None) => return Ok(count),
@@ -219,15 +237,24 @@ impl Socket {
         mut each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize> {
         let mut batch = self.incoming.borrow_mut();
-        let count = quiet(batch.receive(self.fd(), limit, flags))?.unwrap_or(0);
-        let mut whole = 0;
-        for number in 0..count {
-            if let Some((payload, peer)) = batch.datagram(number) {
-                whole += 1;
-                each(payload, peer);
+        let Batch {
+            messages,
+            bytes,
+            room,
+            ..
+        } = &mut *batch;
+        let buffers = bytes.chunks_exact_mut(*room).take(limit);
+        let count = quiet(messages.receive(&self.socket, buffers, flags))?.unwrap_or(0);
+        let mut complete = 0;
+        for (number, buffer) in bytes.chunks_exact(*room).take(count).enumerate() {
+            let received = messages.received(number).filter(|it| !it.truncated);
+            if let Some(received) = received {
+                complete += 1;
+                let sender = if self.replies { peer(&received) } else { None };
+                each(buffer.get(..received.length).unwrap_or_default(), sender);
             }
         }
-        Ok(whole)
+        Ok(complete)
     }
 
     fn take(
@@ -270,36 +297,94 @@ impl Datagrams for Socket {
         if self.how == Receive::Recv || payload.len() > BATCH_BYTES {
             return match to.local.is_unspecified() {
                 true => self.socket.send_to(payload, to.address).map(drop),
-                false => send_from(self.fd(), payload, to),
+                false => send_message(&self.socket, &message(payload, to), 0).map(drop),
             };
         }
-        let full = self.queued.get() >= self.outgoing.borrow().capacity();
+        let full = self.outgoing.borrow().is_full();
         if full {
             self.flush()?;
         }
-        if self
-            .outgoing
-            .borrow_mut()
-            .put(self.queued.get(), payload, to)
-        {
-            self.queued.set(self.queued.get() + 1);
-            Ok(())
-        } else {
-            Err(io::Error::from_raw_os_error(libc::EMSGSIZE))
-        }
+        self.outgoing.borrow_mut().put(payload, to)
     }
 
     fn flush(&self) -> io::Result<()> {
-        let queued = self.queued.replace(0);
-        if queued == 0 {
-            return Ok(());
-        }
+        let mut batch = self.outgoing.borrow_mut();
+        let count = batch.queued.len();
         // A socket buffer that is full takes no more of this batch: UDP loses.
-        let sent = self.outgoing.borrow_mut().send(self.fd(), queued)?;
-        match sent < queued {
+        match batch.send(self.fd())? < count {
             true => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
             false => Ok(()),
         }
+    }
+}
+
+/// The sender of a datagram, and the address of ours that it knows.
+fn peer(received: &Received) -> Option<Peer> {
+    let local = received.ancillary.local.map(|local| local.to_canonical());
+    received.source.map(|address| Peer {
+        address,
+        local: local.unwrap_or(Ipv4Addr::UNSPECIFIED.into()),
+    })
+}
+
+fn message(payload: &[u8], to: Peer) -> Message<'_> {
+    Message {
+        payload,
+        destination: Some(to.address),
+        source: to.local,
+        interface: 0,
+    }
+}
+
+/// Headers and buffers of the datagrams of one call.
+struct Batch {
+    messages: MessageBatch,
+    bytes: Box<[u8]>,
+    /// Bytes that a datagram has room for.
+    room: usize,
+    /// Length and peer of each datagram to be sent.
+    queued: Vec<(usize, Peer)>,
+}
+
+impl Batch {
+    /// Room for `count` datagrams of up to `room` bytes, of which only what is
+    /// used takes memory.
+    fn new(count: usize, room: usize) -> Self {
+        Batch {
+            messages: MessageBatch::new(count),
+            bytes: vec![0; count * room].into(),
+            room,
+            queued: Vec::with_capacity(count),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.queued.len() >= self.messages.capacity()
+    }
+
+    /// Adds a datagram to be sent; there is room for it.
+    fn put(&mut self, payload: &[u8], to: Peer) -> io::Result<()> {
+        let start = self.queued.len() * self.room;
+        let place = self.bytes.get_mut(start..start + payload.len());
+        let (Some(place), true) = (place, payload.len() <= self.room) else {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        };
+        place.copy_from_slice(payload);
+        self.queued.push((payload.len(), to));
+        Ok(())
+    }
+
+    /// Sends what was added, and forgets it; how many left.
+    fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        if self.queued.is_empty() {
+            return Ok(0);
+        }
+        let places = self.queued.iter().zip(self.bytes.chunks_exact(self.room));
+        let all = places
+            .map(|(&(length, to), bytes)| message(bytes.get(..length).unwrap_or_default(), to));
+        let sent = self.messages.send(fd, all, libc::MSG_DONTWAIT);
+        self.queued.clear();
+        sent
     }
 }
 

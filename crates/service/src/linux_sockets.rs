@@ -7,10 +7,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use tidewall_sys::raise_open_files;
+
 use crate::linux_stream::{self, LinuxStream};
 use crate::poll_host::PollCall;
-use crate::raw_select;
-use crate::raw_stream;
 use crate::select_host::SelectCall;
 use crate::sockets::Sockets;
 use crate::stream::Progress;
@@ -24,7 +24,7 @@ impl LinuxSockets {
     /// connection is a file.
     pub fn new() -> Self {
         // Fewer connections are served where it cannot be raised.
-        let _ = raw_stream::raise_file_limit();
+        let _ = raise_open_files(u64::MAX);
         LinuxSockets(())
     }
 }
@@ -74,7 +74,7 @@ impl SelectCall for LinuxSockets {
         write: &mut Vec<u64>,
         timeout: Duration,
     ) -> io::Result<usize> {
-        raw_select::select(nfds, read, write, timeout)
+        tidewall_sys::select(nfds, read, write, &mut [], timeout)
     }
 }
 
@@ -82,6 +82,6 @@ impl PollCall for LinuxSockets {
     type Entry = libc::pollfd;
 
     fn poll(&self, entries: &mut [libc::pollfd], timeout: Duration) -> io::Result<usize> {
-        raw_select::poll(entries, timeout)
+        tidewall_sys::ppoll(entries, Some(timeout), None)
     }
 }

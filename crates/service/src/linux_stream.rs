@@ -12,13 +12,21 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fs::sendfile;
+use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_nodelay;
+use rustix::net::{
+    AddressFamily, SendFlags, SocketFlags, SocketType, acceptfrom_with, send, socket_with,
+};
 use serde::{Deserialize, Serialize};
+use tidewall_sys::{raise_open_files, set_option};
 
 use crate::linux::BusyPoll;
-use crate::raw_stream::{self, Epoll};
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
 /// Events taken with one call.
@@ -26,6 +34,11 @@ const EVENTS: usize = 512;
 /// Bytes that one sendfile may move: a connection's turn is bounded by its
 /// caller, this only keeps the number within what the kernel takes.
 const SEND_FILE_MAX: u64 = 0x7fff_f000;
+
+const NO_EVENT: epoll::Event = epoll::Event {
+    flags: EventFlags::empty(),
+    data: EventData::new_u64(0),
+};
 
 /// How the sockets are set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +57,9 @@ pub struct Options {
 
 /// The kernel's own stack.
 pub struct LinuxStreams {
-    epoll: RefCell<Epoll>,
+    epoll: OwnedFd,
+    /// Room for the events of a call.
+    ready: RefCell<Box<[epoll::Event]>>,
     options: Options,
 }
 
@@ -64,22 +79,23 @@ impl LinuxStreams {
     /// What `epoll_create1` reports; ENOTTY for busy polling before Linux 6.9,
     /// EPERM for a budget over 64 without CAP_NET_ADMIN.
     pub fn new(options: Options) -> io::Result<Self> {
-        let epoll = Epoll::new(EVENTS)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         if let Some(busy) = options.busy_poll {
-            epoll
-                .busy_poll(busy.microseconds, busy.budget)
-                .map_err(|error| {
+            tidewall_sys::busy_poll(epoll.as_fd(), busy.microseconds, busy.budget).map_err(
+                |error| {
                     let what = format!(
                         "busy polling by epoll (Linux 6.9 or later; over 64 packets needs \
                          CAP_NET_ADMIN): {error}"
                     );
                     io::Error::new(error.kind(), what)
-                })?;
+                },
+            )?;
         }
         // Fewer connections are served where it cannot be raised.
-        let _ = raw_stream::raise_file_limit();
+        let _ = raise_open_files(u64::MAX);
         Ok(LinuxStreams {
-            epoll: RefCell::new(epoll),
+            epoll,
+            ready: RefCell::new(vec![NO_EVENT; EVENTS].into()),
             options,
         })
     }
@@ -103,19 +119,20 @@ impl Stream for LinuxStream {
     }
 
     fn write(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
-        let flags = if more { libc::MSG_MORE } else { 0 };
-        raw_stream::send(self.socket.as_fd(), bytes, flags)
+        let mut flags = SendFlags::NOSIGNAL;
+        flags.set(SendFlags::MORE, more);
+        Ok(send(&self.socket, bytes, flags)?)
     }
 
     fn send_file(
         &self,
         file: &File,
-        offset: u64,
+        mut offset: u64,
         length: u64,
         _scratch: &mut [u8],
     ) -> io::Result<usize> {
         let length = usize::try_from(length.min(SEND_FILE_MAX)).unwrap_or(usize::MAX);
-        match raw_stream::send_file(self.socket.as_fd(), file, offset, length)? {
+        match sendfile(&self.socket, file, Some(&mut offset), length)? {
             0 if length > 0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => Ok(count),
         }
@@ -131,37 +148,43 @@ pub(crate) fn listen(address: SocketAddr, backlog: u32, deferred: bool) -> io::R
     // The standard library sets SO_REUSEADDR and leaves :: open to IPv4.
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    let fd = listener.as_fd();
     // Accepted sockets inherit it: a call less for each.
-    raw_stream::set_tcp_option(fd, libc::TCP_NODELAY, 1)?;
+    set_tcp_nodelay(&listener, true)?;
     if deferred {
-        raw_stream::set_tcp_option(fd, libc::TCP_DEFER_ACCEPT, 1)?;
+        set_option(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1)?;
     }
-    raw_stream::listen(fd, backlog)?;
+    rustix::net::listen(&listener, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(listener)
 }
 
 /// Takes a connection that is there.
 pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
-    match raw_stream::accept(listener.as_fd()) {
+    match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok((socket, address)) => {
             let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+            let address = address.and_then(|address| address.try_into().ok());
+            let socket = socket.into();
             Ok(Some((LinuxStream { socket }, address.unwrap_or(nowhere))))
         }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Begins to connect.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<(LinuxStream, Progress)> {
-    let (socket, done) = raw_stream::connect(address)?;
-    raw_stream::set_tcp_option(socket.as_fd(), libc::TCP_NODELAY, 1)?;
-    let progress = if done {
-        Progress::Done
-    } else {
-        Progress::Begun
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = TcpStream::from(socket_with(family, SocketType::STREAM, flags, None)?);
+    let progress = match rustix::net::connect(&socket, &address) {
+        Ok(()) => Progress::Done,
+        Err(Errno::INPROGRESS) => Progress::Begun,
+        Err(error) => return Err(error.into()),
+    };
+    socket.set_nodelay(true)?;
     Ok((LinuxStream { socket }, progress))
 }
 
@@ -178,15 +201,12 @@ impl StreamHost for LinuxStreams {
     }
 
     fn watch_listener(&self, listener: &TcpListener, token: u64) -> io::Result<()> {
-        self.epoll
-            .borrow()
-            .control(libc::EPOLL_CTL_ADD, listener.as_fd(), libc::EPOLLIN, token)
+        let token = EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, listener, token, EventFlags::IN)?)
     }
 
     fn unwatch_listener(&self, listener: &TcpListener) -> io::Result<()> {
-        self.epoll
-            .borrow()
-            .control(libc::EPOLL_CTL_DEL, listener.as_fd(), 0, 0)
+        Ok(epoll::delete(&self.epoll, listener)?)
     }
 
     fn accept(&self, listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
@@ -203,10 +223,13 @@ impl StreamHost for LinuxStreams {
     }
 
     fn watch(&self, stream: &LinuxStream, token: u64, _interest: Interest) -> io::Result<()> {
-        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.epoll
-            .borrow()
-            .control(libc::EPOLL_CTL_ADD, stream.socket.as_fd(), events, token)
+        let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(
+            &self.epoll,
+            stream,
+            EventData::new_u64(token),
+            events,
+        )?)
     }
 
     fn rewatch(&self, _stream: &LinuxStream, _token: u64, _interest: Interest) -> io::Result<()> {
@@ -220,18 +243,27 @@ impl StreamHost for LinuxStreams {
 
     fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
         events.clear();
-        let waited = self.epoll.borrow_mut().wait(timeout, |token, mask| {
-            let broken = mask & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
-            events.push(Event {
-                token,
-                readable: broken || mask & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0,
-                writable: broken || mask & libc::EPOLLOUT != 0,
-                hangup: broken || mask & libc::EPOLLRDHUP != 0,
-            });
-        });
-        match waited {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-            _ => Ok(()),
-        }
+        // In milliseconds, as epoll_wait has it: a shorter time is no wait.
+        let timeout = Timespec::try_from(Duration::from_millis(
+            u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+        ))
+        .ok();
+        let mut ready = self.ready.borrow_mut();
+        let count = match epoll::wait(&self.epoll, &mut ready[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        events.extend(ready.iter().take(count).map(|event| {
+            let (mask, token) = (event.flags, event.data);
+            let broken = mask.intersects(EventFlags::ERR | EventFlags::HUP);
+            Event {
+                token: token.u64(),
+                readable: broken || mask.intersects(EventFlags::IN | EventFlags::RDHUP),
+                writable: broken || mask.intersects(EventFlags::OUT),
+                hangup: broken || mask.intersects(EventFlags::RDHUP),
+            }
+        }));
+        Ok(())
     }
 }

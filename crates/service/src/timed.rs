@@ -5,8 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tidewall_sys::thread_time;
+
 use crate::counters::Counters;
-use crate::raw_time::thread_time;
 use crate::stream::{Event, Interest, Progress, StreamHost};
 
 /// A host that counts the processor time of its waiting calls, and of those that

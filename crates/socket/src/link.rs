@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
-use tidewall_device::netdev::Netdev;
+use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::deferral::DeferralWatch;
-use crate::raw::netlink::{Change, Link, Monitor, Netlink};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, lock};
 
@@ -28,7 +27,7 @@ const ATTACHMENTS: u32 = 3;
 /// Follows one interface.
 pub(crate) struct LinkWatch {
     monitor: Monitor,
-    netlink: Netlink,
+    netlink: Rtnetlink,
     /// `None` before Linux 6.3.
     netdev: Option<Netdev>,
     link: Link,
@@ -56,7 +55,7 @@ impl LinkWatch {
     pub(crate) fn open(index: u32) -> io::Result<Self> {
         // Before the first look, so that no change is missed between.
         let monitor = Monitor::open()?;
-        let mut netlink = Netlink::open()?;
+        let mut netlink = Rtnetlink::open()?;
         let link = netlink.link(index)?;
         Ok(LinkWatch {
             monitor,
@@ -114,7 +113,7 @@ impl LinkWatch {
     }
 
     fn update(&mut self, core: &Core, link: Link) {
-        let old = std::mem::replace(&mut self.link, link);
+        let old = std::mem::replace(&mut self.link, link.clone());
         if let (Some(mac), Some(mtu)) = (link.mac, link.mtu)
             && (old.mac, old.mtu) != (link.mac, link.mtu)
         {
@@ -142,7 +141,7 @@ impl LinkWatch {
         }
         if was_reset {
             self.program = Some(ProgramCheck {
-                received: link.received.unwrap_or(0),
+                received: link.counters.unwrap_or_default().rx_packets,
                 met: frames_met(core),
                 missed: false,
                 // Attaching may itself reset the link.
@@ -185,14 +184,11 @@ impl LinkWatch {
             return;
         };
         // What it has counted so far the program has met, if it meets any.
-        let Some(received) = self
-            .netlink
-            .link(self.link.index)
-            .ok()
-            .and_then(|l| l.received)
-        else {
+        let link = self.netlink.link(self.link.index).ok();
+        let Some(counters) = link.and_then(|link| link.counters) else {
             return;
         };
+        let received = counters.rx_packets;
         if frames_met(core) != check.met {
             self.program = None;
             return;

@@ -14,10 +14,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use tidewall_sys::netlink::{self, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::path_mtu::PathMtus;
-use crate::raw::netlink::{KernelNeighbour, Netlink};
 
 /// How long an answer counts. A neighbour that moves announces it to the
 /// kernel, and we follow within this time.
@@ -75,7 +75,7 @@ struct Entry {
 #[derive(Debug)]
 enum Oracle {
     Kernel {
-        netlink: Netlink,
+        netlink: Rtnetlink,
         interface: u32,
     },
     /// A link with one neighbour: the in-memory device.
@@ -97,7 +97,7 @@ pub(crate) struct Routes {
 impl Routes {
     pub(crate) fn of_interface(interface: u32) -> io::Result<Self> {
         Ok(Self::new(Oracle::Kernel {
-            netlink: Netlink::open()?,
+            netlink: Rtnetlink::open()?,
             interface,
         }))
     }
@@ -169,7 +169,7 @@ impl Routes {
         let (route, lifetime, this_time) = match self.ask(destination, source, named, now) {
             // A stale neighbour may be used, but only traffic through the
             // kernel makes it check that the neighbour is still there.
-            Some((route, KernelNeighbour { state, .. })) if state & NUD_STALE != 0 => {
+            Some((route, netlink::Neighbour { state, .. })) if state & NUD_STALE != 0 => {
                 (route, LIFETIME, Route::Kernel)
             }
             Some((route, _)) => (route, LIFETIME, route),
@@ -230,7 +230,7 @@ impl Routes {
         let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
             return Neighbour::Kernel;
         };
-        let Ok(route) = netlink.route(destination, source) else {
+        let Ok(route) = netlink.route(destination, source, None) else {
             return Neighbour::Kernel;
         };
         let own = source.or(route.source);
@@ -294,17 +294,19 @@ impl Routes {
         source: Option<IpAddr>,
         named: bool,
         now: Instant,
-    ) -> Option<(Route, KernelNeighbour)> {
+    ) -> Option<(Route, netlink::Neighbour)> {
         let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
             return None;
         };
         // Of IPv4 the next question has this in it, of IPv6 it has not.
         if let (Some(address @ IpAddr::V6(_)), true) = (source, named)
-            && !netlink.route(address, None).is_ok_and(|route| route.local)
+            && !netlink
+                .route(address, None, None)
+                .is_ok_and(|route| route.local)
         {
             return None;
         }
-        let route = netlink.route(destination, source).ok()?;
+        let route = netlink.route(destination, source, None).ok()?;
         if !route.unicast || route.interface != *interface {
             return None;
         }

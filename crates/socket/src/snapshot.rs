@@ -12,7 +12,8 @@ use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
-use crate::raw::netlink::Netlink;
+use tidewall_sys::netlink::Rtnetlink;
+
 use crate::stack::{Core, lock};
 
 /// Counters of the stages after the channel.
@@ -143,9 +144,19 @@ impl DeviceLosses {
         let device = core.device_snapshot.as_ref()?;
         let interface = lock(&core.routes).interface();
         let veth = device.driver == "veth";
-        Netlink::open()
-            .and_then(|mut netlink| netlink.losses(interface, veth))
-            .ok()
+        let mut netlink = Rtnetlink::open().ok()?;
+        let link = netlink.link(interface).ok()?;
+        let of_link = link.counters.unwrap_or_default();
+        let mut losses = DeviceLosses {
+            receive_ring: of_link.rx_missed_errors + of_link.rx_fifo_errors,
+            sent: of_link.tx_dropped,
+        };
+        // The peer fills a veth's receive ring, and counts what did not fit. Those
+        // who may not look into its namespace know only their own side.
+        if veth && let Ok(peer) = netlink.peer(&link) {
+            losses.receive_ring += peer.counters.unwrap_or_default().tx_dropped;
+        }
+        Some(losses)
     }
 }
 

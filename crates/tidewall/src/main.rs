@@ -19,8 +19,6 @@ mod end;
 mod impair;
 mod lab;
 mod load;
-#[allow(unsafe_code)]
-mod raw;
 mod serve;
 mod stat;
 mod table;

@@ -2,12 +2,15 @@
 //! counted, resolution passes, and Ctrl-C leaves nothing behind. Needs root;
 //! skipped, and says so, without.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::{ChildStderr, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use tidewall_lab::testbed::{Config, MIDDLE_CLIENT, MIDDLE_SERVER, Testbed, names, privilege};
 
@@ -16,18 +19,10 @@ mod common;
 use common::bed::Bed;
 use common::{Running, signal};
 
-/// What the standard library has no name for.
-mod raw_namespace {
-    use std::fs::File;
-    use std::os::fd::AsRawFd;
-
-    /// Moves the calling thread into a named network namespace.
-    pub fn enter(name: &str) {
-        let file = File::open(format!("/run/netns/{name}")).unwrap();
-        // SAFETY: no pointers; changes the calling thread only.
-        let result = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    }
+/// Moves the calling thread into a named network namespace.
+fn enter(name: &str) {
+    let file = File::open(format!("/run/netns/{name}")).unwrap();
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
 }
 
 const PORT: u16 = 7;
@@ -98,7 +93,7 @@ fn echo(testbed: &Testbed, bytes: usize) -> Duration {
     let (listening, is_listening) = std::sync::mpsc::channel();
     let server = testbed.server().to_owned();
     let server = thread::spawn(move || {
-        raw_namespace::enter(&server);
+        enter(&server);
         let listener = TcpListener::bind(("10.77.0.2", PORT)).unwrap();
         listening.send(()).unwrap();
         let (mut stream, _) = listener.accept().unwrap();
@@ -110,7 +105,7 @@ fn echo(testbed: &Testbed, bytes: usize) -> Duration {
     is_listening.recv().unwrap();
     let client = testbed.client().to_owned();
     let client = thread::spawn(move || {
-        raw_namespace::enter(&client);
+        enter(&client);
         let begun = Instant::now();
         let mut stream = TcpStream::connect(("10.77.0.2", PORT)).unwrap();
         let connecting = begun.elapsed();

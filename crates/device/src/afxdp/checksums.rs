@@ -24,8 +24,8 @@ use tidewall_wire::ethernet::MacAddress;
 use super::socket::TransmitHalf;
 use crate::frame::Frame;
 use crate::interface::{driver, transmit_queue_count};
-use crate::netdev::{Netdev, XSK_TX_CHECKSUM};
 use crate::queue::Transmit;
+use tidewall_sys::netlink::{Netdev, XSK_TX_CHECKSUM};
 
 /// Who computes the checksums of what is sent, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

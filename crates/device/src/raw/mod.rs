@@ -2,7 +2,6 @@
 //! Nothing outside `raw` (here and beside the demux tables) contains an unsafe
 //! block.
 
-pub mod ethtool;
 pub(crate) mod forked;
 pub(crate) mod mapping;
 pub(crate) mod ring;

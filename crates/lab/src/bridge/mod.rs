@@ -21,20 +21,21 @@
 
 mod frame;
 mod paths;
-#[allow(unsafe_code)]
-mod raw_port;
+mod port;
 mod spec;
 
 use std::collections::HashMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use rustix::thread::set_current_timer_slack;
+use tidewall_sys::{set_fifo, thread_time};
 
-use crate::raw_process;
 use paths::Paths;
-use raw_port::{Arrival, BATCH, Port};
+use port::{Arrival, BATCH, Port};
 pub use spec::{DirectionReport, Impair, Report, Sharing, Side, Spec};
 
 /// The longest sleep: how often the bridge looks whether it shall stop.
@@ -113,10 +114,11 @@ impl Bridge {
     /// # Errors
     /// ENETDOWN and ENODEV when an interface goes away.
     pub fn run(self, time: Option<Duration>, stop: &AtomicBool) -> io::Result<Report> {
-        raw_port::sleep_exactly();
-        let real_time = raw_process::run_first().is_ok();
+        // Ordinary threads may sleep 50 µs longer than they asked for.
+        let _ = set_current_timer_slack(Some(NonZeroU64::MIN));
+        let real_time = set_fifo(1).is_ok();
         let begun = Instant::now();
-        let used = raw_port::thread_time();
+        let used = thread_time();
         let mut forwarder = Forwarder::new(self);
         while !stop.load(Ordering::Relaxed) && time.is_none_or(|time| begun.elapsed() < time) {
             forwarder.turn()?;
@@ -125,8 +127,8 @@ impl Bridge {
         let mut report = forwarder.report();
         report.real_time = real_time;
         report.seconds = elapsed.as_secs_f64();
-        report.processor = raw_port::thread_time().saturating_sub(used).as_secs_f64()
-            / elapsed.as_secs_f64().max(1e-9);
+        report.processor =
+            thread_time().saturating_sub(used).as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
         Ok(report)
     }
 }
@@ -200,7 +202,7 @@ impl Forwarder {
         if wait.is_zero() {
             return Ok(());
         }
-        raw_port::wait(&self.ports, wait)
+        port::wait(&self.ports, wait)
     }
 
     fn deliver(&mut self) -> io::Result<usize> {
@@ -227,7 +229,7 @@ impl Forwarder {
 
     /// Takes the frames that wait at a port; returns how many.
     fn take(&mut self, number: usize) -> io::Result<usize> {
-        let Some(port) = self.ports.get(number) else {
+        let Some(port) = self.ports.get_mut(number) else {
             return Ok(0);
         };
         let mut arrivals = std::mem::take(&mut self.arrivals);
@@ -318,7 +320,8 @@ impl Forwarder {
 
     /// Sends what is to leave by a port.
     fn flush(&mut self, number: usize) -> io::Result<()> {
-        let (Some(port), Some(leaving)) = (self.ports.get(number), self.leaving.get_mut(number))
+        let (Some(port), Some(leaving)) =
+            (self.ports.get_mut(number), self.leaving.get_mut(number))
         else {
             return Ok(());
         };
@@ -334,7 +337,7 @@ impl Forwarder {
                 // The receiver may make room meanwhile.
                 _ if tries < TRIES => {
                     tries += 1;
-                    raw_port::wait(&[], NAP)?;
+                    port::wait(&[], NAP)?;
                 }
                 _ => {
                     self.failed += 1;

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::command::{absolute, package};
-use crate::raw_process;
 
 /// The machine or the user lacks what an experiment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ impl std::error::Error for Missing {}
 /// Everything that is missing.
 pub fn check() -> Result<(), Missing> {
     let mut what = Vec::new();
-    if !raw_process::is_root() {
+    if !rustix::process::geteuid().is_root() {
         what.push(
             "root privileges (network namespaces, XDP, real-time threads): run it with sudo"
                 .to_owned(),

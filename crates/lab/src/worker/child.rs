@@ -10,11 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
 use super::load::MEASURING;
 use super::{Account, Cpu, Job, LoadJob, LoadOutcome};
-use crate::{interrupt, raw_process};
+use crate::interrupt;
 
 /// How often a wait looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(20);
@@ -194,7 +195,8 @@ impl Drop for Child {
     fn drop(&mut self) {
         // The end of its input is the request to stop.
         drop(self.process.stdin.take());
-        raw_process::signal(self.process.id(), libc::SIGTERM);
+        // Its number is its own until it has been waited for.
+        let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
         let deadline = Instant::now() + ANSWER;
         while Instant::now() < deadline {
             match self.process.try_wait() {

@@ -27,6 +27,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use rustix::process::{Signal, set_parent_process_death_signal, setpriority_process, setsid};
 use serde::{Deserialize, Serialize};
 use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
 use tidewall_manager::SynLimit;
@@ -36,7 +37,6 @@ use tidewall_service::http::proxy;
 use tidewall_service::linux;
 
 use crate::bridge;
-use crate::raw_process;
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub(crate) use bulk::CHUNK as BULK_CHUNK;
@@ -288,8 +288,11 @@ pub struct TracePoint {
 /// A job that cannot be read; what the stack or the load reports.
 pub fn worker_main(json: &str) -> anyhow::Result<()> {
     let job: Job = serde_json::from_str(json).context("this is no job of the lab's")?;
-    raw_process::own_session();
-    raw_process::die_with_parent()?;
+    // A session of its own: a Ctrl-C at the terminal reaches the lab alone, which
+    // then ends its workers in order. Fails only for a process group leader, which
+    // is apart already.
+    let _ = setsid();
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     // With automatic grouping a session's share of the processor is one task's;
     // the weights are to be those of the tasks. Not every kernel has it.
     let _ = fs::write("/proc/self/autogroup", "-20");
@@ -322,7 +325,7 @@ fn limit_syns(per_second: u32) -> anyhow::Result<()> {
 }
 
 fn spin() -> anyhow::Result<()> {
-    raw_process::set_nice(19)?;
+    setpriority_process(None, 19)?;
     println!("ready");
     std::thread::spawn(|| {
         loop {

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::child::scratch;
 use crate::command::absolute;
-use crate::raw_process;
 
 /// Time for a program to listen.
 const START: Duration = Duration::from_secs(10);
@@ -155,7 +154,7 @@ pub(super) fn serve(
     stop: &AtomicBool,
     ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
-    let files = raw_process::raise_files(FILES)?;
+    let files = tidewall_sys::raise_open_files(FILES)?;
     // Of this network namespace alone, which goes: Squid does not run as root.
     fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
         .context("cannot let a program without privileges have a port below 1024")?;

@@ -23,7 +23,6 @@ use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
 
 use super::{Cpu, HostSpec, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
-use crate::raw_process;
 use crate::testbed::SERVER_INTERFACE;
 
 /// Packets dropped so far, by place.
@@ -260,7 +259,7 @@ fn answer(
     let steps = job.compute.map(work::start).transpose()?;
     std::thread::spawn(move || {
         if let Some(cpu) = watcher_cpu
-            && let Err(error) = raw_process::pin(cpu)
+            && let Err(error) = tidewall_sys::pin(cpu)
         {
             eprintln!("answers come from the receiver's processor: {error}");
         }

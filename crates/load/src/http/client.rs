@@ -11,10 +11,9 @@ use hdrhistogram::Histogram;
 
 use super::request;
 use super::response::{Outcome, Response};
-use crate::raw_socket::poll_much;
-use crate::raw_tcp::{Epoll, Event, connect};
 use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport, Times};
 use crate::spec::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, Wait};
+use crate::tcp::{Epoll, Event, connect, poll_much};
 
 /// Pause after a connection that could not be had, ns.
 const RETRY_AFTER: u64 = 1_000_000;
@@ -320,7 +319,7 @@ impl Client {
                 _ => {
                     self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
                     if let Ok(stream) = connect(self.plan.destination, None) {
-                        let _ = poll_much(stream.as_fd());
+                        let _ = poll_much(&stream);
                         *poller = stream;
                     }
                 }
@@ -597,7 +596,7 @@ fn open_poller(destination: SocketAddr) -> io::Result<TcpStream> {
             format!("cannot connect to {destination}: {error}"),
         )
     })?;
-    let _ = poll_much(stream.as_fd());
+    let _ = poll_much(&stream);
     stream.set_nonblocking(true)?;
     Ok(stream)
 }

@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 use blast::Blast;
 use ping::Ping;
 
+use tidewall_sys::wait_readable;
+
 use crate::http::{Client, Plan};
 use crate::idle::Idle;
 use crate::pacer::Step;
-use crate::raw_socket::wait_readable;
-use crate::raw_thread::ThreadSettings;
 use crate::report::{LoadReport, Phase, Progress};
 use crate::s_clients::SClients;
 use crate::spec::{LoadSpec, Wait};
 use crate::stream::Stream;
+use crate::thread::ThreadSettings;
 
 /// Shortest gap that is slept through, ns. A sleep costs a wake-up of some
 /// microseconds and two context switches; shorter gaps are spun through.

@@ -2,16 +2,15 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
 use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds, per_second};
 use crate::exchange::Exchange;
-use crate::raw_socket::prefer_busy_poll;
 use crate::report::{Latency, PingCounts, PingReport, Times};
 use crate::spec::{PingSpec, Wait};
+use crate::tcp::prefer_busy_poll;
 
 /// The running closed loop.
 pub(super) struct Ping {
@@ -45,7 +44,7 @@ impl Ping {
             socket.set_nonblocking(true)?;
             if spec.wait == Wait::Spin {
                 // Without CAP_NET_ADMIN, replies come by interrupt as ever.
-                let _ = prefer_busy_poll(socket.as_fd());
+                let _ = prefer_busy_poll(&socket);
             }
             Ok(socket)
         };

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use accounts::{Accounts, End, Key, Plan, State, Step};
 use hdrhistogram::Histogram;
+use rustix::net::sockopt::set_socket_linger;
 
 use crate::http::{Outcome, Response, request};
-use crate::raw_tcp::{Epoll, Event, abort_on_close, allow_descriptors, connect, raise_descriptors};
 use crate::report::{Distribution, Latency, SClientCounts, SClientReport, Times};
 use crate::spec::{Reuse, SClientSpec};
+use crate::tcp::{Epoll, Event, allow_descriptors, connect, raise_descriptors};
 
 /// Events taken at once.
 const EVENTS: usize = 256;
@@ -231,7 +232,7 @@ impl SClients {
             && abort
         {
             // Otherwise its port would be held in TIME-WAIT.
-            let _ = abort_on_close(socket.stream.as_fd());
+            let _ = set_socket_linger(&socket.stream, Some(Duration::ZERO));
         }
     }
 

@@ -4,9 +4,10 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use tidewall_sys::netlink::{Netdev, XDP_NDO_XMIT};
+
 use super::{Sender, Sent, Sources, template};
 use crate::neighbour::{LinkKind, Path};
-use crate::netlink::transmits_xdp_frames;
 use crate::raw_bpf::{Redirect, Scatter};
 use crate::spec::{BlastSpec, Content, SourceOrder};
 use crate::template::Template;
@@ -66,7 +67,8 @@ fn without(address: IpAddr, bits: u32) -> IpAddr {
 /// a word.
 fn check_peer(path: &Path) -> io::Result<()> {
     let name = &path.link.name;
-    match transmits_xdp_frames(path.link.index) {
+    let features = Netdev::open().and_then(|mut netdev| netdev.xdp_features(path.link.index));
+    match features.map(|features| features & XDP_NDO_XMIT != 0) {
         Ok(true) => Ok(()),
         Ok(false) if path.link.kind == LinkKind::Veth => Err(io::Error::new(
             io::ErrorKind::Unsupported,

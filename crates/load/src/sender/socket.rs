@@ -1,13 +1,17 @@
 //! Kernel UDP sockets, one for each flow.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::iter::repeat_n;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+
+use tidewall_sys::{Message, MessageBatch};
 
 use super::{Sender, Sent};
-use crate::neighbour::Path;
-use crate::raw_socket::{bind_to_interface, send_many};
+use crate::neighbour::{Path, bind_to_interface};
 use crate::spec::BlastSpec;
+
+/// Most datagrams of one call.
+const BATCH: usize = 256;
 
 /// Sends bursts with `sendmmsg`, a burst shared out between the flows.
 pub(super) struct SocketSender {
@@ -15,7 +19,7 @@ pub(super) struct SocketSender {
     /// The flow whose turn it is.
     turn: usize,
     payload: Vec<u8>,
-    messages: Vec<libc::mmsghdr>,
+    batch: MessageBatch,
 }
 
 impl SocketSender {
@@ -29,7 +33,7 @@ impl SocketSender {
             let open = || {
                 let socket = UdpSocket::bind(local)?;
                 if let Some(interface) = &spec.interface {
-                    bind_to_interface(socket.as_fd(), interface)?;
+                    bind_to_interface(&socket, interface)?;
                 }
                 socket.connect(spec.destination)?;
                 Ok(socket)
@@ -45,7 +49,7 @@ impl SocketSender {
             sockets,
             turn: 0,
             payload: vec![0; spec.payload.into()],
-            messages: Vec::new(),
+            batch: MessageBatch::new(BATCH),
         })
     }
 }
@@ -63,7 +67,7 @@ impl Sender for SocketSender {
                 break;
             };
             left -= share;
-            let sent = send_share(socket, &self.payload, share, &mut self.messages)?;
+            let sent = send_share(socket, &self.payload, share, &mut self.batch)?;
             result.sent += u64::from(sent);
         }
         result.ring_full = u64::from(count) - result.sent;
@@ -75,16 +79,23 @@ fn send_share(
     socket: &UdpSocket,
     payload: &[u8],
     share: u32,
-    messages: &mut Vec<libc::mmsghdr>,
+    batch: &mut MessageBatch,
 ) -> io::Result<u32> {
+    let message = Message {
+        payload,
+        destination: None,
+        source: Ipv4Addr::UNSPECIFIED.into(),
+        interface: 0,
+    };
     let mut sent = 0;
     // An error left behind by ICMP takes the place of one datagram and is then
     // gone; more than one retry for each datagram means something else.
     let mut retries = share;
     while sent < share {
-        match send_many(socket.as_fd(), payload, share - sent, messages) {
+        let left = repeat_n(message, (share - sent) as usize);
+        match batch.send(socket, left, libc::MSG_DONTWAIT) {
             Ok(0) => break,
-            Ok(count) => sent += count,
+            Ok(count) => sent += count as u32,
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::ENOBUFS) => break,
                 Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::EINTR) if retries > 0 => {

@@ -9,43 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What the standard library has no name for.
-mod raw_listen {
-    use std::io;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
-
-    /// Lets so many connections and one wait to be accepted.
-    pub fn set_backlog(listener: &TcpListener, backlog: i32) -> io::Result<()> {
-        // SAFETY: no pointers; listening again only changes the backlog.
-        match unsafe { libc::listen(listener.as_raw_fd(), backlog) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Lets closing the connection reset it.
-    pub fn reset_on_close(stream: &TcpStream) -> io::Result<()> {
-        let value = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        // SAFETY: one linger that outlives the call.
-        let result = unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const value).cast(),
-                size_of::<libc::linger>() as libc::socklen_t,
-            )
-        };
-        match result {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
+use rustix::net::listen;
+use rustix::net::sockopt::set_socket_linger;
 
 /// What the server does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +64,8 @@ pub struct Server {
 impl Server {
     pub fn start(behaviour: Behaviour, accepting: Accepting) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        raw_listen::set_backlog(&listener, accepting.backlog).unwrap();
+        // Listening again only changes the backlog.
+        listen(&listener, accepting.backlog).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (accepted, over) = (
@@ -237,7 +203,7 @@ fn answer(stream: &mut TcpStream, behaviour: Behaviour) -> io::Result<bool> {
         }
         Behaviour::NotFound => stream.write_all(&whole(3, "404 Not Found"))?,
         Behaviour::Close | Behaviour::Refuse => {}
-        Behaviour::Reset => raw_listen::reset_on_close(stream)?,
+        Behaviour::Reset => set_socket_linger(stream, Some(Duration::ZERO))?,
         Behaviour::Garbage => stream.write_all(b"SSH-2.0-nonsense\r\n")?,
         Behaviour::Stall => {
             let response = whole(1000, "200 OK");

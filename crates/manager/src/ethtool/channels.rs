@@ -6,7 +6,7 @@ use zerocopy::FromZeros;
 
 use super::Device;
 use super::layout::ChannelCounts;
-use tidewall_device::system::ethtool::GET_CHANNELS;
+use tidewall_sys::ethtool::GET_CHANNELS;
 
 /// Queues of an interface as its driver counts them. Changing them is left to
 /// the administrator (`ethtool -L`): many drivers take the link down for it.

@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 use super::layout::Coalesce;
 use super::{Device, Rescue, settle};
 use crate::restore::{Restorer, Undo};
-use tidewall_device::system::ethtool::{GET_COALESCE, SET_COALESCE};
+use tidewall_sys::ethtool::{GET_COALESCE, SET_COALESCE};
 
 const TIME: &str = "rx-usecs (interrupt coalescing, ethtool -C)";
 const FRAMES: &str = "rx-frames (interrupt coalescing, ethtool -C)";

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::{Device, settle};
 use crate::restore::{Restorer, Undo};
-use tidewall_device::system::ethtool::{
+use tidewall_sys::ethtool::{
     FEATURES_BYTES, GET_FEATURES, GET_FEATURES_BLOCK, SET_FEATURES, SET_FEATURES_BLOCK,
 };
 

@@ -3,7 +3,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use tidewall_device::system::ethtool::{
+use tidewall_sys::ethtool::{
     CHANNELS_BYTES, COALESCE_BYTES, LOCATIONS_AT, RULE_COUNT_AT, RULES_BYTES, VALUE_BYTES,
 };
 

@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::restore::{Restorer, Undo};
 use tidewall_device::interface::name_bytes;
 use tidewall_device::system;
-use tidewall_device::system::ethtool::{self as raw, NAME_BYTES};
+use tidewall_sys::ethtool::{self as raw, NAME_BYTES};
 
 mod channels;
 mod coalesce;

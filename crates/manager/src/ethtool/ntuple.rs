@@ -7,7 +7,7 @@ use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
 use super::{Channels, Device, Rescue, rules, settle};
 use crate::restore::{Restorer, Undo};
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::system::ethtool::{GET_FLAGS, SET_FLAGS};
+use tidewall_sys::ethtool::{GET_FLAGS, SET_FLAGS};
 
 const KNOB: &str = "steering flows to receive queues (ntuple rules, ethtool -N)";
 /// What works where no rule can be inserted.

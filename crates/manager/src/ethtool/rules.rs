@@ -13,7 +13,7 @@ use super::layout::{
     LOCATION_SPECIAL, Rules,
 };
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::system::ethtool::{
+use tidewall_sys::ethtool::{
     DELETE_RULE, GET_ALL_RULES, GET_RULE_COUNT, INSERT_RULE, LOCATIONS_AT, RULES_BYTES,
 };
 

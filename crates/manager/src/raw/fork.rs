@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-use tidewall_device::system::{self, ethtool};
+use tidewall_device::system;
+use tidewall_sys::ethtool;
 
 /// Most undo steps at one time.
 pub(crate) const STEPS: usize = 64;

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Step;
-use tidewall_device::system::{self, ethtool};
+use tidewall_device::system;
+use tidewall_sys::ethtool;
 
 use crate::raw::fork;
 

@@ -6,18 +6,18 @@
 //! for a second ([`FRESH`]) before the file is looked at again.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
 use super::entry::{Bytes, Entry};
 use super::site::{Clock, Found, Store};
-use crate::raw_file::open_beneath;
 
 /// How long an entry is served before its file is looked at again.
 pub const FRESH: Duration = Duration::from_secs(1);
@@ -29,6 +29,15 @@ pub const CACHE_BYTES: u64 = 64 * 1024 * 1024;
 pub const CACHE_FILES: usize = 1024;
 /// A file that changes while it is read is read anew so many times.
 const READ_TRIES: usize = 3;
+
+/// Opens a file below `root` for reading. The kernel resolves the path and
+/// refuses (EXDEV) whatever leaves the root: `..`, absolute symbolic links,
+/// those of /proc. Does not block on a FIFO.
+fn open_beneath(root: &File, path: &CStr) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(root, path, flags, Mode::empty(), resolve)?.into())
+}
 
 /// What tells one version of a file from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +100,7 @@ impl Files {
             return Err(io::ErrorKind::NotADirectory.into());
         }
         // Whether openat2 works here is better known now.
-        open_beneath(opened.as_fd(), c".")?;
+        open_beneath(&opened, c".")?;
         Ok(Files {
             root: opened,
             cached: HashMap::new(),
@@ -105,7 +114,7 @@ impl Files {
             [] => c".".to_owned(),
             path => CString::new(path).map_err(|_| io::ErrorKind::InvalidInput)?,
         };
-        let file = open_beneath(self.root.as_fd(), &name)?;
+        let file = open_beneath(&self.root, &name)?;
         let metadata = file.metadata()?;
         Ok((file, metadata))
     }

@@ -3,7 +3,6 @@
 
 pub(crate) mod descriptor;
 pub(crate) mod epoll;
-pub(crate) mod netlink;
 pub(crate) mod options;
 pub(crate) mod poll;
 pub(crate) mod unix;

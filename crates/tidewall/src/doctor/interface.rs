@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tidewall_device::afxdp::Checksums;
 use tidewall_device::interface::{driver, queue_count, transmit_queue_count};
-use tidewall_device::netdev::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 use tidewall_manager::XdpMode;
 use tidewall_manager::ethtool;
 use tidewall_manager::program::check_generic;
 use tidewall_socket::snapshot::StackSnapshot;
+use tidewall_sys::netlink::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 
 use super::{Finding, control, line_of, queues, tool};
 use crate::stat::Pair;

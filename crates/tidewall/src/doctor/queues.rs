@@ -3,8 +3,8 @@
 
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::interface::queue_count;
-use tidewall_device::netdev::Queue;
 use tidewall_socket::snapshot::StackSnapshot;
+use tidewall_sys::netlink::Queue;
 
 use super::{Finding, line_of};
 

@@ -3,14 +3,19 @@
 //! Nothing of the terminal is switched (no other screen, no hidden cursor), so
 //! that there is nothing to switch back however the command ends.
 
-use crate::raw;
+use rustix::termios::tcgetwinsize;
 
 /// Clears the screen, for the first block.
 pub const CLEAR: &str = "\x1b[2J";
 
 /// A block of text written over the last one, cut to the terminal's size.
 pub fn over(text: &str) -> String {
-    draw(text, raw::terminal_size())
+    let size = tcgetwinsize(std::io::stdout()).ok();
+    let size = size.filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    draw(
+        text,
+        size.map(|size| (size.ws_col.into(), size.ws_row.into())),
+    )
 }
 
 /// Cut to `size`, columns and rows; the whole text where it is not known.

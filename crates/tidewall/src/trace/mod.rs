@@ -146,7 +146,7 @@ fn epoch_of_monotonic() -> u64 {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    (now.as_nanos() as u64).saturating_sub(crate::raw::monotonic())
+    now.saturating_sub(tidewall_sys::monotonic()).as_nanos() as u64
 }
 
 fn follow<'a>(

@@ -2,15 +2,16 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{set_socket_linger, tcp_congestion};
+
 use super::{
     FlowClient, FlowOutcome, FlowSpec, ObjectClient, ObjectOutcome, Request, TICK_MS, Way,
 };
-use crate::raw_tcp;
+use crate::tcp;
 
 /// Bytes of one read or write.
 const CHUNK: usize = 256 << 10;
@@ -63,9 +64,9 @@ fn failed(why: &str) -> FlowOutcome {
 fn one_flow(flow: &FlowSpec, congestion: &str, begun: Instant) -> io::Result<FlowOutcome> {
     let start = begun + Duration::from_millis(flow.after_ms);
     thread::sleep(start.saturating_duration_since(Instant::now()));
-    let stream = raw_tcp::connect(flow.port, flow.server, congestion, TIMEOUT)?;
+    let stream = tcp::connect(flow.port, flow.server, congestion, TIMEOUT)?;
     // What is under way when the time is over is nobody's business.
-    raw_tcp::abort_on_close(&stream)?;
+    set_socket_linger(&stream, Some(Duration::ZERO))?;
     stream.set_read_timeout(Some(LOOK))?;
     stream.set_write_timeout(Some(LOOK))?;
     let time = Duration::from_millis(flow.duration_ms);
@@ -80,8 +81,8 @@ fn one_flow(flow: &FlowSpec, congestion: &str, begun: Instant) -> io::Result<Flo
             FlowOutcome::default()
         }
     };
-    outcome.figures = raw_tcp::info(stream.as_fd())?;
-    let used = raw_tcp::congestion(stream.as_fd())?;
+    outcome.figures = tcp::info(&stream)?;
+    let used = tcp_congestion(&stream)?;
     if used != congestion {
         return Err(io::Error::other(format!("congestion control is {used}")));
     }
@@ -183,7 +184,7 @@ pub(super) fn objects(client: &ObjectClient) -> ObjectOutcome {
 /// One object on a connection of its own: the times of [`ObjectOutcome`].
 fn one_object(client: &ObjectClient, port: u16) -> io::Result<(u64, u64)> {
     let begun = Instant::now();
-    let stream = raw_tcp::connect(port, client.server, &client.congestion, TIMEOUT)?;
+    let stream = tcp::connect(port, client.server, &client.congestion, TIMEOUT)?;
     let connected = begun.elapsed();
     stream.set_read_timeout(Some(TIMEOUT))?;
     (&stream).write_all(&Request::Object(client.bytes).to_bytes())?;

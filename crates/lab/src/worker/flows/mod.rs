@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
-
-use crate::raw_process;
+use tidewall_sys::set_fifo;
 
 /// Figures of a connection by name, alike on both stacks where both have them.
 pub type Figures = BTreeMap<String, f64>;
@@ -35,7 +34,7 @@ pub(super) enum FlowJob<'a> {
 /// look bad for a neighbour's compiler. It sleeps when it has nothing to do, and
 /// the kernel leaves other threads a twentieth of the time even if it does not.
 pub(super) fn run(job: FlowJob<'_>) -> anyhow::Result<()> {
-    if let Err(error) = raw_process::run_first() {
+    if let Err(error) = set_fifo(1) {
         eprintln!("shares the processor with others on equal terms: {error}");
     }
     match job {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::net::sockopt::set_tcp_congestion;
 use tidewall_service::linux_stream::{self, LinuxStream, LinuxStreams};
 use tidewall_service::tidewall_stream::{TidewallStream, TidewallStreams};
 use tidewall_service::{Event, Interest, Stream, StreamHost};
@@ -16,7 +16,7 @@ use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
 
 use super::super::service::until_input_ends;
 use super::{Figures, FlowServer, REQUEST, Request, Transfer};
-use crate::raw_tcp;
+use crate::tcp;
 
 /// The listener's token.
 const LISTENER: u64 = u64::MAX;
@@ -36,7 +36,7 @@ pub(super) trait Told: Stream {
 
 impl Told for LinuxStream {
     fn figures(&self) -> Figures {
-        raw_tcp::info(self.as_fd()).unwrap_or_default()
+        tcp::info(self).unwrap_or_default()
     }
 }
 
@@ -99,7 +99,7 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
         } => {
             let host = LinuxStreams::new(linux_stream::Options::default())?;
             let listener = host.listen((*address).into(), BACKLOG)?;
-            raw_tcp::set_congestion(listener.as_fd(), congestion)?;
+            set_tcp_congestion(&listener, congestion)?;
             serve(&host, &listener, &ledger, &stop)
         }
         FlowServer::Tidewall {

@@ -3,27 +3,27 @@
 //! XDP programs, what their zero-copy mode does on transmission, and the NAPI
 //! of each receive queue.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io;
+use std::time::Duration;
 
-use crate::raw::syscall;
+use rustix::net::netlink::GENERIC;
+
+use super::{Client, NLM_F_DUMP, attribute, find};
+use crate::address::chunk;
 
 /// `enum netdev_xdp_act`: the driver runs XDP programs.
 pub const XDP_BASIC: u64 = 1;
 /// The driver can redirect frames to AF_XDP sockets and other devices.
 pub const XDP_REDIRECT: u64 = 2;
+/// Frames can be redirected to the interface; of a veth, while its peer has XDP or
+/// GRO.
+pub const XDP_NDO_XMIT: u64 = 4;
 /// AF_XDP without a copy.
 pub const XDP_ZERO_COPY: u64 = 8;
 /// `enum netdev_xsk_flags`: the driver's zero-copy mode computes the checksums
 /// that transmit metadata asks for.
 pub const XSK_TX_CHECKSUM: u64 = 2;
 
-/// linux/netlink.h.
-const REQUEST: u16 = 1;
-const DUMP: u16 = 0x300;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
 /// linux/genetlink.h.
 const CONTROL: u16 = 16;
 const GET_FAMILY: u8 = 3;
@@ -44,14 +44,10 @@ const NAPI_GET: u8 = 11;
 const NAPI_INDEX: u16 = 1;
 const NAPI_ID: u16 = 2;
 
-const NETLINK_HEADER: usize = 16;
+/// Some drivers ask their hardware first.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of `struct genlmsghdr`.
 const GENERIC_HEADER: usize = 4;
-
-/// A kernel that does not answer within this time has no answer.
-const ANSWER_WITHIN: libc::timeval = libc::timeval {
-    tv_sec: 1,
-    tv_usec: 0,
-};
 
 /// A receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +61,7 @@ pub struct Queue {
 /// The open family.
 #[derive(Debug)]
 pub struct Netdev {
-    socket: File,
+    client: Client,
     family: u16,
 }
 
@@ -75,24 +71,19 @@ impl Netdev {
     /// # Errors
     /// NotFound, and what the socket reports.
     pub fn open() -> io::Result<Self> {
-        let socket = syscall::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_GENERIC)?;
-        syscall::set_option(
-            socket.as_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            &ANSWER_WITHIN,
-        )?;
-        // Without a destination a message goes to the kernel.
-        let mut socket = File::from(socket);
-        let name = attribute(FAMILY_NAME, b"netdev\0");
-        let answers = exchange(&mut socket, CONTROL, GET_FAMILY, 0, &name)?;
-        let family = answers
+        let mut netdev = Netdev {
+            client: Client::open(Some(GENERIC), TIMEOUT)?,
+            family: CONTROL,
+        };
+        let mut name = Vec::new();
+        attribute(&mut name, FAMILY_NAME, b"netdev\0");
+        let answers = netdev.exchange(GET_FAMILY, 0, &name)?;
+        netdev.family = answers
             .first()
-            .and_then(|answer| find(answer, FAMILY_ID))
-            .and_then(|value| value.first_chunk().copied())
+            .and_then(|answer| chunk(find(answer, FAMILY_ID)?, 0))
             .map(u16::from_ne_bytes)
             .ok_or(io::ErrorKind::NotFound)?;
-        Ok(Netdev { socket, family })
+        Ok(netdev)
     }
 
     /// XDP features of an interface: `XDP_…` of this module.
@@ -113,12 +104,10 @@ impl Netdev {
     }
 
     fn features(&mut self, interface: u32, kind: u16) -> io::Result<u64> {
-        let index = attribute(DEVICE_INDEX, &interface.to_ne_bytes());
-        let answers = exchange(&mut self.socket, self.family, DEVICE_GET, 0, &index)?;
+        let answers = self.of_interface(DEVICE_GET, 0, DEVICE_INDEX, interface)?;
         answers
             .first()
-            .and_then(|answer| find(answer, kind))
-            .and_then(|value| value.first_chunk().copied())
+            .and_then(|answer| chunk(find(answer, kind)?, 0))
             .map(u64::from_ne_bytes)
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -129,8 +118,7 @@ impl Netdev {
     /// # Errors
     /// What the kernel reports; EOPNOTSUPP before 6.8.
     pub fn napis(&mut self, interface: u32) -> io::Result<Vec<u32>> {
-        let index = attribute(NAPI_INDEX, &interface.to_ne_bytes());
-        let answers = exchange(&mut self.socket, self.family, NAPI_GET, DUMP, &index)?;
+        let answers = self.of_interface(NAPI_GET, NLM_F_DUMP, NAPI_INDEX, interface)?;
         let ids = answers.iter().filter_map(|answer| word(answer, NAPI_ID));
         Ok(ids.collect())
     }
@@ -140,9 +128,30 @@ impl Netdev {
     /// # Errors
     /// What the kernel reports; EOPNOTSUPP before 6.8.
     pub fn queues(&mut self, interface: u32) -> io::Result<Vec<Queue>> {
-        let index = attribute(QUEUE_INDEX, &interface.to_ne_bytes());
-        let answers = exchange(&mut self.socket, self.family, QUEUE_GET, DUMP, &index)?;
+        let answers = self.of_interface(QUEUE_GET, NLM_F_DUMP, QUEUE_INDEX, interface)?;
         Ok(answers.iter().filter_map(|answer| queue(answer)).collect())
+    }
+
+    /// One request about an interface, which attribute `kind` names.
+    fn of_interface(
+        &mut self,
+        command: u8,
+        flags: u16,
+        kind: u16,
+        interface: u32,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        let mut index = Vec::new();
+        attribute(&mut index, kind, &interface.to_ne_bytes());
+        self.exchange(command, flags, &index)
+    }
+
+    /// Sends a request and collects the attributes of every answer to it.
+    fn exchange(&mut self, command: u8, flags: u16, attributes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        // struct genlmsghdr: command, version, reserved.
+        let body = [&[command, 1, 0, 0], attributes].concat();
+        let answers = self.client.exchange(self.family, flags, &body)?;
+        let behind = |(_, body): (u16, Vec<u8>)| body.get(GENERIC_HEADER..).map(<[u8]>::to_vec);
+        Ok(answers.into_iter().filter_map(behind).collect())
     }
 }
 
@@ -158,88 +167,7 @@ fn queue(answer: &[u8]) -> Option<Queue> {
 }
 
 fn word(answer: &[u8], kind: u16) -> Option<u32> {
-    find(answer, kind)?
-        .first_chunk()
-        .copied()
-        .map(u32::from_ne_bytes)
-}
-
-/// Sends a request and collects the attributes of every answer to it.
-fn exchange(
-    socket: &mut File,
-    family: u16,
-    command: u8,
-    flags: u16,
-    attributes: &[u8],
-) -> io::Result<Vec<Vec<u8>>> {
-    let length = NETLINK_HEADER + GENERIC_HEADER + attributes.len();
-    let mut request = Vec::with_capacity(length);
-    request.extend((length as u32).to_ne_bytes());
-    request.extend(family.to_ne_bytes());
-    request.extend((REQUEST | flags).to_ne_bytes());
-    request.extend(1u32.to_ne_bytes());
-    request.extend(0u32.to_ne_bytes());
-    request.extend([command, 1, 0, 0]);
-    request.extend(attributes);
-    socket.write_all(&request)?;
-    let mut answers = Vec::new();
-    let mut buffer = vec![0; 65_536];
-    loop {
-        let length = socket.read(&mut buffer)?;
-        let mut messages = buffer.get(..length).unwrap_or_default();
-        if messages.is_empty() {
-            return Ok(answers);
-        }
-        while let Some((kind, payload, rest)) = message(messages) {
-            messages = rest;
-            match kind {
-                DONE => return Ok(answers),
-                ERROR => {
-                    let code = payload.first_chunk().copied().map_or(0, i32::from_ne_bytes);
-                    if code != 0 {
-                        return Err(io::Error::from_raw_os_error(-code));
-                    }
-                    return Ok(answers);
-                }
-                _ => answers.push(payload.get(GENERIC_HEADER..).unwrap_or_default().to_vec()),
-            }
-        }
-        if flags & DUMP == 0 {
-            return Ok(answers);
-        }
-    }
-}
-
-/// The first netlink message: type, payload, and what follows.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
-    let payload = bytes.get(NETLINK_HEADER..length)?;
-    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, payload, rest))
-}
-
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend(((4 + value.len()) as u16).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
-}
-
-/// The value of the first attribute of a kind.
-fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    loop {
-        let length = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
-        let found = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
-        let value = attributes.get(4..length)?;
-        // The two high bits are flags (nested, byte order).
-        if found & 0x3fff == kind {
-            return Some(value);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
+    chunk(find(answer, kind)?, 0).map(u32::from_ne_bytes)
 }
 
 #[cfg(test)]
@@ -248,9 +176,10 @@ mod tests {
 
     #[test]
     fn attributes_are_found_behind_others_and_short_ones_end_the_search() {
-        let mut bytes = attribute(QUEUE_ID, &3u32.to_ne_bytes());
-        bytes.extend(attribute(9, b"xyz"));
-        bytes.extend(attribute(QUEUE_TYPE, &0u32.to_ne_bytes()));
+        let mut bytes = Vec::new();
+        attribute(&mut bytes, QUEUE_ID, &3u32.to_ne_bytes());
+        attribute(&mut bytes, 9, b"xyz");
+        attribute(&mut bytes, QUEUE_TYPE, &0u32.to_ne_bytes());
         assert_eq!(
             queue(&bytes),
             Some(Queue {
@@ -258,7 +187,7 @@ mod tests {
                 napi: None
             })
         );
-        bytes.extend(attribute(QUEUE_NAPI, &8193u32.to_ne_bytes()));
+        attribute(&mut bytes, QUEUE_NAPI, &8193u32.to_ne_bytes());
         assert_eq!(
             queue(&bytes),
             Some(Queue {

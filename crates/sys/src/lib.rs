@@ -1,0 +1,57 @@
+//! The system calls that rustix lacks. What rustix has, callers take from it.
+//!
+//! Lives here: socket options by number ([`set_option`]), datagrams with their
+//! ancillary data ([`receive_message`], [`MessageBatch`]), sleeping with a
+//! signal mask ([`wait_readable`], [`SignalSet`]), ioctls of interfaces and of
+//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]).
+//! Does not live here: anything that knows of packets or of Tidewall's sockets.
+//!
+//! Read first: socket(7), ip(7), netlink(7), rtnetlink(7);
+//! Documentation/userspace-api/netlink/intro.rst in the Linux tree.
+#![deny(unsafe_code)]
+
+pub mod ethtool {
+    //! SIOCETHTOOL.
+    pub use crate::raw_ethtool::*;
+}
+pub mod interface {
+    //! ioctls that take a `struct ifreq`.
+    pub use crate::raw_interface::*;
+}
+mod address;
+mod ancillary;
+pub mod netlink;
+#[allow(unsafe_code)]
+mod raw_bpf;
+#[allow(unsafe_code)]
+mod raw_epoll;
+#[allow(unsafe_code)]
+mod raw_ethtool;
+#[allow(unsafe_code)]
+mod raw_interface;
+#[allow(unsafe_code)]
+mod raw_mapping;
+#[allow(unsafe_code)]
+mod raw_message;
+#[allow(unsafe_code)]
+mod raw_option;
+#[allow(unsafe_code)]
+mod raw_poll;
+#[allow(unsafe_code)]
+mod raw_thread;
+mod thread;
+mod wake;
+
+pub use ancillary::Ancillary;
+pub use raw_bpf::{Attach, attach_xdp, bpf};
+pub use raw_epoll::busy_poll;
+pub use raw_mapping::{Mapping, SharedPage};
+pub use raw_message::{Message, MessageBatch, Received, receive_message, send_message};
+pub use raw_option::{
+    SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_INCOMING_NAPI_ID, SO_PREFER_BUSY_POLL, attach_filter,
+    option, option_bytes, set_option, set_option_bytes,
+};
+pub use raw_poll::{SignalSet, poll_readable, ppoll, ready_now, select};
+pub use raw_thread::set_fifo;
+pub use thread::{monotonic, pin, raise_open_files, thread_time};
+pub use wake::{WakeFd, wait_readable};

@@ -1,0 +1,563 @@
+//! rtnetlink(7): routes, neighbours, interfaces, addresses, and what changes.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{Protocol, RecvFlags, SocketFlags, bind, recv};
+
+use super::{
+    Client, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, attribute, attributes, find, messages,
+    open, word,
+};
+use crate::address::chunk;
+
+/// Number 0, which rustix writes so.
+const NETLINK_ROUTE: Option<Protocol> = None;
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+/// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
+const CHANGES: u32 = 0x1 | 0x10 | 0x100;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_STATS64: u16 = 23;
+const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_TARGET_NETNSID: u16 = 46;
+/// Members of `struct rtnl_link_stats64`.
+const RX_PACKETS: usize = 0;
+const TX_PACKETS: usize = 1;
+const TX_DROPPED: usize = 7;
+const RX_FIFO_ERRORS: usize = 14;
+const RX_MISSED_ERRORS: usize = 15;
+const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_GETNEIGH: u16 = 30;
+/// Take the neighbour for used: resolve it, or check it when stale.
+const NTF_USE: u8 = 1;
+const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+const RTA_VIA: u16 = 18;
+const RTA_METRICS: u16 = 8;
+const RTAX_LOCK: u16 = 1;
+const RTAX_MTU: u16 = 2;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// linux/pkt_sched.h: the parent of a root queueing discipline.
+const TC_H_ROOT: u32 = 0xffff_ffff;
+
+/// How long an answer may take. The kernel has it ready when it takes the
+/// request, and those who ask for a route of each datagram cannot wait.
+const TIMEOUT: Duration = Duration::from_millis(100);
+
+/// A way to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// False for local, broadcast, multicast and refused destinations.
+    pub unicast: bool,
+    /// The destination is an address of this host.
+    pub local: bool,
+    /// Index of the interface.
+    pub interface: u32,
+    /// The router; `None` when the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// Source address that the kernel would use.
+    pub source: Option<IpAddr>,
+    /// Longest IP datagram, in bytes, as the route or an exception to it says;
+    /// [`usize::MAX`]: as the interface's. 0 where IPv4 datagrams may not be sent
+    /// with don't-fragment set, however short: the MTU is locked.
+    pub mtu: usize,
+}
+
+/// A neighbour's link address and its NUD state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its Ethernet address.
+    pub address: [u8; 6],
+    /// NUD_* bits.
+    pub state: u16,
+}
+
+/// Frames that an interface has counted since it was made: members of `struct
+/// rtnl_link_stats64`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Frames received.
+    pub rx_packets: u64,
+    /// Frames sent.
+    pub tx_packets: u64,
+    /// Frames that were not sent for want of room.
+    pub tx_dropped: u64,
+    /// Frames that a full FIFO lost.
+    pub rx_fifo_errors: u64,
+    /// Frames that found no receive descriptor.
+    pub rx_missed_errors: u64,
+}
+
+impl LinkCounters {
+    fn parse(stats: &[u8]) -> Self {
+        let count = |member: usize| chunk(stats, member * 8).map_or(0, u64::from_ne_bytes);
+        LinkCounters {
+            rx_packets: count(RX_PACKETS),
+            tx_packets: count(TX_PACKETS),
+            tx_dropped: count(TX_DROPPED),
+            rx_fifo_errors: count(RX_FIFO_ERRORS),
+            rx_missed_errors: count(RX_MISSED_ERRORS),
+        }
+    }
+}
+
+/// An interface as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// What kind of virtual interface it is (`veth`); empty for others.
+    pub kind: String,
+    /// `IFF_UP`: by the administrator's will.
+    pub up: bool,
+    /// `IFF_LOWER_UP`: there is a carrier.
+    pub carrier: bool,
+    /// `IFF_LOOPBACK`.
+    pub loopback: bool,
+    /// Bytes of an IP datagram.
+    pub mtu: Option<usize>,
+    /// Its Ethernet address.
+    pub mac: Option<[u8; 6]>,
+    /// What it has counted.
+    pub counters: Option<LinkCounters>,
+    /// The interface at its other end or below it, and the id of that one's network
+    /// namespace where it is another.
+    peer: (u32, Option<u32>),
+}
+
+impl Link {
+    /// From the body of a message; `None` for a bridge's word on its port.
+    fn parse(body: &[u8]) -> Option<Self> {
+        // struct ifinfomsg: family, pad, type (u16), index, flags, change
+        let fixed = body.first_chunk::<16>()?;
+        if fixed[0] != libc::AF_UNSPEC as u8 {
+            return None;
+        }
+        let flags = word(&fixed[8..12]);
+        let has = |flag: i32| flags & flag as u32 != 0;
+        let mut link = Link {
+            index: word(&fixed[4..8]),
+            name: String::new(),
+            kind: String::new(),
+            up: has(libc::IFF_UP),
+            carrier: has(libc::IFF_LOWER_UP),
+            loopback: has(libc::IFF_LOOPBACK),
+            mtu: None,
+            mac: None,
+            counters: None,
+            peer: (0, None),
+        };
+        for (kind, value) in attributes(body.get(16..).unwrap_or_default()) {
+            match kind {
+                IFLA_IFNAME => link.name = text(value),
+                IFLA_LINKINFO => {
+                    link.kind = find(value, IFLA_INFO_KIND).map(text).unwrap_or_default()
+                }
+                IFLA_MTU => link.mtu = Some(word(value) as usize),
+                IFLA_ADDRESS => link.mac = value.try_into().ok(),
+                IFLA_STATS64 => link.counters = Some(LinkCounters::parse(value)),
+                IFLA_LINK => link.peer.0 = word(value),
+                IFLA_LINK_NETNSID => link.peer.1 = Some(word(value)),
+                _ => {}
+            }
+        }
+        Some(link)
+    }
+}
+
+/// What changed in the network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// An interface, or something about it.
+    Link(Link),
+    /// There is no interface of this index any more.
+    Gone(u32),
+    /// An address came or went.
+    Address,
+    /// The kernel had more to say than there was room for.
+    Missed,
+}
+
+/// A rtnetlink socket that hears of changes.
+#[derive(Debug)]
+pub struct Monitor {
+    socket: OwnedFd,
+}
+
+impl Monitor {
+    /// One for the caller's network namespace.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub fn open() -> io::Result<Self> {
+        let socket = open(NETLINK_ROUTE, SocketFlags::NONBLOCK)?;
+        bind(&socket, &SocketAddrNetlink::new(0, CHANGES))?;
+        Ok(Monitor { socket })
+    }
+
+    /// Readable when there is a change.
+    pub fn descriptor(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// What has changed since the last call.
+    pub fn changes(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let mut buffer = [0u8; 16_384];
+        loop {
+            let length = match recv(&self.socket, &mut buffer, RecvFlags::empty()) {
+                Ok((length, _)) => length,
+                Err(Errno::NOBUFS) => {
+                    changes.push(Change::Missed);
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(_) => return changes,
+            };
+            for (header, body) in messages(buffer.get(..length).unwrap_or_default()) {
+                changes.extend(match header.kind {
+                    RTM_NEWLINK => Link::parse(body).map(Change::Link),
+                    RTM_DELLINK => Link::parse(body).map(|link| Change::Gone(link.index)),
+                    RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
+                    _ => None,
+                });
+            }
+        }
+    }
+}
+
+/// A rtnetlink socket for one request at a time.
+#[derive(Debug)]
+pub struct Rtnetlink(Client);
+
+impl Rtnetlink {
+    /// One for the caller's network namespace.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub fn open() -> io::Result<Self> {
+        Client::open(NETLINK_ROUTE, TIMEOUT).map(Rtnetlink)
+    }
+
+    /// The kernel's route to `destination`, from `source` and through the
+    /// interface of index `through` if given.
+    ///
+    /// # Errors
+    /// ENETUNREACH, EHOSTUNREACH, EACCES as the routing table says.
+    pub fn route(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        through: Option<u32>,
+    ) -> io::Result<Route> {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        let source_bits = if source.is_some() { bits } else { 0 };
+        // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+        let mut body = vec![family(destination), bits, source_bits];
+        body.resize(12, 0);
+        attribute(&mut body, RTA_DST, &octets(destination));
+        if let Some(source) = source {
+            attribute(&mut body, RTA_SRC, &octets(source));
+        }
+        if let Some(interface) = through {
+            attribute(&mut body, RTA_OIF, &interface.to_ne_bytes());
+        }
+        let reply = self.0.first(RTM_GETROUTE, 0, &body)?;
+        let fixed = reply.get(..12).ok_or(io::ErrorKind::InvalidData)?;
+        let mut route = Route {
+            unicast: fixed[7] == RTN_UNICAST,
+            local: fixed[7] == RTN_LOCAL,
+            interface: 0,
+            gateway: None,
+            source: None,
+            mtu: usize::MAX,
+        };
+        for (kind, value) in attributes(reply.get(12..).unwrap_or_default()) {
+            match kind {
+                RTA_OIF => route.interface = word(value),
+                RTA_GATEWAY => route.gateway = address(value),
+                // A router of the other IP version: its family comes first.
+                RTA_VIA => route.gateway = address(value.get(2..).unwrap_or_default()),
+                RTA_PREFSRC => route.source = address(value),
+                RTA_METRICS => route.mtu = mtu(value, destination.is_ipv4()),
+                _ => {}
+            }
+        }
+        Ok(route)
+    }
+
+    /// The interface of this index.
+    ///
+    /// # Errors
+    /// ENODEV when there is none.
+    pub fn link(&mut self, index: u32) -> io::Result<Link> {
+        self.link_with(index, None)
+    }
+
+    /// The interface of this name.
+    ///
+    /// # Errors
+    /// ENODEV when there is none.
+    pub fn link_named(&mut self, name: &str) -> io::Result<Link> {
+        self.link_with(0, Some((IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat())))
+    }
+
+    /// The interface at the other end of a virtual pair.
+    ///
+    /// # Errors
+    /// EPERM and the like where its network namespace is not ours to look into.
+    pub fn peer(&mut self, link: &Link) -> io::Result<Link> {
+        let (index, namespace) = link.peer;
+        let namespace = namespace.map(u32::to_ne_bytes);
+        let within = namespace.as_ref().map(|id| (IFLA_TARGET_NETNSID, &id[..]));
+        self.link_with(index, within)
+    }
+
+    fn link_with(&mut self, index: u32, extra: Option<(u16, &[u8])>) -> io::Result<Link> {
+        // struct ifinfomsg: family, pad, type (u16), index, flags, change
+        let mut body = vec![0; 4];
+        body.extend(index.to_ne_bytes());
+        body.resize(16, 0);
+        if let Some((kind, value)) = extra {
+            attribute(&mut body, kind, value);
+        }
+        let reply = self.0.first(RTM_GETLINK, 0, &body)?;
+        Link::parse(&reply).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Every address of the network namespace, with the index of its interface.
+    ///
+    /// # Errors
+    /// ENOBUFS, ENOMEM.
+    pub fn addresses(&mut self) -> io::Result<Vec<(u32, IpAddr)>> {
+        // struct ifaddrmsg: family, prefixlen, flags, scope, index
+        let answers = self.0.exchange(RTM_GETADDR, NLM_F_DUMP, &[0; 8])?;
+        let entry = |(_, body): &(u16, Vec<u8>)| {
+            let interface = u32::from_ne_bytes(chunk(body, 4)?);
+            let values = body.get(8..)?;
+            // Of a point-to-point link IFA_ADDRESS is the peer's.
+            let value = find(values, IFA_LOCAL).or_else(|| find(values, IFA_ADDRESS))?;
+            Some((interface, address(value)?))
+        };
+        Ok(answers.iter().filter_map(entry).collect())
+    }
+
+    /// The neighbour entry of `address` on `interface`.
+    ///
+    /// # Errors
+    /// ENOENT when there is none.
+    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Neighbour> {
+        let body = neighbour_body(interface, address, 0);
+        let reply = self.0.first(RTM_GETNEIGH, 0, &body)?;
+        let state = chunk(&reply, 8).ok_or(io::ErrorKind::InvalidData)?;
+        find(reply.get(12..).unwrap_or_default(), NDA_LLADDR)
+            .and_then(|value| value.try_into().ok())
+            .map(|address| Neighbour {
+                address,
+                state: u16::from_ne_bytes(state),
+            })
+            .ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// Makes the kernel find the link address of `address`, or check the one it
+    /// has, as a datagram through it would.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn use_neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
+        let body = neighbour_body(interface, address, NTF_USE);
+        let flags = NLM_F_CREATE | NLM_F_ACK;
+        self.0.exchange(RTM_NEWNEIGH, flags, &body).map(drop)
+    }
+
+    /// True when the root queueing discipline of an interface is a FIFO that
+    /// takes nothing: a `pfifo` or `bfifo` with limit 0 (tc-pfifo(8)).
+    ///
+    /// # Errors
+    /// ENODEV; what the kernel reports.
+    pub fn refuses_packets(&mut self, interface: u32) -> io::Result<bool> {
+        // struct tcmsg: family and pad, index, handle, parent, info
+        let body = [0, interface, 0, TC_H_ROOT, 0]
+            .map(u32::to_ne_bytes)
+            .concat();
+        // Without NLM_F_ECHO only those who watch queueing disciplines are told;
+        // of one that is built in (`noqueue`) there is an acknowledgment alone.
+        let flags = NLM_F_ACK | NLM_F_ECHO;
+        let answers = self.0.exchange(libc::RTM_GETQDISC, flags, &body)?;
+        let mut of_disciplines = answers
+            .iter()
+            .filter(|(kind, _)| *kind == libc::RTM_NEWQDISC);
+        Ok(of_disciplines
+            .next_back()
+            .is_some_and(|(_, body)| refuses(body.get(body.len().min(20)..).unwrap_or_default())))
+    }
+}
+
+/// `struct ndmsg` (family, pad, ifindex, state, flags, type) and the address.
+fn neighbour_body(interface: u32, address: IpAddr, flags: u8) -> Vec<u8> {
+    let mut body = vec![family(address), 0, 0, 0];
+    body.extend(interface.to_ne_bytes());
+    body.extend([0, 0, flags, 0]);
+    attribute(&mut body, NDA_DST, &octets(address));
+    body
+}
+
+/// Whether the attributes of a queueing discipline are those of a FIFO with limit
+/// 0 (`struct tc_fifo_qopt`).
+fn refuses(values: &[u8]) -> bool {
+    let fifo = matches!(find(values, libc::TCA_KIND), Some(b"pfifo\0" | b"bfifo\0"));
+    let limit = find(values, libc::TCA_OPTIONS).and_then(|options| chunk(options, 0));
+    fifo && limit.map(u32::from_ne_bytes) == Some(0)
+}
+
+/// A string that ends with a zero.
+fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|&byte| byte == 0);
+    String::from_utf8_lossy(value.get(..end.unwrap_or(value.len())).unwrap_or_default()).into()
+}
+
+/// The MTU among a route's metrics, as [`Route::mtu`].
+fn mtu(metrics: &[u8], v4: bool) -> usize {
+    let metric = |wanted| find(metrics, wanted).map(word);
+    let locked = metric(RTAX_LOCK).is_some_and(|locks| locks & 1 << RTAX_MTU != 0);
+    match metric(RTAX_MTU) {
+        None | Some(0) => usize::MAX,
+        Some(_) if v4 && locked => 0,
+        Some(bytes) => bytes as usize,
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_not_a_unicast_route() {
+        let mut netlink = Rtnetlink::open().expect("netlink needs no privilege");
+        let route = netlink
+            .route(IpAddr::from([127, 0, 0, 1]), None, None)
+            .expect("lo has a route");
+        assert!(!route.unicast);
+    }
+
+    #[test]
+    fn the_first_interface_is_the_loopback_device() {
+        let mut netlink = Rtnetlink::open().expect("netlink needs no privilege");
+        let link = netlink.link(1).expect("every namespace has it");
+        assert_eq!((link.index, link.mac), (1, Some([0; 6])));
+        assert!(link.mtu.is_some() && link.counters.is_some());
+        let error = netlink.link(u32::MAX >> 1).expect_err("no such interface");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+
+    #[test]
+    fn an_unknown_neighbour_is_enoent() {
+        let mut netlink = Rtnetlink::open().expect("netlink needs no privilege");
+        let error = netlink
+            .neighbour(1, IpAddr::from([192, 0, 2, 1]))
+            .expect_err("no such neighbour");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn metrics_without_an_mtu_set_no_limit() {
+        let mut metrics = Vec::new();
+        assert_eq!(mtu(&metrics, true), usize::MAX);
+        attribute(&mut metrics, RTAX_MTU, &1300u32.to_ne_bytes());
+        assert_eq!((mtu(&metrics, true), mtu(&metrics, false)), (1300, 1300));
+        attribute(&mut metrics, RTAX_LOCK, &(1u32 << RTAX_MTU).to_ne_bytes());
+        assert_eq!((mtu(&metrics, true), mtu(&metrics, false)), (0, 1300));
+    }
+
+    #[test]
+    fn a_fifo_with_limit_0_refuses() {
+        let discipline = |name: &[u8], options: &[u8]| {
+            let mut values = Vec::new();
+            attribute(&mut values, libc::TCA_KIND, name);
+            attribute(&mut values, 12, &[0]);
+            attribute(&mut values, libc::TCA_OPTIONS, options);
+            refuses(&values)
+        };
+        assert!(discipline(b"pfifo\0", &0u32.to_ne_bytes()));
+        assert!(discipline(b"bfifo\0", &0u32.to_ne_bytes()));
+        assert!(!discipline(b"pfifo\0", &1u32.to_ne_bytes()));
+        assert!(!discipline(b"bfifo\0", &(1u32 << 24).to_ne_bytes()));
+        // Its options begin with the number of bands.
+        assert!(!discipline(b"pfifo_fast\0", &[0; 20]));
+        assert!(!discipline(b"noqueue\0", &[]));
+        assert!(!discipline(b"pfifo\0", &[0; 3]));
+    }
+
+    #[test]
+    fn loopback_takes_packets() {
+        let mut netlink = Rtnetlink::open().expect("netlink needs no privilege");
+        for _ in 0..3 {
+            assert!(!netlink.refuses_packets(1).expect("lo is there"));
+        }
+        assert!(netlink.refuses_packets(u32::MAX >> 1).is_err());
+    }
+
+    #[test]
+    fn loopback_has_its_name_and_its_address() {
+        let mut netlink = Rtnetlink::open().expect("netlink needs no privilege");
+        let link = netlink.link_named("lo").expect("every namespace has it");
+        assert_eq!((link.index, &*link.name, link.loopback), (1, "lo", true));
+        assert_eq!(link.kind, "");
+        if link.up {
+            let addresses = netlink.addresses().expect("a dump needs no privilege");
+            assert!(
+                addresses.contains(&(1, [127, 0, 0, 1].into())),
+                "{addresses:?}"
+            );
+        }
+        let error = netlink.link_named("none").expect_err("no such interface");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}

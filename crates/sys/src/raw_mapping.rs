@@ -1,0 +1,108 @@
+//! Shared memory mappings that undo themselves.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// A shared, writable mapping, unmapped when dropped. A forked child does not
+/// have it.
+#[derive(Debug)]
+pub struct Mapping {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping is plain memory of the process; those who reach into it by
+// its address say why they may.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of a file from `offset` on.
+    ///
+    /// # Errors
+    /// What `mmap` reports.
+    pub fn new(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice; no existing
+        // memory is touched.
+        let address = unsafe { mmap(ptr::null_mut(), length, protection, flags, fd, offset)? };
+        // A child that inherited an AF_XDP ring would keep its socket bound, and
+        // the queue busy, until it ends. Kernels that refuse the advice for a
+        // mapping lose nothing but that.
+        // SAFETY: exactly the range just mapped.
+        let _ = unsafe { madvise(address, length, Advice::LinuxDontFork) };
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { address, length })
+    }
+
+    /// Maps a new memfd of `length` zero bytes, whose descriptor is closed.
+    ///
+    /// # Errors
+    /// ENOMEM, EMFILE.
+    pub fn memfd(name: &str, length: usize) -> io::Result<Self> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, length as u64)?;
+        Mapping::new(&fd, length, 0)
+    }
+
+    /// First byte.
+    pub fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// Bytes mapped.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+}
+
+/// The first page of a file as 64-bit words that other processes may change
+/// meanwhile.
+#[derive(Debug)]
+pub struct SharedPage(Mapping);
+
+impl SharedPage {
+    /// Bytes of a page.
+    pub const BYTES: usize = 4096;
+    /// 64-bit words of a page.
+    pub const WORDS: usize = Self::BYTES / 8;
+
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// InvalidData for one shorter than a page, as reaching past a file's end
+    /// raises SIGBUS; what `mmap` reports.
+    pub fn new(file: &File) -> io::Result<Self> {
+        if file.metadata()?.len() < Self::BYTES as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the file is shorter than a page",
+            ));
+        }
+        Mapping::new(file, Self::BYTES, 0).map(SharedPage)
+    }
+
+    /// The words.
+    pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
+        // SAFETY: page-aligned, readable and writable for so many bytes until
+        // drop; nobody but this function has the mapping, so that all accesses
+        // are atomic.
+        unsafe { self.0.address.cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that mmap returned, unmapped once; every
+        // reference into it borrows `self`.
+        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
+    }
+}

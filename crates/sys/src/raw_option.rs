@@ -1,0 +1,108 @@
+//! Socket options by number, for those that rustix has no name for.
+
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// asm-generic/socket.h; the libc crate has some of these for Android only.
+pub const SO_BUSY_POLL: i32 = 46;
+/// Prefer busy polling to softirq.
+pub const SO_PREFER_BUSY_POLL: i32 = 69;
+/// Packets a busy poll.
+pub const SO_BUSY_POLL_BUDGET: i32 = 70;
+/// The NAPI that a socket's last packet came by.
+pub const SO_INCOMING_NAPI_ID: i32 = 56;
+
+/// Whether the value of an option names memory for the kernel to write to.
+fn names_memory(level: i32, name: i32) -> bool {
+    /// linux/tcp.h: TCP_ZEROCOPY_RECEIVE maps received pages.
+    const TCP_ZEROCOPY_RECEIVE: i32 = 35;
+    [
+        (libc::SOL_XDP, libc::XDP_UMEM_REG),
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE),
+    ]
+    .contains(&(level, name))
+}
+
+fn done(result: i32) -> io::Result<()> {
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// `setsockopt`.
+///
+/// # Errors
+/// EINVAL for XDP_UMEM_REG and other options that name memory; what the kernel
+/// reports.
+pub fn set_option_bytes(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    if names_memory(level, name) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: the bytes and their length for the call's duration.
+    done(unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    })
+}
+
+/// `setsockopt` with an int.
+///
+/// # Errors
+/// As [`set_option_bytes`].
+pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set_option_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// `getsockopt`; the length of the value.
+///
+/// # Errors
+/// As [`set_option_bytes`].
+pub fn option_bytes(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
+    if names_memory(level, name) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: writable bytes and their length for the call's duration.
+    done(unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(length as usize)
+}
+
+/// `getsockopt` of an int.
+///
+/// # Errors
+/// As [`set_option_bytes`].
+pub fn option(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = [0; 4];
+    option_bytes(fd, level, name, &mut value)?;
+    Ok(i32::from_ne_bytes(value))
+}
+
+/// Attaches a classic BPF program that says of each packet how many bytes of it
+/// the socket gets; none: it is dropped (SO_ATTACH_FILTER).
+///
+/// # Errors
+/// EINVAL for a program that the kernel refuses.
+pub fn attach_filter(fd: impl AsFd, filter: &[libc::sock_filter]) -> io::Result<()> {
+    let length = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The pointer is only read by, during the call.
+    let mut program = [0; size_of::<libc::sock_fprog>()];
+    program[..2].copy_from_slice(&length.to_ne_bytes());
+    program[offset_of!(libc::sock_fprog, filter)..]
+        .copy_from_slice(&(filter.as_ptr() as usize).to_ne_bytes());
+    set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
