@@ -87,7 +87,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     line.map(str::trim)
 }
 
-/// Why the kernel answers EPERM, in words, and what helps: cause and cure.
+/// Why the kernel answers EPERM, in words, and what helps: cause and remedy.
 /// `wanted` is what the call takes.
 pub fn refusal(wanted: &[Capability]) -> (String, String) {
     let read = |path: &str| read_to_string(path).unwrap_or_default();
@@ -183,15 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_a_cause_and_a_cure() {
+    fn each_refusal_has_a_cause_and_a_remedy() {
         let plain = around("Seccomp:\t0\n", ROOT, "[none] integrity confidentiality\n");
-        let (cause, cure) = explain(Set::from([NET_ADMIN, PERFMON]), &LOAD, &plain);
+        let (cause, remedy) = explain(Set::from([NET_ADMIN, PERFMON]), &LOAD, &plain);
         assert_eq!(cause, "this process lacks CAP_BPF");
-        assert!(cure.contains("cap_bpf"), "{cure}");
+        assert!(remedy.contains("cap_bpf"), "{remedy}");
         let all = Set::from(LOAD);
         let cause = |around: &Surroundings| {
-            let (cause, cure) = explain(all, &LOAD, around);
-            assert!(!cure.is_empty());
+            let (cause, remedy) = explain(all, &LOAD, around);
+            assert!(!remedy.is_empty());
             cause
         };
         assert!(cause(&plain).contains("security module"));

@@ -1,4 +1,4 @@
-//! What Linux says of an interface to whoever asks.
+//! What Linux says of an interface, without privileges.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -184,15 +184,15 @@ pub trait Transmit: Send {
     /// The frame itself, when there is no room: flush and reclaim, then retry.
     fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame>;
 
-    /// Makes the device take what was queued, [`BURST`] frames at most: whoever
-    /// has more receives before the next call, for what answers a burst must fit
+    /// Makes the device take what was queued, [`BURST`] frames at most: a caller
+    /// that has more receives before the next call, for what answers a burst must fit
     /// into the device's receive ring.
     ///
     /// # Errors
     /// What the device reports: ENETDOWN.
     fn flush(&mut self) -> io::Result<Flushed>;
 
-    /// Appends frames whose transmission is over to `frames`.
+    /// Appends frames whose transmission is complete to `frames`.
     fn reclaim(&mut self, frames: &mut Vec<Frame>);
 
     /// True when [`Offload`] is honoured.
@@ -205,8 +205,8 @@ pub trait Transmit: Send {
     }
 
     /// Queues a frame with one long TCP segment, over IPv4 or IPv6, which the
-    /// device cuts into segments of `segment_size` bytes of payload (or hands on
-    /// whole, where the receiver takes that). IP's length field tells the whole
+    /// device cuts into segments of `segment_size` bytes of payload (or passes on
+    /// uncut, where the receiver takes that). IP's length field tells the whole
     /// length, and the TCP checksum holds the sum of the pseudo-header with that
     /// length, as Linux's own `CHECKSUM_PARTIAL`.
     ///

@@ -130,7 +130,7 @@ impl Bed {
             assert!(
                 Instant::now() < end,
                 "nothing came: {:?}",
-                self.tap.watch.counters()
+                self.tap.counters.read()
             );
             let queue = &mut self.tap.queue;
             queue.receive.poll(Interrupt::Armed).unwrap();
@@ -324,7 +324,7 @@ mod body {
                 }
             }
         }
-        let counters = bed.tap.watch.counters();
+        let counters = bed.tap.counters.read();
         assert_eq!(
             (counters.refused, counters.no_frame, counters.bad_length),
             (0, 0, 0)
@@ -344,7 +344,7 @@ mod body {
             } else {
                 (HERE4, PORT).into()
             };
-            let before = bed.tap.watch.counters();
+            let before = bed.tap.counters.read();
             let kernel = std::thread::spawn(move || {
                 let mut stream = TcpStream::connect_timeout(&here, TIMEOUT).unwrap();
                 stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -392,7 +392,7 @@ mod body {
             }
             assert!(bytes == pattern(60_000), "bytes came changed");
             assert!(longest > 10_000, "cut to {longest}");
-            assert!(bed.tap.watch.counters().long > before.long);
+            assert!(bed.tap.counters.read().long > before.long);
             // In two: the kernel's window is 64 KiB less what it thinks.
             for half in pattern(60_000).chunks(30_000) {
                 bed.send_segment(v6, answer, half);
@@ -408,7 +408,7 @@ mod body {
                 kernel.join().unwrap() == pattern(60_000),
                 "bytes arrived changed"
             );
-            let counters = bed.tap.watch.counters();
+            let counters = bed.tap.counters.read();
             assert_eq!(counters.refused, 0);
         }
     }
@@ -459,12 +459,12 @@ mod body {
         }
         let mut batch = Vec::new();
         let end = Instant::now() + TIMEOUT;
-        while bed.tap.watch.counters().no_frame < 32 && Instant::now() < end {
+        while bed.tap.counters.read().no_frame < 32 && Instant::now() < end {
             bed.tap.queue.receive.poll(Interrupt::Masked).unwrap();
             bed.tap.queue.receive.receive(&mut batch, 64);
         }
         assert_eq!(batch.len(), 8);
-        assert_eq!(bed.tap.watch.counters().no_frame, 32);
+        assert_eq!(bed.tap.counters.read().no_frame, 32);
         // They come back, and so does service.
         for received in batch {
             bed.done(received);
@@ -491,7 +491,7 @@ mod body {
         let mut buffer = [0; 16];
         assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
         // What the kernel could not make a packet of is not tried for ever.
-        let refused = bed.tap.watch.counters().refused;
+        let refused = bed.tap.counters.read().refused;
         let mut frame = bed.frame();
         frame.set_extent(10, 2000);
         let offload = Offload {
@@ -501,6 +501,6 @@ mod body {
         let transmit = &mut bed.tap.queue.transmit;
         transmit.transmit_segments(frame, offload, 1000).unwrap();
         transmit.flush().unwrap();
-        assert_eq!(bed.tap.watch.counters().refused, refused + 1);
+        assert_eq!(bed.tap.counters.read().refused, refused + 1);
     }
 }

@@ -18,7 +18,7 @@
 //! ```text
 //!  Program (demux.bpf.c) ─ attach ─► interface      Restorer ─► settings, as they were
 //!     ├─ TrustedTables: ours alone
-//!     └─ map of one application + AF_XDP sockets ──► whoever receives
+//!     └─ map of one application + AF_XDP sockets ──► the process that receives
 //! ```
 //!
 //! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux tree.

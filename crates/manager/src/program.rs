@@ -359,7 +359,7 @@ pub struct Refused {
     /// The last lines of the verifier's log, if it was the verifier.
     pub log: Vec<String>,
     /// What helps.
-    pub cure: String,
+    pub remedy: String,
 }
 
 impl fmt::Display for Refused {
@@ -368,7 +368,7 @@ impl fmt::Display for Refused {
         for line in &self.log {
             write!(formatter, "\n    {line}")?;
         }
-        write!(formatter, "\n  {}", self.cure)
+        write!(formatter, "\n  {}", self.remedy)
     }
 }
 
@@ -437,11 +437,11 @@ pub(crate) fn describe(what: &str, error: impl std::error::Error + 'static) -> i
 }
 
 fn unprivileged(what: &str) -> io::Error {
-    let (cause, cure) = capabilities::refusal(&capabilities::LOAD);
+    let (cause, remedy) = capabilities::refusal(&capabilities::LOAD);
     let refused = Refused {
         cause: format!("cannot {what}: {cause}"),
         log: Vec::new(),
-        cure,
+        remedy,
     };
     io::Error::new(io::ErrorKind::PermissionDenied, refused)
 }
@@ -459,12 +459,12 @@ fn refused(what: &str, error: &io::Error, log: &str, release: &str) -> io::Error
                 "cannot {what}: Linux {release} refused it ({error}) before its verifier said a word"
             ),
             log: Vec::new(),
-            cure: "a security module may forbid it (see: dmesg), or memory is short".to_owned(),
+            remedy: "a security module may forbid it (see: dmesg), or memory is short".to_owned(),
         };
         return io::Error::new(error.kind(), refused);
     }
     let (major, minor) = KERNEL_MINIMUM;
-    let cure = match version(release) {
+    let remedy = match version(release) {
         Some(found) if found < KERNEL_MINIMUM => format!(
             "Tidewall is tested on Linux {major}.{minor} and later: install a newer kernel \
              (Debian: apt-get install linux-image-amd64)"
@@ -483,7 +483,7 @@ fn refused(what: &str, error: &io::Error, log: &str, release: &str) -> io::Error
             .iter()
             .map(|&line| line.to_owned())
             .collect(),
-        cure,
+        remedy,
     };
     io::Error::new(io::ErrorKind::Unsupported, refused)
 }
@@ -588,7 +588,7 @@ mod tests {
         );
         assert_eq!(found.log.len(), LOG_LINES);
         assert_eq!(found.log[LOG_LINES - 1], "R3 unbounded memory access");
-        assert!(found.cure.contains("report"), "{}", found.cure);
+        assert!(found.remedy.contains("report"), "{}", found.remedy);
         let text = error.to_string();
         assert!(
             text.contains("\n    R3 unbounded memory access\n"),
@@ -596,7 +596,7 @@ mod tests {
         );
         assert!(!text.contains("root"), "{text}");
         let old = refused("load it", &denied, &log, "5.10.0-28-amd64");
-        assert!(parts(&old).cure.contains("6.1 and later: install"));
+        assert!(parts(&old).remedy.contains("6.1 and later: install"));
     }
 
     #[test]
@@ -604,7 +604,7 @@ mod tests {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         let error = refused("load it", &denied, "", "6.12.0");
         assert!(!error.to_string().contains("the verifier of"), "{error}");
-        assert!(parts(&error).cure.contains("security module"));
+        assert!(parts(&error).remedy.contains("security module"));
     }
 
     #[test]

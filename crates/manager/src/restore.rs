@@ -79,7 +79,7 @@ struct Registered {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.owner == std::process::id() {
-            // One that is gone needs not be told.
+            // A restorer that is gone has nothing to do.
             let _ = self.send(fork::END, 0, &[]);
             // Not only closed: a forked copy of it may live on elsewhere.
             if let Some(socket) = self.socket.take() {

@@ -201,7 +201,7 @@ impl Machine {
 
     /// True when frames wait in the device ring.
     fn waiting(&self) -> bool {
-        let counters = self.link.end_counters(Side::B);
+        let counters = self.link.port_counters(Side::B);
         let driven = self
             .tables
             .trusted

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidewall_device::memory::End;
+use tidewall_device::memory::LinkPort;
 use tidewall_protocol::tcp::Sysctl;
 
 use crate::raw::poll::{self, SignalSet};
@@ -113,7 +113,7 @@ impl Stack {
     /// # Errors
     /// ENOMEM.
     pub fn on_virtual_time(
-        end: End,
+        end: LinkPort,
         config: MemoryConfig,
         time: Arc<dyn VirtualTime>,
     ) -> io::Result<Self> {

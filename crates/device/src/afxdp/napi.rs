@@ -69,7 +69,7 @@ const PROBES_LOST: u32 = 3;
 /// The first and the longest pause before another probe then.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// And owned frames that must have come since.
-const SPARED: u64 = 1_000;
+const FRAMES_BETWEEN_PROBES: u64 = 1_000;
 /// Polls that found nothing while the device received, in a row, after which
 /// their NAPI id is doubted.
 const DOUBT: u32 = 32;
@@ -483,7 +483,7 @@ impl Napi {
         }
         self.open();
         let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-        let stray = KernelDelivered {
+        let delivered = KernelDelivered {
             protocol: if was.sequence.is_some() {
                 Protocol::Tcp
             } else {
@@ -501,7 +501,7 @@ impl Napi {
             header[4..].copy_from_slice(&sequence.to_be_bytes());
             payload.splice(0..0, header);
         }
-        Some(stray)
+        Some(delivered)
     }
 
     /// The driver has sent the probe, and it is not here.
@@ -510,23 +510,23 @@ impl Napi {
         if now.duration_since(sent) < PROBE_TIME {
             return;
         }
-        self.pause(SPARED);
+        self.pause(FRAMES_BETWEEN_PROBES);
     }
 
     /// After a loss: the next time, and the next test, after some time; after
-    /// several losses not before `spared` owned frames.
-    fn pause(&mut self, spared: u64) {
+    /// several losses not before `frames` more owned frames.
+    fn pause(&mut self, frames: u64) {
         self.probe.lost = self.probe.lost.saturating_add(1);
-        let (pause, spared) = match self.probe.lost.checked_sub(PROBES_LOST) {
+        let (pause, frames) = match self.probe.lost.checked_sub(PROBES_LOST) {
             None => (Duration::ZERO, 0),
-            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), spared),
+            Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), frames),
         };
         if let Some(helper) = self.seeking() {
             // What comes late would wake a sleeper again and again.
             let _ = helper.drain();
         }
         self.probe.input = Input::Unknown;
-        self.probe.pause = Some((Instant::now() + pause, self.owned_frames() + spared));
+        self.probe.pause = Some((Instant::now() + pause, self.owned_frames() + frames));
         if self.probe.lost >= PROBES_LOST {
             // Without it, frames come by interrupt.
             let _ = self.own.begin(self.half as i32);

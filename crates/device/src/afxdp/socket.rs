@@ -97,13 +97,13 @@ fn frame_shift(memory: &FrameMemory) -> u32 {
     memory.frame_size().trailing_zeros()
 }
 
-/// What the kernel refused of a queue, and the cure.
+/// What the kernel refused of a queue, and the remedy.
 fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Error {
-    let cure = match error.raw_os_error() {
+    let remedy = match error.raw_os_error() {
         Some(libc::EPERM) => {
-            let (cause, cure) =
+            let (cause, remedy) =
                 capabilities::refusal(&[capabilities::NET_RAW, capabilities::NET_ADMIN]);
-            format!("; {cause}: {cure}")
+            format!("; {cause}: {remedy}")
         }
         Some(libc::ENOBUFS | libc::ENOMEM) => {
             "; too little memory may be locked: ulimit -l unlimited, or see: tidewall doctor"
@@ -120,7 +120,7 @@ fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Er
     };
     io::Error::new(
         error.kind(),
-        format!("queue {queue} of {interface}: cannot {what}: {error}{cure}"),
+        format!("queue {queue} of {interface}: cannot {what}: {error}{remedy}"),
     )
 }
 

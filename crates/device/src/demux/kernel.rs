@@ -1,5 +1,5 @@
 //! Frames that are the kernel's: their class, its token bucket, and the shares
-//! of those who find it empty.
+//! of senders that find it empty.
 //!
 //! Change `bpf/kernel.h` with it: `tests/demux_agreement.rs` runs both.
 
@@ -25,7 +25,7 @@ const EPOCH_SHIFT: u32 = 30;
 /// How many frames of a class the kernel gets of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimit {
-    /// Frames a second, whoever they are from; 0 is no limit.
+    /// Frames a second of all senders together; 0 is no limit.
     pub rate: u64,
     /// Frames at once; 0 leaves the shares alone.
     pub burst: u64,

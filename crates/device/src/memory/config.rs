@@ -1,4 +1,4 @@
-//! What a link can be told to be.
+//! How a link behaves.
 
 use std::io;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! A link inside one process: two ends that look like AF_XDP devices, a wire
-//! between them that can misbehave, and a clock that moves when told.
+//! between them that can misbehave, and a clock that moves on request.
 //!
 //! No privileges, no threads, no sleeping, and with the same seed the same
 //! run: every protocol test happens on it.
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The driver runs where AF_XDP's would: in [`Receive::poll`] of the receiver,
-//! or, when the receiver left its interrupt armed, on the account of whoever
+//! or, when the receiver left its interrupt armed, in the thread that
 //! made the frame arrive, as on a veth pair. A frame that the driver program
 //! admitted can still be lost on its way to the owner, when the fill ring is
 //! empty or the receive ring full; its channel's head then has counted it.
@@ -19,7 +19,7 @@
 //! [`Receive::poll`]: crate::queue::Receive::poll
 
 mod config;
-mod end;
+mod port;
 mod queue;
 mod state;
 mod steering;
@@ -36,7 +36,7 @@ use crate::demux::Tables;
 use crate::queue::Queue;
 
 pub use config::{Impairments, LinkConfig, MAXIMUM_QUEUES, Rings};
-pub use end::{EndCounters, HEADROOM, KernelFrame};
+pub use port::{HEADROOM, KernelFrame, PortCounters};
 pub use steering::flow_queue;
 pub use wire::WireCounters;
 
@@ -85,7 +85,7 @@ impl<T> Sides<T> {
 }
 
 /// One end, as the layer above gets it: like an opened AF_XDP device.
-pub struct End {
+pub struct LinkPort {
     /// Which end it is.
     pub side: Side,
     /// Its queues, in order.
@@ -96,9 +96,9 @@ pub struct End {
     pub mtu: u16,
 }
 
-impl fmt::Debug for End {
+impl fmt::Debug for LinkPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("End")
+        f.debug_struct("LinkPort")
             .field("side", &self.side)
             .field("queues", &self.queues.len())
             .finish_non_exhaustive()
@@ -136,7 +136,7 @@ impl Tap {
 /// # Errors
 /// InvalidInput, with words, for a configuration out of range; otherwise what
 /// making the frame memory or the descriptors reports.
-pub fn pair(config: LinkConfig) -> io::Result<(Link, End, End)> {
+pub fn pair(config: LinkConfig) -> io::Result<(Link, LinkPort, LinkPort)> {
     make(config, Clock::Virtual(Duration::ZERO))
 }
 
@@ -149,7 +149,7 @@ pub fn pair(config: LinkConfig) -> io::Result<(Link, End, End)> {
 pub fn pair_on_clock(
     config: LinkConfig,
     clock: impl Fn() -> Duration + Send + 'static,
-) -> io::Result<(Link, End, End)> {
+) -> io::Result<(Link, LinkPort, LinkPort)> {
     if config.a_to_b.takes_time() || config.b_to_a.takes_time() {
         let what = "delay, rate and reordering need a link with a virtual clock";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -157,13 +157,13 @@ pub fn pair_on_clock(
     make(config, Clock::Given(Box::new(clock)))
 }
 
-fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, End, End)> {
+fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, LinkPort, LinkPort)> {
     config.check()?;
     let (state, queues, tables) = State::new(&config, clock)?;
     let link = Link {
         state: Arc::new(Mutex::new(state)),
     };
-    let end = |side, queues: Vec<queue::Parts>, tables| End {
+    let port = |side, queues: Vec<queue::Parts>, tables| LinkPort {
         side,
         queues: queues
             .into_iter()
@@ -173,8 +173,8 @@ fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, End, End)> {
         tables,
         mtu: config.mtu,
     };
-    let a = end(Side::A, queues.a, tables.a);
-    let b = end(Side::B, queues.b, tables.b);
+    let a = port(Side::A, queues.a, tables.a);
+    let b = port(Side::B, queues.b, tables.b);
     Ok((link, a, b))
 }
 
@@ -258,7 +258,7 @@ impl Link {
 
     /// Takes an end down or up. Down, its polls and flushes fail with
     /// ENETDOWN, frames in its device rings and frames that arrive are lost
-    /// ([`EndCounters::down`]); what waits to be transmitted waits on.
+    /// ([`PortCounters::down`]); what waits to be transmitted waits on.
     pub fn set_down(&self, side: Side, down: bool) {
         self.state().set_down(side, down);
     }
@@ -276,8 +276,8 @@ impl Link {
 
     /// What became of the frames that reached `side`, outside the driver
     /// program (the demux tables count what happened inside).
-    pub fn end_counters(&self, side: Side) -> EndCounters {
-        self.state().end_counters(side)
+    pub fn port_counters(&self, side: Side) -> PortCounters {
+        self.state().port_counters(side)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::frame::FrameMemory;
 use crate::queue::{Offload, POLL_MAX};
 
 use super::config::{Impairments, LinkConfig};
-use super::end::{EndCounters, EndState, KernelFrame, QueueState};
+use super::port::{KernelFrame, PortCounters, PortState, QueueState};
 use super::queue::Parts;
 use super::wire::{Arrival, Wire, WireCounters};
 use super::{Captured, Filter, Side, Sides};
@@ -39,7 +39,7 @@ pub(super) struct State {
     mtu: usize,
     /// By sender.
     wires: Sides<Wire>,
-    ends: Sides<EndState>,
+    ends: Sides<PortState>,
     /// By time of arrival, then in the order sent.
     flights: BTreeMap<(Duration, u64), Flight>,
     order: u64,
@@ -57,7 +57,7 @@ impl State {
             a: Tables::in_memory()?,
             b: Tables::in_memory()?,
         };
-        let make = |tables: &Tables| -> io::Result<(EndState, Vec<Parts>)> {
+        let make = |tables: &Tables| -> io::Result<(PortState, Vec<Parts>)> {
             let mut parts = Vec::new();
             let mut states = Vec::new();
             for queue in 0..config.queues {
@@ -72,7 +72,7 @@ impl State {
                 states.push(state);
             }
             Ok((
-                EndState::new(tables.clone(), states, config.rings.kernel),
+                PortState::new(tables.clone(), states, config.rings.kernel),
                 parts,
             ))
         };
@@ -113,7 +113,7 @@ impl State {
             Clock::Virtual(now) => time.max(now),
             Clock::Given(_) => self.now(),
         };
-        self.settle(until);
+        self.deliver_until(until);
         if let Clock::Virtual(now) = &mut self.clock {
             *now = until;
         }
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// Carries out everything due at `until` or before, each at its own time.
-    fn settle(&mut self, until: Duration) {
+    fn deliver_until(&mut self, until: Duration) {
         loop {
             let flight = self.flights.keys().next().map(|(time, _)| *time);
             let held = [Side::A, Side::B]
@@ -192,18 +192,18 @@ impl State {
 
     pub(super) fn inject(&mut self, to: Side, bytes: Vec<u8>) {
         let now = self.now();
-        self.settle(now);
+        self.deliver_until(now);
         self.capture(now, to.peer(), false, &bytes);
         self.ends.of_mut(to).arrive(bytes, now);
         self.answer(to, now);
-        self.settle(now);
+        self.deliver_until(now);
     }
 
     pub(super) fn kernel_send(&mut self, from: Side, bytes: Vec<u8>) {
         if !self.ends.of(from).down {
             let now = self.now();
             self.send(now, from, bytes);
-            self.settle(now);
+            self.deliver_until(now);
         }
     }
 
@@ -239,17 +239,17 @@ impl State {
                 _ => self.send(now, from, bytes),
             }
         }
-        self.settle(now);
+        self.deliver_until(now);
         Ok(())
     }
 
     /// The receiver's poll of a queue.
     pub(super) fn poll(&mut self, side: Side, queue: u32, armed: bool) -> io::Result<()> {
         let now = self.now();
-        self.settle(now);
+        self.deliver_until(now);
         let result = self.ends.of_mut(side).poll(queue, armed, now);
         self.answer(side, now);
-        self.settle(now);
+        self.deliver_until(now);
         result
     }
 
@@ -283,7 +283,7 @@ impl State {
         self.wires.of(from).counters
     }
 
-    pub(super) fn end_counters(&self, side: Side) -> EndCounters {
+    pub(super) fn port_counters(&self, side: Side) -> PortCounters {
         self.ends.of(side).counters
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Mapping {
 }
 
 // SAFETY: the mapping is plain memory; who may touch which part of it is
-// settled by its users (one `Frame` token a frame, atomics in rings and tables).
+// decided by its users (one `Frame` token a frame, atomics in rings and tables).
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -1,6 +1,6 @@
 //! The header before each frame of the tap: `struct virtio_net_hdr` (OASIS
 //! Virtio 1.2 §5.1.6, its legacy form of ten bytes in the host's byte order, as
-//! TUN has it unless told otherwise).
+//! TUN has it unless it is set otherwise).
 
 use crate::queue::Offload;
 
@@ -28,7 +28,7 @@ fn write(header: &mut [u8; LENGTH], at: usize, value: u16) {
     }
 }
 
-/// The header of a frame whose checksum the kernel, or whoever the frame goes
+/// The header of a frame whose checksum the kernel, or the host that the frame goes
 /// to in the end, shall finish.
 pub(super) fn with_checksum(offload: Offload) -> [u8; LENGTH] {
     let mut header = PLAIN;

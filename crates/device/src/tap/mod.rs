@@ -111,11 +111,11 @@ fn count(counter: &AtomicU64) {
 
 /// Reads the counters of a tap; outlives its queue.
 #[derive(Clone, Debug)]
-pub struct Watch(Arc<Counts>);
+pub struct CounterReader(Arc<Counts>);
 
-impl Watch {
+impl CounterReader {
     /// What became of frames until now.
-    pub fn counters(&self) -> Counters {
+    pub fn read(&self) -> Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
             read: read(&self.0.read),
@@ -140,7 +140,7 @@ pub struct Tap {
     /// A link address for our end: the kernel's with one bit changed.
     pub own: MacAddress,
     /// Its counters.
-    pub watch: Watch,
+    pub counters: CounterReader,
 }
 
 impl Tap {
@@ -199,7 +199,7 @@ impl Tap {
             tables,
             kernel: MacAddress(kernel),
             own: MacAddress(own),
-            watch: Watch(counts),
+            counters: CounterReader(counts),
         })
     }
 }

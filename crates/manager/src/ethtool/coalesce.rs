@@ -8,7 +8,7 @@ use std::time::Duration;
 use zerocopy::FromZeros;
 
 use super::layout::Coalesce;
-use super::{Device, Rescue, settle};
+use super::{Device, RestoreCommands, finish_undo};
 use crate::restore::{Restorer, Undo};
 use tidewall_sys::ethtool::{GET_COALESCE, SET_COALESCE};
 
@@ -81,7 +81,7 @@ impl Device {
 #[must_use = "dropping it puts the old values back at once"]
 pub struct Coalescing {
     device: Device,
-    rescue: Rescue,
+    commands: RestoreCommands,
     old: Moderation,
     warnings: Vec<String>,
     state: Mutex<State>,
@@ -109,9 +109,9 @@ struct Change {
 
 impl Change {
     /// Registers `command` before the value is changed for the first time.
-    fn register(&mut self, rescue: &Rescue, command: &[&str]) -> io::Result<()> {
+    fn register(&mut self, commands: &RestoreCommands, command: &[&str]) -> io::Result<()> {
         if !self.made {
-            self.undo = rescue.register(command)?;
+            self.undo = commands.register(command)?;
             self.made = true;
         }
         Ok(())
@@ -132,8 +132,11 @@ impl Coalescing {
     pub fn take(restorer: &Restorer, interface: &str) -> io::Result<Coalescing> {
         let device = Device::open(interface)?;
         let found = device.coalesce()?;
-        let rescue = Rescue::new(restorer);
-        let warnings = rescue.warning(interface, "rx-usecs").into_iter().collect();
+        let commands = RestoreCommands::new(restorer);
+        let warnings = commands
+            .warning(interface, "rx-usecs")
+            .into_iter()
+            .collect();
         let old = Moderation::of(&found);
         let mut state = State {
             frames: found.rx_frames,
@@ -145,11 +148,11 @@ impl Coalescing {
         };
         if old.adaptive {
             let command = ["-C", interface, "adaptive-rx", "on"];
-            state.changed_adaptive.register(&rescue, &command)?;
+            state.changed_adaptive.register(&commands, &command)?;
         }
         let taken = Coalescing {
             device,
-            rescue,
+            commands,
             old,
             warnings,
             state: Mutex::new(state),
@@ -191,7 +194,7 @@ impl Coalescing {
         } = &mut *state;
         let found = self.old.time.as_micros().to_string();
         let interface = &self.device.interface;
-        changed_time.register(&self.rescue, &["-C", interface, "rx-usecs", &found])?;
+        changed_time.register(&self.commands, &["-C", interface, "rx-usecs", &found])?;
         let write = |usecs, frames| {
             self.device.change_coalesce(|values| {
                 values.rx_usecs = usecs;
@@ -202,7 +205,7 @@ impl Coalescing {
         // linux/ethtool.h: "It is illegal to set both usecs and max_frames to
         // zero"; few drivers mind. One frame says the same.
         if wanted == 0 && *frames == 0 && result.as_ref().is_err_and(out_of_range) {
-            changed_frames.register(&self.rescue, &["-C", interface, "rx-frames", "0"])?;
+            changed_frames.register(&self.commands, &["-C", interface, "rx-frames", "0"])?;
             result = write(0, 1).map(|()| 0);
         }
         result.map_err(|error| self.device.refused(TIME, INSTEAD, &error))?;
@@ -225,7 +228,7 @@ impl Coalescing {
         }
         let found = self.old.frames.to_string();
         let command = ["-C", &self.device.interface, "rx-frames", &found];
-        state.changed_frames.register(&self.rescue, &command)?;
+        state.changed_frames.register(&self.commands, &command)?;
         self.device
             .change_coalesce(|values| values.rx_frames = frames)
             .map_err(|error| self.device.refused(FRAMES, "", &error))?;
@@ -251,7 +254,7 @@ impl Coalescing {
 
 impl Drop for Coalescing {
     fn drop(&mut self) {
-        if !self.rescue.ours() {
+        if !self.commands.is_owner() {
             return;
         }
         let old = self.old;
@@ -268,12 +271,12 @@ impl Drop for Coalescing {
         } else {
             Ok(())
         };
-        settle(state.changed_frames.undo.take(), &undone);
-        settle(state.changed_time.undo.take(), &undone);
+        finish_undo(state.changed_frames.undo.take(), &undone);
+        finish_undo(state.changed_time.undo.take(), &undone);
         // After the values: some drivers refuse them while they adapt.
         if state.changed_adaptive.made {
             let undone = self.device.change_coalesce(|values| values.adaptive_rx = 1);
-            settle(state.changed_adaptive.undo.take(), &undone);
+            finish_undo(state.changed_adaptive.undo.take(), &undone);
         }
     }
 }

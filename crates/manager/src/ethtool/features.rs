@@ -6,7 +6,7 @@ use std::io;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::{Device, settle};
+use super::{Device, finish_undo};
 use crate::restore::{Restorer, Undo};
 use tidewall_sys::ethtool::{
     FEATURES_BYTES, GET_FEATURES, GET_FEATURES_BLOCK, SET_FEATURES, SET_FEATURES_BLOCK,
@@ -108,7 +108,7 @@ impl Drop for Features {
     fn drop(&mut self) {
         if !self.request.is_empty() && self.owner == std::process::id() {
             let undone = self.device.call_bytes(&mut self.request);
-            settle(self.undo.take(), &undone);
+            finish_undo(self.undo.take(), &undone);
         }
     }
 }

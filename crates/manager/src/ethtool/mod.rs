@@ -99,16 +99,16 @@ impl Device {
 
 /// Registers with the restorer how a device is put back.
 #[derive(Debug)]
-struct Rescue {
+struct RestoreCommands {
     restorer: Restorer,
     program: Option<String>,
     /// Who made the changes. A forked copy must not undo them.
     owner: u32,
 }
 
-impl Rescue {
-    fn new(restorer: &Restorer) -> Rescue {
-        Rescue {
+impl RestoreCommands {
+    fn new(restorer: &Restorer) -> RestoreCommands {
+        RestoreCommands {
             restorer: restorer.clone(),
             program: find_program(&PROGRAM_DIRECTORIES),
             owner: std::process::id(),
@@ -136,7 +136,7 @@ impl Rescue {
         })
     }
 
-    fn ours(&self) -> bool {
+    fn is_owner(&self) -> bool {
         self.owner == std::process::id()
     }
 }
@@ -151,7 +151,7 @@ fn find_program(directories: &[&str]) -> Option<String> {
 /// Ends a registered step once this process has tried to undo the change
 /// itself: forgotten when that worked or there is nothing left to undo, else
 /// carried out by command, and if that fails too kept by the restorer.
-fn settle(undo: Option<Undo>, undone: &io::Result<()>) {
+fn finish_undo(undo: Option<Undo>, undone: &io::Result<()>) {
     let done = match undone {
         Ok(()) => true,
         Err(error) => error.raw_os_error() == Some(libc::ENODEV),
@@ -170,13 +170,13 @@ mod tests {
     #[test]
     fn a_missing_program_is_said_and_registers_nothing() {
         assert_eq!(find_program(&["/proc/self", "/nonexistent"]), None);
-        let rescue = Rescue {
+        let commands = RestoreCommands {
             restorer: Restorer::start().unwrap(),
             program: None,
             owner: std::process::id(),
         };
-        assert!(rescue.register(&["-C", "eth0"]).unwrap().is_none());
-        let warning = rescue.warning("eth0", "rx-usecs").unwrap();
+        assert!(commands.register(&["-C", "eth0"]).unwrap().is_none());
+        let warning = commands.warning("eth0", "rx-usecs").unwrap();
         assert!(warning.starts_with("eth0: no ethtool program in /usr/sbin, /sbin"));
         assert!(warning.contains("rx-usecs is put back at an orderly end"));
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
-use super::{Channels, Device, Rescue, rules, settle};
+use super::{Channels, Device, RestoreCommands, finish_undo, rules};
 use crate::restore::{Restorer, Undo};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_sys::ethtool::{GET_FLAGS, SET_FLAGS};
@@ -35,7 +35,7 @@ pub struct NtupleRule {
 #[must_use = "dropping it switches the feature back at once"]
 pub struct Filters {
     device: Device,
-    rescue: Rescue,
+    commands: RestoreCommands,
     undo: Option<Undo>,
     /// True when it was off before.
     changed: bool,
@@ -53,29 +53,29 @@ impl Filters {
     /// interface name; what registering with the restorer reports.
     pub fn enable(restorer: &Restorer, interface: &str) -> io::Result<Filters> {
         let device = Device::open(interface)?;
-        let rescue = Rescue::new(restorer);
+        let commands = RestoreCommands::new(restorer);
         let refused = |error| device.refused(KNOB, INSTEAD, &error);
         let flags = device.flags().map_err(refused)?;
         let mut changed = flags & FLAG_NTUPLE == 0;
         let mut undo = None;
         if changed {
-            undo = rescue.register(&["-K", interface, "ntuple", "off"])?;
+            undo = commands.register(&["-K", interface, "ntuple", "off"])?;
             let result = device.set_flags(flags | FLAG_NTUPLE);
             if let Err(error) = result {
-                settle(undo, &Ok(()));
+                finish_undo(undo, &Ok(()));
                 return Err(refused(error));
             }
             // A driver may refuse a feature without an error.
             changed = device.flags().map_err(refused)? & FLAG_NTUPLE != 0;
             if !changed {
-                settle(undo, &Ok(()));
+                finish_undo(undo, &Ok(()));
                 return Err(refused(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
             }
         }
-        let warnings = rescue.warning(interface, "ntuple").filter(|_| changed);
+        let warnings = commands.warning(interface, "ntuple").filter(|_| changed);
         Ok(Filters {
             device,
-            rescue,
+            commands,
             undo,
             changed,
             warnings: warnings.into_iter().collect(),
@@ -90,10 +90,10 @@ impl Filters {
 
 impl Drop for Filters {
     fn drop(&mut self) {
-        if self.changed && self.rescue.ours() {
+        if self.changed && self.commands.is_owner() {
             let flags = self.device.flags();
             let undone = flags.and_then(|flags| self.device.set_flags(flags & !FLAG_NTUPLE));
-            settle(self.undo.take(), &undone);
+            finish_undo(self.undo.take(), &undone);
         }
     }
 }
@@ -126,7 +126,7 @@ impl Device {
 #[must_use = "dropping it removes the rules at once"]
 pub struct Steering {
     device: Device,
-    rescue: Rescue,
+    commands: RestoreCommands,
     /// In the order of insertion.
     rules: Vec<Rule>,
     warnings: Vec<String>,
@@ -173,11 +173,11 @@ impl Steering {
                 "{interface}: no receive queue {queue}, it has {present} (ethtool -L changes that)"
             ));
         }
-        let rescue = Rescue::new(restorer);
-        let warnings = rescue.warning(interface, "a steering rule");
+        let commands = RestoreCommands::new(restorer);
+        let warnings = commands.warning(interface, "a steering rule");
         let mut steering = Steering {
             device,
-            rescue,
+            commands,
             rules: Vec::new(),
             warnings: warnings.into_iter().collect(),
         };
@@ -194,12 +194,14 @@ impl Steering {
     }
 
     fn insert(&mut self, flow: NtupleRule, address: IpAddr, queue: u32) -> io::Result<()> {
-        let Steering { device, rescue, .. } = self;
+        let Steering {
+            device, commands, ..
+        } = self;
         let spec = rules::encode(flow.protocol, address, flow.port, queue);
         let mut call = |request: &mut [u8]| device.call_bytes(request);
         let registered = |location: u32| {
             let location = location.to_string();
-            rescue.register(&["-N", &device.interface, "delete", &location])
+            commands.register(&["-N", &device.interface, "delete", &location])
         };
         let wanted = rules::free_location(&mut call).map_err(|error| refused(device, &error))?;
         let mut undo = None;
@@ -209,7 +211,7 @@ impl Steering {
         let location = match rules::insert(&mut call, &spec, wanted) {
             Ok(location) => location,
             Err(error) => {
-                settle(undo, &Ok(()));
+                finish_undo(undo, &Ok(()));
                 return Err(refused(device, &error));
             }
         };
@@ -241,7 +243,7 @@ impl Steering {
 
 impl Drop for Steering {
     fn drop(&mut self) {
-        if !self.rescue.ours() {
+        if !self.commands.is_owner() {
             return;
         }
         let device = &self.device;
@@ -252,7 +254,7 @@ impl Drop for Steering {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
                 undone => undone,
             };
-            settle(rule.undo, &undone);
+            finish_undo(rule.undo, &undone);
         }
     }
 }

@@ -65,7 +65,7 @@ struct Step {
 
 /// Forks the child. Returns once it is safe from signals sent to the parent's
 /// process group or terminal: the socket to send messages to, and its pid. A
-/// `lock` (flock(2)) is kept until all is undone, and then let go whoever else
+/// `lock` (flock(2)) is kept until all is undone, and then released, whichever other process
 /// has inherited it.
 ///
 /// # Errors
@@ -442,7 +442,7 @@ fn request(bytes: &mut [u8]) {
         return;
     };
     if let Ok(socket) = system::any_socket() {
-        // Nobody is left who could be told.
+        // Nobody is left to report to.
         let _ = ethtool::call(socket.as_fd(), name, request);
     }
 }

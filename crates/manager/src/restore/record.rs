@@ -3,10 +3,10 @@
 //!
 //! An interface has one record in [`DIRECTORY`], with the messages that its
 //! restorer gets. It is locked (flock(2)) from before the first change until
-//! the restorer has undone the last. So whoever takes the interface next waits
+//! the restorer has undone the last. So the process that takes the interface next waits
 //! for the restorer of a process that has just died, finds in the record what
 //! no restorer has undone, undoes it, and reads what it is to restore itself
-//! only then: the values that the first one had found. [`mend`] does the same
+//! only then: the values that the first one had found. [`undo`] does the same
 //! without taking the interface.
 //!
 //! Records live in memory (/run) and end with the machine, as the changes do.
@@ -174,7 +174,7 @@ pub fn left() -> io::Result<Vec<Left>> {
 ///
 /// # Errors
 /// As [`Record::open`].
-pub fn mend(left: &Left) -> io::Result<Vec<String>> {
+pub fn undo(left: &Left) -> io::Result<Vec<String>> {
     let (record, undone) = Record::open(&left.path)?;
     record.remove();
     Ok(undone)

@@ -13,7 +13,7 @@ use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::queue_count;
-use tidewall_device::memory::End;
+use tidewall_device::memory::LinkPort;
 use tidewall_device::queue::{
     BURST, Interrupt, InterruptModeration, KernelDelivered, POLL_MAX, Queue,
 };
@@ -438,8 +438,8 @@ impl Stack {
     ///
     /// # Errors
     /// ENOMEM.
-    pub fn in_memory(end: End, config: MemoryConfig) -> io::Result<Self> {
-        Self::on_link(end, config, Clock::real(), true)
+    pub fn in_memory(port: LinkPort, config: MemoryConfig) -> io::Result<Self> {
+        Self::on_link(port, config, Clock::real(), true)
     }
 
     /// As [`Stack::in_memory`], with `clock` for the protocols' own timers:
@@ -451,25 +451,25 @@ impl Stack {
     /// # Errors
     /// ENOMEM.
     pub fn in_memory_on_clock(
-        end: End,
+        port: LinkPort,
         config: MemoryConfig,
         clock: impl Fn() -> Duration + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::on_link(end, config, Clock::Given(Box::new(clock)), false)
+        Self::on_link(port, config, Clock::Given(Box::new(clock)), false)
     }
 
     pub(crate) fn on_link(
-        end: End,
+        port: LinkPort,
         config: MemoryConfig,
         clock: Clock,
         helper: bool,
     ) -> io::Result<Self> {
-        end.tables.trusted.set_locals(&config.addresses)?;
+        port.tables.trusted.set_locals(&config.addresses)?;
         let parts = Parts {
-            queues: end.queues,
-            tables: end.tables,
+            queues: port.queues,
+            tables: port.tables,
             mac: config.mac,
-            mtu: end.mtu.into(),
+            mtu: port.mtu.into(),
             routes: Routes::fixed(config.addresses, config.peer),
             architecture: Architecture::NiLrp,
             receiver_cpu: None,

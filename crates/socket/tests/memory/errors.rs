@@ -394,7 +394,7 @@ fn a_device_that_goes_down_says_so_and_comes_back() {
         libc::ENETDOWN
     );
     client.send_to(b"into the void", service()).unwrap();
-    assert_eq!(bed.link.end_counters(Side::B).down, 2);
+    assert_eq!(bed.link.port_counters(Side::B).down, 2);
     bed.link.set_down(Side::B, false);
     client.send_to(b"back again", service()).unwrap();
     assert_eq!(payloads(&socket), [b"back again"]);

@@ -144,7 +144,7 @@ fn a_frame_longer_than_a_frame_of_memory_is_lost_without_a_trace_in_the_account(
     }
     bed.inject(&good());
     assert_eq!(payloads(&socket), [b"payload!"]);
-    assert_eq!(bed.link.end_counters(Side::B).too_long, 3);
+    assert_eq!(bed.link.port_counters(Side::B).too_long, 3);
     assert_eq!(bed.far.snapshot().queues[0].lost_in_ring, 3);
     assert_eq!(bed.outstanding(), 0);
 }

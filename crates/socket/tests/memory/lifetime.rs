@@ -94,7 +94,7 @@ fn opening_and_closing_for_ever_leaks_no_frame_and_no_credit() {
     assert_eq!(drain(&socket).len(), 200);
     assert_eq!(
         bed.link
-            .end_counters(tidewall_device::memory::Side::B)
+            .port_counters(tidewall_device::memory::Side::B)
             .fill_empty,
         0
     );

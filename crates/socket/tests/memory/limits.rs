@@ -112,7 +112,7 @@ fn an_empty_fill_ring_leaks_no_credit() {
         fill: 5,
         ..Rings::default()
     });
-    let counters = bed.link.end_counters(Side::B);
+    let counters = bed.link.port_counters(Side::B);
     assert!(counters.fill_empty > 1000, "{counters:?}");
     assert_eq!(lost, counters.fill_empty);
 }
@@ -123,7 +123,7 @@ fn a_full_receive_ring_leaks_no_credit() {
         receive: 7,
         ..Rings::default()
     });
-    let counters = bed.link.end_counters(Side::B);
+    let counters = bed.link.port_counters(Side::B);
     assert!(counters.receive_full > 1000, "{counters:?}");
     assert_eq!(lost, counters.receive_full);
 }
@@ -146,7 +146,7 @@ fn a_channel_whose_whole_credit_was_lost_opens_again() {
         assert_eq!(drain(&socket), []);
         assert_eq!(bed.outstanding(), 0);
     }
-    assert_eq!(bed.link.end_counters(Side::B).receive_full, 5 * 16);
+    assert_eq!(bed.link.port_counters(Side::B).receive_full, 5 * 16);
     let snapshot = bed.far.snapshot();
     assert_eq!(snapshot.queues[0].lost_in_ring, 5 * 16);
     assert_eq!(snapshot.sockets[0].dropped_full, 5 * 4);

@@ -152,7 +152,7 @@ impl World {
             queue.delivered + queue.stale + queue.lost_in_ring,
             "a frame is neither delivered, stale nor lost: {queue:?}"
         );
-        let end = self.bed.link.end_counters(Side::B);
+        let end = self.bed.link.port_counters(Side::B);
         assert_eq!(queue.lost_in_ring, end.fill_empty + end.receive_full);
     }
 }

@@ -58,7 +58,7 @@ fn slow_sockets_that_hold_all_memory_are_copied_out_and_nobody_loses() {
             "round {round}"
         );
     }
-    let counters = bed.link.end_counters(Side::B);
+    let counters = bed.link.port_counters(Side::B);
     assert_eq!((counters.fill_empty, counters.device_full), (0, 0));
     let snapshot = bed.far.snapshot();
     assert!(snapshot.copied_out > 0);

@@ -137,7 +137,11 @@ fn loaded(result: io::Result<Duration>) -> Finding {
         Err(error) => error,
     };
     match error.get_ref().and_then(|error| error.downcast_ref()) {
-        Some(Refused { cause, log, cure }) => {
+        Some(Refused {
+            cause,
+            log,
+            remedy: cure,
+        }) => {
             // The complaint; starting a service shows what led to it.
             let last = log.last().map(|line| format!(": {line}"));
             let text = format!("{cause}{}", last.unwrap_or_default());
@@ -276,7 +280,7 @@ mod tests {
             log: ["5: (61) r2 = r3", "R3 unbounded memory access"]
                 .map(str::to_owned)
                 .into(),
-            cure: "report it".to_owned(),
+            remedy: "report it".to_owned(),
         };
         let finding = loaded(Err(io::Error::new(io::ErrorKind::Unsupported, refused)));
         assert_eq!(finding.severity, Severity::Problem);

@@ -54,7 +54,7 @@ pub fn mend(interface: Option<&str>) -> Outcome {
         if interface.is_some_and(|interface| interface != left.interface) {
             continue;
         }
-        for step in record::mend(&left).map_err(failed)? {
+        for step in record::undo(&left).map_err(failed)? {
             say_line(&format!("{}: {step}", left.interface))?;
         }
     }

@@ -25,7 +25,7 @@ fn full_device_ring_drops_before_the_driver_sees() {
         transmit(&mut a, &numbered(sent), None);
     }
     assert_eq!(numbers(&link, &mut b), [0, 1, 2, 3]);
-    let counters = link.end_counters(Side::B);
+    let counters = link.port_counters(Side::B);
     assert_eq!((counters.arrived, counters.device_full), (4, 2));
 }
 
@@ -63,7 +63,7 @@ fn owned_datagram_is_received_with_metadata_below() {
     assert_eq!((metadata.channel, metadata.credit), (channel, 1));
     assert_eq!(memory.below(frame, 24), metadata.as_bytes());
     assert!(link.take_kernel(Side::B).is_empty());
-    assert_eq!(link.end_counters(Side::B).received, 1);
+    assert_eq!(link.port_counters(Side::B).received, 1);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn redirect_that_fails_leaves_the_head_ahead() {
     assert_eq!(received.last().unwrap().metadata.credit, 4);
     assert_eq!(after[0].metadata.credit, 7);
     assert_eq!(channel_head(&b.tables, channel), 7);
-    let counters = link.end_counters(Side::B);
+    let counters = link.port_counters(Side::B);
     assert_eq!(
         (
             counters.fill_empty,
@@ -137,7 +137,7 @@ fn armed_interrupt_polls_once_and_wakes() {
     own_port(&b.tables, PORT, 100);
     fill(&mut b, 100);
     let descriptor = b.queues[0].receive.descriptors()[0];
-    let arm = |b: &mut End| b.queues[0].receive.poll(Interrupt::Armed).unwrap();
+    let arm = |b: &mut LinkPort| b.queues[0].receive.poll(Interrupt::Armed).unwrap();
 
     // Masked: frames wait in the device, nobody is woken.
     transmit(&mut a, &datagram(PORT, b"masked"), None);
@@ -157,7 +157,7 @@ fn armed_interrupt_polls_once_and_wakes() {
     assert!(readable(descriptor));
     // Fired, so masked: the next one waits for a poll.
     transmit(&mut a, &datagram(PORT, b"waits"), None);
-    assert_eq!(link.end_counters(Side::B).interrupts, 2);
+    assert_eq!(link.port_counters(Side::B).interrupts, 2);
     assert_eq!(receive(&mut b).len(), 1);
     assert!(!readable(descriptor));
 
@@ -196,7 +196,7 @@ fn kernel_list_is_bounded_and_tells_queue_and_time() {
         bytes: numbered(number),
     };
     assert_eq!(link.take_kernel(Side::B), [frame(0), frame(1)]);
-    let counters = link.end_counters(Side::B);
+    let counters = link.port_counters(Side::B);
     assert_eq!((counters.kernel, counters.kernel_full), (2, 1));
 }
 
@@ -217,10 +217,10 @@ fn down_end_reports_and_loses() {
     assert!(down(b.queues[0].transmit.flush().map(drop)));
     link.send(Side::B, &numbered(5));
     assert_eq!(link.wire_counters(Side::B).sent, 1);
-    assert_eq!(link.end_counters(Side::B).down, 1);
+    assert_eq!(link.port_counters(Side::B).down, 1);
     // Taking A down loses what its device ring held.
     link.set_down(Side::A, true);
-    assert_eq!(link.end_counters(Side::A).down, 1);
+    assert_eq!(link.port_counters(Side::A).down, 1);
 
     link.set_down(Side::B, false);
     link.set_down(Side::A, false);

@@ -8,7 +8,7 @@ use tidewall_wire::checksum::{self, Sum};
 
 use crate::demux::layout::Protocol;
 use crate::demux::{ChannelId, Tables};
-use crate::memory::{End, Impairments, Link, LinkConfig, Side, pair};
+use crate::memory::{Impairments, Link, LinkConfig, LinkPort, Side, pair};
 use crate::queue::{Interrupt, Offload, Received};
 
 /// The port that a channel owns, where one does.
@@ -30,7 +30,7 @@ pub(super) fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[14..18].try_into().unwrap())
 }
 
-pub(super) fn link(config: LinkConfig) -> (Link, End, End) {
+pub(super) fn link(config: LinkConfig) -> (Link, LinkPort, LinkPort) {
     pair(config).unwrap()
 }
 
@@ -41,17 +41,17 @@ pub(super) fn a_to_b(impairments: Impairments) -> LinkConfig {
     }
 }
 
-pub(super) fn poll(end: &mut End) {
+pub(super) fn poll(end: &mut LinkPort) {
     end.queues[0].receive.poll(Interrupt::Masked).unwrap();
 }
 
-pub(super) fn receive(end: &mut End) -> Vec<Received> {
+pub(super) fn receive(end: &mut LinkPort) -> Vec<Received> {
     let mut batch = Vec::new();
     end.queues[0].receive.receive(&mut batch, usize::MAX);
     batch
 }
 
-pub(super) fn fill(end: &mut End, count: usize) {
+pub(super) fn fill(end: &mut LinkPort, count: usize) {
     let queue = &mut end.queues[0];
     let mut frames = queue.frames.split_off(queue.frames.len() - count);
     queue.receive.fill(&mut frames);
@@ -59,7 +59,7 @@ pub(super) fn fill(end: &mut End, count: usize) {
 }
 
 /// Queues and flushes one frame.
-pub(super) fn transmit(end: &mut End, bytes: &[u8], offload: Option<Offload>) {
+pub(super) fn transmit(end: &mut LinkPort, bytes: &[u8], offload: Option<Offload>) {
     let queue = &mut end.queues[0];
     let mut frame = queue.frames.pop().unwrap();
     frame.set_extent(queue.transmit.headroom(), bytes.len() as u16);
@@ -70,7 +70,7 @@ pub(super) fn transmit(end: &mut End, bytes: &[u8], offload: Option<Offload>) {
 }
 
 /// Everything that reached the end so far, through the driver, in order.
-pub(super) fn arrived(link: &Link, end: &mut End) -> Vec<Vec<u8>> {
+pub(super) fn arrived(link: &Link, end: &mut LinkPort) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     loop {
         poll(end);
@@ -82,7 +82,7 @@ pub(super) fn arrived(link: &Link, end: &mut End) -> Vec<Vec<u8>> {
     }
 }
 
-pub(super) fn numbers(link: &Link, end: &mut End) -> Vec<u32> {
+pub(super) fn numbers(link: &Link, end: &mut LinkPort) -> Vec<u32> {
     arrived(link, end)
         .iter()
         .map(|frame| number(frame))

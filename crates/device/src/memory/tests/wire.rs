@@ -278,7 +278,7 @@ fn frames_over_the_mtu_or_without_a_header_are_not_sent() {
     let counters = link.wire_counters(Side::A);
     assert_eq!((counters.invalid, counters.sent), (2, 1));
     poll(&mut b);
-    assert_eq!(link.end_counters(Side::B).arrived, 1);
+    assert_eq!(link.port_counters(Side::B).arrived, 1);
 }
 
 #[test]

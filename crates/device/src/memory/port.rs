@@ -1,4 +1,4 @@
-//! One end of the link: device rings, the driver, and what it hands on.
+//! One end of the link: device rings, the driver, and what it passes on.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ const METADATA: usize = size_of::<Metadata>();
 
 /// What became of the frames that reached an end, outside the driver program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndCounters {
+pub struct PortCounters {
     /// Put into a device ring.
     pub arrived: u64,
     /// Dropped unseen: the device ring was full.
@@ -181,7 +181,7 @@ impl QueueState {
 
     /// `XDP_REDIRECT` into an AF_XDP socket in copy mode: the same checks in
     /// the same order as the kernel's.
-    fn redirect(&mut self, metadata: Metadata, bytes: &[u8], counters: &mut EndCounters) {
+    fn redirect(&mut self, metadata: Metadata, bytes: &[u8], counters: &mut PortCounters) {
         if bytes.len() > FRAME_SIZE - usize::from(HEADROOM) {
             counters.too_long += 1;
             return;
@@ -209,26 +209,26 @@ impl QueueState {
 }
 
 /// One end of the link.
-pub(super) struct EndState {
+pub(super) struct PortState {
     tables: Tables,
     queues: Vec<QueueState>,
     kernel: VecDeque<KernelFrame>,
     kernel_limit: usize,
     pub down: bool,
-    pub counters: EndCounters,
+    pub counters: PortCounters,
     /// What the driver sends back (XDP_TX), to be put on the wire.
     answers: Vec<Vec<u8>>,
 }
 
-impl EndState {
+impl PortState {
     pub(super) fn new(tables: Tables, queues: Vec<QueueState>, kernel_limit: usize) -> Self {
-        EndState {
+        PortState {
             tables,
             queues,
             kernel: VecDeque::new(),
             kernel_limit,
             down: false,
-            counters: EndCounters::default(),
+            counters: PortCounters::default(),
             answers: Vec::new(),
         }
     }
@@ -311,7 +311,7 @@ impl EndState {
 
     /// One driver poll: at most a budget of frames through the demux.
     fn drive(&mut self, index: u32, now: Duration) {
-        let EndState {
+        let PortState {
             tables,
             queues,
             kernel,
