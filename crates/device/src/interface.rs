@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use tidewall_sys::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
-
-use crate::raw::syscall;
+use tidewall_sys::interface::any_socket;
 
 /// Receive queues of an interface, `None` where sysfs does not tell.
 pub fn queue_count(interface: &str) -> Option<u32> {
@@ -43,7 +42,7 @@ const DRIVER_NAME: std::ops::Range<usize> = 4..36;
 pub fn driver(interface: &str) -> io::Result<String> {
     let mut request = [0; DRIVER_BYTES];
     request[..4].copy_from_slice(&GET_DRIVER.to_ne_bytes());
-    let socket = syscall::any_socket()?;
+    let socket = any_socket()?;
     call(socket.as_fd(), &name_bytes(interface)?, &mut request)?;
     let name = request[DRIVER_NAME].split(|&byte| byte == 0).next();
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())

@@ -29,11 +29,4 @@ pub mod memory;
 pub mod queue;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
-#[doc(hidden)]
-pub mod system {
-    //! System calls for the device's owner.
-    pub use crate::raw::syscall::{
-        XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, any_socket, attach_xdp, get_option, interface_index,
-    };
-}
 pub mod tap;

@@ -8,7 +8,7 @@ use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::demux::{EMBEDDED_APPLICATION, NapiProbe, Tables, TrustedTables};
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
 use tidewall_device::queue::{InterruptModeration, Queue};
-use tidewall_device::system::interface_index;
+use tidewall_sys::interface;
 
 use crate::ethtool::{Features, Filters, NtupleRule, Steering};
 use crate::input::KernelInput;
@@ -138,7 +138,7 @@ impl AfXdp {
             config.queues
         };
         check_queues(&config.interface, present, queues)?;
-        let index = interface_index(&config.interface)?;
+        let index = interface::index(&config.interface)?;
         let mut warnings = Vec::new();
         // Before anything is mapped: its image of us is small then.
         let restorer = match start_restorer(&config.interface, &mut warnings) {

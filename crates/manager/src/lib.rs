@@ -1,7 +1,7 @@
 //! The owner of a device: who may load programs into it, change its settings and write
 //! the trusted tables.
 //!
-//! Lives here: the driver program's life ([`program`]), opening a device with all its
+//! Lives here: the driver program's life ([`Program`]), opening a device with all its
 //! queues ([`AfXdp`]), interrupt deferral and moderation, the test of the kernel's input
 //! path, what a real card lets its host decide ([`ethtool`]), and putting all of it back,
 //! even after SIGKILL ([`restore`]).
@@ -28,12 +28,14 @@ mod device;
 pub mod ethtool;
 mod input;
 mod moderation;
-pub mod program;
+mod program;
 #[allow(unsafe_code)]
 mod raw;
+mod refusal;
 pub mod restore;
 mod syn_limit;
 
 pub use device::{AfXdp, Config, XdpMode};
-pub use program::Program;
+pub use program::{Program, TestResult, Traces};
+pub use refusal::{KERNEL_MINIMUM, Refused, check_generic, version};
 pub use syn_limit::SynLimit;

@@ -37,8 +37,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidewall_device::system;
-use tidewall_sys::ethtool;
+use tidewall_sys::{ethtool, interface};
 
 use crate::raw::fork;
 use record::Record;
@@ -345,7 +344,7 @@ impl Step {
                 _ => Ok(()),
             },
             Step::Request(interface, request) => ethtool::call(
-                system::any_socket()?.as_fd(),
+                interface::any_socket()?.as_fd(),
                 interface,
                 &mut request.clone(),
             ),

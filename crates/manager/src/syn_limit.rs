@@ -10,7 +10,8 @@ use tidewall_device::demux::programs;
 use tidewall_device::forked::Unshared;
 
 use crate::XdpMode;
-use crate::program::{attach, describe, xdp_named};
+use crate::program::{attach, xdp_named};
+use crate::refusal::describe;
 
 /// A limit of SYNs to each TCP port in front of the kernel's own stack
 /// (`bpf/syn_limit.bpf.c`): what Linux is compared with under a SYN flood. It

@@ -19,6 +19,7 @@ use crate::queue::{
 };
 use crate::raw::ring::Ring;
 use crate::raw::syscall;
+use tidewall_sys::interface;
 
 /// Entries of the transmit and completion rings.
 const TRANSMIT_RING: u32 = 2048;
@@ -289,7 +290,7 @@ pub fn open(
     counters: DriverCounters,
     owner: Arc<dyn Owner>,
 ) -> io::Result<Opened> {
-    let index = syscall::interface_index(settings.interface)?;
+    let index = interface::index(settings.interface)?;
     let flags = if settings.copy { libc::XDP_COPY } else { 0 };
     let Bound {
         fd,
@@ -347,7 +348,7 @@ pub fn open_transmitter(
     queue: u32,
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
-    let index = syscall::interface_index(interface)?;
+    let index = interface::index(interface)?;
     let bound = bind(interface, index, queue, frames, None, 0)?;
     Ok((Box::new(bound.transmit), bound.memory, bound.frames))
 }

@@ -5,5 +5,5 @@
 pub(crate) mod forked;
 pub(crate) mod mapping;
 pub(crate) mod ring;
-pub mod syscall;
+pub(crate) mod syscall;
 pub(crate) mod tun;

@@ -15,42 +15,6 @@ pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A socket for requests to the kernel about interfaces: any will do, and a host
-/// without IPv4 has IPv6.
-pub fn any_socket() -> io::Result<OwnedFd> {
-    socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
-        .or_else(|_| socket(libc::AF_INET6, libc::SOCK_DGRAM, 0))
-}
-
-/// `XDP_FLAGS_SKB_MODE`: generic XDP.
-pub const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-/// `XDP_FLAGS_DRV_MODE`: native XDP.
-pub const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-const BPF_LINK_CREATE: i32 = 28;
-const BPF_XDP: u32 = 37;
-
-/// Attaches an XDP program to an interface by a link (Linux 5.9), which lasts as
-/// long as the descriptor.
-pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, flags: u32) -> io::Result<OwnedFd> {
-    // The part of union bpf_attr that this command reads: program, target, type of
-    // attachment, flags.
-    let attributes = [program.as_raw_fd() as u32, interface, BPF_XDP, flags];
-    // SAFETY: the kernel reads the attributes, of the size given.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_LINK_CREATE,
-            attributes.as_ptr(),
-            mem::size_of_val(&attributes),
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor just returned to us, owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-}
-
 /// `setsockopt` with a plain value.
 pub(crate) fn set_option<T: Copy>(
     fd: BorrowedFd<'_>,
@@ -76,7 +40,11 @@ pub(crate) fn set_option<T: Copy>(
 }
 
 /// `getsockopt` into a plain value. `T` must be valid for any bytes.
-pub fn get_option<T: Copy + Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+pub(crate) fn get_option<T: Copy + Default>(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+) -> io::Result<T> {
     let mut value = T::default();
     let mut length = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`; the types
@@ -187,16 +155,6 @@ pub(crate) fn poke_transmit(fd: BorrowedFd<'_>) -> io::Result<()> {
         Err(io::Error::last_os_error())
     } else {
         Ok(())
-    }
-}
-
-/// Interface index by name in the caller's network namespace.
-pub fn interface_index(name: &str) -> io::Result<u32> {
-    let name = std::ffi::CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `name` is a valid C string for the call's duration.
-    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-        0 => Err(io::Error::last_os_error()),
-        index => Ok(index),
     }
 }
 

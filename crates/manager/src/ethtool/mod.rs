@@ -27,7 +27,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::restore::{Restorer, Undo};
 use tidewall_device::interface::name_bytes;
-use tidewall_device::system;
 use tidewall_sys::ethtool::{self as raw, NAME_BYTES};
 
 mod channels;
@@ -59,7 +58,7 @@ impl Device {
     fn open(interface: &str) -> io::Result<Device> {
         let name = name_bytes(interface)?;
         Ok(Device {
-            socket: system::any_socket()?,
+            socket: tidewall_sys::interface::any_socket()?,
             interface: interface.to_owned(),
             name,
         })

@@ -12,8 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-use tidewall_device::system;
-use tidewall_sys::ethtool;
+use tidewall_sys::{ethtool, interface};
 
 /// Most undo steps at one time.
 pub(crate) const STEPS: usize = 64;
@@ -441,7 +440,7 @@ fn request(bytes: &mut [u8]) {
     let Some((name, request)) = bytes.split_first_chunk_mut() else {
         return;
     };
-    if let Ok(socket) = system::any_socket() {
+    if let Ok(socket) = interface::any_socket() {
         // Nobody is left to report to.
         let _ = ethtool::call(socket.as_fd(), name, request);
     }

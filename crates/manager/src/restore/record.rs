@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Step;
-use tidewall_device::system;
-use tidewall_sys::ethtool;
+use tidewall_sys::interface::{any_socket, index as interface_index};
+use tidewall_sys::{ethtool, option_bytes};
 
 use crate::raw::fork;
 
@@ -73,7 +73,7 @@ impl Record {
             .recursive(true)
             .mode(0o700)
             .create(DIRECTORY)?;
-        let index = system::interface_index(interface)?;
+        let index = interface_index(interface)?;
         let name = format!("{interface}.{index}.{:x}", namespace()?);
         Record::open(&Path::new(DIRECTORY).join(name))
     }
@@ -182,8 +182,10 @@ pub fn undo(left: &Left) -> io::Result<Vec<String>> {
 
 /// Tells this network namespace from all that there have been.
 fn namespace() -> io::Result<u64> {
-    let socket = system::any_socket()?;
-    system::get_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+    let socket = any_socket()?;
+    let mut cookie = [0; 8];
+    option_bytes(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
 }
 
 /// Interface, its number and the namespace, by the record's name.
@@ -196,8 +198,7 @@ fn parts(path: &Path) -> Option<(&str, u32, u64)> {
 
 /// Whether the record's interface is no more, even if another has its name.
 fn is_of_the_past(path: &Path) -> bool {
-    parts(path)
-        .is_some_and(|(interface, index, _)| system::interface_index(interface).ok() != Some(index))
+    parts(path).is_some_and(|(interface, index, _)| interface_index(interface).ok() != Some(index))
 }
 
 fn is_gone(error: &io::Error) -> bool {

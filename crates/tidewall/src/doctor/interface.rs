@@ -6,9 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tidewall_device::afxdp::Checksums;
 use tidewall_device::interface::{driver, queue_count, transmit_queue_count};
-use tidewall_manager::XdpMode;
 use tidewall_manager::ethtool;
-use tidewall_manager::program::check_generic;
+use tidewall_manager::{XdpMode, check_generic};
 use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_sys::netlink::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 
