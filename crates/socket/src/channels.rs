@@ -14,7 +14,8 @@ use tidewall_device::demux::layout::CHANNELS;
 use tidewall_receive::poller::{Channel, Done};
 
 use crate::endpoint::Endpoint;
-use crate::stack::{Core, QueueHandle, lock};
+use crate::receiver::QueueHandle;
+use crate::stack::{Core, lock};
 use crate::tcp::frames::Deferred;
 
 /// Channel that gets fragments without a transport header.
@@ -233,7 +234,7 @@ impl ChannelPool {
         }
         let _binding = lock(&core.binding);
         let id = self.allocate().ok()?;
-        let set = self.open(&core.queues, id, POOLED_LIMIT).ok()?;
+        let set = self.open(&core.receiver.queues, id, POOLED_LIMIT).ok()?;
         // Before the number is another endpoint's.
         self.keep(&set);
         self.open.fetch_add(1, Ordering::Relaxed);
@@ -284,7 +285,7 @@ impl ChannelPool {
             }
         }
         self.set_endpoint(set.id.index(), None);
-        self.close(&core.queues, set);
+        self.close(&core.receiver.queues, set);
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -18,7 +18,6 @@
 
 mod channels;
 pub mod control;
-mod deferral;
 pub mod descriptor;
 mod endpoint;
 mod fragments;
@@ -29,6 +28,7 @@ mod path_mtu;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod readiness;
+mod receiver;
 mod routes;
 pub mod snapshot;
 mod stack;
@@ -40,7 +40,8 @@ mod virtual_time;
 mod wait_queue;
 
 pub use descriptor::{Descriptors, OpenFile};
-pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig, TrafficClass};
+pub use receiver::TrafficClass;
+pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig};
 pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
 pub use tidewall_manager::XdpMode;
 pub use tidewall_receive::architecture::Architecture;

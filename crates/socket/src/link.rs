@@ -14,8 +14,8 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::deferral::DeferralWatch;
 use crate::raw::poll::WakeFd;
+use crate::receiver::deferral::DeferralWatch;
 use crate::stack::{Core, lock};
 
 /// How often it is looked whether the program meets frames, after a reset of
@@ -117,10 +117,14 @@ impl LinkWatch {
         if let (Some(mac), Some(mtu)) = (link.mac, link.mtu)
             && (old.mac, old.mtu) != (link.mac, link.mtu)
         {
-            for queue in &core.queues {
+            for queue in &core.receiver.queues {
                 lock(&queue.transmitter).set_link(MacAddress(mac), mtu);
             }
-            let frames = core.queues.iter().map(|q| q.shared.memory().frame_size());
+            let frames = core
+                .receiver
+                .queues
+                .iter()
+                .map(|q| q.shared.memory().frame_size());
             let most = receivable(frames.min().unwrap_or(0));
             if mtu > most {
                 core.warn(format!(
@@ -159,7 +163,7 @@ impl LinkWatch {
         let known = self.netdev.as_mut().and_then(|it| it.napis(index).ok());
         // A device that is just going down has none.
         let known = known.filter(|ids| !ids.is_empty());
-        for queue in &core.queues {
+        for queue in &core.receiver.queues {
             let mut poller = lock(&queue.poller);
             let state = poller.napi();
             let mut ids = state.ids.into_iter().filter(|&id| id != 0);
@@ -223,7 +227,11 @@ impl LinkWatch {
 }
 
 fn frames_met(core: &Core) -> u64 {
-    let queues = core.queues.iter().map(|queue| queue.shared.driver());
+    let queues = core
+        .receiver
+        .queues
+        .iter()
+        .map(|queue| queue.shared.driver());
     queues.fold(0, |sum, driver| {
         sum.wrapping_add(driver.counter(Counter::Frames))
     })

@@ -407,9 +407,13 @@ fn state_name(state: State) -> &'static str {
 /// dropped because it was full.
 fn channel_counts(core: &Core, number: u16) -> (u32, u64) {
     let (mut occupancy, mut dropped_full) = (0, 0);
-    for queue in &core.queues {
+    for queue in &core.receiver.queues {
         let queue = queue.shared.queue();
-        let host = core.host.get().and_then(|host| host.get(queue as usize));
+        let host = core
+            .receiver
+            .host
+            .get()
+            .and_then(|host| host.get(queue as usize));
         let head = host.map_or_else(
             || core.tables.head(queue, number),
             |host| host.admitted(number),
@@ -444,7 +448,11 @@ impl ControlSnapshot {
 }
 
 fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
-    let counters = core.host.get().and_then(|host| host.get(queue as usize));
+    let counters = core
+        .receiver
+        .host
+        .get()
+        .and_then(|host| host.get(queue as usize));
     counters
         .into_iter()
         .flat_map(|counters| {
@@ -489,7 +497,7 @@ impl StackSnapshot {
 
     pub(crate) fn take(core: &Core) -> Self {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let queues = core.queues.iter().map(|queue| {
+        let queues = core.receiver.queues.iter().map(|queue| {
             let number = queue.shared.queue();
             let counters = queue.shared.counters();
             let sent = lock(&queue.transmitter).counts();
@@ -578,9 +586,9 @@ impl StackSnapshot {
         let mut snapshot = StackSnapshot {
             process: std::process::id(),
             interface: core.name.clone(),
-            architecture: core.architecture.name().to_owned(),
+            architecture: core.receiver.architecture.name().to_owned(),
             device: core.device_snapshot.clone(),
-            deferred: core.deferral.is_on(),
+            deferred: core.receiver.deferral.is_on(),
             microseconds: core.now().as_micros() as u64,
             received: None,
             losses: DeviceLosses::of(core)

@@ -149,7 +149,7 @@ impl Stack {
 
     /// Longest IP datagram that the interface sends, in bytes.
     pub fn mtu(&self) -> usize {
-        let queue = self.core().queues.first();
+        let queue = self.core().receiver.queues.first();
         queue.map_or(0, |queue| lock(&queue.transmitter).mtu())
     }
 

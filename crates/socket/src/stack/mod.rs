@@ -3,210 +3,50 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::HELPER_PORTS;
-use tidewall_device::demux::layout::{Counter, LOCALS, Metadata, Protocol, QUEUES};
+use tidewall_device::demux::layout::{LOCALS, Metadata, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::queue_count;
 use tidewall_device::memory::LinkPort;
-use tidewall_device::queue::{
-    BURST, Interrupt, InterruptModeration, KernelDelivered, POLL_MAX, Queue,
-};
+use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
-use tidewall_manager::{AfXdp, Config, XdpMode};
+use tidewall_manager::{AfXdp, Config};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
-use tidewall_receive::architecture::{Architecture, HostCounters, HostThreads, Upcalls};
-use tidewall_receive::control::{
-    self, Activity, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind, TIMER_BATCH,
-    TIMER_BATCHES, Waiting,
-};
-use tidewall_receive::poller::{self, Poller, Shared};
+use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
+use tidewall_receive::control::{Limits, PolicyKind};
+use tidewall_receive::poller::{self, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
-use crate::deferral::Deferral;
 use crate::endpoint::Endpoint;
 use crate::fragments::{FragmentEndpoint, Fragments};
 use crate::host::{self, Interface};
 use crate::link::{LinkState, LinkWatch};
 use crate::path_mtu::KernelIcmp;
-use crate::raw::poll;
+use crate::receiver::{QueueHandle, Receiver, TrafficClass};
 use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
-use crate::tcp::memory::ORPHANS_MAX;
 use crate::trace::TraceLog;
 use crate::transmit::Transmitter;
 use crate::udp::inner::SocketInner;
 use crate::udp::{Udp, UdpSocket};
 use crate::virtual_time::Clock;
-use crate::wait_queue::{Leadership, Waitable, thread_waker};
+use crate::wait_queue::Waitable;
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
 /// Frames of fragments that may wait.
 pub(crate) const FRAGMENT_LIMIT: u32 = 256;
-/// A sleeper looks again after this long while the driver may have lost frames
-/// whose credit is still out.
-const RECONCILE_AFTER: Duration = Duration::from_millis(1);
-
-/// Over how long the device's rate is measured, at least.
-const LOAD_WINDOW: Duration = Duration::from_micros(20);
-/// How long it must have been lower before that is believed: senders pause.
-const LOAD_HYSTERESIS: Duration = Duration::from_millis(1);
-/// This many rounds in [`STEADY_TIME`] are steady polling: 200 µs a round, the
-/// length of the device's own timer.
-const STEADY_ROUNDS: u32 = 64;
-/// See [`STEADY_ROUNDS`].
-const STEADY_TIME: Duration = Duration::from_micros(200 * STEADY_ROUNDS as u64);
-/// Frames a second from which a sleeper polls by itself now and then, and from
-/// which it does not sleep.
-const BUSY_FROM: f64 = 20_000.0;
-/// See [`BUSY_FROM`].
-const FLOODED_FROM: f64 = 200_000.0;
-/// How long a sleeper leaves a busy device alone.
-const BUSY_SLEEP: Duration = Duration::from_micros(50);
-
-/// Frames in a round that speak of a flood.
-const FLOODED_ROUND: u64 = 32;
-/// Frames in a round from which the receiver keeps the device to itself.
-const MANY: usize = POLL_MAX as usize / 2;
-/// [`QueueHandle::interrupt_interval`] of a queue whose poller may not sleep.
-const DO_NOT_SLEEP: u64 = u64::MAX;
-/// Largest Bp of a receiver that polls for itself, unless told otherwise: half
-/// of what a channel holds by default. A larger round overflows it before
-/// anybody can read, and after each pause a policy tries the largest again
-/// (RHIP lost 15,000 frames/s so).
-const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
-/// How long a poller waits that receive control forbids to take anything.
-const STOPPED_SLEEP: Duration = Duration::from_micros(100);
-
-/// How to start an embedded stack: one process that owns an interface's queues
-/// and everything above them.
-#[derive(Clone, Debug)]
-pub struct EmbeddedConfig {
-    /// Interface name, in the caller's network namespace.
-    pub interface: String,
-    /// Receive queues of the interface, all of which are taken; 0: as many as
-    /// it has, 8 at most.
-    pub queues: u32,
-    /// Who runs which stage; [`Architecture::NiLrp`] outside comparisons.
-    pub architecture: Architecture,
-    /// CPU of the threads that the host architectures need; `None`: any.
-    pub receiver_cpu: Option<usize>,
-    /// Receive control policy, which sets Bp and T.
-    pub policy: PolicyKind,
-    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000,
-    /// or 256 where the receiver polls for itself.
-    pub budget: Option<u32>,
-    /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
-    /// ring of 256 frames does not overflow; of `napi` zero.
-    pub interrupt_interval: Option<Duration>,
-    /// Traffic classes, the first of which comes on queue 0 and is polled first.
-    /// None: all queues are equal.
-    pub classes: Vec<TrafficClass>,
-    /// How long, at most, a blocking call polls before it sleeps; zero: not at
-    /// all. It does so after a wait that would have ended within that time and
-    /// in which an answer was owed, and until one does not: a client that asks
-    /// again at once is answered without a wake-up (3.6 µs for 19.8 µs,
-    /// docs/results.md), and an idle stack polls for nobody.
-    pub spin: Duration,
-    /// Frames of memory a queue, 2 KiB each; a power of two from 4096.
-    pub frames: u32,
-    /// Where the driver program is to run. `None`: in the driver, or, on a card
-    /// whose driver has no native XDP, generically.
-    pub xdp: Option<XdpMode>,
-    /// What TCP connections begin with. `None`: what the caller's network namespace
-    /// says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those of
-    /// [`Sysctl::NAMES`]), as a program on Linux has it.
-    pub tcp: Option<Sysctl>,
-    /// Bytes of memory that data of all TCP connections may take
-    /// ([`Stack::set_tcp_memory`]). `None`: 3/32 of the memory that there is for this
-    /// process, as Linux's `tcp_mem`.
-    pub tcp_memory: Option<u64>,
-    /// Closed TCP connections that the stack drives at most
-    /// ([`Stack::set_tcp_orphans`]).
-    pub tcp_orphans: u64,
-    /// Serve `tidewall stat` and `tidewall trace` for this process.
-    pub control: bool,
-}
-
-impl Default for EmbeddedConfig {
-    fn default() -> Self {
-        EmbeddedConfig {
-            interface: String::new(),
-            queues: 0,
-            architecture: Architecture::NiLrp,
-            receiver_cpu: None,
-            policy: PolicyKind::default(),
-            budget: None,
-            interrupt_interval: None,
-            classes: Vec::new(),
-            spin: Duration::from_micros(20),
-            frames: 8192,
-            xdp: None,
-            tcp: None,
-            tcp_memory: None,
-            tcp_orphans: ORPHANS_MAX,
-            control: true,
-        }
-    }
-}
-
-impl EmbeddedConfig {
-    /// The limits of receive control, checked before anything is touched.
-    fn limits(&self) -> io::Result<Limits> {
-        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        let of_classes = self.classes.iter().filter_map(|class| class.budget);
-        for budget in self.budget.into_iter().chain(of_classes) {
-            if !(BUDGET_MIN..=BUDGET_MAX).contains(&budget) {
-                return invalid(format!(
-                    "budget is {budget}; it must be {BUDGET_MIN} to {BUDGET_MAX} frames"
-                ));
-            }
-        }
-        if self
-            .classes
-            .iter()
-            .flat_map(|class| &class.ports)
-            .any(|&port| port == 0)
-        {
-            return invalid("port 0 is nobody's traffic class".to_owned());
-        }
-        if !self.classes.is_empty() && self.architecture.has_threads() {
-            return invalid(format!(
-                "traffic classes are for {}: under {} threads receive, a queue each",
-                Architecture::NiLrp,
-                self.architecture
-            ));
-        }
-        if let Some(interval) = self.interrupt_interval
-            && interval > INTERVAL_MAX
-        {
-            return invalid(format!(
-                "interval is {interval:?}; it must be at most {INTERVAL_MAX:?}"
-            ));
-        }
-        let usual = self.policy.limits();
-        let preempts = self.architecture.has_threads();
-        let most = if preempts { usual.budget } else { OWN_BUDGET };
-        Ok(Limits {
-            budget: self.budget.unwrap_or(usual.budget.min(most)),
-            interrupt_interval: self.interrupt_interval.unwrap_or(usual.interrupt_interval),
-            preempts,
-            ..usual
-        })
-    }
-}
-
 /// How to start a stack on the in-memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
@@ -228,41 +68,6 @@ pub struct MemoryConfig {
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) inner: Arc<Inner>,
-}
-
-/// One queue as the stack holds it.
-pub(crate) struct QueueHandle {
-    pub(crate) poller: Arc<Mutex<Poller>>,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) transmitter: Mutex<Transmitter>,
-    /// Frames the driver processed in the last round, to choose how to leave
-    /// the interrupt.
-    last_round: AtomicU64,
-    /// True when the last round left the interrupt masked or deferred.
-    masked: AtomicBool,
-    /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
-    interrupt_interval: AtomicU64,
-    /// Datagrams sent, and how many of them receive control knows of.
-    sent: Arc<AtomicU64>,
-    sent_reported: AtomicU64,
-    /// How many of them had been queued when the device was last polled.
-    sent_at_poll: AtomicU64,
-    class_share: ClassShare,
-}
-
-impl QueueHandle {
-    /// Frames that connections may still queue before the device is polled: what
-    /// answers them must fit into its receive ring.
-    pub(crate) fn room(&self) -> u32 {
-        let sent = self.sent.load(Ordering::Relaxed);
-        let since = sent.wrapping_sub(self.sent_at_poll.load(Ordering::Relaxed));
-        BURST.saturating_sub(u32::try_from(since).unwrap_or(u32::MAX))
-    }
-
-    fn note_poll(&self) {
-        let sent = self.sent.load(Ordering::Relaxed);
-        self.sent_at_poll.store(sent, Ordering::Relaxed);
-    }
 }
 
 impl Drop for Inner {
@@ -291,7 +96,7 @@ pub(crate) struct Inner {
 pub(crate) struct Core {
     /// Where it is: in a forked child there is nothing of it.
     pub(crate) process: Process,
-    pub(crate) queues: Vec<QueueHandle>,
+    pub(crate) receiver: Receiver,
     pub(crate) tables: Arc<ApplicationTables>,
     /// What only the device's owner writes: an embedded stack is that too.
     pub(crate) trusted: Arc<TrustedTables>,
@@ -304,31 +109,13 @@ pub(crate) struct Core {
     /// Where the kernel has routes, too.
     pub(crate) kernel_icmp: Option<KernelIcmp>,
     pub(crate) fragments: Mutex<Fragments>,
-    pub(crate) architecture: Architecture,
     pub(crate) input_options: InputOptions,
     pub(crate) causes: Causes,
     pub(crate) trace: TraceLog,
-    pub(crate) spin: Duration,
-    /// The last wait was so short that the next one may begin with polling.
-    spins: AtomicBool,
-    sent_before_sleep: AtomicU64,
-    /// Queues are traffic classes, in order.
-    classed: bool,
     /// False on the in-memory device: there is no kernel to hold ports.
     pub(crate) has_kernel: bool,
     pub(crate) name: String,
     pub(crate) kernel_delivered: AtomicU64,
-    /// Of each queue, where a host architecture has threads.
-    pub(crate) host: OnceLock<Vec<Arc<HostCounters>>>,
-    pub(crate) leadership: Leadership,
-    pub(crate) deferral: Deferral,
-    load: Mutex<LoadSample>,
-    /// Rounds since the last sleep, and when the present series of them began (ns
-    /// since the start).
-    rounds_since_sleep: AtomicU32,
-    steady_since: AtomicU64,
-    /// Lots of frames in a row that the device's timer brought.
-    timer_batches: AtomicU32,
     /// Held while a socket is bound, connected or closed. Taken before a
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
@@ -340,8 +127,6 @@ pub(crate) struct Core {
     pub(crate) device_snapshot: Option<DeviceSnapshot>,
     /// What the device had lost when the stack started.
     pub(crate) losses_before: OnceLock<DeviceLosses>,
-    /// Queues that send: the first so many.
-    transmit_queues: usize,
     pub(crate) warnings: Mutex<Vec<String>>,
     pub(crate) link: Arc<LinkState>,
 }
@@ -535,19 +320,7 @@ impl Stack {
                 poller.set_policy(parts.policy, limits);
             }
             let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
-            let sent = transmitter.sent();
-            handles.push(QueueHandle {
-                poller: Arc::new(Mutex::new(poller)),
-                shared,
-                transmitter: Mutex::new(transmitter),
-                last_round: AtomicU64::new(0),
-                masked: AtomicBool::new(false),
-                interrupt_interval: AtomicU64::new(0),
-                sent,
-                sent_reported: AtomicU64::new(0),
-                sent_at_poll: AtomicU64::new(0),
-                class_share: ClassShare::default(),
-            });
+            handles.push(QueueHandle::new(poller, shared, transmitter));
         }
         let device_snapshot = device
             .as_ref()
@@ -564,9 +337,16 @@ impl Stack {
         let application = tables.embedded.number();
         tables.trusted.set_fragment_application(Some(application));
         let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
+        let receiver = Receiver::new(
+            handles,
+            transmit_queues.max(1),
+            architecture,
+            parts.spin,
+            !parts.classes.is_empty(),
+        );
         let core = Arc::new(Core {
             process: Process::current()?,
-            queues: handles,
+            receiver,
             tables: tables.embedded,
             trusted: tables.trusted,
             channels: ChannelPool::default(),
@@ -575,30 +355,14 @@ impl Stack {
             routes: Mutex::new(routes),
             kernel_icmp: parts.has_kernel.then(KernelIcmp::open).transpose()?,
             fragments: Mutex::new(Fragments::new(fragment_channels)),
-            architecture,
             input_options: parts.input_options,
             causes: Causes::default(),
             trace: TraceLog::default(),
-            spin: parts.spin,
-            spins: AtomicBool::new(false),
-            sent_before_sleep: AtomicU64::new(0),
-            classed: !parts.classes.is_empty(),
             has_kernel: parts.has_kernel,
             name: parts.name,
             kernel_delivered: AtomicU64::new(0),
-            host: OnceLock::new(),
-            leadership: Leadership::default(),
-            deferral: Deferral::new(),
             #[cfg(feature = "mio")]
             notifier: Default::default(),
-            load: Mutex::new(LoadSample {
-                at: Duration::ZERO,
-                frames: 0,
-                level: LoadLevel::Quiet,
-            }),
-            rounds_since_sleep: AtomicU32::new(0),
-            steady_since: AtomicU64::new(0),
-            timer_batches: AtomicU32::new(0),
             binding: Mutex::new(()),
             origin: Instant::now()
                 .checked_sub(clock.now())
@@ -606,7 +370,6 @@ impl Stack {
             clock,
             device_snapshot,
             losses_before: OnceLock::new(),
-            transmit_queues: transmit_queues.max(1),
             device: device.map(Mutex::new),
             warnings: Mutex::new(parts.warnings),
             link: Arc::new(LinkState::new()?),
@@ -628,7 +391,7 @@ impl Stack {
         }
         let mut threads = Vec::new();
         if architecture.has_threads() {
-            for queue in &core.queues {
+            for queue in &core.receiver.queues {
                 let upcalls = Arc::new(upcalls(&core));
                 threads.push(HostThreads::start(
                     architecture,
@@ -639,6 +402,7 @@ impl Stack {
             }
         }
         let _ = core
+            .receiver
             .host
             .set(threads.iter().map(HostThreads::counters).collect());
         // In memory there is nothing to follow, and nobody to answer.
@@ -674,7 +438,8 @@ impl Stack {
         let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
         let deadline = timeout.map(|timeout| self.core().instant_now() + timeout);
         let waited: Vec<&dyn Waitable> = inner.iter().map(|&socket| socket as _).collect();
-        self.here()?.sleep(&waited, deadline)?;
+        let core = self.here()?;
+        core.receiver.sleep(core, &waited, deadline)?;
         let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
         ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
         Ok(ready)
@@ -710,7 +475,7 @@ impl Stack {
     /// Records what receive control sees of the next `rounds` rounds of each
     /// queue, from the beginning.
     pub fn record_rounds(&self, rounds: usize) {
-        for queue in self.here().iter().flat_map(|core| &core.queues) {
+        for queue in self.here().iter().flat_map(|core| &core.receiver.queues) {
             queue.shared.recorder().start(rounds);
         }
     }
@@ -718,7 +483,10 @@ impl Stack {
     /// What [`Stack::record_rounds`] recorded: of each queue a CSV text whose
     /// first line names the columns.
     pub fn recorded_rounds(&self) -> Vec<String> {
-        let queues = self.here().into_iter().flat_map(|core| &core.queues);
+        let queues = self
+            .here()
+            .into_iter()
+            .flat_map(|core| &core.receiver.queues);
         queues.map(|queue| queue.shared.recorder().text()).collect()
     }
 
@@ -803,8 +571,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         }),
         sent: Box::new(move || {
             sent.upgrade().map_or(0, |core| {
-                let sent = core.queues.iter().map(|queue| &queue.sent);
-                sent.map(|sent| sent.load(Ordering::Relaxed)).sum()
+                core.receiver.queues.iter().map(QueueHandle::sent).sum()
             })
         }),
         kernel_delivered: Box::new(move |from, payload| {
@@ -820,14 +587,10 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
     }
 }
 
-mod classes;
-mod receive;
-mod sleep;
+mod config;
 mod tap;
 
-use classes::ClassShare;
-pub use classes::TrafficClass;
-use sleep::{LoadLevel, LoadSample};
+pub use config::EmbeddedConfig;
 pub use tap::TapConfig;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -874,7 +637,7 @@ impl Core {
         for connection in self.tcp.flows.all() {
             connection.fail(self, Errno(libc::ENODEV));
         }
-        self.leadership.wake_leader();
+        self.receiver.leadership.wake_leader();
     }
 
     /// Tells the driver which addresses are this host's now.
@@ -907,7 +670,7 @@ impl Core {
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = lock(&self.warnings).clone();
         let blocked = |queue: &&QueueHandle| lock(&queue.poller).napi().blocked;
-        if self.queues.iter().any(|queue| blocked(&queue)) {
+        if self.receiver.queues.iter().any(|queue| blocked(&queue)) {
             let (name, ports) = (&self.name, HELPER_PORTS);
             let (first, last) = (ports.start(), ports.end());
             warnings.push(format!(
@@ -930,40 +693,13 @@ impl Core {
         lock(&self.routes).find(destination.ip(), source, named, Instant::now())
     }
 
-    /// The queue that sends what belongs to queue `number`: itself, unless the
-    /// device has fewer queues for transmitting than for receiving. Frames put
-    /// into the ring of another would stay there.
-    pub(crate) fn sending_queue(&self, number: usize) -> Option<(usize, &QueueHandle)> {
-        let number = if number < self.queues.len() {
-            number % self.transmit_queues
-        } else {
-            0
-        };
-        Some((number, self.queues.get(number)?))
-    }
-
-    /// Sends the datagrams that were put into a queue's ring: what the device drops
-    /// is gone, what it does not take goes with a later flush.
-    pub(crate) fn send_queue(&self, number: usize, queue: &QueueHandle) -> io::Result<()> {
-        loop {
-            let flushed = lock(&queue.transmitter).flush()?;
-            if flushed.left == 0 {
-                return Ok(());
-            }
-            if flushed.full && flushed.dropped == 0 {
-                self.tcp.sending.ring_doorbell(number);
-                return Ok(());
-            }
+    /// A datagram or segment that came through the kernel while NAPI ids were
+    /// discovered.
+    pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
+        self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
+        match from.protocol {
+            Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
+            _ => self.udp.deliver_from_kernel(self, from, payload),
         }
-    }
-
-    /// Number of queues that send.
-    pub(crate) fn transmit_queues(&self) -> usize {
-        self.transmit_queues
-    }
-
-    /// Number of queues.
-    pub(crate) fn queue_count(&self) -> usize {
-        self.queues.len().min(QUEUES)
     }
 }

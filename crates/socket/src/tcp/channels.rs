@@ -19,7 +19,8 @@ use super::Tcp;
 use super::connection::ConnectionInner;
 use crate::channels::{SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::endpoint::Endpoint;
-use crate::stack::{Core, QueueHandle, lock};
+use crate::receiver::QueueHandle;
+use crate::stack::{Core, lock};
 
 /// Frames that may wait in the shared channel, a queue.
 const SHARED_LIMIT: u32 = 1024;
@@ -169,7 +170,7 @@ impl Tcp {
     /// Frames came to the shared channel. Threads of a host architecture deliver
     /// while they hold their queue, where no protocol may run.
     pub(crate) fn on_shared_frames(&self, core: &Core) {
-        if core.architecture.has_threads() {
+        if core.receiver.architecture.has_threads() {
             self.defer_shared(core);
         } else {
             self.take_shared(core, &self.channels.shared);
@@ -178,7 +179,7 @@ impl Tcp {
 
     /// Frames came to the channel of a connection that the application has closed.
     pub(super) fn on_closing_frames(&self, core: &Core, connection: &Arc<ConnectionInner>) {
-        if !core.architecture.has_threads() {
+        if !core.receiver.architecture.has_threads() {
             connection.process(core);
         } else if connection.becomes_pending() {
             lock(&self.channels.closing).push(connection.clone());
@@ -189,7 +190,7 @@ impl Tcp {
     /// Leaves the shared channel's frames to a thread that sleeps in the stack, or calls.
     pub(super) fn defer_shared(&self, core: &Core) {
         self.channels.shared.waiting.store(true, Ordering::Release);
-        core.leadership.wake_leader();
+        core.receiver.leadership.wake_leader();
         self.helper.wake();
     }
 
@@ -240,7 +241,7 @@ impl Tcp {
     /// Runs the protocol on what waits in a shared channel.
     fn take_shared(&self, core: &Core, shared: &SharedChannel) {
         let mut frames = Vec::new();
-        for (number, queue) in core.queues.iter().enumerate() {
+        for (number, queue) in core.receiver.queues.iter().enumerate() {
             {
                 let mut channels = lock(&shared.channels);
                 let Some(channel) = channels.get_mut(number) else {

@@ -431,7 +431,8 @@ impl ConnectionInner {
         let mut retry = None;
         match state.find_neighbour(core, now) {
             Some(neighbour) => {
-                let Some((number, queue)) = core.sending_queue(usize::from(state.queue)) else {
+                let Some((number, queue)) = core.receiver.sending_queue(usize::from(state.queue))
+                else {
                     return emitted;
                 };
                 emitted.queue = Some(number);
@@ -439,7 +440,7 @@ impl ConnectionInner {
                 let hop_limit = state.hop_limit;
                 let mut transmitter = lock(&queue.transmitter);
                 let mut quantum = QUANTUM.min(transmitter.room());
-                if !core.architecture.has_threads() {
+                if !core.receiver.architecture.has_threads() {
                     quantum = quantum.min(queue.room());
                 }
                 if quantum == 0 {

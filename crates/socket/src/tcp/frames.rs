@@ -100,7 +100,7 @@ impl Tcp {
         match metadata.kind() {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
-                    verified: core.architecture.verifies_eagerly(),
+                    verified: core.receiver.architecture.verifies_eagerly(),
                     ..core.input_options
                 };
                 match tcp::input(bytes, transport, &options) {
@@ -260,7 +260,7 @@ impl Tcp {
         neighbour: MacAddress,
         queue: usize,
     ) {
-        let Some((queue, place)) = core.sending_queue(queue) else {
+        let Some((queue, place)) = core.receiver.sending_queue(queue) else {
             return;
         };
         let queued =

@@ -146,7 +146,7 @@ impl Helper {
                 return;
             };
             let calls = self.calls.load(Ordering::Relaxed);
-            if core.leadership.is_taken() && !self.something_waits(&core) {
+            if core.receiver.leadership.is_taken() && !self.something_waits(&core) {
                 // A thread that sleeps in the stack does.
                 quiet = QUIET_TICKS;
             } else if calls != seen || self.see_to(&core) {
@@ -160,18 +160,18 @@ impl Helper {
 
     /// What to sleep on while nothing happens, and for how long.
     fn idle(&self, core: &Core, descriptors: &mut Vec<i32>) -> Option<Duration> {
-        if core.leadership.is_taken() {
+        if core.receiver.leadership.is_taken() {
             // The leader does everything, and says so
             // when it leaves. But it does not know of timers that others arm.
             let next = core.tcp.next_timer(core.now());
             return next.map(|next| next + TICK);
         }
-        if !core.architecture.has_threads() {
-            for queue in &core.queues {
+        if !core.receiver.architecture.has_threads() {
+            for queue in &core.receiver.queues {
                 descriptors.extend(lock(&queue.poller).descriptors());
             }
             // So that the device says when something comes.
-            let _ = core.round(true);
+            let _ = core.receiver.round(core, true);
         }
         let next = core.tcp.next_timer(core.now());
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
@@ -192,7 +192,7 @@ impl Helper {
 
     /// As the thread when it wakes. True if there was anything to do.
     pub(crate) fn attend_now(&self, core: &Core) -> bool {
-        if core.leadership.is_taken() && !self.something_waits(core) {
+        if core.receiver.leadership.is_taken() && !self.something_waits(core) {
             // Whoever sleeps in the stack sees to it.
             return false;
         }
@@ -202,11 +202,13 @@ impl Helper {
 
     /// Does what is due. True if there was anything.
     fn see_to(&self, core: &Core) -> bool {
-        let asleep_in_stack = core.leadership.is_taken();
+        let asleep_in_stack = core.receiver.leadership.is_taken();
         let frames = if asleep_in_stack {
             0
         } else {
-            core.round(false).map_or(0, |progress| progress.frames)
+            core.receiver
+                .round(core, false)
+                .map_or(0, |progress| progress.frames)
         };
         let contexts: Vec<_> = {
             let contexts = lock(&self.contexts);
@@ -219,7 +221,7 @@ impl Helper {
         }
         core.tcp.process_pending(core);
         let due = core.tcp.sending.is_due() || core.tcp.is_late(core.now());
-        if core.tcp.before_sleep(core) && core.round(false).is_ok() {
+        if core.tcp.before_sleep(core) && core.receiver.round(core, false).is_ok() {
             core.tcp.flush(core);
         }
         frames > 0 || due

@@ -161,7 +161,7 @@ impl TcpListener {
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         let id = core.channels.allocate()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
-        let set = core.channels.open(&core.queues, id, limit)?;
+        let set = core.channels.open(&core.receiver.queues, id, limit)?;
         // IPv6 peers get 20 bytes less.
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
@@ -264,7 +264,7 @@ impl TcpListener {
                 // A selector polls, and asks the kernel.
                 if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
-                    core.round(false)?;
+                    core.receiver.round(core, false)?;
                     core.tcp.before_sleep(core);
                     if let Some(found) = self.accept_from_kernel()? {
                         return Ok(found);
@@ -275,7 +275,7 @@ impl TcpListener {
                 self.own_accepts.fetch_add(1, Ordering::Relaxed);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            core.sleep(&[&**inner], None)?;
+            core.receiver.sleep(core, &[&**inner], None)?;
         }
     }
 
@@ -357,7 +357,7 @@ impl TcpListener {
         if let Some(set) = set {
             let _binding = lock(&core.binding);
             core.channels.set_endpoint(set.id.index(), None);
-            core.channels.close(&core.queues, set);
+            core.channels.close(&core.receiver.queues, set);
         }
         core.tcp.ports.leave(&core.trusted, self.inner.local.port());
     }

@@ -41,7 +41,8 @@ use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
 
 use crate::raw::poll;
-use crate::stack::{Core, QueueHandle, lock};
+use crate::receiver::QueueHandle;
+use crate::stack::{Core, lock};
 use channels::Channels;
 use connection::ConnectionInner;
 use fast_open::FastOpen;
@@ -437,7 +438,7 @@ impl Tcp {
         while core.instant_now() < end && has_more() {
             let left = end.saturating_duration_since(core.instant_now());
             let step = core.instant_now() + left.min(Duration::from_millis(5));
-            if core.sleep(&[], Some(step)).is_err() {
+            if core.receiver.sleep(core, &[], Some(step)).is_err() {
                 break;
             }
         }

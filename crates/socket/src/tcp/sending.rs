@@ -133,7 +133,7 @@ impl Tcp {
     /// more than [`FLUSH_MAX`] is left to a thread that sleeps, or to the helper.
     pub(crate) fn flush(&self, core: &Core) {
         for _ in 0..FLUSH_MAX / BURST {
-            if !self.send(core, false) || core.round(false).is_err() {
+            if !self.send(core, false) || core.receiver.round(core, false).is_err() {
                 return;
             }
         }
@@ -167,7 +167,7 @@ impl Tcp {
                 Again::Full => {
                     refused.push(connection);
                     full |= 1 << (queue % 32);
-                    if full.count_ones() as usize >= core.transmit_queues() {
+                    if full.count_ones() as usize >= core.receiver.transmit_queues() {
                         break;
                     }
                 }
@@ -195,7 +195,7 @@ impl Tcp {
         }
         let queues = sending.pending_doorbells.swap(0, Ordering::Relaxed);
         let mut takes = false;
-        for (number, queue) in core.queues.iter().enumerate() {
+        for (number, queue) in core.receiver.queues.iter().enumerate() {
             if queues & (1 << (number % 32)) != 0 {
                 // A device that is down keeps its frames; timers send again.
                 let flushed = lock(&queue.transmitter).flush().unwrap_or_default();

@@ -209,15 +209,15 @@ impl TcpStream {
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
                     core.tcp.before_sleep(core);
-                    core.round(false)?;
+                    core.receiver.round(core, false)?;
                     continue;
                 }
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            if !polled && core.is_busy() && !core.device_polls() {
+            if !polled && core.receiver.is_busy() && !core.receiver.device_polls() {
                 polled = true;
                 core.tcp.before_sleep(core);
-                core.round_and_return()?;
+                core.receiver.round_and_return(core)?;
                 continue;
             }
             polled = false;
@@ -225,7 +225,7 @@ impl TcpStream {
                 connection,
                 want: Events::IN,
             };
-            if !core.sleep(&[&waiting], deadline)? {
+            if !core.receiver.sleep(core, &[&waiting], deadline)? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -337,7 +337,7 @@ impl TcpStream {
             if nonblocking {
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
-                    core.round(false)?;
+                    core.receiver.round(core, false)?;
                     continue;
                 }
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -346,7 +346,7 @@ impl TcpStream {
                 connection,
                 want: Events::OUT,
             };
-            match core.sleep(&[&waiting], deadline) {
+            match core.receiver.sleep(core, &[&waiting], deadline) {
                 Ok(true) => {}
                 _ if written > 0 => {
                     let mut state = connection.lock();
@@ -514,7 +514,7 @@ impl TcpStream {
                 // What is acknowledged makes it neither; its end does.
                 want: Events::NONE,
             };
-            match core.sleep(&[&waiting], deadline) {
+            match core.receiver.sleep(core, &[&waiting], deadline) {
                 Ok(true) => connection.process(core),
                 _ => return,
             }

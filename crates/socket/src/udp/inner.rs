@@ -269,7 +269,10 @@ impl SocketInner {
     pub(super) fn close(&self, core: &Core) -> Vec<Channel> {
         let mut waiting = lock(&self.waiting);
         for datagram in waiting.outside.drain(..) {
-            if let Some(queue) = datagram.credit.and_then(|queue| core.queues.get(queue)) {
+            if let Some(queue) = datagram
+                .credit
+                .and_then(|queue| core.receiver.queues.get(queue))
+            {
                 queue.shared.give_credit(self.id, 1);
             }
         }

@@ -125,7 +125,7 @@ impl UdpSocket {
         let id = core.channels.allocate()?;
         let set = core
             .channels
-            .open(&core.queues, id, DEFAULT_RECEIVE_LIMIT)?;
+            .open(&core.receiver.queues, id, DEFAULT_RECEIVE_LIMIT)?;
         let inner = Arc::new(SocketInner::new(
             id,
             reservation,
@@ -300,9 +300,9 @@ impl UdpSocket {
     /// # Errors
     /// ENETDOWN and what else the device reports.
     pub fn flush(&self) -> io::Result<()> {
-        self.stack.here()?;
+        let core = self.stack.here()?;
         match self.transmit_queue() {
-            Some((number, queue)) => self.stack.core().send_queue(number, queue),
+            Some((number, queue)) => core.receiver.send_queue(core, number, queue),
             None => Ok(()),
         }
     }
@@ -433,12 +433,14 @@ impl UdpSocket {
                     given => return Ok(given),
                 }
             }
-            if !polled && (nonblocking || (core.is_busy() && !core.device_polls())) {
+            if !polled
+                && (nonblocking || (core.receiver.is_busy() && !core.receiver.device_polls()))
+            {
                 polled = true;
                 if nonblocking {
-                    core.round(false)?;
+                    core.receiver.round(core, false)?;
                 } else {
-                    core.round_and_return()?;
+                    core.receiver.round_and_return(core)?;
                 }
                 continue;
             }
@@ -461,7 +463,10 @@ impl UdpSocket {
                 return Ok(0);
             }
             polled = false;
-            if !core.sleep(&[&Receiving(&self.inner)], deadline)? {
+            if !core
+                .receiver
+                .sleep(core, &[&Receiving(&self.inner)], deadline)?
+            {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -538,7 +543,7 @@ impl UdpSocket {
         }
         self.inner.limit.store(frames, Ordering::Relaxed);
         let core = self.stack.here()?;
-        for queue in &core.queues {
+        for queue in &core.receiver.queues {
             core.tables
                 .set_limit(queue.shared.queue(), self.inner.id().index(), frames);
         }
@@ -610,10 +615,10 @@ impl UdpSocket {
         self.inner.take_error().map_or(Ok(()), Err)
     }
 
-    fn transmit_queue(&self) -> Option<(usize, &crate::stack::QueueHandle)> {
+    fn transmit_queue(&self) -> Option<(usize, &crate::receiver::QueueHandle)> {
         // Answers leave by the queue their questions came in on.
         let queue = self.inner.last_queue.load(Ordering::Relaxed);
-        self.stack.core().sending_queue(queue)
+        self.stack.core().receiver.sending_queue(queue)
     }
 
     /// `named`: the source that the application gives, if any.
@@ -679,7 +684,10 @@ impl UdpSocket {
                 match transmitter.queue(&heading, payload) {
                     Ok(()) if flush => {
                         drop(transmitter);
-                        return core.send_queue(number, queue).map(|()| payload.len());
+                        return core
+                            .receiver
+                            .send_queue(core, number, queue)
+                            .map(|()| payload.len());
                     }
                     Ok(()) => return Ok(payload.len()),
                     Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -746,7 +754,7 @@ impl Drop for UdpSocket {
             id: self.inner.id(),
             channels: self.inner.close(core).into(),
         };
-        core.channels.close(&core.queues, set);
+        core.channels.close(&core.receiver.queues, set);
     }
 }
 

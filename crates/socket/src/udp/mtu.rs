@@ -135,7 +135,7 @@ impl SocketInner {
         let received = self.received.load(Ordering::Relaxed);
         if look.received.swap(received, Ordering::Relaxed) == received {
             // What a poll may fail of, receiving reports.
-            let _ = core.round(false);
+            let _ = core.receiver.round(core, false);
             self.copy_waiting(core);
         }
     }

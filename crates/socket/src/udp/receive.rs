@@ -159,7 +159,7 @@ impl SocketInner {
         each: &mut dyn FnMut(Received<'_>),
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
-        for queue in 0..core.queue_count() {
+        for queue in 0..core.receiver.queue_count() {
             while given < limit {
                 let (taken, delivered) = self.drain_channel(core, queue, limit - given, each);
                 given += delivered;
@@ -183,7 +183,10 @@ impl SocketInner {
             let Some(datagram) = lock(&self.waiting).outside.pop_front() else {
                 return given;
             };
-            if let Some(queue) = datagram.credit.and_then(|queue| core.queues.get(queue)) {
+            if let Some(queue) = datagram
+                .credit
+                .and_then(|queue| core.receiver.queues.get(queue))
+            {
                 queue.shared.give_credit(self.id(), 1);
             }
             self.received.fetch_add(1, Ordering::Relaxed);
@@ -213,7 +216,7 @@ impl SocketInner {
             }
         }
         let taken = frames.len();
-        let Some(handle) = core.queues.get(queue).filter(|_| taken > 0) else {
+        let Some(handle) = core.receiver.queues.get(queue).filter(|_| taken > 0) else {
             let _ = FRAMES.try_with(|place| place.replace(frames));
             return (0, 0);
         };
@@ -258,7 +261,7 @@ impl SocketInner {
         match metadata.kind() {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
-                    verified: core.architecture.verifies_eagerly(),
+                    verified: core.receiver.architecture.verifies_eagerly(),
                     ..core.input_options
                 };
                 let found = match udp::input(bytes, transport, &options) {

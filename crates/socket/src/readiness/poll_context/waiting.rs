@@ -49,7 +49,7 @@ impl EventCost {
     /// Notes what the application was given, and when. Its cost matters under a
     /// flood only: without one the clock is not read.
     fn note_return(&self, core: &Core, events: usize) {
-        if core.is_flooded() && events > 0 {
+        if core.receiver.is_flooded() && events > 0 {
             let now = core.now().as_nanos() as u64;
             self.returned_at.store(now, Ordering::Relaxed);
             self.returned.store(events, Ordering::Relaxed);
@@ -98,13 +98,13 @@ impl PollContext {
         let more = core.tcp.send(core, false);
         core.tcp.run_timers(core);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
-        let busy = more || core.is_busy() && !core.device_polls();
+        let busy = more || core.receiver.is_busy() && !core.receiver.device_polls();
         // An application that leaves what is ready may not keep the device from
         // being polled.
         if busy || wait.is_multiple_of(POLL_EVERY) {
-            core.round_and_return()?;
+            core.receiver.round_and_return(core)?;
         } else {
-            core.collect();
+            core.receiver.collect(core);
         }
         self.process(core);
         Ok(())
@@ -161,10 +161,12 @@ impl PollContext {
                     return Ok(0);
                 }
                 polled = true;
-                core.round(false)?;
+                core.receiver.round(core, false)?;
                 continue;
             }
-            woken = core.sleep_masked(&[self], deadline, signals)?;
+            woken = core
+                .receiver
+                .sleep_masked(core, &[self], deadline, signals)?;
             if !woken {
                 return Ok(0);
             }
@@ -176,7 +178,7 @@ impl PollContext {
     /// requests of 20 µs each are as long as 256 frames at 400,000/s, and what is
     /// lost then are segments of connections, too.
     pub(crate) fn most_events(&self, core: &Core, most: usize) -> usize {
-        if !core.is_flooded() {
+        if !core.receiver.is_flooded() {
             return most;
         }
         let cost = self.cost.average.load(Ordering::Relaxed).max(1);

@@ -132,7 +132,7 @@ fn a_reassembled_segment_waits_for_no_lock() {
         transport: 20,
         tag: Some(core.tcp.channels.shared.id.value().into()),
     };
-    let held = (connection.lock(), lock(&core.queues[0].poller));
+    let held = (connection.lock(), lock(&core.receiver.queues[0].poller));
     let (done, seen) = channel();
     let other = stack.clone();
     let thread = std::thread::spawn(move || {

@@ -177,7 +177,7 @@ impl TcpStream {
                 connection,
                 want: Events::OUT,
             };
-            if !core.sleep(&[&waiting], deadline)? {
+            if !core.receiver.sleep(core, &[&waiting], deadline)? {
                 connection.lock().connection.abort();
                 return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
             }

@@ -32,7 +32,7 @@ struct Ready {
     channels: Vec<u16>,
 }
 
-impl Core {
+impl Receiver {
     /// True while rounds find frames: then polling pays, and sleeping does not.
     pub(crate) fn is_busy(&self) -> bool {
         self.queues
@@ -50,21 +50,21 @@ impl Core {
     /// One round on every queue, in order: queue 0 is polled first. A queue
     /// that another thread is polling is left to it, unless the caller `leads`:
     /// who is about to sleep on the devices must be the last to poll them.
-    pub(crate) fn round(&self, leads: bool) -> io::Result<Progress> {
-        self.rounds(leads, false)
+    pub(crate) fn round(&self, core: &Core, leads: bool) -> io::Result<Progress> {
+        self.rounds(core, leads, false)
     }
 
-    /// As [`Core::round`], by a thread that will be back when it has dealt with
+    /// As [`Receiver::round`], by a thread that will be back when it has dealt with
     /// what comes, and sleeps first if it will not: the device's timer is put out
     /// of the way *before* the poll that starts it. One that expired while these
     /// frames are dealt with would have the device polled in softirq, ahead of
     /// everybody and without a budget.
-    pub(crate) fn round_and_return(&self) -> io::Result<Progress> {
-        self.rounds(false, true)
+    pub(crate) fn round_and_return(&self, core: &Core) -> io::Result<Progress> {
+        self.rounds(core, false, true)
     }
 
-    fn rounds(&self, leads: bool, returns: bool) -> io::Result<Progress> {
-        if self.architecture.has_threads() || self.check_device().is_err() {
+    fn rounds(&self, core: &Core, leads: bool, returns: bool) -> io::Result<Progress> {
+        if self.architecture.has_threads() || core.check_device().is_err() {
             return Ok(Progress::default());
         }
         // A leader that sleeps while we poll needs the interrupt too. Where
@@ -74,7 +74,7 @@ impl Core {
             && (leads || self.leadership.is_taken());
         let mut progress = Progress::default();
         let mut failed = Ok(());
-        let now = nanoseconds(self.now());
+        let now = nanoseconds(core.now());
         if self.classed {
             self.queues
                 .iter()
@@ -109,7 +109,7 @@ impl Core {
                 Ok(round) => round,
                 Err(error) => {
                     // What the device had delivered before is sorted already.
-                    self.deliver(poller, ready);
+                    self.deliver(core, poller, ready);
                     failed = Err(error);
                     continue;
                 }
@@ -124,22 +124,22 @@ impl Core {
                 self.timer_batches.store(0, Ordering::Relaxed);
             }
             let full = round.exhausted || round.frames >= MANY;
-            let steady = self.polls_steadily();
+            let steady = self.polls_steadily(core);
             let restarts = (steady || full) && poller.set_moderation(InterruptModeration::BusyPoll);
             if restarts && full {
                 // The timer that runs is the short one, and what has come takes
                 // longer than that: another poll starts it anew.
                 if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
-                    self.control(queue, &mut poller, &second.seen(), false);
+                    self.control(core, queue, &mut poller, &second.seen(), false);
                     progress.frames += second.frames;
                     queue.masked.store(true, Ordering::Relaxed);
                     progress.armed = false;
                 }
             }
             if self.deferral.came(round.frames, &mut poller) {
-                self.link.wake.signal();
+                core.link.wake.signal();
             }
-            let stopped = self.control(queue, &mut poller, &round.seen(), false);
+            let stopped = self.control(core, queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
             progress.frames += round.frames;
             if self.classed {
@@ -152,9 +152,9 @@ impl Core {
                 active |= queue.class_share.is_active(now);
             }
             progress.missing |= round.missing > 0;
-            self.deliver(poller, ready);
+            self.deliver(core, poller, ready);
         }
-        if !leads && !progress.armed && !self.has_kernel && self.leadership.is_taken() {
+        if !leads && !progress.armed && !core.has_kernel && self.leadership.is_taken() {
             // The in-memory device has no timer that ends a deferral.
             self.leadership.wake_leader();
         }
@@ -165,6 +165,7 @@ impl Core {
     /// anything.
     fn control(
         &self,
+        core: &Core,
         queue: &QueueHandle,
         poller: &mut Poller,
         round: &control::Round,
@@ -176,7 +177,7 @@ impl Core {
             interrupted,
             sent: sent.wrapping_sub(reported),
         };
-        if let Some(waiting) = poller.control(self.now(), round, activity) {
+        if let Some(waiting) = poller.control(core.now(), round, activity) {
             let value = match waiting {
                 Waiting::Poll => DO_NOT_SLEEP,
                 Waiting::Sleep(interval) => interval.as_nanos() as u64,
@@ -200,14 +201,15 @@ impl Core {
 
     /// Counts a round; true when rounds follow each other so closely that the
     /// device's own timer has nothing to do.
-    fn polls_steadily(&self) -> bool {
-        if self.rounds_since_sleep.fetch_add(1, Ordering::Relaxed) % STEADY_ROUNDS
+    fn polls_steadily(&self, core: &Core) -> bool {
+        let steady = &self.steady;
+        if steady.rounds_since_sleep.fetch_add(1, Ordering::Relaxed) % STEADY_ROUNDS
             != STEADY_ROUNDS - 1
         {
             return false;
         }
-        let now = self.now().as_nanos() as u64;
-        let before = self.steady_since.swap(now, Ordering::Relaxed);
+        let now = core.now().as_nanos() as u64;
+        let before = steady.since.swap(now, Ordering::Relaxed);
         now.saturating_sub(before) <= STEADY_TIME.as_nanos() as u64
     }
 
@@ -220,7 +222,7 @@ impl Core {
             // Theirs to say.
             return false;
         }
-        self.rounds_since_sleep.store(0, Ordering::Relaxed);
+        self.steady.rounds_since_sleep.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
             changed |= lock(&queue.poller).set_moderation(InterruptModeration::DeferFor(interval));
@@ -243,7 +245,7 @@ impl Core {
     }
 
     /// Sorts what devices delivered by interrupt while we slept.
-    pub(crate) fn collect(&self) {
+    pub(crate) fn collect(&self, core: &Core) {
         if self.architecture.has_threads() {
             // Their frames have not been demultiplexed.
             return;
@@ -254,9 +256,9 @@ impl Core {
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
                 if self.deferral.came(round.frames, &mut poller) {
-                    self.link.wake.signal();
+                    core.link.wake.signal();
                 }
-                self.control(queue, &mut poller, &round.seen(), true);
+                self.control(core, queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
                     poller.set_moderation(InterruptModeration::BusyPoll);
                 }
@@ -266,48 +268,41 @@ impl Core {
                     self.timer_batches.store(0, Ordering::Relaxed);
                 }
             }
-            self.deliver(poller, ready);
+            self.deliver(core, poller, ready);
         }
     }
 
     /// What follows sorting: fragments, kernel_delivered, wake-ups, memory pressure.
-    fn deliver(&self, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
+    fn deliver(&self, core: &Core, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
         let kernel_delivered = poller.take_kernel_delivered();
         let short = poller.short_of_frames();
         let doubts = poller.take_doubt();
         drop(poller);
         if doubts {
-            self.link.doubt();
+            core.link.doubt();
         }
         for (kernel_delivered, payload) in kernel_delivered {
-            self.deliver_from_kernel(kernel_delivered, &payload);
+            core.deliver_from_kernel(kernel_delivered, &payload);
         }
         let mut last = 0;
         for &channel in &ready.channels {
             if channel != last {
                 last = channel;
-                self.channels.on_frames(self, channel);
+                core.channels.on_frames(core, channel);
             }
         }
         if short {
-            self.channels.copy_out(self);
-        }
-    }
-
-    /// A datagram or segment that came through the kernel while NAPI ids were
-    /// discovered.
-    pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
-        self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
-        match from.protocol {
-            Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
-            _ => self.udp.deliver_from_kernel(self, from, payload),
+            core.channels.copy_out(core);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tidewall_wire::ethernet::MacAddress;
+
     use super::*;
+    use crate::{MemoryConfig, Stack};
     use tidewall_device::memory::{LinkConfig, pair};
 
     #[test]
@@ -321,20 +316,25 @@ mod tests {
         let stack = Stack::in_memory(end, config).unwrap();
         let core = stack.core();
         // The device's timer brings batches of bearable size ...
-        core.queues[0]
+        core.receiver.queues[0]
             .interrupt_interval
             .store(200_000, Ordering::Relaxed);
-        core.timer_batches.store(1, Ordering::Relaxed);
-        assert!(core.device_polls());
-        core.timer_batches.store(TIMER_BATCHES, Ordering::Relaxed);
-        assert!(!core.device_polls(), "now and then we look ourselves");
+        core.receiver.timer_batches.store(1, Ordering::Relaxed);
+        assert!(core.receiver.device_polls());
+        core.receiver
+            .timer_batches
+            .store(TIMER_BATCHES, Ordering::Relaxed);
+        assert!(
+            !core.receiver.device_polls(),
+            "now and then we look ourselves"
+        );
         // ... until somebody waits for answers: nothing may depend on it then.
-        core.timer_batches.store(1, Ordering::Relaxed);
+        core.receiver.timer_batches.store(1, Ordering::Relaxed);
         for waiting in [DO_NOT_SLEEP, 0] {
-            core.queues[0]
+            core.receiver.queues[0]
                 .interrupt_interval
                 .store(waiting, Ordering::Relaxed);
-            assert!(!core.device_polls(), "{waiting}");
+            assert!(!core.receiver.device_polls(), "{waiting}");
         }
     }
 }

@@ -99,18 +99,19 @@ impl DeferralWatch {
         if self.next.is_some_and(|next| now < next) {
             return;
         }
-        if core.architecture.has_threads() {
+        if core.receiver.architecture.has_threads() {
             // They say so themselves.
             self.next = None;
             return;
         }
-        let deferral = &core.deferral;
+        let deferral = &core.receiver.deferral;
         let frames = frames(core);
         let before = std::mem::replace(&mut self.frames, frames);
         let [ours, kernels] = std::array::from_fn(|of| frames[of].wrapping_sub(before[of]));
         if self.next.is_some() {
-            let few = core.waiting() == Waiting::Sleep(Duration::ZERO) && kernels > ours * KERNELS;
-            if let Some(queue) = core.queues.first()
+            let few = core.receiver.waiting() == Waiting::Sleep(Duration::ZERO)
+                && kernels > ours * KERNELS;
+            if let Some(queue) = core.receiver.queues.first()
                 && deferral.is_on()
                 && (ours == 0 || few)
             {
@@ -127,7 +128,7 @@ impl DeferralWatch {
 
 fn frames(core: &Core) -> [u64; 2] {
     let mut sums = [0u64; 2];
-    for queue in &core.queues {
+    for queue in &core.receiver.queues {
         let driver = queue.shared.driver();
         for counter in [Counter::Channel, Counter::ChannelFull] {
             sums[0] = sums[0].wrapping_add(driver.counter(counter));

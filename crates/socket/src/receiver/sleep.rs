@@ -1,8 +1,8 @@
 //! Sleeping until something comes.
 
-use super::receive::Progress;
+use super::rounds::Progress;
 use super::*;
-use crate::wait_queue::Waitable;
+use crate::wait_queue::{Waitable, Waker};
 
 /// How busy the device is, which decides how a thread with nothing to do waits.
 ///
@@ -39,20 +39,29 @@ const SEND_AGAIN: Duration = Duration::from_millis(1);
 /// processor (docs/results.md: 14 µs).
 const WAKE_UP: Duration = Duration::from_micros(20);
 
-impl Core {
+/// A thread that sleeps in the stack.
+struct Sleeper<'a> {
+    waker: &'a Arc<Waker>,
+    /// It is the one that sleeps on the device, too.
+    leads: bool,
+}
+
+impl Receiver {
     /// Sleeps until one of `sockets` has input, or the deadline. True when one
     /// has.
     pub(crate) fn sleep(
         &self,
+        core: &Core,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
     ) -> io::Result<bool> {
-        self.sleep_masked(sockets, deadline, None)
+        self.sleep_masked(core, sockets, deadline, None)
     }
 
-    /// As [`Core::sleep`], with `signals` blocked in place of those that are.
+    /// As [`Receiver::sleep`], with `signals` blocked in place of those that are.
     pub(crate) fn sleep_masked(
         &self,
+        core: &Core,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         signals: Option<&poll::SignalSet>,
@@ -61,55 +70,61 @@ impl Core {
         if has_input() {
             return Ok(true);
         }
-        self.check_device()?;
-        let polls = !self.spin.is_zero() && !self.architecture.has_threads();
+        core.check_device()?;
+        let polls = !self.spin.most.is_zero() && !self.architecture.has_threads();
         let answered = polls && self.answered();
-        let began = self.instant_now();
-        if self.spins.load(Ordering::Relaxed) && self.tcp.sending.len() == 0 {
+        let began = core.instant_now();
+        if self.spin.again.load(Ordering::Relaxed) && core.tcp.sending.len() == 0 {
             // Enabled, so that the device's own interrupt delivers, while we look
             // at memory only: a poll that keeps the device masked sets a timer
             // each time, which costs a virtual machine more than it saves here.
-            let end = began + self.spin;
+            let end = began + self.spin.most;
             let mut armed = false;
-            while self.instant_now() < end {
+            while core.instant_now() < end {
                 if armed {
-                    self.collect();
+                    self.collect(core);
                 } else {
-                    armed = self.round(true)?.armed;
+                    armed = self.round(core, true)?.armed;
                 }
                 if has_input() {
                     return Ok(true);
                 }
             }
-            self.spins.store(false, Ordering::Relaxed);
+            self.spin.again.store(false, Ordering::Relaxed);
         }
         let waker = thread_waker()?;
         waker.clear_if_signalled();
-        let mut led = self.leadership.enter(&waker);
+        let mut sleeper = Sleeper {
+            waker: &waker,
+            leads: self.leadership.enter(&waker),
+        };
         for socket in sockets {
             socket.wait_queue().enter(&waker, socket.is_exclusive());
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
-        if !led && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
+        if !sleeper.leads
+            && armed_sleep
+            && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed))
+        {
             // We polled and leave: the leader must arm it.
             self.leadership.wake_leader();
         }
-        let result = self.sleep_entered(sockets, deadline, signals, &waker, &mut led, has_input);
+        let result = self.sleep_entered(core, sockets, deadline, signals, &mut sleeper, has_input);
         for socket in sockets {
             socket.leave(&waker);
         }
-        self.leadership.leave(&waker, led);
+        self.leadership.leave(&waker, sleeper.leads);
         // From now on nobody may be here who sees to connections.
-        self.tcp.helper.wake();
+        core.tcp.helper.wake();
         // Who woke us for it wakes nobody else.
         let result = match result {
             Ok(true) => Ok(true),
             _ if has_input() => Ok(true),
             other => other,
         };
-        let short = began.elapsed() <= self.spin + WAKE_UP;
+        let short = began.elapsed() <= self.spin.most + WAKE_UP;
         if answered && short && matches!(result, Ok(true)) {
-            self.spins.store(true, Ordering::Relaxed);
+            self.spin.again.store(true, Ordering::Relaxed);
         }
         result
     }
@@ -119,16 +134,16 @@ impl Core {
     fn answered(&self) -> bool {
         let sent = self.queues.iter().map(|q| q.sent.load(Ordering::Relaxed));
         let sent = sent.fold(0, u64::wrapping_add);
-        self.sent_before_sleep.swap(sent, Ordering::Relaxed) != sent
+        self.spin.sent_before_sleep.swap(sent, Ordering::Relaxed) != sent
     }
 
     fn sleep_entered(
         &self,
+        core: &Core,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         signals: Option<&poll::SignalSet>,
-        waker: &Arc<crate::wait_queue::Waker>,
-        led: &mut bool,
+        sleeper: &mut Sleeper<'_>,
         has_input: impl Fn() -> bool,
     ) -> io::Result<bool> {
         let mut descriptors = Vec::with_capacity(8);
@@ -136,21 +151,21 @@ impl Core {
         let mut rounds = 0u32;
         let mut sends = false;
         loop {
-            self.check_device()?;
+            core.check_device()?;
             let mut progress = Progress::default();
-            if *led && (sends || !self.device_polls()) {
-                progress = self.round(true)?;
+            if sleeper.leads && (sends || !self.device_polls()) {
+                progress = self.round(core, true)?;
             } else if sends {
-                self.round(false)?;
+                self.round(core, false)?;
             }
             // Acknowledgments and data of the application's last turn.
-            sends = self.tcp.before_sleep(self);
+            sends = core.tcp.before_sleep(core);
             if has_input() {
                 return Ok(true);
             }
             // Where threads receive, there is nothing to poll.
-            let (level, waiting) = if *led && !self.architecture.has_threads() {
-                (self.level(), self.waiting())
+            let (level, waiting) = if sleeper.leads && !self.architecture.has_threads() {
+                (self.load_level(core), self.waiting())
             } else {
                 (LoadLevel::Quiet, Waiting::Sleep(Duration::ZERO))
             };
@@ -164,13 +179,15 @@ impl Core {
                 Waiting::Poll => true,
                 // Others' frames, or a device still busy: look again before
                 // sleeping, so that it is armed when we do.
-                Waiting::Sleep(Duration::ZERO) => progress.frames > 0 || (*led && !progress.armed),
+                Waiting::Sleep(Duration::ZERO) => {
+                    progress.frames > 0 || (sleeper.leads && !progress.armed)
+                }
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
             let spins = sends || again || level == LoadLevel::Flooded;
             if spins {
-                if deadline.is_some_and(|deadline| self.instant_now() >= deadline) {
+                if deadline.is_some_and(|deadline| core.instant_now() >= deadline) {
                     return Ok(false);
                 }
                 rounds = rounds.wrapping_add(1);
@@ -179,7 +196,7 @@ impl Core {
                 }
             }
             let mut timeout = match deadline {
-                Some(deadline) => match deadline.checked_duration_since(self.instant_now()) {
+                Some(deadline) => match deadline.checked_duration_since(core.instant_now()) {
                     Some(left) if !left.is_zero() => Some(left),
                     _ => return Ok(false),
                 },
@@ -191,16 +208,16 @@ impl Core {
             if progress.stopped {
                 timeout = Some(timeout.map_or(STOPPED_SLEEP, |t| t.min(STOPPED_SLEEP)));
             }
-            if self.tcp.sending.is_held_up() {
+            if core.tcp.sending.is_held_up() {
                 timeout = Some(timeout.map_or(SEND_AGAIN, |t| t.min(SEND_AGAIN)));
             }
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
             }
-            if let Some(expiry) = lock(&self.fragments).next_expiry(self.now()) {
+            if let Some(expiry) = lock(&core.fragments).next_expiry(core.now()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if let Some(next) = self.tcp.next_timer(self.now()).filter(|_| *led) {
+            if let Some(next) = core.tcp.next_timer(core.now()).filter(|_| sleeper.leads) {
                 if next.is_zero() && !spins {
                     continue;
                 }
@@ -208,15 +225,22 @@ impl Core {
             }
             if spins {
                 timeout = Some(Duration::ZERO);
-            } else if *led && level == LoadLevel::Quiet && self.set_interrupt_interval(interval) {
+            } else if sleeper.leads
+                && level == LoadLevel::Quiet
+                && self.set_interrupt_interval(interval)
+            {
                 self.timer_batches.store(0, Ordering::Relaxed);
                 continue;
             }
             descriptors.clear();
-            descriptors.push(waker.descriptor());
+            descriptors.push(sleeper.waker.descriptor());
             let kernel = descriptors.len();
-            descriptors.extend(sockets.iter().map(|socket| socket.descriptor_for(waker)));
-            if *led && !spins && !self.architecture.has_threads() {
+            descriptors.extend(
+                sockets
+                    .iter()
+                    .map(|socket| socket.descriptor_for(sleeper.waker)),
+            );
+            if sleeper.leads && !spins && !self.architecture.has_threads() {
                 for queue in &self.queues {
                     descriptors.extend(lock(&queue.poller).descriptors());
                 }
@@ -226,20 +250,20 @@ impl Core {
                     host.application_sleeps();
                 }
             }
-            self.sleep_on(&descriptors, timeout, signals, &mut fired)?;
+            core.sleep_on(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
-                    waker.clear();
+                    sleeper.waker.clear();
                 } else if let Some(socket) = sockets.get(place - kernel) {
                     socket.kernel_has_input();
                 }
             }
-            if *led {
-                self.collect();
+            if sleeper.leads {
+                self.collect(core);
             } else {
-                *led = self.leadership.lead(waker);
+                sleeper.leads = self.leadership.lead(sleeper.waker);
             }
-            lock(&self.fragments).expire(self.now(), &self.causes);
+            lock(&core.fragments).expire(core.now(), &core.causes);
             if has_input() {
                 return Ok(true);
             }
@@ -248,13 +272,13 @@ impl Core {
 
     /// How busy the device has been with frames that are not ours since the last
     /// time somebody was about to sleep. Receive control sees to our own.
-    fn level(&self) -> LoadLevel {
+    fn load_level(&self, core: &Core) -> LoadLevel {
         if !self.deferral.is_on() {
             // Every frame interrupts.
             return LoadLevel::Quiet;
         }
         let mut load = lock(&self.load);
-        let now = self.now();
+        let now = core.now();
         let elapsed = now.saturating_sub(load.at);
         if elapsed >= LOAD_WINDOW {
             let frames: u64 = self
