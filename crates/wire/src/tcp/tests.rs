@@ -1,0 +1,186 @@
+use super::*;
+use proptest::prelude::*;
+
+fn options() -> impl Strategy<Value = Options> {
+    let sack = prop::collection::vec(any::<(u32, u32)>(), 0..4);
+    let timestamps = prop::option::of(any::<(u32, u32)>());
+    let cookie = (0usize..=7, any::<[u8; 16]>(), any::<bool>());
+    let fast_open = cookie.prop_map(|(words, bytes, experimental)| {
+        // 4 to 16 bytes, or none.
+        let length = if words == 0 { 0 } else { 2 + 2 * words };
+        let option = FastOpen::cookie_of(&bytes[..length]).unwrap_or(FastOpen::REQUEST);
+        option.with_experimental(experimental)
+    });
+    (
+        any::<Option<u16>>(),
+        any::<Option<u8>>(),
+        any::<bool>(),
+        timestamps,
+        sack,
+        prop::option::of(fast_open),
+    )
+        .prop_map(|(size, scale, permitted, timestamps, blocks, fast_open)| {
+            let mut options = Options {
+                maximum_segment_size: size,
+                window_scale: scale,
+                sack_permitted: permitted,
+                timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
+                sack: SackBlocks::default(),
+            };
+            // As many as fit: SYN segments carry none in practice.
+            for (first, end) in blocks {
+                let before = options;
+                options.sack.push(first, end);
+                if options.sack_count() < options.sack.as_slice().len() {
+                    options = before;
+                }
+            }
+            options.with_fast_open(fast_open)
+        })
+}
+
+/// The short way for timestamps alone reads and writes what the long one
+/// does.
+#[test]
+fn timestamps_alone_are_no_exception() {
+    let options = Options {
+        timestamps: Some(Timestamps {
+            value: 0x0102_0304,
+            echo: u32::MAX,
+        }),
+        ..Options::default()
+    };
+    let no_operations = [1; HEADER_MAX - HEADER_LEN];
+    let (bytes, length) = options.bytes();
+    assert_eq!((bytes, length), options.any_bytes(no_operations));
+    assert_eq!(Options::parse(&bytes[..length]), options);
+    assert_eq!(Options::parse_any(&bytes[..length]), options);
+}
+
+proptest! {
+    #[test]
+    fn what_is_emitted_is_parsed(
+        options in options(),
+        ports: (u16, u16), numbers: (u32, u32), flags: u8, window: u16, urgent: u16,
+        source: [u8; 4], destination: [u8; 4],
+        payload in prop::collection::vec(any::<u8>(), 0..100),
+        offload: bool,
+    ) {
+        let header = Header {
+            source_port: ports.0,
+            destination_port: ports.1,
+            sequence: numbers.0,
+            acknowledgment: numbers.1,
+            flags: Flags(flags),
+            window,
+            urgent,
+            options,
+        };
+        let (source, destination) = (Ipv4Addr::from(source), Ipv4Addr::from(destination));
+        let checksum = if offload { Checksum::Offload } else { Checksum::Software };
+        let mut bytes = vec![0xaa; header.header_len() + payload.len()];
+        let length = header
+            .emit(Addresses::V4(source, destination), &payload, checksum, &mut bytes)
+            .unwrap();
+        prop_assert_eq!(length, bytes.len());
+        let packet = Packet::new(&bytes).unwrap();
+        prop_assert_eq!(packet.header(), header);
+        prop_assert_eq!(packet.payload(), &payload[..]);
+        let state = packet.checksum_v4(source, destination);
+        prop_assert!(state == ChecksumState::Valid || offload && state == ChecksumState::LeftToOffload);
+    }
+
+    #[test]
+    fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        if let Ok(packet) = Packet::new(&bytes) {
+            prop_assert!(packet.header_len() + packet.payload().len() == bytes.len());
+            let header = packet.header();
+            prop_assert!(header.options.sack.as_slice().len() <= SackBlocks::MAX);
+        } else {
+            prop_assert!(bytes.len() < 20 || bytes[12] >> 4 < 5 || usize::from(bytes[12] >> 4) * 4 > bytes.len());
+        }
+    }
+
+    #[test]
+    fn sequence_numbers_are_ordered_round_the_circle(a: u32, distance in 1u32..0x8000_0000) {
+        prop_assert!(before(a, a.wrapping_add(distance)));
+        prop_assert!(!before(a.wrapping_add(distance), a) || distance == 0x8000_0000);
+        prop_assert!(!before(a, a));
+    }
+}
+
+#[test]
+fn options_are_laid_out_as_linux_does() {
+    let options = Options {
+        maximum_segment_size: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some(Timestamps { value: 1, echo: 2 }),
+        ..Options::default()
+    };
+    let (bytes, length) = options.bytes();
+    assert_eq!(
+        bytes[..length],
+        [
+            2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 7
+        ]
+    );
+}
+
+#[test]
+fn fast_open_is_laid_out_as_linux_does() {
+    let written = |option: FastOpen| {
+        let options = Options::default().with_fast_open(Some(option));
+        let (bytes, length) = options.bytes();
+        assert_eq!(Options::parse(&bytes[..length]), options);
+        bytes[..length].to_vec()
+    };
+    assert_eq!(written(FastOpen::REQUEST), [34, 2, 1, 1]);
+    let experimental = FastOpen::REQUEST.with_experimental(true);
+    assert_eq!(written(experimental), [254, 4, 0xf9, 0x89]);
+    let cookie = FastOpen::cookie_of(&[1, 2, 3, 4, 5, 6]).unwrap();
+    assert_eq!(written(cookie), [34, 8, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(
+        written(cookie.with_experimental(true)),
+        [254, 10, 0xf9, 0x89, 1, 2, 3, 4, 5, 6, 1, 1]
+    );
+    // With all that a SYN has, the longest cookie just fits.
+    let options = Options {
+        maximum_segment_size: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some(Timestamps { value: 1, echo: 2 }),
+        ..Options::default()
+    }
+    .with_fast_open(FastOpen::cookie_of(&[9; 16]).map(|option| option.with_experimental(true)));
+    let (bytes, length) = options.bytes();
+    assert_eq!((length, options.len()), (40, 40));
+    assert_eq!(Options::parse(&bytes), options);
+}
+
+#[test]
+fn cookies_of_a_wrong_length_are_no_option() {
+    for length in [1, 2, 3, 5, 7, 15, 17, 18, 20] {
+        let mut bytes = vec![34, 2 + length as u8];
+        bytes.extend(core::iter::repeat_n(7, length));
+        assert_eq!(Options::parse(&bytes).fast_open(), None, "{length}");
+        assert_eq!(FastOpen::cookie_of(&bytes[2..]), None, "{length}");
+    }
+    // Another experiment.
+    assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open(), None);
+    assert_eq!(Options::parse(&[254, 2]).fast_open(), None);
+    // It does not undo what was said before.
+    let options = Options::parse(&[34, 2, 1, 1, 34, 3, 9]);
+    assert_eq!(options.fast_open(), Some(FastOpen::REQUEST));
+}
+
+#[test]
+fn options_of_a_wrong_length_are_skipped() {
+    // A length of zero would be read forever; one beyond the end, elsewhere.
+    for bad in [&[2, 0, 5, 180][..], &[2, 1], &[3, 9, 1], &[8]] {
+        assert_eq!(Options::parse(bad), Options::default(), "{bad:?}");
+    }
+    let options = Options::parse(&[2, 3, 9, 254, 4, 1, 2, 1, 3, 3, 20, 0, 2, 4, 5, 180]);
+    assert_eq!(options.window_scale, Some(20));
+    assert_eq!(options.maximum_segment_size, None);
+}
