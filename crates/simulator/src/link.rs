@@ -39,7 +39,7 @@ pub struct Impairment {
     pub thin: Option<Thin>,
     /// Nothing arrives for a while, now and then.
     pub pause: Option<Pause>,
-    /// Packets of more bytes vanish, and nobody is told: a path-MTU black hole.
+    /// Packets of more bytes vanish, and nobody reports it: a path-MTU black hole.
     pub mtu: Option<u32>,
 }
 
@@ -67,7 +67,7 @@ pub enum Loss {
         /// Of a loss in the bad state.
         loss_bad: f64,
         /// How long without a packet makes a step more; zero: none does, and a
-        /// burst waits for whoever is silent.
+        /// burst waits for the silent side.
         slot: Duration,
     },
     /// These, counted from zero as they enter the link.
@@ -122,7 +122,7 @@ pub struct Pause {
 /// What the ECN field of an IP header says (RFC 3168 §5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ecn {
-    /// Not-ECT: congestion can be told by dropping only.
+    /// Not-ECT: congestion can be signalled by dropping only.
     NotCapable,
     /// ECT(0) or ECT(1).
     Capable,

@@ -1,11 +1,11 @@
-//! A flow: two ends, and the application that talks between them.
+//! A flow: two hosts, and the application that talks between them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{self, Config, Connection, Info, Time};
 
-use super::end::{End, Wish};
+use super::host::{Goal, Host};
 use super::packet::Side;
 use super::stream::Stream;
 use super::{FlowId, LinkId};
@@ -70,9 +70,9 @@ pub struct Setup {
     pub application: Application,
     /// When it begins.
     pub start: Duration,
-    /// How both ends read.
+    /// How both hosts read.
     pub reading: Reading,
-    /// Bytes that may wait in front of each end's first link; what is more is
+    /// Bytes that may wait in front of each host's first link; what is more is
     /// refused, and tried again when half of it has left: a device's queue.
     pub device_queue: Option<u32>,
 }
@@ -87,13 +87,13 @@ pub struct Report {
     /// How long each exchange took, from its beginning (on a new connection,
     /// from the SYN) to the last byte read; of a bulk with an end, its one time.
     pub completions: Vec<Duration>,
-    /// Segments that both ends have sent again.
+    /// Segments that both hosts have sent again.
     pub retransmissions: u64,
-    /// Retransmission timeouts of both ends.
+    /// Retransmission timeouts of both hosts.
     pub timeouts: u64,
-    /// Times that both ends entered fast recovery.
+    /// Times that both hosts entered fast recovery.
     pub fast_recoveries: u64,
-    /// Segments that both ends have sent, bursts counted once.
+    /// Segments that both hosts have sent, bursts counted once.
     pub segments_sent: u64,
     /// Times that the device refused.
     pub refusals: u64,
@@ -107,7 +107,7 @@ pub struct Report {
 
 pub(super) struct Flow {
     pub(super) setup: Setup,
-    pub(super) ends: [End; 2],
+    pub(super) hosts: [Host; 2],
     pub(super) refusals: u64,
     id: FlowId,
     /// Connections so far.
@@ -124,11 +124,11 @@ pub(super) struct Flow {
 
 impl Flow {
     pub(super) fn new(id: FlowId, setup: Setup, random: &mut Random) -> Self {
-        let client = End::new(setup.client, false, random);
-        let server = End::new(setup.server, true, random);
+        let client = Host::new(setup.client, false, random);
+        let server = Host::new(setup.server, true, random);
         Self {
             next: Some(setup.start),
-            ends: [client, server],
+            hosts: [client, server],
             refusals: 0,
             id,
             setup,
@@ -166,7 +166,7 @@ impl Flow {
 
     /// When something is to be done, if nothing comes before.
     pub(super) fn wake(&self) -> Option<Duration> {
-        let [client, server] = &self.ends;
+        let [client, server] = &self.hosts;
         let dirty = client.dirty || server.dirty;
         let waits = [
             client.wake,
@@ -188,7 +188,7 @@ impl Flow {
             self.setup.application,
             Application::Exchange { keep: true, .. }
         );
-        let [client, server] = &mut self.ends;
+        let [client, server] = &mut self.hosts;
         client.dirty = true;
         if keeps && client.connection.is_some() {
             self.asked += 1;
@@ -203,18 +203,18 @@ impl Flow {
         let offset = random.bits() as u32;
         let addresses = self.addresses(Side::Client);
         let connection = Connection::connect(addresses, isn, offset, &self.setup.client, time);
-        let [client, _] = &mut self.ends;
+        let [client, _] = &mut self.hosts;
         client.connection = Some(connection);
     }
 
-    /// What the application wants of an end, given what it has read.
-    pub(super) fn wish(&self, side: Side) -> Wish {
-        let end = &self.ends[side as usize];
+    /// What the application wants of a host, given what it has read.
+    pub(super) fn goal(&self, side: Side) -> Goal {
+        let host = &self.hosts[side as usize];
         let (written, close) = match (self.setup.application, side) {
             (Application::Bulk { bytes }, Side::Client) => {
                 (bytes.unwrap_or(u64::MAX), bytes.is_some())
             }
-            (Application::Bulk { .. }, Side::Server) => (0, end.ended),
+            (Application::Bulk { .. }, Side::Server) => (0, host.ended),
             (
                 Application::Exchange {
                     request,
@@ -225,7 +225,7 @@ impl Flow {
                 Side::Client,
             ) => {
                 let last = keep && self.completions.len() as u64 >= u64::from(count);
-                (request * self.asked, end.ended || last)
+                (request * self.asked, host.ended || last)
             }
             (
                 Application::Exchange {
@@ -236,16 +236,16 @@ impl Flow {
                 },
                 Side::Server,
             ) => {
-                let answers = end.read / request.max(1);
-                (response * answers, end.ended || !keep && answers > 0)
+                let answers = host.read / request.max(1);
+                (response * answers, host.ended || !keep && answers > 0)
             }
         };
-        Wish { written, close }
+        Goal { written, close }
     }
 
     /// Notes what is complete, and what comes next.
     pub(super) fn advance(&mut self, now: Duration) {
-        let [client, server] = &self.ends;
+        let [client, server] = &self.hosts;
         let over = client.is_over() && server.is_over();
         match self.setup.application {
             Application::Bulk { .. } => {
@@ -279,9 +279,9 @@ impl Flow {
         }
         if self.done {
             // Nothing that is left to these connections matters.
-            for end in &mut self.ends {
-                end.wake = None;
-                end.dirty = false;
+            for host in &mut self.hosts {
+                host.wake = None;
+                host.dirty = false;
             }
         }
     }
@@ -296,14 +296,14 @@ impl Flow {
     }
 
     pub(super) fn report(&self) -> Report {
-        let [client, server] = &self.ends;
+        let [client, server] = &self.hosts;
         let mut totals = client.totals;
         totals.retransmissions += server.totals.retransmissions;
         totals.timeouts += server.totals.timeouts;
         totals.fast_recoveries += server.totals.fast_recoveries;
         totals.segments_sent += server.totals.segments_sent;
-        let [first, second] = [client, server].map(|end| {
-            let info = end.connection.as_ref().map(Connection::info);
+        let [first, second] = [client, server].map(|host| {
+            let info = host.connection.as_ref().map(Connection::info);
             if let Some(info) = &info {
                 totals.add(info);
             }

@@ -1,18 +1,18 @@
 //! Hosts on links, and a clock that jumps from event to event.
 //!
 //! ```text
-//! Application ─► End (engine) ─► cut ─► Link ─► Link ─► … ─► End (engine) ─► Application
+//! Application ─► Host (engine) ─► cut ─► Link ─► Link ─► … ─► Host (engine) ─► Application
 //!  what to       Connection,     as a   one route for         what was read is
 //!  write, read   Listener       device  each direction        compared byte by byte
 //! ```
 //!
 //! Everything is processed in one order, that of time and then of creation, and
 //! every draw comes from the network's seed: the same seed has the same outcome.
-//! What arrives at an end at the same instant is given to it together, as a
+//! What arrives at a host at the same instant is given to it together, as a
 //! device does.
 
-mod end;
 mod flow;
+mod host;
 mod packet;
 mod stream;
 mod trace;
@@ -27,8 +27,8 @@ pub use trace::TraceEntry;
 
 use crate::link::{Counters, Ecn, Impairment, Link};
 use crate::random::Random;
-use end::Trouble;
 use flow::Flow;
+use host::HostError;
 use packet::{Packet, Side};
 
 /// What the engines' clock shows when a network's shows zero.
@@ -61,7 +61,7 @@ pub enum Failure {
         flow: FlowId,
         /// When.
         at: Duration,
-        /// What its application was told.
+        /// What its application got.
         error: Errno,
     },
     /// An engine asks for output or a timeout at once, again and again.
@@ -135,7 +135,7 @@ impl Network {
         }
     }
 
-    /// Notes from now on every segment that an end sends or receives.
+    /// Notes from now on every segment that a host sends or receives.
     pub fn trace(&mut self) {
         self.trace_entries = Some(Vec::new());
     }
@@ -230,7 +230,7 @@ impl Network {
         }
     }
 
-    /// Sends a packet onto the next link of its route, or to its end.
+    /// Sends a packet onto the next link of its route, or to its host.
     fn forward(&mut self, mut packet: Packet) {
         if packet.hops == 0 {
             self.see(&packet, false);
@@ -273,7 +273,7 @@ impl Network {
             traffic_class: packet.traffic_class,
         };
         let outbox = &mut self.outbox;
-        flow.ends[to as usize].input(&segment, EPOCH + self.now, packet.flow, &mut |answer| {
+        flow.hosts[to as usize].input(&segment, EPOCH + self.now, packet.flow, &mut |answer| {
             outbox.push(answer);
         });
         self.send_outbox();
@@ -296,40 +296,40 @@ impl Network {
         }
         flow.begin(now, time, &mut self.random);
         let failure = |trouble| match trouble {
-            Trouble::Corrupt => Failure::Corrupt { flow: id, at: now },
-            Trouble::Failed(error) => Failure::Connection {
+            HostError::Corrupt => Failure::Corrupt { flow: id, at: now },
+            HostError::Failed(error) => Failure::Connection {
                 flow: id,
                 at: now,
                 error,
             },
-            Trouble::Stuck => Failure::Stuck { at: now },
+            HostError::Stuck => Failure::Stuck { at: now },
         };
         for side in Side::BOTH {
             let flow = &mut self.flows[index];
-            let end = &mut flow.ends[side as usize];
-            if !end.dirty && end.wake.is_none_or(|at| at > now) {
+            let host = &mut flow.hosts[side as usize];
+            if !host.dirty && host.wake.is_none_or(|at| at > now) {
                 continue;
             }
             let outbox = &mut self.outbox;
-            end.expire(time, id, &mut |packet| outbox.push(packet));
-            end.blocked = end.blocked.filter(|&at| at > now);
-            end.receive(now, flow.setup.reading).map_err(failure)?;
+            host.expire(time, id, &mut |packet| outbox.push(packet));
+            host.blocked = host.blocked.filter(|&at| at > now);
+            host.receive(now, flow.setup.reading).map_err(failure)?;
             flow.advance(now);
-            let wish = flow.wish(side);
-            let end = &mut flow.ends[side as usize];
-            end.transmit(wish, time).map_err(failure)?;
-            if end.blocked.is_none() {
+            let goal = flow.goal(side);
+            let host = &mut flow.hosts[side as usize];
+            host.transmit(goal, time).map_err(failure)?;
+            if host.blocked.is_none() {
                 self.output(index, side).map_err(failure)?;
             }
             self.send_outbox();
             let flow = &mut self.flows[index];
-            flow.ends[side as usize].plan(now, EPOCH);
+            flow.hosts[side as usize].plan(now, EPOCH);
             flow.advance(now);
         }
         Ok(())
     }
 
-    fn output(&mut self, index: usize, side: Side) -> Result<(), Trouble> {
+    fn output(&mut self, index: usize, side: Side) -> Result<(), HostError> {
         let (now, time, id) = (self.now, EPOCH + self.now, FlowId(index));
         let flow = &mut self.flows[index];
         let route = match side {
@@ -342,8 +342,8 @@ impl Network {
             _ => None,
         };
         let outbox = &mut self.outbox;
-        let end = &mut flow.ends[side as usize];
-        let sent = end.output(time, id, side, room, &mut |packet| outbox.push(packet))?;
+        let host = &mut flow.hosts[side as usize];
+        let sent = host.output(time, id, side, room, &mut |packet| outbox.push(packet))?;
         if sent {
             return Ok(());
         }
@@ -357,7 +357,7 @@ impl Network {
         let first = route.first().and_then(|link| self.links.get(link.0));
         let wait = first.map(|link| link.queueing_delay(now) / 2);
         let wait = wait.unwrap_or_default().max(Duration::from_micros(1));
-        flow.ends[side as usize].blocked = Some(now + wait);
+        flow.hosts[side as usize].blocked = Some(now + wait);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use tidewall_wire::tcp::{Flags, Header};
 
 use super::FlowId;
 
-/// A segment that was seen at one of its ends.
+/// A segment that was seen at its sender or its receiver.
 #[derive(Clone, Debug)]
 pub struct TraceEntry {
     /// When.

@@ -1,4 +1,4 @@
-//! One end of a flow: the engine, and reading and writing above it.
+//! One host of a flow: the engine, and reading and writing above it.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use super::stream::Stream;
 use super::{FlowId, Reading};
 use crate::random::Random;
 
-/// What the application above an end wants of it.
+/// What the application above a host wants of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct Goal {
     /// Bytes to have written since the connection began.
     pub(super) written: u64,
     /// To close once they are.
     pub(super) close: bool,
 }
 
-/// What can go wrong at an end.
+/// What can go wrong at a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Trouble {
+pub(super) enum HostError {
     /// Bytes came that were not sent, or not there.
     Corrupt,
     /// The connection failed.
@@ -32,7 +32,7 @@ pub(super) enum Trouble {
     Stuck,
 }
 
-/// Counts of the connections that an end has had.
+/// Counts of the connections that a host has had.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Totals {
     pub(super) retransmissions: u64,
@@ -50,7 +50,7 @@ impl Totals {
     }
 }
 
-pub(super) struct End {
+pub(super) struct Host {
     pub(super) config: Config,
     /// The server's.
     listener: Option<Listener>,
@@ -66,7 +66,7 @@ pub(super) struct End {
     next_read: Duration,
     /// The device has no room until then.
     pub(super) blocked: Option<Duration>,
-    /// When this end must be looked at, if nothing comes before.
+    /// When this host must be looked at, if nothing comes before.
     pub(super) wake: Option<Duration>,
     /// Something came.
     pub(super) dirty: bool,
@@ -75,7 +75,7 @@ pub(super) struct End {
     pub(super) read_before: u64,
 }
 
-impl End {
+impl Host {
     pub(super) fn new(config: Config, listens: bool, random: &mut Random) -> Self {
         let mut key = || {
             let halves = [random.bits().to_ne_bytes(), random.bits().to_ne_bytes()];
@@ -175,19 +175,19 @@ impl End {
     }
 
     /// Reads what there is and may be read.
-    pub(super) fn receive(&mut self, now: Duration, reading: Reading) -> Result<(), Trouble> {
+    pub(super) fn receive(&mut self, now: Duration, reading: Reading) -> Result<(), HostError> {
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
         if let Some(error) = connection.take_error() {
-            return Err(Trouble::Failed(error));
+            return Err(HostError::Failed(error));
         }
         while now >= self.next_read {
             let mut length = 0;
             for piece in connection.received() {
                 let piece = &piece[..piece.len().min(reading.at_once - length)];
                 if !self.incoming.matches(self.read + length as u64, piece) {
-                    return Err(Trouble::Corrupt);
+                    return Err(HostError::Corrupt);
                 }
                 length += piece.len();
             }
@@ -204,26 +204,26 @@ impl End {
     }
 
     /// Writes what is to be written and fits, and closes after it.
-    pub(super) fn transmit(&mut self, wish: Wish, time: Time) -> Result<(), Trouble> {
+    pub(super) fn transmit(&mut self, goal: Goal, time: Time) -> Result<(), HostError> {
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
-        while self.written < wish.written {
-            let bytes = self.outgoing.at(self.written, wish.written - self.written);
+        while self.written < goal.written {
+            let bytes = self.outgoing.at(self.written, goal.written - self.written);
             match connection.write(bytes) {
                 Ok(length) => self.written += length as u64,
                 Err(Errno::AGAIN) => break,
-                Err(error) => return Err(Trouble::Failed(error)),
+                Err(error) => return Err(HostError::Failed(error)),
             }
         }
         let open = matches!(
             connection.state(),
             State::Established | State::CloseWait | State::SynReceived
         );
-        if wish.close && !self.closed && open && self.written == wish.written {
+        if goal.close && !self.closed && open && self.written == goal.written {
             self.closed = true;
             if let Err(error) = connection.shutdown(Shutdown::Write, time) {
-                return Err(Trouble::Failed(error));
+                return Err(HostError::Failed(error));
             }
         }
         Ok(())
@@ -238,7 +238,7 @@ impl End {
         side: Side,
         mut room: Option<u64>,
         emit: &mut dyn FnMut(Packet),
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, HostError> {
         let Some(connection) = &mut self.connection else {
             return Ok(true);
         };
@@ -259,7 +259,7 @@ impl End {
             true
         });
         if !refused && connection.wants_output() {
-            return Err(Trouble::Stuck);
+            return Err(HostError::Stuck);
         }
         Ok(!refused)
     }
