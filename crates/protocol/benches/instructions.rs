@@ -20,7 +20,7 @@ const SCENARIOS: [Scenario; 4] = [
     ("bulk, a segment of 1448 bytes", bulk),
     ("request and response, an exchange", exchange),
     ("bulk with offload, 64 KiB", offload),
-    ("a byte beyond a hole, one in two", crumbs),
+    ("a byte beyond a hole, one in two", small_ranges),
 ];
 
 const WIRE: InputOptions = InputOptions {
@@ -177,12 +177,12 @@ fn exchange(counter: &mut Counter) {
 
 /// What a hostile peer can have done: a thousand bytes, each beyond a hole of one,
 /// the last of them first.
-fn crumbs(counter: &mut Counter) {
-    const CRUMBS: u32 = 1000;
+fn small_ranges(counter: &mut Counter) {
+    const RANGES: u32 = 1000;
     let mut pair = Pair::new(&Config::default());
     let end = &mut pair.ends[1];
-    let filling = [7; 2 * CRUMBS as usize];
-    let mut buffer = [0; 2 * CRUMBS as usize];
+    let filling = [7; 2 * RANGES as usize];
+    let mut buffer = [0; 2 * RANGES as usize];
     let mut sequence = 1001u32;
     let now = pair.now;
     while counter.next_round() {
@@ -204,9 +204,9 @@ fn crumbs(counter: &mut Counter) {
             payload: &[7],
             traffic_class: 0,
         };
-        counter.count(CRUMBS as usize, || {
-            for crumb in (0..CRUMBS).rev() {
-                segment.header.sequence = sequence.wrapping_add(2 * crumb + 1);
+        counter.count(RANGES as usize, || {
+            for range in (0..RANGES).rev() {
+                segment.header.sequence = sequence.wrapping_add(2 * range + 1);
                 end.input(&segment, now);
             }
         });
@@ -214,7 +214,7 @@ fn crumbs(counter: &mut Counter) {
         segment.payload = &filling;
         end.input(&segment, now);
         end.output(now, &mut |_| true);
-        sequence = sequence.wrapping_add(2 * CRUMBS);
+        sequence = sequence.wrapping_add(2 * RANGES);
         assert_eq!(end.read(&mut buffer), Ok(filling.len()));
         end.output(now, &mut |_| true);
     }

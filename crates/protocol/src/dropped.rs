@@ -85,7 +85,7 @@ causes! {
     TcpUnsendable = "tcp-unsendable",
     /// The ICMP checksum is wrong.
     IcmpChecksum = "icmp-checksum",
-    /// An ICMP message that tells a socket nothing.
+    /// An ICMP message that means nothing to a socket.
     IcmpIgnored = "icmp-ignored",
     /// An ICMP error that quotes too little, or nothing that parses.
     IcmpQuote = "icmp-quote",

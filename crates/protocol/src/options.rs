@@ -1,4 +1,4 @@
-//! What engines are told about the link.
+//! What engines know about the link.
 
 /// What the caller knows about the link a packet came over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! The tables follow Linux's `icmp_err_convert`, `icmpv6_err_convert`,
 //! `__udp4_lib_err` and `__udp6_lib_err`. Anyone can forge an ICMP error
-//! (RFC 5927): what comes out here may be told to the owner of the flow, and may
+//! (RFC 5927): what comes out here may be reported to the owner of the flow, and may
 //! lower a path MTU, but may never end anything.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -67,7 +67,7 @@ pub struct FlowError {
     pub remote: SocketAddr,
     /// The errno for a socket, as Linux has it.
     pub errno: i32,
-    /// Linux's "fatal": told to a connected socket. A soft error is told only
+    /// Linux's "fatal": reported to a connected socket. A soft error is reported only
     /// to one that asked (`IP_RECVERR`); see [`FlowError::is_reported`].
     pub hard: bool,
     /// The path MTU in bytes, where the error is about size and names one; at
@@ -85,7 +85,7 @@ pub struct FlowError {
 }
 
 impl FlowError {
-    /// Whether a Linux UDP socket would tell its application: one with
+    /// Whether a Linux UDP socket would report it: one with
     /// `IP_RECVERR` all errors, another only hard ones and only when connected.
     #[must_use]
     pub const fn is_reported(&self, connected: bool, receive_errors: bool) -> bool {

@@ -5,9 +5,9 @@
 use super::congestion::Acknowledged;
 use super::connection::Connection;
 use super::rack::DUPLICATES;
-use super::recovery::{Phase, Recovery};
+use super::recovery::{CaState, Recovery};
 use super::ring::KEEP_ABOVE;
-use super::scoreboard::{AGAIN, EVER, SACKED};
+use super::scoreboard::{EVER_RETRANSMITTED, RETRANSMITTED, SACKED};
 use super::tail_probe::TailProbe;
 use super::{Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, before};
@@ -15,40 +15,39 @@ use tidewall_wire::tcp::{Flags, Header, before};
 /// The oldest echo of a timestamp that is believed, in milliseconds.
 const ECHO_MAX: u32 = 120_000;
 
-/// What an acknowledgment has told.
+/// What an acknowledgment says.
 #[derive(Default)]
 pub(super) struct Feedback {
-    /// SND.UNA before it.
-    pub(super) first: u32,
+    pub(super) prior_una: u32,
     /// It moved SND.UNA.
     pub(super) advanced: bool,
     /// It carried neither data nor another window.
     pub(super) plain: bool,
     /// It is a duplicate acknowledgment (RFC 5681 §2).
     pub(super) duplicate: bool,
-    /// The network has marked what it answers (an echo of RFC 3168).
-    pub(super) congestion: bool,
+    /// It has the ECE flag, and ECN is in use.
+    pub(super) ece: bool,
     /// Bytes newly acknowledged, selectively or not.
     pub(super) delivered: u32,
     /// Some of them selectively.
     pub(super) sacked: bool,
-    /// It tells of something that arrived twice (RFC 2883).
-    pub(super) twice: bool,
-    /// That was the tail-loss probe.
-    pub(super) probe_twice: bool,
-    /// Some of what was in flight when recovery began has arrived, and was never
-    /// sent again.
-    pub(super) original: bool,
-    /// Some of what is acknowledged was sent again.
-    pub(super) resent: bool,
-    /// What is now first in flight was selectively acknowledged.
+    /// It has a D-SACK (RFC 2883).
+    pub(super) dsack: bool,
+    /// The D-SACK is of the tail-loss probe.
+    pub(super) probe_dsack: bool,
+    /// It covers data in flight when recovery began that was never retransmitted
+    /// (Linux `FLAG_ORIG_SACK_ACKED`).
+    pub(super) orig_acked: bool,
+    /// Some of what it acknowledges was retransmitted.
+    pub(super) retrans_acked: bool,
+    /// SND.UNA is now in a SACKed range: the receiver may have reneged.
     pub(super) reneged: bool,
     /// The echo of our timestamp.
     pub(super) echo: Option<u32>,
     /// Bytes found lost.
     pub(super) lost: u32,
-    /// Some of them had been sent again.
-    pub(super) lost_again: bool,
+    /// Some of them had been retransmitted.
+    pub(super) lost_retrans: bool,
     /// The retransmission timer starts anew.
     pub(super) restarts_timer: bool,
     /// Where the first arrived out of order.
@@ -82,51 +81,46 @@ impl Connection {
     #[inline]
     pub(super) fn acknowledge(&mut self, header: &Header, plain: bool, now: Time) -> bool {
         let acknowledgment = header.acknowledgment;
-        if before(self.send.next, acknowledgment) {
+        if before(self.send.nxt, acknowledgment) {
             // Of what was never sent.
             self.challenge(now);
             return false;
         }
         self.more = false;
-        let first = self.send.first;
-        let tells = self.sack && !header.options.sack.is_empty();
-        let marked = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
+        let first = self.send.una;
+        let has_sack = self.sack && !header.options.sack.is_empty();
+        let ece = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
         if before(acknowledgment, first) {
             // RFC 5961 §5.2: one that is older than any window is an attack.
-            if first.wrapping_sub(acknowledgment) > self.send.window_max {
+            if first.wrapping_sub(acknowledgment) > self.send.max_window {
                 self.challenge(now);
                 return false;
             }
-            if tells && first != self.send.next {
-                self.acknowledge_with_care(header, false, now);
+            if has_sack && first != self.send.nxt {
+                self.acknowledge_slow(header, false, now);
             }
             return true;
         }
-        let scale = if header.flags.contains(Flags::SYN) {
-            0
-        } else {
-            self.send.scale
-        };
-        let window = u32::from(header.window) << scale;
-        let (old_window, updates) = (self.send.window, window != self.send.window);
+        let window = self.scaled_window(header);
+        let (old_window, updates) = (self.send.wnd, window != self.send.wnd);
         let advances = acknowledgment != first;
-        if updates || advances || before(self.send.window_sequence, header.sequence) {
+        if updates || advances || before(self.send.wl1, header.sequence) {
             self.update_window(header, window);
         }
-        if tells || marked || !self.recovery.is_quiet() {
-            self.acknowledge_with_care(header, plain && !updates, now);
+        if has_sack || ece || !self.recovery.is_quiet() {
+            self.acknowledge_slow(header, plain && !updates, now);
         } else if advances {
-            self.acknowledge_in_order(header, now);
+            self.acknowledge_fast(header, now);
         } else if plain && !updates && !self.sack {
-            self.acknowledge_with_care(header, true, now);
+            self.acknowledge_slow(header, true, now);
         }
-        if self.notices.is_some() {
-            self.tell_acknowledged(now);
+        if self.error_queue.is_some() {
+            self.timestamp_acknowledged(now);
         }
-        if self.send.window > old_window {
+        if self.send.wnd > old_window {
             self.after_window_opened();
         }
-        if self.send.window == 0 {
+        if self.send.wnd == 0 {
             // The peer is there: what is sent to a closed window is no loss.
             self.send.retries = 0;
         }
@@ -136,24 +130,24 @@ impl Connection {
     /// All below `acknowledgment` has arrived: what does not depend on how.
     #[inline]
     fn advance(&mut self, acknowledgment: u32) -> u32 {
-        let bytes = acknowledgment.wrapping_sub(self.send.first);
-        self.send.first = acknowledgment;
+        let bytes = acknowledgment.wrapping_sub(self.send.una);
+        self.send.una = acknowledgment;
         if self.path.probe != 0 {
             self.path_probe_acknowledged();
         }
         let data = self.send.buffer.consume(bytes);
-        self.send.marks.acknowledge(acknowledgment);
+        self.send.push_marks.acknowledge(acknowledgment);
         let acknowledged = self.counters.bytes_acknowledged;
         self.counters.bytes_acknowledged = acknowledged.wrapping_add(data.into());
         self.send.retries = 0;
-        self.send.stalled = None;
+        self.send.stalled_since = None;
         self.soft_error = None;
         bytes
     }
 
-    /// New data is acknowledged, and nothing is doubtful.
+    /// The fast path: new data is acknowledged, and nothing is lost or reordered.
     #[inline]
-    fn acknowledge_in_order(&mut self, header: &Header, now: Time) {
+    fn acknowledge_fast(&mut self, header: &Header, now: Time) {
         let acknowledgment = header.acknowledgment;
         let bytes = self.advance(acknowledgment);
         let micros = microseconds(now);
@@ -163,7 +157,7 @@ impl Connection {
         board.acknowledge(acknowledgment, |piece| {
             first.get_or_insert(piece.sent);
             (last, end) = (piece.sent, piece.end);
-            marks |= piece.marks;
+            marks |= piece.flags;
         });
         let mut round_trip = None;
         if marks == 0
@@ -171,22 +165,22 @@ impl Connection {
         {
             let latest = micros.wrapping_sub(last);
             let oldest = micros.wrapping_sub(first);
-            self.round_trip.take_minimum(latest, now);
+            self.round_trip.update_min(latest, now);
             let least = self.config.timeout_min.micros();
-            let sequences = (acknowledgment, self.send.next);
+            let sequences = (acknowledgment, self.send.nxt);
             self.round_trip.sample(oldest, sequences, least);
-            rack.arrived((end, last), false, micros, 0);
+            rack.update((end, last), false, micros, 0);
             round_trip = Some(latest);
         }
         self.count_delivered(bytes);
         self.congestion.on_acknowledged(&Acknowledged {
             first: acknowledgment,
-            next: self.send.next,
+            next: self.send.nxt,
             bytes,
-            in_flight: self.send.flight,
-            limited: self.send.limited,
+            in_flight: self.send.max_in_flight,
+            limited: self.send.is_cwnd_limited,
             round_trip,
-            smoothed: self.round_trip.smoothed(),
+            srtt: self.round_trip.srtt(),
             now,
             mss: self.send.mss.into(),
         });
@@ -196,7 +190,7 @@ impl Connection {
 
     #[inline]
     fn release_when_empty(&mut self, now: Time) {
-        if self.send.first == self.send.next && self.send.buffer.len() == 0 {
+        if self.send.una == self.send.nxt && self.send.buffer.len() == 0 {
             self.end_busy(now);
             if self.send.buffer.capacity() > KEEP_ABOVE {
                 self.release_later(now);
@@ -204,20 +198,20 @@ impl Connection {
         }
     }
 
-    /// An acknowledgment while something is doubtful, or that makes it so.
+    /// The slow path: something is lost or reordered, or this shows that it is.
     #[cold]
-    fn acknowledge_with_care(&mut self, header: &Header, plain: bool, now: Time) {
+    fn acknowledge_slow(&mut self, header: &Header, plain: bool, now: Time) {
         let acknowledgment = header.acknowledgment;
-        let first = self.send.first;
-        if first == self.send.next {
-            self.acknowledge_nothing(header, plain, now);
+        let first = self.send.una;
+        if first == self.send.nxt {
+            self.acknowledge_idle(header, plain, now);
             return;
         }
         if self.recovery.probe == TailProbe::Due {
             self.recovery.probe = TailProbe::None;
         }
         let mut seen = self.feedback(header, plain);
-        let furthest = self.recovery.board.sacked_to();
+        let furthest = self.recovery.board.highest_sack();
         if before(first, acknowledgment) {
             seen.advanced = true;
             self.advance(acknowledgment);
@@ -227,16 +221,18 @@ impl Connection {
         }
         self.clear_acknowledged(&mut seen, furthest, now);
         let round_trip = self.measure(&mut seen, now);
-        let sequences = (self.send.first, self.send.next);
-        let counts = seen.twice && !seen.probe_twice && self.recovery.rack.reordered > 0;
-        self.recovery.rack.adapt(counts, sequences.0, sequences.1);
+        let sequences = (self.send.una, self.send.nxt);
+        let counts = seen.dsack && !seen.probe_dsack && self.recovery.rack.reord_seen > 0;
+        self.recovery
+            .rack
+            .update_reo_wnd(counts, sequences.0, sequences.1);
         self.judge_probe(acknowledgment, &seen);
-        seen.duplicate = plain && !seen.advanced && !seen.twice && !before(acknowledgment, first);
+        seen.duplicate = plain && !seen.advanced && !seen.dsack && !before(acknowledgment, first);
         let usual = (seen.advanced || !plain)
             && !seen.sacked
-            && !seen.twice
-            && !seen.congestion
-            && self.recovery.phase == Phase::Open;
+            && !seen.dsack
+            && !seen.ece
+            && self.recovery.ca_state == CaState::Open;
         if !usual {
             self.recover(&mut seen, now);
         }
@@ -247,14 +243,14 @@ impl Connection {
         self.release_when_empty(now);
     }
 
-    /// Nothing is in flight; yet a duplicate may show the last recovery, or probe,
-    /// to have been for nothing.
-    fn acknowledge_nothing(&mut self, header: &Header, plain: bool, now: Time) {
+    /// Nothing is in flight; yet a D-SACK may show the last recovery, or probe, to
+    /// have been spurious.
+    fn acknowledge_idle(&mut self, header: &Header, plain: bool, now: Time) {
         let mut seen = self.feedback(header, plain);
         if self.sack && !header.options.sack.is_empty() {
             self.take_sack(header, &mut seen, now);
         }
-        if seen.twice {
+        if seen.dsack {
             self.recover(&mut seen, now);
         }
         self.judge_probe(header.acknowledgment, &seen);
@@ -262,9 +258,9 @@ impl Connection {
 
     fn feedback(&self, header: &Header, plain: bool) -> Feedback {
         Feedback {
-            first: self.send.first,
+            prior_una: self.send.una,
             plain,
-            congestion: self.ecn.is_agreed() && header.flags.contains(Flags::ECE),
+            ece: self.ecn.is_agreed() && header.flags.contains(Flags::ECE),
             echo: header
                 .options
                 .timestamps
@@ -278,50 +274,50 @@ impl Connection {
     /// what is in flight are forged or old, and not taken.
     fn take_sack(&mut self, header: &Header, seen: &mut Feedback, now: Time) {
         let blocks = header.options.sack.as_slice();
-        let (first, next, mss) = (self.send.first, self.send.next, u32::from(self.send.mss));
-        let twice = self.take_duplicate_block(header, seen);
+        let (first, next, mss) = (self.send.una, self.send.nxt, u32::from(self.send.mss));
+        let dsack = self.take_duplicate_block(header, seen);
         let now = microseconds(now);
         let min = self.round_trip.min;
         let Recovery {
             board,
             rack,
-            end: recovery_end,
-            sacked_segments,
+            high_seq,
+            sacked_out,
             ..
         } = &mut self.recovery;
-        let furthest = board.sacked_to();
+        let furthest = board.highest_sack();
         for (index, &(start, end)) in blocks.iter().enumerate() {
             if !before(start, end) || !before(first, start) || before(next, end) {
                 continue;
             }
-            if twice && index == 0 {
-                board.arrived_twice(start, end);
+            if dsack && index == 0 {
+                board.dsack(start, end);
             }
             board.sack((start, end), mss, |piece| {
                 seen.sacked = true;
                 seen.delivered = seen.delivered.saturating_add(piece.len());
-                *sacked_segments = sacked_segments.saturating_add(piece.len().div_ceil(mss));
-                let again = piece.has(AGAIN | EVER);
-                rack.arrived((piece.end, piece.sent), again, now, min);
-                if !again {
+                *sacked_out = sacked_out.saturating_add(piece.len().div_ceil(mss));
+                let retransmitted = piece.has(RETRANSMITTED | EVER_RETRANSMITTED);
+                rack.update((piece.end, piece.sent), retransmitted, now, min);
+                if !retransmitted {
                     if before(piece.start, furthest) {
                         seen.arrived_late(piece.start);
                     }
-                    seen.original |= before(piece.start, *recovery_end);
+                    seen.orig_acked |= before(piece.start, *high_seq);
                     extend(&mut seen.sacked_times, piece.sent);
                 }
             });
         }
         if let Some(sequence) = seen.reordered
-            && (self.recovery.phase != Phase::Loss || self.recovery.undo.marker.is_some())
+            && (self.recovery.ca_state != CaState::Loss || self.recovery.undo.marker.is_some())
         {
             self.note_reordering(sequence);
         }
         seen.reordered = None;
     }
 
-    /// The first block may tell of something that arrived twice (RFC 2883 §4):
-    /// below the acknowledgment, or within the second block.
+    /// The first block is a D-SACK (RFC 2883 §4) if it lies below the acknowledgment,
+    /// or within the second block.
     fn take_duplicate_block(&mut self, header: &Header, seen: &mut Feedback) -> bool {
         let blocks = header.options.sack.as_slice();
         let Some(&(start, end)) = blocks.first() else {
@@ -335,23 +331,23 @@ impl Connection {
         }
         let length = end.wrapping_sub(start);
         let mss = u32::from(self.send.mss);
-        if length == 0 || length > self.send.window_max {
+        if length == 0 || length > self.send.max_window {
             return false;
         }
         let segments = length.div_ceil(mss);
         if segments == 1
             && let TailProbe::Sent { end: probed, .. } = self.recovery.probe
         {
-            seen.probe_twice = probed == end;
+            seen.probe_dsack = probed == end;
         }
-        self.counters.duplicates_told = self.counters.duplicates_told.wrapping_add(segments);
-        if self.counters.duplicates_told > self.counters.retransmissions {
+        self.counters.dsack_duplicates = self.counters.dsack_duplicates.wrapping_add(segments);
+        if self.counters.dsack_duplicates > self.counters.retransmissions {
             // The network has made copies.
             return false;
         }
-        seen.twice = true;
+        seen.dsack = true;
         seen.delivered = seen.delivered.saturating_add(length);
-        self.recovery.undo.explained(segments, end);
+        self.recovery.undo.count_dsack(segments, end);
         true
     }
 
@@ -361,7 +357,7 @@ impl Connection {
             return;
         }
         seen.restarts_timer = true;
-        let acknowledgment = self.send.first;
+        let acknowledgment = self.send.una;
         let clock = timestamp(now, self.timestamp_offset);
         let micros = microseconds(now);
         let min = self.round_trip.min;
@@ -370,67 +366,68 @@ impl Connection {
         let Recovery {
             board,
             rack,
-            end: recovery_end,
+            high_seq,
             ..
         } = &mut self.recovery;
         let mut bytes = 0u32;
         board.acknowledge(acknowledgment, |piece| {
             bytes = bytes.saturating_add(piece.len());
-            let again = piece.has(AGAIN | EVER);
-            if again {
-                seen.resent = true;
+            let retransmitted = piece.has(RETRANSMITTED | EVER_RETRANSMITTED);
+            if retransmitted {
+                seen.retrans_acked = true;
             } else if !piece.has(SACKED) {
                 extend(&mut seen.acknowledged_times, piece.sent);
                 if before(piece.start, furthest) {
                     seen.arrived_late(piece.start);
                 }
-                seen.original |= before(piece.start, *recovery_end);
+                seen.orig_acked |= before(piece.start, *high_seq);
             }
             if piece.has(SACKED) || !sack {
                 return;
             }
             seen.delivered = seen.delivered.saturating_add(piece.len());
-            // What left before it was sent again says nothing of that.
+            // An echo from before the retransmission acknowledges the original.
             let age = micros.wrapping_sub(piece.sent) / 1000;
-            let stale = again && echo.is_some_and(|echo| before(echo, clock.wrapping_sub(age)));
+            let stale =
+                retransmitted && echo.is_some_and(|echo| before(echo, clock.wrapping_sub(age)));
             if !stale {
-                rack.arrived((piece.end, piece.sent), again, micros, min);
+                rack.update((piece.end, piece.sent), retransmitted, micros, min);
             }
         });
         seen.reneged = board.head().is_some_and(|head| head.has(SACKED));
         if !sack {
-            self.clear_presumed(bytes, seen);
+            self.remove_reno_sacks(bytes, seen);
             return;
         }
         let left = self.recovery.board.sacked();
         if left < sacked {
-            let share = u64::from(self.recovery.sacked_segments) * u64::from(left);
-            self.recovery.sacked_segments = share.div_ceil(sacked.into()) as u32;
+            let share = u64::from(self.recovery.sacked_out) * u64::from(left);
+            self.recovery.sacked_out = share.div_ceil(sacked.into()) as u32;
         }
         if let Some(sequence) = seen.reordered
             && before(sequence, furthest)
         {
-            // A hole was filled by what was never sent again.
+            // A hole was filled by an original.
             let mss = self.send.mss.into();
             let distance = furthest.wrapping_sub(sequence);
-            self.recovery.rack.saw_reordering(distance, mss);
+            self.recovery.rack.note_reordering_degree(distance, mss);
         }
     }
 
-    /// Without SACK: one acknowledgment fills a hole, and what is presumed to have
-    /// arrived beyond it is acknowledged with it.
-    fn clear_presumed(&mut self, bytes: u32, seen: &mut Feedback) {
-        if seen.resent {
-            // Progress may be due to what was sent again.
-            seen.original = false;
+    /// Without SACK: one acknowledgment fills a hole, and covers what duplicate
+    /// acknowledgments counted beyond it (Linux `tcp_remove_reno_sacks`).
+    fn remove_reno_sacks(&mut self, bytes: u32, seen: &mut Feedback) {
+        if seen.retrans_acked {
+            // Progress may be due to the retransmission.
+            seen.orig_acked = false;
         }
         let mss = u32::from(self.send.mss);
-        let presumed = self.recovery.board.sacked();
-        let news = bytes.saturating_sub(presumed).max(mss).min(bytes);
-        seen.delivered = seen.delivered.saturating_add(news);
+        let reno_sacked = self.recovery.board.sacked();
+        let newly = bytes.saturating_sub(reno_sacked).max(mss).min(bytes);
+        seen.delivered = seen.delivered.saturating_add(newly);
         let segments = bytes.div_ceil(mss).saturating_sub(1);
-        let left = self.recovery.sacked_segments.saturating_sub(segments);
-        self.presume_arrived(left);
+        let left = self.recovery.sacked_out.saturating_sub(segments);
+        self.set_reno_sacks(left);
     }
 
     /// A measurement of the round trip (RFC 6298 §3, RFC 7323 §4): from what was
@@ -441,7 +438,7 @@ impl Connection {
         let mut latest = None;
         let mut oldest = None;
         if let Some((first, last)) = seen.acknowledged_times
-            && !seen.resent
+            && !seen.retrans_acked
         {
             oldest = Some(micros.wrapping_sub(first));
             latest = Some(micros.wrapping_sub(last));
@@ -473,9 +470,9 @@ impl Connection {
             }
         }
         let (oldest, latest) = (oldest?, latest?);
-        self.round_trip.take_minimum(latest, now);
+        self.round_trip.update_min(latest, now);
         let least = self.config.timeout_min.micros();
-        let sequences = (self.send.first, self.send.next);
+        let sequences = (self.send.una, self.send.nxt);
         self.round_trip.sample(oldest, sequences, least);
         Some(latest)
     }
@@ -499,24 +496,34 @@ impl Connection {
             return;
         }
         self.congestion.on_acknowledged(&Acknowledged {
-            first: self.send.first,
-            next: self.send.next,
+            first: self.send.una,
+            next: self.send.nxt,
             bytes: seen.delivered,
-            in_flight: self.send.flight,
-            limited: self.send.limited,
+            in_flight: self.send.max_in_flight,
+            limited: self.send.is_cwnd_limited,
             round_trip,
-            smoothed: self.round_trip.smoothed(),
+            srtt: self.round_trip.srtt(),
             now,
             mss: self.send.mss.into(),
         });
     }
 
+    /// The window of a segment; that of a SYN is never scaled (RFC 7323 §2.2).
+    #[inline(always)]
+    pub(super) fn scaled_window(&self, header: &Header) -> u32 {
+        let scale = if header.flags.contains(Flags::SYN) {
+            0
+        } else {
+            self.send.wscale
+        };
+        u32::from(header.window) << scale
+    }
+
     /// SND.WL1 and SND.WL2 keep old segments from updating the window.
     #[inline]
     fn update_window(&mut self, header: &Header, window: u32) {
-        let newer = before(self.send.window_sequence, header.sequence)
-            || self.send.window_sequence == header.sequence
-                && !before(header.acknowledgment, self.send.window_acknowledgment);
+        let newer = before(self.send.wl1, header.sequence)
+            || self.send.wl1 == header.sequence && !before(header.acknowledgment, self.send.wl2);
         if newer {
             self.take_window(header.sequence, header.acknowledgment, window);
         }
@@ -524,29 +531,29 @@ impl Connection {
 
     /// The peer takes more than it did.
     fn after_window_opened(&mut self) {
-        if !self.orphan && self.send.first == self.send.next && self.unsent() > 0 {
+        if !self.orphan && self.send.una == self.send.nxt && self.unsent() > 0 {
             // The end of a persist state; output starts a new one if need be.
             self.timers.stop(super::timers::Timer::Retransmit);
             self.round_trip.backoff = 0;
-            self.send.stalled = None;
+            self.send.stalled_since = None;
         }
     }
 
     /// The largest window seen also bounds the segments of a peer that takes little.
     #[cold]
     fn grow_window_max(&mut self, window: u32) {
-        let before = std::mem::replace(&mut self.send.window_max, window);
+        let before = std::mem::replace(&mut self.send.max_window, window);
         if before / 2 < self.config.mss.into() {
             self.update_mss();
         }
     }
 
     pub(super) fn take_window(&mut self, sequence: u32, acknowledgment: u32, window: u32) {
-        self.send.window = window;
-        if window > self.send.window_max {
+        self.send.wnd = window;
+        if window > self.send.max_window {
             self.grow_window_max(window);
         }
-        self.send.window_sequence = sequence;
-        self.send.window_acknowledgment = acknowledgment;
+        self.send.wl1 = sequence;
+        self.send.wl2 = acknowledgment;
     }
 }

@@ -13,7 +13,7 @@ pub struct SendFlags {
     pub more: bool,
     /// A record ends with the last byte (`MSG_EOR`): no segment carries bytes from
     /// before and after it, when they are sent again neither. It counts once all
-    /// bytes are taken. The peer is not told (TCP has no records), but it sees
+    /// bytes are taken. The peer does not know (TCP has no records), but it sees
     /// them in segments of their own as long as nobody in between puts segments
     /// together. Each record takes eight bytes of the send buffer until it is
     /// acknowledged.
@@ -53,7 +53,10 @@ impl Connection {
     /// Bytes of the send buffer in use.
     #[inline]
     fn held(&self) -> u32 {
-        self.send.buffer.len().wrapping_add(self.send.marks.space())
+        self.send
+            .buffer
+            .len()
+            .wrapping_add(self.send.push_marks.space())
     }
 
     #[inline]
@@ -79,8 +82,8 @@ impl Connection {
     pub fn consume(&mut self, bytes: usize) {
         let bytes = self.receive.assembler.consume(bytes);
         if bytes > 0 {
-            self.after_consuming(bytes);
-            if self.notices.is_some() {
+            self.after_read(bytes);
+            if self.error_queue.is_some() {
                 self.note_read();
             }
         }
@@ -112,7 +115,8 @@ impl Connection {
         if buffer.is_empty() {
             return Ok(0);
         }
-        // Linux leaves a reset that came after the end to whoever writes or asks.
+        // Linux reports a reset that came after the end to writers only, and as
+        // SO_ERROR.
         if self.receive.finished {
             return Ok(0);
         }
@@ -149,14 +153,14 @@ impl Connection {
     /// As [`Connection::write`].
     pub fn write_with(&mut self, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
         let taken = self.take(bytes)?;
-        let whole = taken == bytes.len();
-        self.more = flags.more && whole;
-        let record = flags.record && whole && taken > 0;
+        let complete = taken == bytes.len();
+        self.more = flags.more && complete;
+        let record = flags.record && complete && taken > 0;
         if taken > 0 && !self.more || record {
             self.push();
         }
         if record {
-            self.send.marks.end_record(self.send.written);
+            self.send.push_marks.end_record(self.send.write_seq);
         }
         Ok(taken)
     }
@@ -186,12 +190,12 @@ impl Connection {
         };
         let room = room as usize;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
-        self.starved = taken.len() < bytes.len();
+        self.no_space = taken.len() < bytes.len();
         if taken.is_empty() && !bytes.is_empty() {
             return Err(Errno::AGAIN);
         }
         self.send.buffer.push(taken);
-        self.send.written = self.send.written.wrapping_add(taken.len() as u32);
+        self.send.write_seq = self.send.write_seq.wrapping_add(taken.len() as u32);
         Ok(taken.len())
     }
 
@@ -209,11 +213,11 @@ impl Connection {
     /// What was written is pushed.
     #[inline]
     pub(super) fn push(&mut self) {
-        let (at, first, next) = (self.send.written, self.send.first, self.send.next);
-        self.send.marks.push(at, first, next);
+        let (at, first, next) = (self.send.write_seq, self.send.una, self.send.nxt);
+        self.send.push_marks.push(at, first, next);
     }
 
-    /// The state.
+    /// The state (RFC 9293 §3.3.2).
     #[must_use]
     pub fn state(&self) -> State {
         self.state
@@ -225,7 +229,7 @@ impl Connection {
         &self.flow
     }
 
-    /// What ended the connection, if it was not told yet (`SO_ERROR`).
+    /// What ended the connection, if it was not reported yet (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
@@ -254,7 +258,7 @@ impl Connection {
     pub fn is_idle(&self) -> bool {
         self.state == State::Established
             && !self.wants_output()
-            && self.send.first == self.send.next
+            && self.send.una == self.send.nxt
             && self.receive.assembler.capacity() == 0
             && self.send.buffer.capacity() == 0
             && !self.timers.is_running(Timer::Retransmit)

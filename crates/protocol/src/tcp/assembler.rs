@@ -1,11 +1,11 @@
 //! The receive buffer: a queue of what is in order, and apart from it what lies
-//! beyond holes ([`islands`](super::islands)).
+//! beyond holes ([`out_of_order`](super::out_of_order)).
 //!
 //! Memory is that of what has come: neither a segment at the far end of the window
-//! nor a thousand islands of one byte make more of the window resident.
+//! nor a thousand ranges of one byte make more of the window resident.
 
 use super::byte_queue::ByteQueue;
-use super::islands::{Bounds, Islands, Kept};
+use super::out_of_order::{Kept, OutOfOrderQueue, QueueLimits};
 use tidewall_wire::tcp::{SackBlocks, before};
 
 /// What a segment did.
@@ -26,13 +26,13 @@ pub(super) enum Inserted {
 /// What an [`Assembler`] may take; asked for only when that decides.
 pub(super) trait ReceiveLimits {
     /// What may be held beyond holes.
-    fn beyond(&self) -> Bounds;
+    fn beyond(&self) -> QueueLimits;
     /// Whether it may grow for so many bytes in order after those not read.
     fn in_order(&self, unread: u32, bytes: usize) -> bool;
 }
 
-impl ReceiveLimits for Bounds {
-    fn beyond(&self) -> Bounds {
+impl ReceiveLimits for QueueLimits {
+    fn beyond(&self) -> QueueLimits {
         *self
     }
 
@@ -52,25 +52,24 @@ pub(super) struct Assembler {
     disorder: Option<Box<Disorder>>,
 }
 
-/// What is out of order, and what the peer is to be told of it.
+/// What is out of order, and what is to be reported of it.
 #[derive(Default)]
 struct Disorder {
-    islands: Islands,
-    /// What has come again since the peer was last told of such (RFC 2883);
-    /// empty if nothing has.
-    copy: (u32, u32),
+    out_of_order: OutOfOrderQueue,
+    /// The duplicate that the next D-SACK reports (RFC 2883); empty if none.
+    duplicate: (u32, u32),
     /// Where the peer's FIN is, while it lies beyond a hole.
     fin: Option<u32>,
 }
 
 impl Disorder {
-    /// True while the peer is to be told that something has come again.
-    fn has_copy(&self) -> bool {
-        self.copy.0 != self.copy.1
+    /// True while a D-SACK is due.
+    fn has_duplicate(&self) -> bool {
+        self.duplicate.0 != self.duplicate.1
     }
 
-    fn is_over(&self) -> bool {
-        self.islands.is_empty() && !self.has_copy() && self.fin.is_none()
+    fn is_empty(&self) -> bool {
+        self.out_of_order.is_empty() && !self.has_duplicate() && self.fin.is_none()
     }
 }
 
@@ -96,21 +95,23 @@ impl Assembler {
     /// True when nothing waits beyond a hole.
     #[inline]
     pub(super) fn is_contiguous(&self) -> bool {
-        self.islands().is_none_or(Islands::is_empty)
+        self.out_of_order().is_none_or(OutOfOrderQueue::is_empty)
     }
 
     #[inline]
-    fn islands(&self) -> Option<&Islands> {
-        self.disorder.as_deref().map(|disorder| &disorder.islands)
+    fn out_of_order(&self) -> Option<&OutOfOrderQueue> {
+        self.disorder
+            .as_deref()
+            .map(|disorder| &disorder.out_of_order)
     }
 
     fn disorder(&mut self) -> &mut Disorder {
         self.disorder.get_or_insert_default()
     }
 
-    /// Gives back what notes disorder once there is none.
+    /// Frees [`Disorder`] once there is none.
     fn end_disorder(&mut self) {
-        if self.disorder.as_deref().is_some_and(Disorder::is_over) {
+        if self.disorder.as_deref().is_some_and(Disorder::is_empty) {
             self.disorder = None;
         }
     }
@@ -119,12 +120,12 @@ impl Assembler {
     /// touches the last note joins it, as long as both lie on one side of RCV.NXT:
     /// a block across it would mean nothing to the peer.
     #[cold]
-    pub(super) fn note_copy(&mut self, mut first: u32, mut end: u32) {
+    pub(super) fn note_duplicate(&mut self, mut first: u32, mut end: u32) {
         let expected = self.next;
         let beyond = before(expected, end);
         let disorder = self.disorder();
-        let (last_first, last_end) = disorder.copy;
-        if disorder.has_copy()
+        let (last_first, last_end) = disorder.duplicate;
+        if disorder.has_duplicate()
             && beyond == before(expected, last_end)
             && !before(end, last_first)
             && !before(last_end, first)
@@ -136,29 +137,29 @@ impl Assembler {
                 end = last_end;
             }
         }
-        disorder.copy = (first, end);
+        disorder.duplicate = (first, end);
         self.end_disorder();
     }
 
-    /// The peer was told.
+    /// The D-SACK was sent.
     #[inline]
-    pub(super) fn told(&mut self) {
+    pub(super) fn duplicate_reported(&mut self) {
         if self.disorder.is_some() {
-            self.restore_copy((0, 0));
+            self.restore_duplicate((0, 0));
         }
     }
 
-    /// The note, for [`freeze`](super::freeze).
-    pub(super) fn copy(&self) -> (u32, u32) {
+    /// The duplicate to report, for [`freeze`](super::freeze).
+    pub(super) fn duplicate(&self) -> (u32, u32) {
         self.disorder
             .as_deref()
-            .map_or((0, 0), |disorder| disorder.copy)
+            .map_or((0, 0), |disorder| disorder.duplicate)
     }
 
-    /// See [`Assembler::copy`].
+    /// See [`Assembler::duplicate`].
     #[cold]
-    pub(super) fn restore_copy(&mut self, copy: (u32, u32)) {
-        self.disorder().copy = copy;
+    pub(super) fn restore_duplicate(&mut self, duplicate: (u32, u32)) {
+        self.disorder().duplicate = duplicate;
         self.end_disorder();
     }
 
@@ -168,15 +169,15 @@ impl Assembler {
         self.end_disorder();
     }
 
-    /// True when there is something for a SACK option to tell.
+    /// True when a SACK option is due.
     #[inline]
-    pub(super) fn has_blocks(&self) -> bool {
+    pub(super) fn has_sack_blocks(&self) -> bool {
         self.disorder.is_some()
     }
 
     /// The end of what lies furthest beyond a hole, if anything does.
     pub(super) fn furthest(&self) -> Option<u32> {
-        self.islands()?.furthest()
+        self.out_of_order()?.furthest()
     }
 
     /// Takes bytes at `sequence`. The caller has cut off what lies outside the
@@ -192,7 +193,7 @@ impl Assembler {
         if overlaps {
             let old = self.next.wrapping_sub(sequence) as usize;
             let copied = bytes.len().min(old) as u32;
-            self.note_copy(sequence, sequence.wrapping_add(copied));
+            self.note_duplicate(sequence, sequence.wrapping_add(copied));
             bytes = bytes.get(old..).unwrap_or_default();
             sequence = self.next;
         }
@@ -214,39 +215,39 @@ impl Assembler {
         Inserted::InOrder(advanced)
     }
 
-    /// How far order reaches when `advanced` bytes have come in order; `told` when
-    /// a copy was noted for their segment already.
+    /// How far order reaches when `advanced` bytes have come in order; `noted` when
+    /// a duplicate was noted for their segment already.
     #[cold]
-    fn close_holes(&mut self, advanced: u32, told: bool) -> u32 {
+    fn close_holes(&mut self, advanced: u32, noted: bool) -> u32 {
         let mut reached = self.next.wrapping_add(advanced);
         let held = self
-            .islands()
-            .and_then(|islands| islands.first_held(self.next, reached));
-        if !told && let Some((first, end)) = held {
-            self.note_copy(first, end);
+            .out_of_order()
+            .and_then(|queue| queue.first_held(self.next, reached));
+        if !noted && let Some((first, end)) = held {
+            self.note_duplicate(first, end);
         }
         let Some(disorder) = self.disorder.as_deref_mut() else {
             return advanced;
         };
-        while let Some((first, mut island)) = disorder.islands.take_reached(reached) {
-            island.consume(reached.wrapping_sub(first));
-            reached = reached.wrapping_add(island.len());
-            self.data.append(island);
+        while let Some((first, mut range)) = disorder.out_of_order.take_reached(reached) {
+            range.consume(reached.wrapping_sub(first));
+            reached = reached.wrapping_add(range.len());
+            self.data.append(range);
         }
         self.end_disorder();
         reached.wrapping_sub(self.next)
     }
 
     #[cold]
-    fn insert_beyond(&mut self, sequence: u32, bytes: &[u8], bounds: Bounds) -> Inserted {
+    fn insert_beyond(&mut self, sequence: u32, bytes: &[u8], limits: QueueLimits) -> Inserted {
         let end = sequence.wrapping_add(bytes.len() as u32);
         let held = self
-            .islands()
-            .and_then(|islands| islands.first_held(sequence, end));
+            .out_of_order()
+            .and_then(|queue| queue.first_held(sequence, end));
         if let Some((first, end)) = held {
-            self.note_copy(first, end);
+            self.note_duplicate(first, end);
         }
-        let kept = self.disorder().islands.insert(sequence, bytes, bounds);
+        let kept = self.disorder().out_of_order.insert(sequence, bytes, limits);
         self.end_disorder();
         match kept {
             Kept::New => Inserted::Beyond,
@@ -262,17 +263,17 @@ impl Assembler {
         let Some(disorder) = self.disorder.as_deref() else {
             return blocks;
         };
-        if disorder.has_copy() {
-            blocks.push(disorder.copy.0, disorder.copy.1);
+        if disorder.has_duplicate() {
+            blocks.push(disorder.duplicate.0, disorder.duplicate.1);
         }
-        for (first, end) in disorder.islands.ranges().take(SackBlocks::MAX) {
+        for (first, end) in disorder.out_of_order.sack_ranges().take(SackBlocks::MAX) {
             let fin = disorder.fin == Some(end);
             if !blocks.push(first, end.wrapping_add(fin.into())) {
                 break;
             }
         }
         if let Some(fin) = disorder.fin
-            && disorder.islands.furthest() != Some(fin)
+            && disorder.out_of_order.furthest() != Some(fin)
         {
             blocks.push(fin, fin.wrapping_add(1));
         }
@@ -297,10 +298,10 @@ impl Assembler {
     /// Drops what lies beyond holes, and gives back what is not needed for the rest.
     pub(super) fn prune(&mut self) {
         if let Some(disorder) = self.disorder.as_deref_mut() {
-            disorder.islands = Islands::default();
-            if before(self.next, disorder.copy.1) {
-                // Without its island it would say that it is held.
-                disorder.copy = (0, 0);
+            disorder.out_of_order = OutOfOrderQueue::default();
+            if before(self.next, disorder.duplicate.1) {
+                // Without its range it would say that it is held.
+                disorder.duplicate = (0, 0);
             }
         }
         self.end_disorder();
@@ -320,13 +321,15 @@ impl Assembler {
 
     /// Bytes of memory for what lies beyond holes.
     #[inline]
-    pub(super) fn memory_beyond(&self) -> usize {
-        self.islands().map_or(0, Islands::memory)
+    pub(super) fn out_of_order_memory(&self) -> usize {
+        self.out_of_order().map_or(0, OutOfOrderQueue::memory)
     }
 
     /// What lies beyond holes, for [`freeze`](super::freeze).
     pub(super) fn beyond(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
-        self.islands().into_iter().flat_map(Islands::data)
+        self.out_of_order()
+            .into_iter()
+            .flat_map(OutOfOrderQueue::data)
     }
 
     /// Fills an empty one, for [`freeze`](super::freeze): data that ends at
@@ -337,149 +340,4 @@ impl Assembler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tcp::islands::{FIRST_ISLAND, ISLAND, ISLANDS_MAX};
-    use proptest::prelude::*;
-
-    /// So that everything wraps.
-    const FIRST: u32 = u32::MAX - 300;
-
-    fn byte(offset: usize) -> u8 {
-        (offset * 7 + offset / 256) as u8
-    }
-
-    fn data(from: usize, length: usize) -> Vec<u8> {
-        (from..from + length).map(byte).collect()
-    }
-
-    /// One that `count` islands of three bytes lie in, ten bytes apart.
-    fn scattered(count: u32, bounds: Bounds) -> Assembler {
-        let mut assembler = Assembler::new(FIRST);
-        for island in 0..count {
-            let at = FIRST.wrapping_add(island * 10 + 5);
-            assert_eq!(assembler.insert(at, b"abc", &bounds), Inserted::Beyond);
-        }
-        assembler
-    }
-
-    #[test]
-    fn islands_are_bounded_and_known_ones_grow() {
-        let most = Bounds::MOST;
-        let mut assembler = scattered(ISLANDS_MAX as u32, most);
-        let next = FIRST.wrapping_add(ISLANDS_MAX as u32 * 10 + 5);
-        assert_eq!(assembler.insert(next, b"abc", &most), Inserted::Refused);
-        assert_eq!(
-            assembler.insert(FIRST.wrapping_add(8), b"de", &most),
-            Inserted::Beyond,
-            "it touches one"
-        );
-        assert_eq!(
-            assembler.insert(FIRST.wrapping_add(6), b"bcd", &most),
-            Inserted::Duplicate
-        );
-        assert_eq!(
-            assembler.insert(FIRST.wrapping_add(13), b"xyabc", &most),
-            Inserted::Beyond,
-            "it touches the next"
-        );
-        assert_eq!(assembler.furthest(), Some(next.wrapping_sub(7)));
-        let memory = assembler.memory_beyond();
-        assert!(
-            memory <= FIRST_ISLAND + ISLANDS_MAX * (64 + ISLAND),
-            "{memory}"
-        );
-        assembler.prune();
-        assert_eq!((assembler.memory_beyond(), assembler.furthest()), (0, None));
-        assert!(!assembler.has_blocks());
-    }
-
-    #[test]
-    fn crumbs_leave_places_to_segments() {
-        let bounds = Bounds::new(64 << 10, 1460);
-        assert_eq!(bounds.islands, 64);
-        let mut assembler = scattered(48, bounds);
-        let at = |island: u32| FIRST.wrapping_add(island * 2000 + 5000);
-        assert_eq!(assembler.insert(at(0), b"abc", &bounds), Inserted::Refused);
-        for island in 0..16 {
-            assert_eq!(
-                assembler.insert(at(island), &[1; 1460], &bounds),
-                Inserted::Beyond
-            );
-        }
-        assert_eq!(
-            assembler.insert(at(16), &[1; 1460], &bounds),
-            Inserted::Refused
-        );
-        assert_eq!(
-            assembler.insert(at(0), &[1; 1461], &Bounds::NOTHING),
-            Inserted::Refused,
-            "nothing more of a known one"
-        );
-    }
-
-    #[test]
-    fn a_byte_far_beyond_costs_a_byte() {
-        let mut assembler = Assembler::new(FIRST);
-        let far = FIRST.wrapping_add(6 << 20);
-        assert_eq!(assembler.insert(far, b"x", &Bounds::MOST), Inserted::Beyond);
-        assert_eq!(assembler.capacity(), 0);
-        assert!(assembler.memory_beyond() <= FIRST_ISLAND + 64 + ISLAND);
-    }
-
-    #[test]
-    fn a_hole_before_much_is_filled_without_copying_it() {
-        let mut assembler = Assembler::new(FIRST);
-        let at = |offset: usize| FIRST.wrapping_add(offset as u32);
-        const END: usize = 1_000_000;
-        for start in (1000..END).step_by(1000) {
-            assembler.insert(at(start), &data(start, 1000), &Bounds::MOST);
-        }
-        let before = assembler.memory_beyond();
-        let filled = assembler.insert(at(0), &data(0, 1000), &Bounds::MOST);
-        assert_eq!(filled, Inserted::InOrder(END as u32));
-        assert!(assembler.capacity() <= before, "its memory is the island's");
-        assert_eq!(assembler.unread_slices().concat(), data(0, END));
-        assert!(!assembler.has_blocks());
-    }
-
-    proptest! {
-        /// Whatever comes in whatever order and overlap: what is in order is what
-        /// was sent, and what is told to be held is held.
-        #[test]
-        fn order_is_restored(
-            segments in prop::collection::vec((0usize..600, 1usize..80, 0usize..90), 1..60),
-        ) {
-            let mut assembler = Assembler::new(FIRST);
-            let mut held = vec![false; 700];
-            let mut read = 0;
-            for (from, length, consumed) in segments {
-                let refused = assembler.insert(
-                    FIRST.wrapping_add(from as u32), &data(from, length), &Bounds::MOST,
-                ) == Inserted::Refused;
-                if !refused {
-                    held[from..from + length].fill(true);
-                }
-                let next = held.iter().position(|held| !held).unwrap();
-                prop_assert_eq!(assembler.next(), FIRST.wrapping_add(next as u32));
-                let unread = assembler.unread_slices().concat();
-                prop_assert_eq!(&unread, &data(read, next - read));
-                for (first, pieces) in assembler.beyond() {
-                    let first = first.wrapping_sub(FIRST) as usize;
-                    let bytes = pieces.concat();
-                    prop_assert!(!held[first - 1] && first > next);
-                    prop_assert!(!held[first + bytes.len()]);
-                    prop_assert_eq!(&bytes, &data(first, bytes.len()));
-                }
-                let islands: usize = assembler.beyond().map(|island| island.1.concat().len()).sum();
-                let beyond = held[next..].iter().filter(|held| **held).count();
-                prop_assert_eq!(islands, beyond);
-                let count = assembler.beyond().count();
-                let most = FIRST_ISLAND + 2 * beyond + count * (64 + ISLAND);
-                prop_assert!(assembler.memory_beyond() <= most);
-                prop_assert_eq!(assembler.has_blocks(), count > 0 || assembler.copy() != (0, 0));
-                read += assembler.consume(consumed) as usize;
-            }
-        }
-    }
-}
+mod tests;

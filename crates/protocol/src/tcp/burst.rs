@@ -3,22 +3,21 @@
 //! whether the device cuts or not; only the last segment of one carries PSH.
 
 use super::Outgoing;
-use super::connection::Connection;
+use super::connection::{Connection, count};
 use super::ecn::ECT_0;
 use tidewall_wire::tcp::{Flags, Header, before};
 
 /// The longest payload of one IP datagram beside the longest headers: what a burst
-/// is bounded by, whoever cuts it.
+/// is bounded by, whether the device cuts it or not.
 const BURST_MAX: u32 = 65_535 - 60 - 60;
 
 impl Connection {
     /// The most payload that leaves as one burst: full segments only.
     #[inline]
     pub(super) fn burst(&self, mss: u32) -> u32 {
-        // What is to be told once leaves with one segment, not with each of many:
-        // CWR, and the blocks of a SACK option.
+        // CWR and SACK blocks are sent once: with one segment, not with each of many.
         let most = self.burst_max();
-        if most <= mss || self.ecn.has_to_tell() || self.receive.assembler.has_blocks() {
+        if most <= mss || self.ecn.owes_cwr() || self.receive.assembler.has_sack_blocks() {
             return mss;
         }
         let most = self.burst_worth(most).min(self.congestion.window() / 2);
@@ -38,7 +37,7 @@ impl Connection {
     /// the largest window (Linux `tcp_xmit_size_goal`). At least a segment.
     pub(super) fn largest_burst(&self) -> u32 {
         let mss = u32::from(self.send.mss).max(1);
-        let most = self.burst_max().min(self.send.window_max / 2);
+        let most = self.burst_max().min(self.send.max_window / 2);
         (most - most % mss).max(mss)
     }
 
@@ -95,7 +94,7 @@ impl Connection {
     ) -> bool {
         let mut traffic_class = self.config.traffic_class;
         // What is sent again is not marked (RFC 3168 §6.1.5).
-        let new = !before(header.sequence, self.send.next);
+        let new = !before(header.sequence, self.send.nxt);
         if self.ecn.is_agreed() && length > 0 && new {
             traffic_class |= ECT_0;
         }
@@ -106,7 +105,7 @@ impl Connection {
             traffic_class,
         });
         if sent {
-            self.counters.segments_sent = self.counters.segments_sent.wrapping_add(1);
+            count(&mut self.counters.segments_sent);
         }
         sent
     }

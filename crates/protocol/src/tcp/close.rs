@@ -3,9 +3,9 @@
 
 use core::time::Duration;
 
-use super::connection::{Connection, MSS_MIN, Pending};
-use super::marks::Marks;
-use super::recovery::Wait;
+use super::connection::{Connection, MSS_MIN, Pending, count};
+use super::push_marks::PushMarks;
+use super::recovery::RtxTimer;
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
 use crate::icmp::{FlowError, errno};
@@ -81,7 +81,7 @@ impl Connection {
         self.finish_writing();
         if self.state == State::FinWait2 {
             self.timers
-                .set(Timer::Wait, now, self.config.fin_timeout.get());
+                .set(Timer::TimeWait, now, self.config.fin_timeout.get());
         }
     }
 
@@ -107,8 +107,7 @@ impl Connection {
         self.fail(error);
     }
 
-    /// Ends the connection for a reason that the application is told, and the peer
-    /// is not.
+    /// Ends the connection with an error for the application; the peer gets nothing.
     pub fn fail(&mut self, error: Errno) {
         self.finish();
         self.set_error(error);
@@ -124,10 +123,10 @@ impl Connection {
     pub(super) fn finish(&mut self) {
         self.state = State::Closed;
         self.pending = Pending(0);
-        self.receive.duplicates = 0;
+        self.receive.duplicate_acks = 0;
         self.send.buffer.clear();
-        self.send.marks = Marks::new(self.send.next);
-        self.send.written = self.send.next;
+        self.send.push_marks = PushMarks::new(self.send.nxt);
+        self.send.write_seq = self.send.nxt;
         self.timers = Timers::new();
         if self.orphan || self.receive.assembler.unread() == 0 {
             self.receive.assembler.clear();
@@ -143,10 +142,10 @@ impl Connection {
         let over = self.state == State::TimeWait && self.pending == Pending(0);
         over.then(|| TimeWaitEntry {
             flow: self.flow,
-            send_next: self.send.next,
+            send_next: self.send.nxt,
             receive_next: self.next_expected(),
             window: self.receive.window_field,
-            timestamp_recent: self.timestamps.then_some(self.receive.timestamp),
+            timestamp_recent: self.timestamps.then_some(self.receive.ts_recent),
             timestamp_offset: self.timestamp_offset,
         })
     }
@@ -162,17 +161,17 @@ impl Connection {
 
     /// Does what is due at `now`; [`Connection::output`] is to be called after.
     pub fn timeout(&mut self, now: Time) {
-        if self.timers.expired(Timer::Wait, now) {
+        if self.timers.expired(Timer::TimeWait, now) {
             // FIN-WAIT-2 or TIME-WAIT have lasted long enough.
             self.finish();
             return;
         }
-        // Over: data may be sent again.
+        // Expired: pacing lets data leave again.
         self.timers.expired(Timer::Pace, now);
         if self.timers.expired(Timer::Acknowledge, now) {
             self.pending.add(Pending::ACKNOWLEDGE);
             // The data that the acknowledgment waited for has not come.
-            self.receive.interactive = false;
+            self.receive.pingpong = false;
         }
         if self.timers.expired(Timer::Retransmit, now) {
             self.retransmission_timer(now);
@@ -184,19 +183,8 @@ impl Connection {
             self.release_timer(now);
         }
         if self.state == State::Closed {
-            self.end_holdup(now);
+            self.end_busy(now);
         }
-    }
-
-    fn release_timer(&mut self, now: Time) {
-        let last = self.receive.last.max(self.send.last);
-        if now.saturating_sub(last) < super::receive::RELEASE_AFTER {
-            self.timers
-                .set(Timer::Release, last, super::receive::RELEASE_AFTER);
-            return;
-        }
-        self.receive.assembler.release_if_empty();
-        self.send.buffer.release_if_empty();
     }
 
     fn retransmission_timer(&mut self, now: Time) {
@@ -217,23 +205,23 @@ impl Connection {
                 if self.is_opened_by_syn() && self.send.retries == 0 {
                     self.enter_loss(now);
                 }
-                self.again(now);
+                self.back_off(now);
                 self.pending.add(Pending::SYNCHRONIZE);
             }
             State::Closed | State::TimeWait | State::FinWait2 => {}
-            _ if self.send.first == self.send.next => self.persist(now),
-            _ => match self.recovery.wait {
-                Wait::Retransmission => self.retransmit(now),
-                Wait::Probe => self.probe_timer(now),
-                Wait::Reordering => self.reordering_timer(now),
+            _ if self.send.una == self.send.nxt => self.persist(now),
+            _ => match self.recovery.rtx_timer {
+                RtxTimer::Retransmission => self.retransmit(now),
+                RtxTimer::Probe => self.probe_timer(now),
+                RtxTimer::Reordering => self.reordering_timer(now),
             },
         }
     }
 
-    /// Once more without an answer.
-    fn again(&mut self, now: Time) {
-        if self.send.stalled.is_none() {
-            self.send.stalled = Some(now.saturating_sub(self.retransmission_timeout()));
+    /// Counts a retransmission without an answer, and backs off.
+    fn back_off(&mut self, now: Time) {
+        if self.send.stalled_since.is_none() {
+            self.send.stalled_since = Some(now.saturating_sub(self.retransmission_timeout()));
         }
         self.send.retries = self.send.retries.saturating_add(1);
         self.round_trip.backoff = self.round_trip.backoff.saturating_add(1);
@@ -241,9 +229,9 @@ impl Connection {
 
     /// How long to wait for an answer: the retransmission timeout, but no longer
     /// than the user timeout lasts.
-    fn next_try(&self, now: Time) -> Duration {
+    fn retry_interval(&self, now: Time) -> Duration {
         let timeout = self.retransmission_timeout();
-        match (self.config.user_timeout(), self.send.stalled) {
+        match (self.config.user_timeout(), self.send.stalled_since) {
             (Some(limit), Some(since)) => {
                 timeout.min(since.saturating_add(limit).saturating_sub(now))
             }
@@ -252,7 +240,7 @@ impl Connection {
     }
 
     fn user_timed_out(&self, now: Time) -> bool {
-        match (self.config.user_timeout(), self.send.stalled) {
+        match (self.config.user_timeout(), self.send.stalled_since) {
             (Some(limit), Some(since)) => now.saturating_sub(since) >= limit,
             _ => false,
         }
@@ -282,9 +270,10 @@ impl Connection {
         }
         self.suspect_black_hole(now);
         self.enter_loss(now);
-        self.again(now);
-        self.counters.timeouts = self.counters.timeouts.wrapping_add(1);
-        self.timers.set(Timer::Retransmit, now, self.next_try(now));
+        self.back_off(now);
+        count(&mut self.counters.timeouts);
+        self.timers
+            .set(Timer::Retransmit, now, self.retry_interval(now));
     }
 
     /// Nothing is in flight but something waits: the window is closed, or it was
@@ -293,7 +282,7 @@ impl Connection {
         if self.unsent() == 0 {
             return;
         }
-        if self.send.window > 0 {
+        if self.send.wnd > 0 {
             self.pending.add(Pending::OVERRIDE);
             self.push();
             return;
@@ -306,9 +295,10 @@ impl Connection {
             }
             return;
         }
-        self.again(now);
+        self.back_off(now);
         self.pending.add(Pending::PROBE);
-        self.timers.set(Timer::Retransmit, now, self.next_try(now));
+        self.timers
+            .set(Timer::Retransmit, now, self.retry_interval(now));
     }
 
     fn time_out(&mut self) {
@@ -320,15 +310,15 @@ impl Connection {
         let Some(keepalive) = self.config.keepalive() else {
             return;
         };
-        let silence = now.saturating_sub(self.receive.last);
-        if self.send.first != self.send.next || self.unsent() > 0 {
+        let silence = now.saturating_sub(self.receive.last_heard);
+        if self.send.una != self.send.nxt || self.unsent() > 0 {
             // Retransmission finds out whether the peer is there.
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
             return;
         }
         if silence < keepalive.idle {
             self.timers
-                .set(Timer::Keepalive, self.receive.last, keepalive.idle);
+                .set(Timer::Keepalive, self.receive.last_heard, keepalive.idle);
             return;
         }
         let given_up = match self.config.user_timeout() {
@@ -354,13 +344,13 @@ impl Connection {
         };
         // The number of a SYN-ACK is not in the send space of a connection in use.
         let synchronize = u32::from(self.is_fast_opening());
-        let first = self.send.first.wrapping_sub(synchronize);
-        if before(sequence, first) || !before(sequence, self.send.next) {
+        let first = self.send.una.wrapping_sub(synchronize);
+        if before(sequence, first) || !before(sequence, self.send.nxt) {
             return;
         }
         if error.errno == errno::EMSGSIZE {
             if let Some(mtu) = error.mtu {
-                self.lower_path_mtu(mtu, now);
+                self.icmp_path_mtu(mtu, now);
             }
             return;
         }
@@ -371,17 +361,16 @@ impl Connection {
         }
     }
 
-    fn lower_path_mtu(&mut self, mtu: u32, now: Time) {
-        let headers = if self.flow.remote.is_ipv4() { 40 } else { 60 };
-        let mss = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
-        if !self.path_told(mss, now) {
+    fn icmp_path_mtu(&mut self, mtu: u32, now: Time) {
+        let mss = u16::try_from(mtu.saturating_sub(self.headers_len())).unwrap_or(u16::MAX);
+        if !self.take_path_mtu(mss, now) {
             return;
         }
         match self.state {
             State::SynSent => self.send_plain_syn(),
             State::SynReceived => {}
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
-            _ => self.lose_all(now),
+            _ => self.simple_retransmit(now),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a connection is told at its start, and may be told later.
+//! The configuration of a connection, and how it is kept.
 
 use core::time::Duration;
 
@@ -57,7 +57,7 @@ pub enum MtuProbing {
     Always = 2,
 }
 
-/// What a connection is told at its start. The default is Linux's; the maximum
+/// The configuration of a connection. The default is Linux's; the maximum
 /// segment size is that of Ethernet over IPv4.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {

@@ -8,14 +8,14 @@ use super::config::Settings;
 use super::congestion::Controller;
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
-use super::marks::Marks;
 use super::memory::MemoryPressure;
-use super::notifications::Notices;
+use super::notifications::ErrorQueue;
 use super::path_mtu::PathMtu;
+use super::push_marks::PushMarks;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
-use super::sending_times::{Holdup, Stopwatch};
+use super::sending_times::{ChronoKind, ChronoStats};
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, FourTuple, Handshake, Outgoing, State, Time, microseconds};
 
@@ -75,58 +75,65 @@ impl Pending {
 
 /// The send sequence space (RFC 9293 §3.3.1) and what belongs to it.
 pub(super) struct Send {
-    /// SND.UNA.
-    pub(super) first: u32,
-    /// SND.NXT; never goes back, since [`Recovery`] says what is sent again.
-    pub(super) next: u32,
+    pub(super) una: u32,
+    /// Never goes back: [`Recovery`] says what is sent again.
+    pub(super) nxt: u32,
     /// The sequence number after the last byte written: that of the FIN, once
     /// there is one.
-    pub(super) written: u32,
-    /// SND.WND, scaled.
-    pub(super) window: u32,
-    /// The largest window seen (`MAX.SND.WND` of RFC 5961 §5.2).
-    pub(super) window_max: u32,
-    /// SND.WL1.
-    pub(super) window_sequence: u32,
-    /// SND.WL2.
-    pub(super) window_acknowledgment: u32,
-    /// The end of the last segment sent that was not full (Minshall's variant of
-    /// Nagle, as Linux has it).
-    pub(super) small: u32,
+    pub(super) write_seq: u32,
+    /// Scaled.
+    pub(super) wnd: u32,
+    /// MAX.SND.WND of RFC 5961 §5.2.
+    pub(super) max_window: u32,
+    pub(super) wl1: u32,
+    pub(super) wl2: u32,
+    /// The end of the last segment sent that was not full, for Minshall's variant
+    /// of Nagle.
+    pub(super) snd_sml: u32,
     /// Where the application has pushed, and where records end.
-    pub(super) marks: Marks,
-    /// The most that was in flight since `flight_end` was the next sequence
-    /// number: how much of the congestion window is used. What is in flight when
-    /// an acknowledgment comes would tell less, for several may come at once.
-    pub(super) flight: u32,
-    pub(super) flight_end: u32,
-    /// When all of the congestion window was last in flight, in microseconds that
-    /// wrap.
-    pub(super) limited_at: u32,
+    pub(super) push_marks: PushMarks,
+    /// The most bytes in flight since `cwnd_usage_seq` was SND.NXT (RFC 7661). What
+    /// is in flight when an acknowledgment comes would say less: several may come
+    /// at once.
+    pub(super) max_in_flight: u32,
+    pub(super) cwnd_usage_seq: u32,
+    /// When the congestion window was last used up, in microseconds that wrap.
+    pub(super) cwnd_stamp: u32,
     /// Payload of a full segment.
     pub(super) mss: u16,
-    /// The peer's maximum segment size.
     pub(super) peer_mss: u16,
-    /// The peer's window scale.
-    pub(super) scale: u8,
-    /// Of the window that `flight` belongs to, all was used.
-    pub(super) limited: bool,
+    /// The peer's.
+    pub(super) wscale: u8,
+    pub(super) is_cwnd_limited: bool,
     /// A FIN follows what was written.
     pub(super) closed: bool,
     /// Times the same was sent without an answer.
     pub(super) retries: u8,
-    /// Since when nothing moves.
-    pub(super) stalled: Option<Time>,
-    /// When data last left.
-    pub(super) last: Time,
-    /// When all that was sent has drained at the pacing rate, in microseconds
-    /// that wrap; the past while pacing is off.
-    pub(super) drained: u32,
+    /// When what is sent again without an answer was first sent, about.
+    pub(super) stalled_since: Option<Time>,
+    pub(super) last_sent: Time,
+    /// The earliest departure time of the next segment, in microseconds that wrap;
+    /// the past while pacing is off.
+    pub(super) departure_time: u32,
     pub(super) buffer: ByteQueue,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
-    pub(super) limit: u32,
+    pub(super) buffer_limit: u32,
     /// The sequence number of an RST that answers.
     pub(super) reset_sequence: u32,
+}
+
+impl Send {
+    /// Sequence numbers sent and not acknowledged (Linux `packets_out`).
+    #[inline(always)]
+    pub(super) fn outstanding(&self) -> u32 {
+        self.nxt.wrapping_sub(self.una)
+    }
+
+    /// Where the peer's window ends (Linux `tcp_wnd_end`).
+    #[inline(always)]
+    pub(super) fn window_end(&self) -> u32 {
+        self.una.wrapping_add(self.wnd)
+    }
 }
 
 /// The receive sequence space (RFC 9293 §3.3.1) and what belongs to it.
@@ -137,41 +144,44 @@ pub(super) struct Receive {
     pub(super) fin: Option<u32>,
     /// The FIN is in order.
     pub(super) finished: bool,
-    /// The right edge that was announced.
-    pub(super) edge: u32,
-    /// RCV.NXT as last sent (`Last.ACK.sent` of RFC 7323).
-    pub(super) acknowledged: u32,
+    /// The right edge of the window that was announced.
+    pub(super) rcv_adv: u32,
+    pub(super) last_ack_sent: u32,
     /// The window field as last sent.
     pub(super) window_field: u16,
-    /// TS.Recent.
-    pub(super) timestamp: u32,
-    /// When it was taken, in seconds.
-    pub(super) timestamp_at: u32,
-    /// Bytes of the receive buffer.
-    pub(super) limit: u32,
-    /// What the peer's full segments are taken to carry.
+    pub(super) ts_recent: u32,
+    /// In seconds.
+    pub(super) ts_recent_stamp: u32,
+    /// Of the receive buffer, in bytes.
+    pub(super) buffer_limit: u32,
+    /// The peer's, as estimated from what came.
     pub(super) mss: u16,
-    /// Ours of the window scale.
-    pub(super) scale: u8,
-    /// Acknowledgments that will not be delayed.
-    pub(super) quick: u8,
-    /// We answer what we receive: acknowledgments can travel with data (Linux
-    /// "pingpong mode").
-    pub(super) interactive: bool,
-    /// Duplicate acknowledgments that a peer without SACK must get.
-    pub(super) duplicates: u8,
+    /// Ours.
+    pub(super) wscale: u8,
+    pub(super) quick_acks: u8,
+    /// We answer what we receive: acknowledgments can travel with data.
+    pub(super) pingpong: bool,
+    /// To be sent to a peer without SACK.
+    pub(super) duplicate_acks: u8,
     /// The application reads no more (`SHUT_RD`).
     pub(super) closed: bool,
-    /// When the peer was last heard.
-    pub(super) last: Time,
-    /// When data last came, in milliseconds.
-    pub(super) data_at: u32,
-    /// When a challenge or the answer to an unacceptable segment was last sent.
-    pub(super) challenged: Option<Time>,
-    /// Bytes read since `tuned`.
+    pub(super) last_heard: Time,
+    /// In milliseconds that wrap.
+    pub(super) last_data: u32,
+    /// A challenge ACK, or the answer to an unacceptable segment.
+    pub(super) last_challenge: Option<Time>,
+    /// Bytes read since `tuned_at`.
     pub(super) consumed: u32,
-    /// When the buffer's size was last looked at.
-    pub(super) tuned: Time,
+    pub(super) tuned_at: Time,
+}
+
+impl Receive {
+    /// Linux `tcp_store_ts_recent`.
+    #[inline(always)]
+    pub(super) fn store_ts_recent(&mut self, value: u32, now: Time) {
+        self.ts_recent = value;
+        self.ts_recent_stamp = now.as_secs() as u32;
+    }
 }
 
 /// Counters of [`Info`](super::Info).
@@ -183,7 +193,7 @@ pub(super) struct Counters {
     pub(super) timeouts: u32,
     pub(super) fast_recoveries: u32,
     pub(super) loss_probes: u32,
-    pub(super) duplicates_told: u32,
+    pub(super) dsack_duplicates: u32,
     pub(super) spurious_timeouts: u32,
     pub(super) recoveries_undone: u32,
     pub(super) delivered: u32,
@@ -191,6 +201,12 @@ pub(super) struct Counters {
     pub(super) segments_sent: u32,
     pub(super) segments_refused: u32,
     pub(super) out_of_order: u32,
+}
+
+/// Adds one.
+#[inline(always)]
+pub(super) fn count(counter: &mut u32) {
+    *counter = counter.wrapping_add(1);
 }
 
 /// One connection. Its owner gives it the flow's segments and the time, lets it
@@ -212,17 +228,17 @@ pub struct Connection {
     /// The last write has said that more follows (`MSG_MORE`), and nothing was
     /// acknowledged since.
     pub(super) more: bool,
-    /// The last write found no room.
-    pub(super) starved: bool,
-    /// What holds up sending.
-    pub(super) holdup: Holdup,
+    /// The last write found no room (Linux `SOCK_NOSPACE`).
+    pub(super) no_space: bool,
+    /// What sending waits for.
+    pub(super) chrono: ChronoKind,
     /// How the memory of all connections stands.
     pub(super) pressure: MemoryPressure,
     /// Probes of a silent peer without an answer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
     pub(super) error: Option<Errno>,
-    /// What ICMP said; told if the connection times out.
+    /// From ICMP; reported if the connection times out.
     pub(super) soft_error: Option<Errno>,
     pub(super) send: Send,
     pub(super) receive: Receive,
@@ -232,12 +248,12 @@ pub struct Connection {
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
     pub(super) path: PathMtu,
-    /// Of Fast Open; where nobody uses it, it takes no memory.
+    /// Null where Fast Open is not used.
     pub(super) fast_open: Option<Box<FastOpenState>>,
-    /// What the application is told of its bytes; null unless it asks.
-    pub(super) notices: Option<Box<Notices>>,
+    /// Null unless timestamps or zero-copy completions were asked for.
+    pub(super) error_queue: Option<Box<ErrorQueue>>,
     pub(super) counters: Counters,
-    pub(super) stopwatch: Stopwatch,
+    pub(super) chrono_stats: ChronoStats,
     pub(super) config: Settings,
 }
 
@@ -278,10 +294,10 @@ impl Connection {
         connection.timestamps = handshake.timestamps.is_some();
         connection.scaling = handshake.window_scale.is_some();
         if connection.scaling {
-            connection.receive.scale = handshake.local_window_scale.min(14);
+            connection.receive.wscale = handshake.local_window_scale.min(14);
         }
-        connection.send.first = handshake.local_isn.wrapping_add(1);
-        connection.send.next = connection.send.first;
+        connection.send.una = handshake.local_isn.wrapping_add(1);
+        connection.send.nxt = connection.send.una;
         connection.synchronized(
             handshake.remote_isn,
             handshake.mss,
@@ -290,16 +306,16 @@ impl Connection {
             now,
         );
         let announced = u32::from(connection.config.syn_window());
-        connection.receive.edge = connection.next_expected().wrapping_add(announced);
+        connection.receive.rcv_adv = connection.next_expected().wrapping_add(announced);
         let scale = match handshake.fast_open {
             // That of a SYN is never scaled.
             Some(_) => 0,
-            None => connection.send.scale,
+            None => connection.send.wscale,
         };
         let window = u32::from(handshake.window) << scale;
-        connection.take_window(handshake.remote_isn, connection.send.first, window);
+        connection.take_window(handshake.remote_isn, connection.send.una, window);
         if let Some(round_trip) = handshake.round_trip {
-            connection.measured_handshake(round_trip, now);
+            connection.sample_handshake(round_trip, now);
         }
         connection.establish(now, false);
         if let Some(answer) = &handshake.fast_open {
@@ -321,64 +337,64 @@ impl Connection {
             scaling: config.window_scaling,
             cork: false,
             more: false,
-            starved: false,
-            holdup: Holdup::Idle,
+            no_space: false,
+            chrono: ChronoKind::Idle,
             pressure: MemoryPressure::None,
             keepalive_probes: 0,
             timestamp_offset,
             error: None,
             soft_error: None,
             send: Send {
-                first: isn,
-                next: isn,
-                written: isn.wrapping_add(1),
-                window: 0,
-                window_max: 0,
-                window_sequence: 0,
-                window_acknowledgment: 0,
-                small: isn,
-                marks: Marks::new(isn),
-                flight: 0,
-                flight_end: isn,
-                limited_at: microseconds(now),
-                limited: false,
+                una: isn,
+                nxt: isn,
+                write_seq: isn.wrapping_add(1),
+                wnd: 0,
+                max_window: 0,
+                wl1: 0,
+                wl2: 0,
+                snd_sml: isn,
+                push_marks: PushMarks::new(isn),
+                max_in_flight: 0,
+                cwnd_usage_seq: isn,
+                cwnd_stamp: microseconds(now),
+                is_cwnd_limited: false,
                 mss,
                 peer_mss: MSS_DEFAULT,
-                scale: 0,
+                wscale: 0,
                 closed: false,
                 retries: 0,
-                stalled: None,
-                last: now,
-                drained: microseconds(now),
+                stalled_since: None,
+                last_sent: now,
+                departure_time: microseconds(now),
                 buffer: ByteQueue::default(),
-                limit: 0,
+                buffer_limit: 0,
                 reset_sequence: 0,
             },
             receive: Receive {
                 assembler: Assembler::new(0),
                 fin: None,
                 finished: false,
-                edge: 0,
-                acknowledged: 0,
+                rcv_adv: 0,
+                last_ack_sent: 0,
                 window_field: 0,
-                timestamp: 0,
-                timestamp_at: 0,
-                limit,
+                ts_recent: 0,
+                ts_recent_stamp: 0,
+                buffer_limit: limit,
                 mss: MSS_DEFAULT.min(mss),
-                scale: if config.window_scaling {
+                wscale: if config.window_scaling {
                     config.window_scale()
                 } else {
                     0
                 },
-                quick: QUICK_ACKS,
-                interactive: false,
-                duplicates: 0,
+                quick_acks: QUICK_ACKS,
+                pingpong: false,
+                duplicate_acks: 0,
                 closed: false,
-                last: now,
-                data_at: 0,
-                challenged: None,
+                last_heard: now,
+                last_data: 0,
+                last_challenge: None,
                 consumed: 0,
-                tuned: now,
+                tuned_at: now,
             },
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
@@ -387,9 +403,9 @@ impl Connection {
             ecn: EcnState::default(),
             path: PathMtu::new(),
             fast_open: None,
-            notices: None,
+            error_queue: None,
             counters: Counters::default(),
-            stopwatch: Stopwatch::default(),
+            chrono_stats: ChronoStats::default(),
             config: settings,
         }
     }
@@ -405,21 +421,20 @@ impl Connection {
     ) {
         let next = remote_isn.wrapping_add(1);
         self.receive.assembler = Assembler::new(next);
-        self.receive.acknowledged = next;
-        self.receive.edge = next;
+        self.receive.last_ack_sent = next;
+        self.receive.rcv_adv = next;
         self.send.peer_mss = mss.max(MSS_MIN);
         // More than 14 is taken for 14 (RFC 7323 §2.3).
-        self.send.scale = scale.unwrap_or(0).min(14);
+        self.send.wscale = scale.unwrap_or(0).min(14);
         self.scaling = scale.is_some();
         if !self.scaling {
-            self.receive.scale = 0;
+            self.receive.wscale = 0;
         }
         self.timestamps = timestamp.is_some();
         if let Some(value) = timestamp {
-            self.receive.timestamp = value;
-            self.receive.timestamp_at = now.as_secs() as u32;
+            self.receive.store_ts_recent(value, now);
         }
-        self.receive.last = now;
+        self.receive.last_heard = now;
         self.update_mss();
     }
 
@@ -434,28 +449,28 @@ impl Connection {
             self.initial_window()
         };
         self.congestion = Controller::new(window, self.config.congestion);
-        self.recovery = Recovery::new(self.send.first);
-        self.send.small = self.send.first;
-        self.send.marks.due = self.send.first.wrapping_add(self.send.window_max / 2);
-        self.send.flight_end = self.send.first;
+        self.recovery = Recovery::new(self.send.una);
+        self.send.snd_sml = self.send.una;
+        self.send.push_marks.forced_push = self.send.una.wrapping_add(self.send.max_window / 2);
+        self.send.cwnd_usage_seq = self.send.una;
         self.send.retries = 0;
-        self.send.stalled = None;
+        self.send.stalled_since = None;
         self.round_trip.backoff = 0;
-        self.round_trip.fall_back();
+        self.round_trip.use_syn_fallback();
         self.timers.stop(Timer::Retransmit);
-        self.receive.tuned = now;
-        self.receive.data_at = milliseconds(now);
+        self.receive.tuned_at = now;
+        self.receive.last_data = milliseconds(now);
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
         }
     }
 
     /// The round trip of the handshake.
-    pub(super) fn measured_handshake(&mut self, round_trip: Duration, now: Time) {
+    pub(super) fn sample_handshake(&mut self, round_trip: Duration, now: Time) {
         let sample = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
         let least = self.config.timeout_min.micros();
-        let sequences = (self.send.first, self.send.next);
-        self.round_trip.take_minimum(sample, now);
+        let sequences = (self.send.una, self.send.nxt);
+        self.round_trip.update_min(sample, now);
         self.round_trip.sample(sample, sequences, least);
     }
 
@@ -479,7 +494,7 @@ impl Connection {
         };
         // A segment that fills the window is acknowledged late, since receivers wait
         // for a second one (Linux `tcp_bound_to_half_wnd`).
-        let most = match self.send.window_max {
+        let most = match self.send.max_window {
             0 => u32::MAX,
             window if window <= MSS_DEFAULT.into() => window,
             window => window / 2,
@@ -498,22 +513,21 @@ impl Connection {
     /// Bytes in flight.
     #[inline]
     pub(super) fn pipe(&self) -> u32 {
-        self.recovery
-            .pipe(self.send.next.wrapping_sub(self.send.first))
+        self.recovery.pipe(self.send.outstanding())
     }
 
     /// Bytes written that were never sent.
     #[inline]
     pub(super) fn unsent(&self) -> u32 {
         // One less than nothing once the FIN was sent.
-        let unsent = self.send.written.wrapping_sub(self.send.next);
+        let unsent = self.send.write_seq.wrapping_sub(self.send.nxt);
         if unsent == u32::MAX { 0 } else { unsent }
     }
 
     /// True once our FIN was sent.
     #[inline]
     pub(super) fn fin_sent(&self) -> bool {
-        self.send.closed && self.send.next == self.send.written.wrapping_add(1)
+        self.send.closed && self.send.nxt == self.send.write_seq.wrapping_add(1)
     }
 
     /// Bytes the send buffer may hold: twice the congestion window, so that a
@@ -522,8 +536,8 @@ impl Connection {
     #[inline]
     pub(super) fn send_limit(&self) -> u32 {
         let wanted = self.congestion.window().saturating_mul(2);
-        let limit = if self.send.limit != 0 {
-            self.send.limit
+        let limit = if self.send.buffer_limit != 0 {
+            self.send.buffer_limit
         } else {
             wanted
                 .max(self.config.send_buffer)
@@ -568,7 +582,7 @@ impl Connection {
     #[must_use]
     pub fn wants_output(&self) -> bool {
         self.pending.0 & !Pending::OVERRIDE != 0
-            || self.receive.duplicates > 0
+            || self.receive.duplicate_acks > 0
             || self.plan().is_some()
             || self.needs_persist()
     }

@@ -121,7 +121,7 @@ impl Cookies {
         let scale = kept.map_or(NO_SCALE, |kept| (kept & SCALE) as u8);
         let mut timestamp_offset = isn::timestamp_offset(&self.key, flow);
         if let Some(timestamps) = timestamps {
-            // Whoever answered the SYN may have had a clock a little ahead.
+            // The processor that answered the SYN may have had a clock a little ahead.
             let clock = timestamp(now, timestamp_offset);
             if before(clock, timestamps.echo) {
                 let ahead = timestamps.echo.wrapping_sub(clock);

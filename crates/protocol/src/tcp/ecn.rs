@@ -64,11 +64,11 @@ impl EcnState {
     /// Whether the next new data is to say that the window was reduced: one
     /// segment says it, so it leaves alone.
     #[inline]
-    pub(super) fn has_to_tell(self) -> bool {
+    pub(super) fn owes_cwr(self) -> bool {
         self.flags & Self::REDUCED != 0
     }
 
-    pub(super) fn told(&mut self) {
+    pub(super) fn cwr_sent(&mut self) {
         self.flags &= !Self::REDUCED;
     }
 
@@ -119,13 +119,13 @@ impl Connection {
             0 => {
                 // Most likely a retransmission: the sender waits for it.
                 if self.ecn.has_seen() {
-                    self.acknowledge_quickly(QUICK);
+                    self.enter_quickack(QUICK);
                 }
                 return;
             }
             EXPERIENCED if self.ecn.flags & EcnState::ECHO == 0 => {
                 // The sender's window may be too small to wait for more.
-                self.acknowledge_quickly(QUICK);
+                self.enter_quickack(QUICK);
                 self.ecn.flags |= EcnState::ECHO;
             }
             _ => {}
@@ -135,12 +135,12 @@ impl Connection {
 
     /// ECE and CWR of a segment that acknowledges; `first` was the first byte in
     /// flight before it, `plain` without payload. What ECE does to the window,
-    /// recovery has seen to (`enter_reduction`).
+    /// recovery has seen to (`enter_cwr`).
     #[cold]
     pub(super) fn receive_echo(&mut self, flags: Flags, first: u32, plain: bool) {
-        if flags.contains(Flags::ECE) && first != self.send.next {
+        if flags.contains(Flags::ECE) && first != self.send.nxt {
             let mss = u32::from(self.send.mss);
-            let bytes = self.send.first.wrapping_sub(first);
+            let bytes = self.send.una.wrapping_sub(first);
             self.ecn.delivered = self.ecn.delivered.wrapping_add(bytes.div_ceil(mss));
         }
         if flags.contains(Flags::CWR) {

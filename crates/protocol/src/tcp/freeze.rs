@@ -20,18 +20,18 @@ use super::connection::{
 };
 use super::ecn::EcnState;
 use super::fast_open::FastOpenState;
-use super::islands::Bounds;
-use super::marks::{Mark, Marks};
 use super::memory::MemoryPressure;
-use super::notifications::Notices;
+use super::notifications::ErrorQueue;
+use super::out_of_order::QueueLimits;
 use super::path_mtu::PathMtu;
+use super::push_marks::{Mark, PushMarks};
 use super::rack::Rack;
-use super::recovery::{Phase, Recovery, Wait};
+use super::recovery::{CaState, Recovery, RtxTimer};
 use super::reduction::Reduction;
 use super::round_trip::RoundTrip;
 use super::scoreboard::Scoreboard;
 use super::send::milliseconds;
-use super::sending_times::{Holdup, Stopwatch};
+use super::sending_times::{ChronoKind, ChronoStats};
 use super::tail_probe::TailProbe;
 use super::timers::{TIMERS, Timers};
 use super::undo::Undo;
@@ -117,7 +117,7 @@ impl Connection {
     fn with<C: Codec>(&self, codec: &mut C) -> Self {
         let clock = timestamp(codec.now(), self.timestamp_offset);
         let clock = codec.u32(clock);
-        let holdup = one_of(&Holdup::ALL, self.holdup as u8, codec);
+        let chrono = one_of(&ChronoKind::ALL, self.chrono as u8, codec);
         Self {
             timestamp_offset: clock.wrapping_sub(milliseconds(codec.now())),
             flow: FourTuple {
@@ -141,8 +141,8 @@ impl Connection {
             scaling: codec.flag(self.scaling),
             cork: codec.flag(self.cork),
             more: codec.flag(self.more),
-            starved: codec.flag(self.starved),
-            holdup,
+            no_space: codec.flag(self.no_space),
+            chrono,
             // Of the process that it is thawed in.
             pressure: MemoryPressure::None,
             keepalive_probes: codec.u8(self.keepalive_probes),
@@ -161,16 +161,13 @@ impl Connection {
                 timers
             },
             round_trip: RoundTrip {
-                eighths: codec.u32(self.round_trip.eighths),
-                deviation: codec.u32(self.round_trip.deviation),
-                deviation_max: codec.u32(self.round_trip.deviation_max),
-                slack: codec.u32(self.round_trip.slack),
-                turn: codec.u32(self.round_trip.turn),
+                srtt_8: codec.u32(self.round_trip.srtt_8),
+                rttvar_4: codec.u32(self.round_trip.rttvar_4),
+                rttvar_max: codec.u32(self.round_trip.rttvar_max),
+                rto_margin: codec.u32(self.round_trip.rto_margin),
+                rtt_seq: codec.u32(self.round_trip.rtt_seq),
                 min: codec.u32(self.round_trip.min),
-                min_at: {
-                    let now = codec.now().as_secs() as u32;
-                    now.wrapping_sub(codec.u32(now.wrapping_sub(self.round_trip.min_at)))
-                },
+                min_at: age(self.round_trip.min_at, codec.now().as_secs() as u32, codec),
                 backoff: codec.u8(self.round_trip.backoff),
             },
             recovery: recovery(&self.recovery, codec),
@@ -185,18 +182,15 @@ impl Connection {
                 largest_first: codec.flag(self.path.largest_first),
                 low: codec.u16(self.path.low),
                 high: codec.u16(self.path.high),
-                told: codec.u16(self.path.told),
+                icmp_limit: codec.u16(self.path.icmp_limit),
                 probe: codec.u16(self.path.probe),
-                since: {
-                    let now = codec.now().as_secs() as u32;
-                    now.wrapping_sub(codec.u32(now.wrapping_sub(self.path.since)))
-                },
+                since: age(self.path.since, codec.now().as_secs() as u32, codec),
             },
             fast_open: fast_open(self.fast_open.as_deref(), codec),
-            notices: codec.flag(self.notices.is_some()).then(|| {
-                let none = Notices::default();
-                let notices = self.notices.as_deref().unwrap_or(&none);
-                Box::new(notices.with(codec))
+            error_queue: codec.flag(self.error_queue.is_some()).then(|| {
+                let none = ErrorQueue::default();
+                let error_queue = self.error_queue.as_deref().unwrap_or(&none);
+                Box::new(error_queue.with(codec))
             }),
             counters: Counters {
                 bytes_acknowledged: codec.u64(self.counters.bytes_acknowledged),
@@ -205,7 +199,7 @@ impl Connection {
                 timeouts: codec.u32(self.counters.timeouts),
                 fast_recoveries: codec.u32(self.counters.fast_recoveries),
                 loss_probes: codec.u32(self.counters.loss_probes),
-                duplicates_told: codec.u32(self.counters.duplicates_told),
+                dsack_duplicates: codec.u32(self.counters.dsack_duplicates),
                 spurious_timeouts: codec.u32(self.counters.spurious_timeouts),
                 recoveries_undone: codec.u32(self.counters.recoveries_undone),
                 delivered: codec.u32(self.counters.delivered),
@@ -214,7 +208,7 @@ impl Connection {
                 segments_refused: codec.u32(self.counters.segments_refused),
                 out_of_order: codec.u32(self.counters.out_of_order),
             },
-            stopwatch: stopwatch(self.stopwatch, (self.holdup, holdup), codec),
+            chrono_stats: chrono_stats(self.chrono_stats, (self.chrono, chrono), codec),
             config: config(&self.config, codec),
         }
     }
@@ -222,17 +216,17 @@ impl Connection {
     /// What the engine relies on.
     fn is_sound(&self) -> bool {
         let Send {
-            first,
-            next,
-            written,
+            una,
+            nxt,
+            write_seq,
             ..
         } = self.send;
         let synchronizing =
             matches!(self.state, State::SynSent | State::SynReceived) && !self.is_fast_opening();
         let held = self.send.buffer.len();
-        let space = written.wrapping_sub(first);
+        let space = write_seq.wrapping_sub(una);
         // One more for a SYN or a FIN at either end.
-        let sent = next.wrapping_sub(first);
+        let sent = nxt.wrapping_sub(una);
         let send = match self.state {
             State::Closed | State::TimeWait => held == 0,
             _ if synchronizing => {
@@ -249,69 +243,73 @@ impl Connection {
         let scoreboard = match (self.state, start) {
             (State::Closed, _) => true,
             _ if synchronizing => true,
-            (_, Some((start, only))) => start == first && end.unwrap_or(only) == next,
-            (_, None) => first == next,
+            (_, Some((start, only))) => start == una && end.unwrap_or(only) == nxt,
+            (_, None) => una == nxt,
         } && self.recovery.board.sacked() <= sent;
         let expected = self.next_expected();
-        let window = self.receive.edge.wrapping_sub(expected);
+        let window = self.receive.rcv_adv.wrapping_sub(expected);
         let receive = self.receive.assembler.unread() <= BUFFER_MAX * 2
             && (window <= BUFFER_MAX || window == u32::MAX)
-            && self.receive.limit <= BUFFER_MAX
+            && self.receive.buffer_limit <= BUFFER_MAX
             && self.receive.mss > 0
-            && expected.wrapping_sub(self.receive.acknowledged) <= BUFFER_MAX * 2;
+            && expected.wrapping_sub(self.receive.last_ack_sent) <= BUFFER_MAX * 2;
         let pending = self.pending.0 <= Pending::ALL
             && (synchronizing || self.is_fast_opening() || !self.pending.has(Pending::SYNCHRONIZE));
         send && receive
             && pending
-            && self.send.marks.is_sound(first, written)
+            && self.send.push_marks.is_sound(una, write_seq)
             && scoreboard
             && self.send.mss >= MSS_MIN - TIMESTAMPS_LEN
             && self.config.mss >= MSS_MIN
-            && self.send.scale <= 14
-            && self.receive.scale <= 14
+            && self.send.wscale <= 14
+            && self.receive.wscale <= 14
             && self.congestion.is_sound()
             && self.ecn.flags <= EcnState::ALL
             && self.path.is_sound()
             && (self.path.probe != 0) == self.recovery.path_probe.is_some()
-            && self.round_trip.eighths <= 1 << 31
-            && self.round_trip.deviation <= 1 << 30
-            && self.round_trip.deviation_max <= 1 << 30
-            && self.round_trip.slack <= 1 << 30
+            && self.round_trip.srtt_8 <= 1 << 31
+            && self.round_trip.rttvar_4 <= 1 << 30
+            && self.round_trip.rttvar_max <= 1 << 30
+            && self.round_trip.rto_margin <= 1 << 30
             && self.flow.local.is_ipv4() == self.flow.remote.is_ipv4()
     }
 }
 
+/// A time in wrapping units of which it is now `now`, by its age.
+fn age<C: Codec>(at: u32, now: u32, codec: &mut C) -> u32 {
+    now.wrapping_sub(codec.u32(now.wrapping_sub(at)))
+}
+
 fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
     Send {
-        first: codec.u32(send.first),
-        next: codec.u32(send.next),
-        written: codec.u32(send.written),
-        window: codec.u32(send.window),
-        window_max: codec.u32(send.window_max),
-        window_sequence: codec.u32(send.window_sequence),
-        window_acknowledgment: codec.u32(send.window_acknowledgment),
-        small: codec.u32(send.small),
-        marks: marks(&send.marks, codec),
-        flight: codec.u32(send.flight),
-        flight_end: codec.u32(send.flight_end),
-        limited_at: {
-            let now = microseconds(codec.now());
-            now.wrapping_sub(codec.u32(now.wrapping_sub(send.limited_at)))
-        },
-        limited: codec.flag(send.limited),
+        una: codec.u32(send.una),
+        nxt: codec.u32(send.nxt),
+        write_seq: codec.u32(send.write_seq),
+        wnd: codec.u32(send.wnd),
+        max_window: codec.u32(send.max_window),
+        wl1: codec.u32(send.wl1),
+        wl2: codec.u32(send.wl2),
+        snd_sml: codec.u32(send.snd_sml),
+        push_marks: marks(&send.push_marks, codec),
+        max_in_flight: codec.u32(send.max_in_flight),
+        cwnd_usage_seq: codec.u32(send.cwnd_usage_seq),
+        cwnd_stamp: age(send.cwnd_stamp, microseconds(codec.now()), codec),
+        is_cwnd_limited: codec.flag(send.is_cwnd_limited),
         mss: codec.u16(send.mss),
         peer_mss: codec.u16(send.peer_mss),
-        scale: codec.u8(send.scale),
+        wscale: codec.u8(send.wscale),
         closed: codec.flag(send.closed),
         retries: codec.u8(send.retries),
-        stalled: {
+        stalled_since: {
             let now = codec.now();
-            codec.maybe(send.stalled, now, C::time)
+            codec.maybe(send.stalled_since, now, C::time)
         },
-        last: codec.time(send.last),
-        drained: {
+        last_sent: codec.time(send.last_sent),
+        departure_time: {
             let now = microseconds(codec.now());
-            codec.u32(send.drained.wrapping_sub(now)).wrapping_add(now)
+            codec
+                .u32(send.departure_time.wrapping_sub(now))
+                .wrapping_add(now)
         },
         buffer: {
             let bytes = codec.data(send.buffer.slices(0, send.buffer.len()));
@@ -323,26 +321,26 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             }
             buffer
         },
-        limit: codec.u32(send.limit).min(BUFFER_MAX),
+        buffer_limit: codec.u32(send.buffer_limit).min(BUFFER_MAX),
         reset_sequence: codec.u32(send.reset_sequence),
     }
 }
 
-/// Of a connection in `holdup`, which came through as `thawed`.
-fn stopwatch<C: Codec>(
-    mut watch: Stopwatch,
-    (holdup, thawed): (Holdup, Holdup),
+/// Of a connection in `chrono`, which came through as `thawed`.
+fn chrono_stats<C: Codec>(
+    mut stats: ChronoStats,
+    (chrono, thawed): (ChronoKind, ChronoKind),
     codec: &mut C,
-) -> Stopwatch {
+) -> ChronoStats {
     let now = milliseconds(codec.now());
-    if holdup != Holdup::Idle {
-        watch.end(holdup, now);
+    if chrono != ChronoKind::Idle {
+        stats.end(chrono, now);
     }
-    let mut watch = Stopwatch(watch.0.map(|total| codec.u32(total)));
-    if thawed != Holdup::Idle {
-        watch.begin(thawed, now);
+    let mut stats = ChronoStats(stats.0.map(|total| codec.u32(total)));
+    if thawed != ChronoKind::Idle {
+        stats.begin(thawed, now);
     }
-    watch
+    stats
 }
 
 fn fast_open<C: Codec>(
@@ -370,8 +368,8 @@ fn fast_open<C: Codec>(
     }))
 }
 
-fn marks<C: Codec>(marks: &Marks, codec: &mut C) -> Marks {
-    let (last, due) = (codec.u32(marks.last()), codec.u32(marks.due));
+fn marks<C: Codec>(marks: &PushMarks, codec: &mut C) -> PushMarks {
+    let (last, forced_push) = (codec.u32(marks.last()), codec.u32(marks.forced_push));
     let mut earlier = marks.earlier();
     let count = codec.u32(marks.earlier().count() as u32);
     let mut thawed = VecDeque::new();
@@ -389,7 +387,7 @@ fn marks<C: Codec>(marks: &Marks, codec: &mut C) -> Marks {
         }
         thawed.push_back(mark);
     }
-    Marks::restore(last, due, thawed)
+    PushMarks::restore(last, forced_push, thawed)
 }
 
 fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
@@ -397,32 +395,26 @@ fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
         assembler: assembler(&receive.assembler, codec),
         fin: codec.maybe(receive.fin, 0, C::u32),
         finished: codec.flag(receive.finished),
-        edge: codec.u32(receive.edge),
-        acknowledged: codec.u32(receive.acknowledged),
+        rcv_adv: codec.u32(receive.rcv_adv),
+        last_ack_sent: codec.u32(receive.last_ack_sent),
         window_field: codec.u16(receive.window_field),
-        timestamp: codec.u32(receive.timestamp),
-        timestamp_at: {
-            let now = codec.now().as_secs() as u32;
-            now.wrapping_sub(codec.u32(now.wrapping_sub(receive.timestamp_at)))
-        },
-        limit: codec.u32(receive.limit),
+        ts_recent: codec.u32(receive.ts_recent),
+        ts_recent_stamp: age(receive.ts_recent_stamp, codec.now().as_secs() as u32, codec),
+        buffer_limit: codec.u32(receive.buffer_limit),
         mss: codec.u16(receive.mss),
-        scale: codec.u8(receive.scale),
-        quick: codec.u8(receive.quick),
-        interactive: codec.flag(receive.interactive),
-        duplicates: codec.u8(receive.duplicates),
+        wscale: codec.u8(receive.wscale),
+        quick_acks: codec.u8(receive.quick_acks),
+        pingpong: codec.flag(receive.pingpong),
+        duplicate_acks: codec.u8(receive.duplicate_acks),
         closed: codec.flag(receive.closed),
-        last: codec.time(receive.last),
-        data_at: {
-            let now = milliseconds(codec.now());
-            now.wrapping_sub(codec.u32(now.wrapping_sub(receive.data_at)))
-        },
-        challenged: {
+        last_heard: codec.time(receive.last_heard),
+        last_data: age(receive.last_data, milliseconds(codec.now()), codec),
+        last_challenge: {
             let now = codec.now();
-            codec.maybe(receive.challenged, now, C::time)
+            codec.maybe(receive.last_challenge, now, C::time)
         },
         consumed: codec.u32(receive.consumed),
-        tuned: codec.time(receive.tuned),
+        tuned_at: codec.time(receive.tuned_at),
     };
     if !copy.finished {
         copy.assembler.note_fin(copy.fin);
@@ -438,12 +430,12 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         return thawed;
     }
     thawed.restore_unread(&unread);
-    let copy = assembler.copy();
-    thawed.restore_copy((codec.u32(copy.0), codec.u32(copy.1)));
-    let mut islands = assembler.beyond();
+    let duplicate = assembler.duplicate();
+    thawed.restore_duplicate((codec.u32(duplicate.0), codec.u32(duplicate.1)));
+    let mut ranges = assembler.beyond();
     let count = codec.u16(assembler.beyond().count() as u16);
     for _ in 0..count {
-        let (first, pieces) = islands.next().unwrap_or_default();
+        let (first, pieces) = ranges.next().unwrap_or_default();
         let first = codec.u32(first);
         let bytes = codec.data(pieces);
         let distance = first.wrapping_sub(thawed.next()) as usize;
@@ -453,7 +445,7 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         }
         if distance == 0
             || distance + bytes.len() > BUFFER_MAX as usize
-            || thawed.insert(first, &bytes, &Bounds::MOST) != Inserted::Beyond
+            || thawed.insert(first, &bytes, &QueueLimits::MOST) != Inserted::Beyond
         {
             codec.damaged();
         }
@@ -462,10 +454,8 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
 }
 
 fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
-    let first = codec.u32(recovery.board.first());
+    let first = codec.u32(recovery.board.una());
     let now = microseconds(codec.now());
-    // A moment of half an hour ago at most.
-    let moment = |codec: &mut C, sent: u32| now.wrapping_sub(codec.u32(now.wrapping_sub(sent)));
     let rack = recovery.rack;
     Recovery {
         board: {
@@ -475,34 +465,34 @@ fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
             for _ in 0..count {
                 let piece = pieces.next();
                 let end = codec.u32(piece.map_or(0, |piece| piece.end));
-                let sent = moment(codec, piece.map_or(now, |piece| piece.sent));
-                let marks = codec.u8(piece.map_or(0, |piece| piece.marks));
+                let sent = age(piece.map_or(now, |piece| piece.sent), now, codec);
+                let marks = codec.u8(piece.map_or(0, |piece| piece.flags));
                 if !board.restore(end, sent, marks) {
                     codec.damaged();
                     break;
                 }
             }
-            let presumed = codec.maybe(recovery.board.presumed(), 0, C::u32);
-            if let Some(bytes) = presumed {
-                board.presume(bytes);
+            let reno_sacked = codec.maybe(recovery.board.reno_sacked(), 0, C::u32);
+            if let Some(bytes) = reno_sacked {
+                board.set_reno_sacked(bytes);
             }
             board
         },
         rack: Rack {
-            sent: moment(codec, rack.sent),
-            end: codec.u32(rack.end),
-            round_trip: codec.u32(rack.round_trip),
+            xmit_ts: age(rack.xmit_ts, now, codec),
+            end_seq: codec.u32(rack.end_seq),
+            rtt: codec.u32(rack.rtt),
             advanced: codec.flag(rack.advanced),
-            steps: codec.u8(rack.steps),
-            persists: codec.u8(rack.persists),
-            widened: codec.maybe(rack.widened, 0, C::u32),
+            reo_wnd_steps: codec.u8(rack.reo_wnd_steps),
+            reo_wnd_persist: codec.u8(rack.reo_wnd_persist),
+            dsack_round: codec.maybe(rack.dsack_round, 0, C::u32),
             reordering: codec.u16(rack.reordering),
-            reordered: codec.u32(rack.reordered),
+            reord_seen: codec.u32(rack.reord_seen),
         },
-        phase: one_of(&Phase::ALL, recovery.phase as u8, codec),
-        wait: one_of(&Wait::ALL, recovery.wait as u8, codec),
-        end: codec.u32(recovery.end),
-        sacked_segments: codec.u32(recovery.sacked_segments),
+        ca_state: one_of(&CaState::ALL, recovery.ca_state as u8, codec),
+        rtx_timer: one_of(&RtxTimer::ALL, recovery.rtx_timer as u8, codec),
+        high_seq: codec.u32(recovery.high_seq),
+        sacked_out: codec.u32(recovery.sacked_out),
         probe: {
             let (kind, end) = match recovery.probe {
                 TailProbe::None => (0, 0),
@@ -521,17 +511,17 @@ fn recovery<C: Codec>(recovery: &Recovery, codec: &mut C) -> Recovery {
         },
         undo: Undo {
             marker: codec.maybe(recovery.undo.marker, 0, C::u32),
-            unexplained: codec.maybe(recovery.undo.unexplained, 0, C::u16),
-            stamp: codec.maybe(recovery.undo.stamp, 0, C::u32),
-            restores: codec.flag(recovery.undo.restores),
+            undo_retrans: codec.maybe(recovery.undo.undo_retrans, 0, C::u16),
+            retrans_stamp: codec.maybe(recovery.undo.retrans_stamp, 0, C::u32),
+            restores_window: codec.flag(recovery.undo.restores_window),
         },
         reduction: Reduction {
-            window: codec.u32(recovery.reduction.window),
+            prior_cwnd: codec.u32(recovery.reduction.prior_cwnd),
             delivered: codec.u32(recovery.reduction.delivered),
             sent: codec.u32(recovery.reduction.sent),
         },
-        forward: codec.flag(recovery.forward),
-        new_first: codec.flag(recovery.new_first),
+        frto: codec.flag(recovery.frto),
+        frto_new_data: codec.flag(recovery.frto_new_data),
         path_probe: codec.maybe(recovery.path_probe, (0, 0), |codec, (start, end)| {
             (codec.u32(start), codec.u32(end))
         }),

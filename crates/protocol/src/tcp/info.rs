@@ -1,4 +1,4 @@
-//! What `getsockopt(TCP_INFO)` tells.
+//! What `getsockopt(TCP_INFO)` returns.
 
 use core::time::Duration;
 
@@ -40,7 +40,7 @@ pub struct Info {
     /// `tcpi_snd_mss`: payload of a full segment.
     pub send_mss: u32,
     /// `tcpi_pmtu`: what the path is taken to carry, as far as ICMP or a search
-    /// has told; headers included.
+    /// has shown; headers included.
     pub path_mtu: u32,
     /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
     pub receive_mss: u32,
@@ -104,14 +104,14 @@ pub struct Info {
     pub reordering: u32,
     /// `tcpi_reord_seen`: times that reordering was seen.
     pub reordering_seen: u32,
-    /// `tcpi_dsack_dups`: segments that the receiver told of having got twice.
+    /// `tcpi_dsack_dups`: segments that D-SACKs have reported.
     pub duplicates: u32,
     /// `tcpi_delivered`: segments that have arrived, our SYN among them, even
     /// where what they carried was sent again; counted from the bytes that each
-    /// acknowledgment tells of, as full segments.
+    /// acknowledgment covers, as full segments.
     pub delivered: u32,
-    /// `tcpi_delivered_ce`: segments whose acknowledgments told of congestion
-    /// (ECE); counted from the bytes they cover.
+    /// `tcpi_delivered_ce`: segments whose acknowledgments had ECE
+    /// set; counted from the bytes they cover.
     pub delivered_ce: u32,
     /// `tcpi_segs_in`.
     pub segments_received: u32,
@@ -129,7 +129,7 @@ impl Connection {
     /// (`tcpi_last_data_recv`); to the millisecond, within 49 days.
     #[must_use]
     pub fn since_received(&self, now: Time) -> Duration {
-        let age = milliseconds(now).wrapping_sub(self.receive.data_at);
+        let age = milliseconds(now).wrapping_sub(self.receive.last_data);
         Duration::from_millis(age.into())
     }
 
@@ -152,30 +152,29 @@ impl Connection {
             ecn_seen: self.ecn.has_seen(),
             syn_data: self.took_syn_data(),
             fast_open_failure: self.fast_open_failure(),
-            send_window_scale: self.send.scale,
-            receive_window_scale: self.receive.scale,
+            send_window_scale: self.send.wscale,
+            receive_window_scale: self.receive.wscale,
             retransmission_timeout: self.retransmission_timeout(),
-            round_trip: microseconds(self.round_trip.smoothed()),
-            round_trip_variation: microseconds(self.round_trip.variation()),
+            round_trip: microseconds(self.round_trip.srtt()),
+            round_trip_variation: microseconds(self.round_trip.rttvar()),
             round_trip_min: microseconds(self.round_trip.min),
             send_mss: self.send.mss.into(),
-            path_mtu: u32::from(self.path.limit().min(self.config.mss))
-                + if self.flow.remote.is_ipv4() { 40 } else { 60 },
+            path_mtu: u32::from(self.path.limit().min(self.config.mss)) + self.headers_len(),
             receive_mss: self.receive.mss.into(),
             congestion: self.congestion.congestion(),
             congestion_window: self.congestion.window(),
             slow_start_threshold: self.congestion.threshold(),
             pacing_rate: self.pacing_rate(),
             pacing_rate_max: self.config.pacing_rate_max(),
-            send_window: self.send.window,
-            receive_window: if before(expected, self.receive.edge) {
-                self.receive.edge.wrapping_sub(expected)
+            send_window: self.send.wnd,
+            receive_window: if before(expected, self.receive.rcv_adv) {
+                self.receive.rcv_adv.wrapping_sub(expected)
             } else {
                 0
             },
-            receive_buffer: self.receive.limit,
+            receive_buffer: self.receive.buffer_limit,
             send_buffer: self.send_limit(),
-            unacknowledged: self.send.next.wrapping_sub(self.send.first),
+            unacknowledged: self.send.outstanding(),
             not_sent: self.unsent(),
             unread: self.receive.assembler.unread(),
             bytes_acknowledged: counters.bytes_acknowledged,
@@ -186,15 +185,15 @@ impl Connection {
             fast_recoveries: counters.fast_recoveries,
             recoveries_undone: counters.recoveries_undone,
             loss_probes: counters.loss_probes,
-            congestion_state: self.recovery.phase as u8,
+            congestion_state: self.recovery.ca_state as u8,
             sacked: self.recovery.board.sacked(),
             lost: self.recovery.board.lost(),
-            retransmitted: self.recovery.board.again(),
+            retransmitted: self.recovery.board.retransmitted(),
             retries: self.send.retries,
             backoff: self.round_trip.backoff,
             reordering: self.recovery.rack.reordering.into(),
-            reordering_seen: self.recovery.rack.reordered,
-            duplicates: counters.duplicates_told,
+            reordering_seen: self.recovery.rack.reord_seen,
+            duplicates: counters.dsack_duplicates,
             delivered: {
                 let synchronizing = matches!(self.state, State::SynSent | State::SynReceived);
                 counters.delivered.wrapping_add((!synchronizing).into())

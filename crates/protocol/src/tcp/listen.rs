@@ -36,12 +36,12 @@ const LIMIT_MAX: usize = 65_536;
 /// (`tcp_invalid_ratelimit`).
 const ANSWER_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the driver goes on answering after the last sign of an attack.
-const CALM: Duration = Duration::from_secs(10);
+const FLOOD_HYSTERESIS: Duration = Duration::from_secs(10);
 /// SYNs over their share in a second that make an attack.
 const EXCESS: u32 = 128;
 /// Answers beyond the first while more than half of the places are taken: those
 /// that come back do so within seconds.
-const RETRIES_ATTACKED: u8 = 2;
+const RETRIES_CROWDED: u8 = 2;
 
 /// Secret keys, drawn at random by the caller once a stack.
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ pub struct Listener {
     backlog: usize,
     /// Connections that wait to be accepted.
     waiting: usize,
-    attacked_until: Option<Time>,
+    flooded_until: Option<Time>,
     cookies_until: Option<Time>,
     /// Where the segments that are given come from.
     origin: u64,
@@ -110,7 +110,7 @@ impl Listener {
     ///
     /// [`Config::mss`] is to be the MTU less 40: to IPv6 peers 20 less is
     /// announced. The caller's times must be those of the clock whose zero the
-    /// driver was told, for cookies carry the time.
+    /// driver knows, for cookies carry the time.
     #[must_use]
     pub fn new(config: &Config, backlog: u32, secrets: Secrets) -> Self {
         let backlog = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
@@ -122,7 +122,7 @@ impl Listener {
             limit: backlog.clamp(LIMIT_MIN, LIMIT_MAX),
             backlog,
             waiting: 0,
-            attacked_until: None,
+            flooded_until: None,
             cookies_until: None,
             origin: 0,
             fast_open: None,
@@ -164,7 +164,7 @@ impl Listener {
         now: Time,
         send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
-        self.calm_down(now);
+        self.expire_defences(now);
         let flags = segment.header.flags;
         // To itself: a LAND attack.
         if segment.flow.local == segment.flow.remote {
@@ -200,7 +200,7 @@ impl Listener {
         let full = self.half_open.len() >= self.limit;
         let share = (self.limit / SHARE).max(SHARE_MIN);
         if full || self.half_open.of_prefix(prefix) >= share {
-            self.exceed(full, now);
+            self.count_excess_syn(full, now);
             let Some(answer) = self.cookies.answer(syn, now) else {
                 return Reaction::Dropped(DropReason::TcpSynQueueFull);
             };
@@ -246,15 +246,15 @@ impl Listener {
     }
 
     /// Notes that a SYN found no place.
-    fn exceed(&mut self, full: bool, now: Time) {
+    fn count_excess_syn(&mut self, full: bool, now: Time) {
         if now.saturating_sub(self.excess_since) >= Duration::from_secs(1) {
             self.excess = 0;
             self.excess_since = now;
         }
         self.excess = self.excess.saturating_add(1);
         if full || self.excess > EXCESS {
-            self.attacked_until = Some(now + CALM);
-            self.cookies_until = Some(now + CALM + cookie::LIFETIME);
+            self.flooded_until = Some(now + FLOOD_HYSTERESIS);
+            self.cookies_until = Some(now + FLOOD_HYSTERESIS + cookie::LIFETIME);
         }
     }
 
@@ -417,21 +417,20 @@ impl Listener {
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
         let next = self.half_open.next().map(|(deadline, _)| deadline);
-        let ends = [next, self.attacked_until, self.cookies_until];
+        let ends = [next, self.flooded_until, self.cookies_until];
         ends.into_iter().flatten().min()
     }
 
-    /// Answers again whoever did not hear the last answer, and forgets whoever
-    /// has not for long: `forgotten` hears of each flow, which the caller takes
-    /// out of the driver's table. `send` is also told where the SYN came from
-    /// ([`Listener::set_origin`]).
+    /// Retransmits SYN-ACKs, and drops half-open connections after the last:
+    /// `forgotten` gets each flow, which the caller takes out of the driver's table.
+    /// `send` also gets where the SYN came from ([`Listener::set_origin`]).
     pub fn timeout(
         &mut self,
         now: Time,
         send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>, u64),
         forgotten: &mut dyn FnMut(&FourTuple),
     ) {
-        self.calm_down(now);
+        self.expire_defences(now);
         while let Some((deadline, key)) = self.half_open.next() {
             if deadline > now {
                 return;
@@ -439,7 +438,7 @@ impl Listener {
             let crowded = self.half_open.len() > self.limit / 2;
             let wanted = self.config.syn_ack_retries;
             let retries = if crowded {
-                wanted.min(RETRIES_ATTACKED)
+                wanted.min(RETRIES_CROWDED)
             } else {
                 wanted
             };
@@ -459,8 +458,8 @@ impl Listener {
         }
     }
 
-    fn calm_down(&mut self, now: Time) {
-        self.attacked_until = self.attacked_until.filter(|&until| now < until);
+    fn expire_defences(&mut self, now: Time) {
+        self.flooded_until = self.flooded_until.filter(|&until| now < until);
         self.cookies_until = self.cookies_until.filter(|&until| now < until);
     }
 
@@ -494,7 +493,7 @@ impl Listener {
     /// True when the driver is to answer SYNs with cookies.
     #[must_use]
     pub fn sends_cookies(&self) -> bool {
-        self.attacked_until.is_some()
+        self.flooded_until.is_some()
     }
 
     /// True when cookies may be on their way, so that the driver is to let valid

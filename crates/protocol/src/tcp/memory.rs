@@ -1,13 +1,13 @@
 //! What a connection's data takes, and what it does without when all connections
 //! together take too much (Linux `tcp_mem`).
 //!
-//! The engine counts for itself only. Whoever has many connections adds up
+//! The engine counts for itself only. The owner of many connections adds up
 //! [`Connection::memory`] and says by [`Connection::set_memory_pressure`] how the
 //! sum stands; the engine acts on that when it takes, announces and releases.
 
 use super::assembler::ReceiveLimits;
 use super::connection::Connection;
-use super::islands::Bounds;
+use super::out_of_order::QueueLimits;
 
 /// What a connection may hold either way however short memory is, if a segment is
 /// no longer: so that it goes on (the first number of Linux's `tcp_rmem` and
@@ -42,10 +42,10 @@ pub(super) struct Limits<'a> {
 }
 
 impl ReceiveLimits for Limits<'_> {
-    fn beyond(&self) -> Bounds {
+    fn beyond(&self) -> QueueLimits {
         match self.pressure {
-            MemoryPressure::None => Bounds::new(*self.buffer, *self.mss),
-            _ => Bounds::NOTHING,
+            MemoryPressure::None => QueueLimits::new(*self.buffer, *self.mss),
+            _ => QueueLimits::NOTHING,
         }
     }
 
@@ -63,7 +63,7 @@ impl Connection {
     #[must_use]
     pub fn memory(&self) -> usize {
         self.receive.assembler.capacity()
-            + self.receive.assembler.memory_beyond()
+            + self.receive.assembler.out_of_order_memory()
             + self.send.buffer.capacity()
     }
 
@@ -99,7 +99,7 @@ impl Connection {
             MemoryPressure::Exhausted => self.least().saturating_sub(unread),
             _ => SHORT_WINDOW * u32::from(self.config.mss),
         };
-        self.receive.limit.saturating_sub(unread).min(most)
+        self.receive.buffer_limit.saturating_sub(unread).min(most)
     }
 
     /// The window to offer while memory is short: what `held` says was promised, or a
@@ -120,7 +120,7 @@ impl Connection {
         match self.pressure {
             MemoryPressure::None => limit,
             // A size that the application has asked for stays (as Linux).
-            MemoryPressure::Short if self.send.limit != 0 => limit,
+            MemoryPressure::Short if self.send.buffer_limit != 0 => limit,
             MemoryPressure::Short => limit.min(self.config.send_buffer),
             MemoryPressure::Exhausted => limit.min(self.least()),
         }

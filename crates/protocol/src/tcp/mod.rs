@@ -15,11 +15,12 @@
 //!
 //! One concern a file: `segment` (bytes), `connection` (the state and its
 //! beginning), `application` and `options` (what its owner does with it),
-//! `receive` and `acknowledgment` (RFC 9293 §3.10.7), `send` (what may be sent,
-//! and when), `burst` (how much together, and who cuts it), `sent` (what is then
-//! remembered), `marks` (pushes and records), `assembler` and `islands` (what has
-//! come, in order and beyond holes; like the send buffer each a `byte_queue`, which
-//! is a `ring`), `memory` (what all of that takes, and what is done when it is short),
+//! `receive`, `delayed_ack` and `acknowledgment` (RFC 9293 §3.10.7), `plan` (what may
+//! be sent) and `send`, `burst` (how much together, and who cuts it), `sent` (what is then
+//! remembered), `push_marks` (pushes and records), `assembler` and `out_of_order` (what has come,
+//! in order and beyond holes; like the send buffer each a `byte_queue`, which
+//! is a `ring`), `receive_buffer` (its
+//! growth), `memory` (what all of that takes, and what is done when it is short),
 //! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
 //! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
 //! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
@@ -27,8 +28,7 @@
 //! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
 //! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
 //! `sending_times` (what sending waited for), `sysctl` and `stream_options` (what
-//! makes a [`Config`]). Before a
-//! connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
+//! makes a [`Config`]). Before a connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
@@ -47,23 +47,26 @@ mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
+mod delayed_ack;
 mod ecn;
 mod fast_open;
 mod freeze;
 mod half_open;
 mod info;
-mod islands;
 pub mod isn;
 mod keyed;
 mod listen;
-mod marks;
 mod memory;
 mod notifications;
 mod options;
+mod out_of_order;
 mod pacing;
 mod path_mtu;
+mod plan;
+mod push_marks;
 mod rack;
 mod receive;
+mod receive_buffer;
 mod recovery;
 mod reduction;
 mod ring;
@@ -168,7 +171,7 @@ impl fmt::Debug for Errno {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum State {
-    /// Over. Once [`Connection::wants_output`] is false it may be dropped.
+    /// Once [`Connection::wants_output`] is false it may be dropped.
     Closed = 0,
     /// A SYN was sent.
     SynSent = 1,
@@ -204,12 +207,21 @@ impl State {
         Self::LastAck,
         Self::TimeWait,
     ];
+
+    /// Data, or what is left of it before our FIN, may be sent.
+    #[inline]
+    pub(crate) fn may_send_data(self) -> bool {
+        matches!(
+            self,
+            Self::Established | Self::CloseWait | Self::FinWait1 | Self::Closing | Self::LastAck
+        )
+    }
 }
 
 /// Which half to close, as `shutdown(2)` has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shutdown {
-    /// No more reading (`SHUT_RD`). As on Linux, the peer is not told.
+    /// No more reading (`SHUT_RD`). As on Linux, the peer does not notice.
     Read,
     /// No more writing (`SHUT_WR`): a FIN follows what was written.
     Write,

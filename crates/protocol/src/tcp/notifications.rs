@@ -1,10 +1,8 @@
-//! What an application is told of its bytes beside the bytes themselves: when
-//! they left, were acknowledged and came (`SO_TIMESTAMPING`), and when the memory
-//! that they were written from is free again (`MSG_ZEROCOPY`). Linux's error
-//! queue (`MSG_ERRQUEUE`), without its encoding.
+//! Timestamps of sent, acknowledged and received bytes (`SO_TIMESTAMPING`), and
+//! completions of writes without copying (`MSG_ZEROCOPY`): Linux's error queue
+//! (`MSG_ERRQUEUE`), without its encoding.
 //!
-//! Asked of a connection that wants none of it, all of this is one pointer that is
-//! null.
+//! To a connection that uses none of it, all of this is a null pointer.
 
 use std::collections::VecDeque;
 
@@ -19,10 +17,10 @@ const MARKS_MAX: usize = 1024;
 /// Notifications that wait to be taken, at most.
 const QUEUE_MAX: usize = 1024;
 
-/// Moments of arrival that are told apart in what is not read, at most.
+/// Times of arrival that are kept apart in what is not read, at most.
 const ARRIVALS_MAX: usize = 256;
 
-/// Which times are told (`SO_TIMESTAMPING`); none unless said.
+/// Which times are reported (`SO_TIMESTAMPING`); none by default.
 ///
 /// Times are software's, of the clock that the engine is given. What is asked
 /// for counts for calls that write, or segments that come, from then on.
@@ -40,12 +38,11 @@ pub struct Timestamping {
     /// When what is read has come: see [`Connection::read_timestamp`]
     /// (`SOF_TIMESTAMPING_RX_SOFTWARE`).
     pub received: bool,
-    /// What tells one write from another.
+    /// How writes are identified.
     pub keys: TimestampKeys,
 }
 
 impl Timestamping {
-    /// Something of what is written is to be told.
     fn of_writes(self) -> bool {
         self.scheduled || self.sent || self.acknowledged
     }
@@ -67,7 +64,7 @@ pub enum TimestampKeys {
     FromWritten = 2,
 }
 
-/// What has happened to the last byte of a write.
+/// What happened to the last byte of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TimestampEvent {
@@ -118,9 +115,9 @@ struct Mark {
     acknowledged: bool,
 }
 
-/// Of a connection whose application wants to be told.
+/// The error queue of a connection, and what will be put into it.
 #[derive(Default)]
-pub(super) struct Notices {
+pub(super) struct ErrorQueue {
     timestamping: Timestamping,
     zero_copy: bool,
     /// The sequence number that keys count from.
@@ -132,10 +129,10 @@ pub(super) struct Notices {
     /// The first so many of them have left.
     left: usize,
     queue: VecDeque<Notification>,
-    /// What there was no room for.
+    /// Times that there was no room for.
     lost: u32,
-    /// Everything that was ever put into the queue.
-    told: u32,
+    /// Notifications that were ever queued, wrapping.
+    queued: u32,
     /// Sequence numbers up to which had come at a time, beyond what was read.
     arrivals: VecDeque<(u32, Time)>,
     /// Of what was not read, what is before it had come before times were kept.
@@ -144,33 +141,33 @@ pub(super) struct Notices {
     read: Option<Time>,
 }
 
-impl Notices {
-    fn tell(&mut self, event: TimestampEvent, key: u32, at: Time) {
+impl ErrorQueue {
+    fn push_time(&mut self, event: TimestampEvent, key: u32, at: Time) {
         if self.queue.len() < QUEUE_MAX {
             self.queue.push_back(Notification::Time { event, key, at });
-            self.told = self.told.wrapping_add(1);
+            self.queued = self.queued.wrapping_add(1);
         } else {
             self.lost = self.lost.saturating_add(1);
         }
     }
 
-    /// Tells that the next write is done. Those that follow each other are told at
-    /// once, as long as nothing else was told between them (Linux
+    /// The next write is complete. Consecutive completions share a notification, as
+    /// long as nothing else was queued between them (Linux
     /// `skb_zerocopy_notify_extend`).
-    fn tell_free(&mut self) {
+    fn complete_zero_copy(&mut self) {
         let number = self.next_write;
         self.next_write = number.wrapping_add(1);
-        self.told = self.told.wrapping_add(1);
+        self.queued = self.queued.wrapping_add(1);
         let full = self.queue.len() >= QUEUE_MAX;
-        // In a full queue what was told between them does not count: nobody may
-        // wait for memory for ever.
+        // In a full queue what lies between them does not count: no completion may
+        // be lost.
         let reach = if full { usize::MAX } else { 1 };
-        for told in self.queue.iter_mut().rev().take(reach) {
+        for last_queued in self.queue.iter_mut().rev().take(reach) {
             if let Notification::Free {
                 first,
                 last,
                 copied: true,
-            } = told
+            } = last_queued
                 && last.wrapping_add(1) == number
                 // Not all numbers that there are.
                 && *first != number
@@ -205,7 +202,7 @@ impl Notices {
             base: codec.u32(self.base),
             next_write: codec.u32(self.next_write),
             lost: codec.u32(self.lost),
-            told: codec.u32(self.told),
+            queued: codec.u32(self.queued),
             ..Self::default()
         };
         for index in 0..count(self.marks.len(), MARKS_MAX, codec) {
@@ -226,8 +223,8 @@ impl Notices {
         }
         copy.left = (codec.u16(self.left as u16) as usize).min(copy.marks.len());
         for index in 0..count(self.queue.len(), QUEUE_MAX + 1, codec) {
-            let told = self.queue.get(index).copied();
-            copy.queue.push_back(notification(told, codec));
+            let queued = self.queue.get(index).copied();
+            copy.queue.push_back(notification(queued, codec));
         }
         let now = codec.now();
         for index in 0..count(self.arrivals.len(), ARRIVALS_MAX, codec) {
@@ -250,8 +247,8 @@ fn count(held: usize, most: usize, codec: &mut impl Codec) -> usize {
     count
 }
 
-fn notification<C: Codec>(told: Option<Notification>, codec: &mut C) -> Notification {
-    let (kind, a, b, at) = match told {
+fn notification<C: Codec>(queued: Option<Notification>, codec: &mut C) -> Notification {
+    let (kind, a, b, at) = match queued {
         Some(Notification::Time { event, key, at }) => (event as u8, key, 0, at),
         Some(Notification::Free {
             first,
@@ -277,57 +274,57 @@ fn notification<C: Codec>(told: Option<Notification>, codec: &mut C) -> Notifica
 }
 
 impl Connection {
-    /// Which times are told from now on (`SO_TIMESTAMPING`). Keys begin to count
-    /// when they are asked for, not again when other times are.
+    /// Which times are reported from now on (`SO_TIMESTAMPING`). Keys begin to count
+    /// when they are first asked for, not again when other times are.
     pub fn set_timestamping(&mut self, timestamping: Timestamping) {
         if timestamping == self.timestamping() {
             return;
         }
-        let (first, written) = (self.send.first, self.send.written);
+        let (first, written) = (self.send.una, self.send.write_seq);
         let old = (self.receive.assembler.unread() > 0).then(|| self.receive.assembler.next());
-        let notices = self.notices.get_or_insert_default();
+        let error_queue = self.error_queue.get_or_insert_default();
         let keys = timestamping.keys;
-        if keys != TimestampKeys::None && notices.timestamping.keys == TimestampKeys::None {
-            notices.base = if keys == TimestampKeys::FromWritten {
+        if keys != TimestampKeys::None && error_queue.timestamping.keys == TimestampKeys::None {
+            error_queue.base = if keys == TimestampKeys::FromWritten {
                 written
             } else {
                 first
             };
         }
-        if timestamping.received != notices.timestamping.received {
-            notices.arrivals.clear();
-            notices.before_arrivals = old;
-            notices.read = None;
+        if timestamping.received != error_queue.timestamping.received {
+            error_queue.arrivals.clear();
+            error_queue.before_arrivals = old;
+            error_queue.read = None;
         }
-        notices.timestamping = timestamping;
+        error_queue.timestamping = timestamping;
     }
 
     /// See [`Connection::set_timestamping`].
     #[must_use]
     pub fn timestamping(&self) -> Timestamping {
-        match &self.notices {
-            Some(notices) => notices.timestamping,
+        match &self.error_queue {
+            Some(error_queue) => error_queue.timestamping,
             None => Timestamping::default(),
         }
     }
 
-    /// Whether writes without copying are told of (`SO_ZEROCOPY`).
+    /// Whether completions of writes without copying are reported (`SO_ZEROCOPY`).
     pub fn set_zero_copy(&mut self, on: bool) {
         if on != self.zero_copy() {
-            self.notices.get_or_insert_default().zero_copy = on;
+            self.error_queue.get_or_insert_default().zero_copy = on;
         }
     }
 
     /// See [`Connection::set_zero_copy`].
     #[must_use]
     pub fn zero_copy(&self) -> bool {
-        self.notices
+        self.error_queue
             .as_ref()
-            .is_some_and(|notices| notices.zero_copy)
+            .is_some_and(|error_queue| error_queue.zero_copy)
     }
 
     /// A call of the application's has written `bytes` in all, by
-    /// [`Connection::write`], and no more: to be told before they leave. Its last
+    /// [`Connection::write`], and no more: to be called before they leave. Its last
     /// byte is the one that [`Timestamping`] is about.
     ///
     /// With `zero_copy` (`MSG_ZEROCOPY`) and [`Connection::set_zero_copy`] it gets
@@ -337,19 +334,19 @@ impl Connection {
         if bytes == 0 {
             return;
         }
-        let last = self.send.written.wrapping_sub(1);
-        let unsent = !before(last, self.send.next);
-        let Some(notices) = &mut self.notices else {
+        let last = self.send.write_seq.wrapping_sub(1);
+        let unsent = !before(last, self.send.nxt);
+        let Some(error_queue) = &mut self.error_queue else {
             return;
         };
-        let wanted = notices.timestamping;
+        let wanted = error_queue.timestamping;
         if wanted.of_writes() {
-            if unsent && notices.marks.len() < MARKS_MAX {
+            if unsent && error_queue.marks.len() < MARKS_MAX {
                 let key = match wanted.keys {
                     TimestampKeys::None => 0,
-                    _ => last.wrapping_sub(notices.base),
+                    _ => last.wrapping_sub(error_queue.base),
                 };
-                notices.marks.push_back(Mark {
+                error_queue.marks.push_back(Mark {
                     last,
                     key,
                     scheduled: wanted.scheduled,
@@ -357,11 +354,11 @@ impl Connection {
                     acknowledged: wanted.acknowledged,
                 });
             } else {
-                notices.lost = notices.lost.saturating_add(1);
+                error_queue.lost = error_queue.lost.saturating_add(1);
             }
         }
-        if zero_copy && notices.zero_copy {
-            notices.tell_free();
+        if zero_copy && error_queue.zero_copy {
+            error_queue.complete_zero_copy();
         }
     }
 
@@ -370,72 +367,78 @@ impl Connection {
     #[inline]
     #[must_use]
     pub fn has_notifications(&self) -> bool {
-        self.notices
+        self.error_queue
             .as_ref()
-            .is_some_and(|notices| !notices.queue.is_empty())
+            .is_some_and(|error_queue| !error_queue.queue.is_empty())
     }
 
     /// The oldest notification that was not taken (`recvmsg` with `MSG_ERRQUEUE`).
     /// They outlive the connection's end.
     pub fn take_notification(&mut self) -> Option<Notification> {
-        self.notices.as_mut()?.queue.pop_front()
+        self.error_queue.as_mut()?.queue.pop_front()
     }
 
-    /// Counts what was notified, wrapping: who waits for notifications is woken
-    /// when it changes, be they taken or not (an edge of epoll).
+    /// Notifications that were ever queued, wrapping: waiters are woken when it
+    /// changes, whether notifications are taken or not (edge-triggered epoll).
     #[inline]
     #[must_use]
     pub fn notification_count(&self) -> u32 {
-        self.notices.as_ref().map_or(0, |notices| notices.told)
+        self.error_queue
+            .as_ref()
+            .map_or(0, |error_queue| error_queue.queued)
     }
 
-    /// Times that were not told, for too many waited: 1024 writes to be
-    /// acknowledged, or 1024 notifications to be taken. Memory that is free again
-    /// is always told.
+    /// Times that were not reported because 1024 writes waited to be acknowledged, or
+    /// 1024 notifications to be taken. Completions are always reported.
     #[must_use]
     pub fn notifications_lost(&self) -> u32 {
-        self.notices.as_ref().map_or(0, |notices| notices.lost)
+        self.error_queue
+            .as_ref()
+            .map_or(0, |error_queue| error_queue.lost)
     }
 
     /// When the last byte that was read had come, in order and to be read, with
     /// [`Timestamping::received`]; nothing if it came before that was asked for.
-    /// Where more than 256 moments would have to be told apart the later one
+    /// Where more than 256 times would have to be kept apart the later one
     /// counts for both, as on Linux where two segments are put together.
     #[must_use]
     pub fn read_timestamp(&self) -> Option<Time> {
-        self.notices.as_ref()?.read
+        self.error_queue.as_ref()?.read
     }
 
     /// New bytes have left.
     #[cold]
-    pub(super) fn tell_sent(&mut self, end: u32, now: Time) {
-        let Some(notices) = &mut self.notices else {
+    pub(super) fn timestamp_sent(&mut self, end: u32, now: Time) {
+        let Some(error_queue) = &mut self.error_queue else {
             return;
         };
-        while let Some(&mark) = notices.marks.get(notices.left)
+        while let Some(&mark) = error_queue.marks.get(error_queue.left)
             && before(mark.last, end)
         {
-            notices.left += 1;
+            error_queue.left += 1;
             if mark.scheduled {
-                notices.tell(TimestampEvent::Scheduled, mark.key, now);
+                error_queue.push_time(TimestampEvent::Scheduled, mark.key, now);
             }
             if mark.sent {
-                notices.tell(TimestampEvent::Sent, mark.key, now);
+                error_queue.push_time(TimestampEvent::Sent, mark.key, now);
             }
         }
     }
 
     /// SND.UNA has moved.
     #[cold]
-    pub(super) fn tell_acknowledged(&mut self, now: Time) {
-        let first = self.send.first;
-        let Some(notices) = &mut self.notices else {
+    pub(super) fn timestamp_acknowledged(&mut self, now: Time) {
+        let first = self.send.una;
+        let Some(error_queue) = &mut self.error_queue else {
             return;
         };
-        while let Some(mark) = notices.marks.pop_front_if(|mark| before(mark.last, first)) {
-            notices.left = notices.left.saturating_sub(1);
+        while let Some(mark) = error_queue
+            .marks
+            .pop_front_if(|mark| before(mark.last, first))
+        {
+            error_queue.left = error_queue.left.saturating_sub(1);
             if mark.acknowledged {
-                notices.tell(TimestampEvent::Acknowledged, mark.key, now);
+                error_queue.push_time(TimestampEvent::Acknowledged, mark.key, now);
             }
         }
     }
@@ -444,16 +447,16 @@ impl Connection {
     #[cold]
     pub(super) fn note_arrival(&mut self, now: Time) {
         let end = self.receive.assembler.next();
-        let Some(notices) = &mut self.notices else {
+        let Some(error_queue) = &mut self.error_queue else {
             return;
         };
-        if !notices.timestamping.received || self.state == State::Closed {
+        if !error_queue.timestamping.received || self.state == State::Closed {
             return;
         }
-        let full = notices.arrivals.len() >= ARRIVALS_MAX;
-        match notices.arrivals.back_mut() {
+        let full = error_queue.arrivals.len() >= ARRIVALS_MAX;
+        match error_queue.arrivals.back_mut() {
             Some(last) if full || last.1 == now => *last = (end, now),
-            _ => notices.arrivals.push_back((end, now)),
+            _ => error_queue.arrivals.push_back((end, now)),
         }
     }
 
@@ -462,25 +465,25 @@ impl Connection {
     pub(super) fn note_read(&mut self) {
         let unread = self.receive.assembler.unread();
         let position = self.receive.assembler.next().wrapping_sub(unread);
-        let Some(notices) = &mut self.notices else {
+        let Some(error_queue) = &mut self.error_queue else {
             return;
         };
-        notices.read = None;
-        if let Some(old) = notices.before_arrivals {
+        error_queue.read = None;
+        if let Some(old) = error_queue.before_arrivals {
             if !before(old, position) {
                 return;
             }
-            notices.before_arrivals = None;
+            error_queue.before_arrivals = None;
         }
-        while let Some(&(end, at)) = notices.arrivals.front() {
+        while let Some(&(end, at)) = error_queue.arrivals.front() {
             if before(position, end) {
                 // Read in part.
-                notices.read = Some(at);
+                error_queue.read = Some(at);
                 return;
             }
-            notices.arrivals.pop_front();
+            error_queue.arrivals.pop_front();
             if end == position {
-                notices.read = Some(at);
+                error_queue.read = Some(at);
                 return;
             }
         }

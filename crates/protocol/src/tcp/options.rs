@@ -90,7 +90,9 @@ impl Connection {
         match keepalive {
             Some(keepalive) if open => self.timers.set(
                 Timer::Keepalive,
-                self.receive.last.max(now.saturating_sub(keepalive.idle)),
+                self.receive
+                    .last_heard
+                    .max(now.saturating_sub(keepalive.idle)),
                 keepalive.idle,
             ),
             _ => self.timers.stop(Timer::Keepalive),
@@ -142,7 +144,7 @@ impl Connection {
     /// announced to the peer stays valid.
     pub fn set_receive_buffer(&mut self, bytes: u32) {
         let bytes = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
-        self.receive.limit = bytes;
+        self.receive.buffer_limit = bytes;
         self.config.receive_buffer_max = bytes;
         if self.state == State::SynSent {
             // The SYN names the first window; its scale stays.
@@ -153,12 +155,12 @@ impl Connection {
     /// Bytes of the receive buffer.
     #[must_use]
     pub fn receive_buffer(&self) -> u32 {
-        self.receive.limit
+        self.receive.buffer_limit
     }
 
     /// Fixes the send buffer's size (`SO_SNDBUF`); it grows no more.
     pub fn set_send_buffer(&mut self, bytes: u32) {
-        self.send.limit = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
+        self.send.buffer_limit = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
     }
 
     /// Bytes of the send buffer.

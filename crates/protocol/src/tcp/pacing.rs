@@ -33,7 +33,7 @@ impl Connection {
     /// for. `u64::MAX` before the first measurement without such a limit.
     pub(super) fn pacing_rate(&self) -> u64 {
         let limit = self.config.pacing_rate_max();
-        if self.round_trip.eighths == 0 {
+        if self.round_trip.srtt_8 == 0 {
             return limit;
         }
         let window = self.congestion.window();
@@ -42,9 +42,8 @@ impl Connection {
         } else {
             120
         };
-        let flight = window.max(self.send.next.wrapping_sub(self.send.first));
-        let rate =
-            u64::from(flight) * percent * 10_000 / u64::from(self.round_trip.smoothed().max(1));
+        let flight = window.max(self.send.outstanding());
+        let rate = u64::from(flight) * percent * 10_000 / u64::from(self.round_trip.srtt().max(1));
         rate.clamp(1, limit)
     }
 
@@ -52,7 +51,7 @@ impl Connection {
     /// paced, as nothing is known of the path then.
     fn paced_rate(&self) -> u64 {
         let own = self.config.pacing
-            && self.round_trip.smoothed() >= ROUND_TRIP_MIN
+            && self.round_trip.srtt() >= ROUND_TRIP_MIN
             && self.counters.bytes_acknowledged > 0;
         if own {
             self.pacing_rate()
@@ -91,18 +90,22 @@ impl Connection {
         let clock = microseconds(now);
         // Half a burst's time is not lost if the timer is late.
         let earliest = clock.wrapping_sub(BURST / 2);
-        if before(self.send.drained, earliest) {
-            self.send.drained = earliest;
+        if before(self.send.departure_time, earliest) {
+            self.send.departure_time = earliest;
         }
         let takes = |bytes: u32| {
             let time = u64::from(bytes) * 1_000_000 / rate;
             time.min(PAUSE_MAX.into()) as u32
         };
-        self.send.drained = self.send.drained.wrapping_add(takes(length));
+        self.send.departure_time = self.send.departure_time.wrapping_add(takes(length));
         let segment = takes(self.send.mss.into());
-        let waiting = self.send.drained.wrapping_sub(clock).wrapping_add(segment) as i32;
+        let waiting = self
+            .send
+            .departure_time
+            .wrapping_sub(clock)
+            .wrapping_add(segment) as i32;
         if self.unsent() > 0 && waiting > BURST.max(2 * segment) as i32 {
-            let wait = self.send.drained.wrapping_sub(clock);
+            let wait = self.send.departure_time.wrapping_sub(clock);
             self.timers
                 .set(Timer::Pace, now, Duration::from_micros(wait.into()));
         }

@@ -11,7 +11,7 @@
 use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
 use super::timers::Timer;
-use super::{MtuProbing, State, Time};
+use super::{MtuProbing, Time};
 use tidewall_wire::tcp::before;
 
 /// What to fall back to in a black hole over IPv4, and where a search begins
@@ -51,8 +51,8 @@ pub(super) struct PathMtu {
     pub(super) low: u16,
     /// What may get through, at most.
     pub(super) high: u16,
-    /// What ICMP has said, or `u16::MAX`.
-    pub(super) told: u16,
+    /// From ICMP, or `u16::MAX`.
+    pub(super) icmp_limit: u16,
     /// The size of the probe in flight, or zero.
     pub(super) probe: u16,
     /// When the search began or ICMP spoke, in seconds.
@@ -68,7 +68,7 @@ impl PathMtu {
             largest_first: false,
             low: 0,
             high: u16::MAX,
-            told: u16::MAX,
+            icmp_limit: u16::MAX,
             probe: 0,
             since: 0,
         }
@@ -77,9 +77,9 @@ impl PathMtu {
     /// The largest segment now.
     pub(super) fn limit(&self) -> u16 {
         if self.searching {
-            self.low.min(self.told)
+            self.low.min(self.icmp_limit)
         } else {
-            self.told
+            self.icmp_limit
         }
     }
 
@@ -123,12 +123,26 @@ impl Connection {
         self.config.mss.min(self.send.peer_mss)
     }
 
+    fn timestamps_len(&self) -> u16 {
+        if self.timestamps { TIMESTAMPS_LEN } else { 0 }
+    }
+
+    /// The payload of a segment of such a size.
+    fn payload_of(&self, size: u16) -> u32 {
+        size.saturating_sub(self.timestamps_len()).into()
+    }
+
+    /// Bytes of the IP and TCP headers without options.
+    pub(super) fn headers_len(&self) -> u32 {
+        if self.flow.remote.is_ipv4() { 40 } else { 60 }
+    }
+
     /// Begins to search from a size on.
     fn search(&mut self, low: u16, now: Time) {
         self.path.limited = true;
         self.path.searching = true;
         self.path.low = low.clamp(MSS_MIN, self.most().max(MSS_MIN));
-        self.path.high = self.most().min(self.path.told);
+        self.path.high = self.most().min(self.path.icmp_limit);
         self.path.largest_first = true;
         self.path.probe = 0;
         self.path.since = now.as_secs() as u32;
@@ -156,10 +170,10 @@ impl Connection {
     /// same. Data that is larger than the base may have met a black hole: a router
     /// that drops it and says nothing, or whose word is lost (RFC 2923 §2.1).
     pub(super) fn suspect_black_hole(&mut self, now: Time) {
-        let outstanding = self.send.next.wrapping_sub(self.send.first);
+        let outstanding = self.send.outstanding();
         if self.config.mtu_probing == MtuProbing::Off
             || self.send.retries < TIMEOUTS
-            || self.send.window == 0
+            || self.send.wnd == 0
         {
             return;
         }
@@ -170,16 +184,12 @@ impl Connection {
             PATH_MSS_MIN_V6
         };
         let base = self.base();
-        let payload = |size: u16| match self.timestamps {
-            true => u32::from(size - TIMESTAMPS_LEN),
-            false => u32::from(size),
-        };
         let mut smaller = if base < now_sent { base } else { now_sent / 2 }.max(least);
         // A size that all of it fits into would change nothing.
-        while outstanding <= payload(smaller) && smaller > least {
+        while outstanding <= self.payload_of(smaller) && smaller > least {
             smaller = (smaller / 2).max(least);
         }
-        if smaller >= now_sent || outstanding <= payload(smaller) {
+        if smaller >= now_sent || outstanding <= self.payload_of(smaller) {
             return;
         }
         self.search(smaller, now);
@@ -188,14 +198,14 @@ impl Connection {
 
     /// The path carries no more than so much, an ICMP error says. True when
     /// segments become smaller by it.
-    pub(super) fn path_told(&mut self, mss: u16, now: Time) -> bool {
+    pub(super) fn take_path_mtu(&mut self, mss: u16, now: Time) -> bool {
         let mss = mss.max(self.path_mss_min());
-        if mss >= self.path.told {
+        if mss >= self.path.icmp_limit {
             return false;
         }
         let old = self.send.mss;
         self.path.limited = true;
-        self.path.told = mss;
+        self.path.icmp_limit = mss;
         self.path.high = self.path.high.min(mss);
         self.path.since = now.as_secs() as u32;
         self.update_mss();
@@ -209,7 +219,7 @@ impl Connection {
             return;
         }
         let size = self.path.limit().min(self.most());
-        self.path.told = u16::MAX;
+        self.path.icmp_limit = u16::MAX;
         if self.config.mtu_probing == MtuProbing::Off {
             self.path = PathMtu::new();
         } else {
@@ -222,14 +232,7 @@ impl Connection {
     #[cold]
     pub(super) fn path_probe_due(&mut self, now: Time) -> Option<u32> {
         let (mss, quiet) = (u32::from(self.send.mss), self.recovery.is_quiet());
-        let open = matches!(
-            self.state,
-            State::Established
-                | State::CloseWait
-                | State::FinWait1
-                | State::Closing
-                | State::LastAck
-        );
+        let open = self.state.may_send_data();
         if self.path.probe != 0 || !quiet || !open || self.timers.is_running(Timer::Pace) {
             return None;
         }
@@ -237,37 +240,32 @@ impl Connection {
         if !self.path.searching {
             return None;
         }
-        let size = self.path.next(self.most().min(self.path.told))?;
-        let payload = u32::from(if self.timestamps {
-            size.saturating_sub(TIMESTAMPS_LEN)
-        } else {
-            size
-        });
+        let size = self.path.next(self.most().min(self.path.icmp_limit))?;
+        let payload = self.payload_of(size);
         let needed = payload + FOLLOWERS * mss;
-        let window_end = self.send.first.wrapping_add(self.send.window);
+        let window_end = self.send.window_end();
         let fits = self.unsent() >= needed
-            && self.send.window >= needed
-            && !before(window_end, self.send.next.wrapping_add(needed));
+            && self.send.wnd >= needed
+            && !before(window_end, self.send.nxt.wrapping_add(needed));
         let window = self.congestion.window();
         // Where two segments may leave; the second's place is the probe's.
         let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
         // What SACK blocks take of a segment would be taken for the path's.
-        let plain = (!self.sack || !self.receive.assembler.has_blocks())
+        let plain = (!self.sack || !self.receive.assembler.has_sack_blocks())
             // Nor does it cross the end of a record.
-            && !self.send.marks.has_records();
+            && !self.send.push_marks.has_records();
         (fits && room && plain && payload > mss).then_some(payload)
     }
 
     /// A probe of so much payload has left, from `start` on.
     pub(super) fn path_probe_sent(&mut self, start: u32, payload: u32) {
-        let options = if self.timestamps { TIMESTAMPS_LEN } else { 0 };
         self.path.probe = u16::try_from(payload)
             .unwrap_or(u16::MAX)
-            .saturating_add(options);
+            .saturating_add(self.timestamps_len());
         let end = start.wrapping_add(payload);
         self.recovery.path_probe = Some((start, end));
         // What follows is counted, and sent again, apart from it.
-        self.send.small = end;
+        self.send.snd_sml = end;
     }
 
     /// Something was acknowledged while a probe is in flight; once that is, larger
@@ -277,7 +275,7 @@ impl Connection {
         if self
             .recovery
             .path_probe
-            .is_some_and(|(_, end)| before(self.send.first, end))
+            .is_some_and(|(_, end)| before(self.send.una, end))
         {
             return;
         }
@@ -288,7 +286,7 @@ impl Connection {
         self.update_mss();
     }
 
-    /// Something else was lost with the probe: it has told nothing.
+    /// Something else was lost with the probe: its loss shows nothing.
     #[cold]
     pub(super) fn path_probe_void(&mut self) {
         self.recovery.path_probe = None;

@@ -2,7 +2,7 @@
 //! arrived itself, is lost, once reordering has had time to show.
 
 use super::connection::Connection;
-use super::recovery::{Phase, Wait};
+use super::recovery::{CaState, RtxTimer};
 use super::round_trip::RoundTrip;
 use super::scoreboard::{Losses, Piece, Verdict};
 use super::timers::Timer;
@@ -27,110 +27,110 @@ pub(super) const TICKS: u32 = 2000;
 pub(super) struct Rack {
     /// When that left which was sent last of all that has arrived, in wrapping
     /// microseconds, and where it ends.
-    pub(super) sent: u32,
-    pub(super) end: u32,
+    pub(super) xmit_ts: u32,
+    pub(super) end_seq: u32,
     /// The round trip of what has arrived last, in microseconds.
-    pub(super) round_trip: u32,
+    pub(super) rtt: u32,
     /// Something has arrived since losses were last looked for.
     pub(super) advanced: bool,
     /// The reordering window in quarters of the least round trip.
-    pub(super) steps: u8,
-    /// Recoveries for which `steps` lasts.
-    pub(super) persists: u8,
+    pub(super) reo_wnd_steps: u8,
+    /// Recoveries for which `reo_wnd_steps` lasts.
+    pub(super) reo_wnd_persist: u8,
     /// SND.NXT when a duplicate last widened the window: the next that counts
     /// must be of a later round trip.
-    pub(super) widened: Option<u32>,
+    pub(super) dsack_round: Option<u32>,
     /// The degree of reordering in segments (`tcpi_reordering`).
     pub(super) reordering: u16,
     /// Times that reordering was seen (`tcpi_reord_seen`).
-    pub(super) reordered: u32,
+    pub(super) reord_seen: u32,
 }
 
 impl Rack {
     pub(super) fn new() -> Self {
         Self {
-            sent: 0,
-            end: 0,
-            round_trip: 0,
+            xmit_ts: 0,
+            end_seq: 0,
+            rtt: 0,
             advanced: false,
-            steps: 1,
-            persists: 0,
-            widened: None,
+            reo_wnd_steps: 1,
+            reo_wnd_persist: 0,
+            dsack_round: None,
             reordering: DUPLICATES,
-            reordered: 0,
+            reord_seen: 0,
         }
     }
 
     /// Nothing was in flight: from `sequence` on it is now.
     #[inline]
-    pub(super) fn begin(&mut self, sequence: u32, now: u32) {
+    pub(super) fn restart(&mut self, sequence: u32, now: u32) {
         // A moment of long ago would no longer compare.
-        self.sent = now;
-        self.end = sequence;
+        self.xmit_ts = now;
+        self.end_seq = sequence;
     }
 
     /// What ends at `end` and left at `sent`, for the first time or `again`, has
     /// arrived.
     #[inline]
-    pub(super) fn arrived(&mut self, (end, sent): (u32, u32), again: bool, now: u32, min: u32) {
-        let round_trip = now.wrapping_sub(sent);
-        if again && round_trip < min {
+    pub(super) fn update(&mut self, (end, sent): (u32, u32), again: bool, now: u32, min: u32) {
+        let rtt = now.wrapping_sub(sent);
+        if again && rtt < min {
             // Too early for the retransmission: the first one was not lost.
             return;
         }
         self.advanced = true;
-        self.round_trip = round_trip;
-        if sent_after((sent, end), (self.sent, self.end)) {
-            self.sent = sent;
-            self.end = end;
+        self.rtt = rtt;
+        if sent_after((sent, end), (self.xmit_ts, self.end_seq)) {
+            self.xmit_ts = sent;
+            self.end_seq = end;
         }
     }
 
     /// How long after its round trip a piece is lost, from now; not above zero
     /// when it is.
-    pub(super) fn rest(&self, piece: &Piece, window: u32, now: u32) -> i32 {
+    pub(super) fn remaining(&self, piece: &Piece, window: u32, now: u32) -> i32 {
         let age = now.wrapping_sub(piece.sent);
-        self.round_trip.saturating_add(window).wrapping_sub(age) as i32
+        self.rtt.saturating_add(window).wrapping_sub(age) as i32
     }
 
     /// Something arrived in another order than it was sent in: so many bytes
     /// beyond it had arrived.
-    pub(super) fn saw_reordering(&mut self, distance: u32, mss: u32) {
+    pub(super) fn note_reordering_degree(&mut self, distance: u32, mss: u32) {
         if distance > u32::from(self.reordering) * mss {
             let degree = distance.div_ceil(mss.max(1)).min(REORDERING_MAX);
             self.reordering = degree as u16;
         }
-        self.reordered = self.reordered.saturating_add(1);
+        self.reord_seen = self.reord_seen.saturating_add(1);
     }
 
-    /// The window adapts to duplicates that the receiver tells of (RFC 8985 §6.2,
+    /// The reordering window adapts to D-SACKs (RFC 8985 §6.2,
     /// step 4).
-    pub(super) fn adapt(&mut self, duplicate: bool, first: u32, next: u32) {
-        if self.widened.is_some_and(|end| !before(first, end)) {
-            self.widened = None;
+    pub(super) fn update_reo_wnd(&mut self, duplicate: bool, first: u32, next: u32) {
+        if self.dsack_round.is_some_and(|end| !before(first, end)) {
+            self.dsack_round = None;
         }
-        if duplicate && self.widened.is_none() {
-            self.widened = Some(next);
-            self.steps = self.steps.saturating_add(1);
-            self.persists = PERSISTENCE;
-        } else if self.persists == 0 {
-            self.steps = 1;
+        if duplicate && self.dsack_round.is_none() {
+            self.dsack_round = Some(next);
+            self.reo_wnd_steps = self.reo_wnd_steps.saturating_add(1);
+            self.reo_wnd_persist = PERSISTENCE;
+        } else if self.reo_wnd_persist == 0 {
+            self.reo_wnd_steps = 1;
         }
     }
 
     /// A recovery has ended; `spurious` when a duplicate showed that it was for
     /// nothing.
     pub(super) fn recovered(&mut self, spurious: bool) {
-        self.persists = if spurious {
-            (self.persists + 1).min(PERSISTENCE)
+        self.reo_wnd_persist = if spurious {
+            (self.reo_wnd_persist + 1).min(PERSISTENCE)
         } else {
-            self.persists.saturating_sub(1)
+            self.reo_wnd_persist.saturating_sub(1)
         };
     }
 }
 
-/// Whether one segment left after another: those of one moment are told apart by
-/// where they end.
+/// Whether one segment left after another; at the same moment, the one that ends
+/// later.
 pub(super) fn sent_after((sent, end): (u32, u32), (other, other_end): (u32, u32)) -> bool {
     before(other, sent) || sent == other && before(other_end, end)
 }
@@ -140,24 +140,24 @@ impl Connection {
     /// (RFC 8985 §6.2, step 4), in microseconds.
     fn reordering_window(&self) -> u32 {
         let recovery = &self.recovery;
-        if recovery.rack.reordered == 0
-            && (recovery.phase >= Phase::Fast
-                || recovery.sacked_segments >= recovery.rack.reordering.into())
+        if recovery.rack.reord_seen == 0
+            && (recovery.ca_state >= CaState::Recovery
+                || recovery.sacked_out >= recovery.rack.reordering.into())
         {
             return 0;
         }
         let RoundTrip { min, .. } = self.round_trip;
-        let window = (min / 4).saturating_mul(recovery.rack.steps.into());
-        window.min(self.round_trip.smoothed())
+        let window = (min / 4).saturating_mul(recovery.rack.reo_wnd_steps.into());
+        window.min(self.round_trip.srtt())
     }
 
     /// Something arrived out of order: `sequence` after what lies beyond it.
     pub(super) fn note_reordering(&mut self, sequence: u32) {
-        let furthest = self.recovery.board.sacked_to();
+        let furthest = self.recovery.board.highest_sack();
         if before(sequence, furthest) {
             let distance = furthest.wrapping_sub(sequence);
             let mss = self.send.mss.into();
-            self.recovery.rack.saw_reordering(distance, mss);
+            self.recovery.rack.note_reordering_degree(distance, mss);
         }
     }
 
@@ -169,17 +169,17 @@ impl Connection {
         let recovery = &mut self.recovery;
         let rack = recovery.rack;
         // Behind this, what is later in sequence has left later.
-        let furthest = recovery.board.resent_to();
+        let furthest = recovery.board.high_rxt();
         let mut wait = 0;
-        let losses = recovery.board.judge(|piece| {
-            if !sent_after((rack.sent, rack.end), (piece.sent, piece.end)) {
+        let losses = recovery.board.mark_lost(|piece| {
+            if !sent_after((rack.xmit_ts, rack.end_seq), (piece.sent, piece.end)) {
                 return if before(piece.start, furthest) {
                     Verdict::Keep
                 } else {
                     Verdict::Stop
                 };
             }
-            match u32::try_from(rack.rest(piece, window, now)) {
+            match u32::try_from(rack.remaining(piece, window, now)) {
                 Ok(rest) if rest > 0 => {
                     wait = wait.max(rest);
                     Verdict::Keep
@@ -192,13 +192,13 @@ impl Connection {
 
     /// After an acknowledgment: what is lost by it. True when the reordering
     /// timer runs.
-    pub(super) fn find_losses_by_time(&mut self, now: Time) -> (Losses, bool) {
+    pub(super) fn find_rack_losses(&mut self, now: Time) -> (Losses, bool) {
         if !core::mem::take(&mut self.recovery.rack.advanced) {
             return (Losses::default(), false);
         }
         let (losses, wait) = self.find_losses(now);
         if wait > 0 {
-            self.recovery.wait = Wait::Reordering;
+            self.recovery.rtx_timer = RtxTimer::Reordering;
             let wait = u64::from(wait) + u64::from(TICKS);
             self.timers.set_micros(Timer::Retransmit, now, wait);
         }
@@ -209,7 +209,7 @@ impl Connection {
     pub(super) fn reordering_timer(&mut self, now: Time) {
         let (losses, wait) = self.find_losses(now);
         if losses.bytes > 0 {
-            if self.recovery.phase != Phase::Fast {
+            if self.recovery.ca_state != CaState::Recovery {
                 self.enter_recovery(false);
             }
             let mss = self.send.mss.into();

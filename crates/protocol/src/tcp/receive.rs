@@ -5,13 +5,13 @@
 
 use core::time::Duration;
 
-use super::connection::{Connection, MSS_DEFAULT, Pending, QUICK_ACKS};
+use super::connection::{Connection, MSS_DEFAULT, Pending, QUICK_ACKS, count};
 use super::send::milliseconds;
+use super::time_wait::TIME_WAIT;
 use super::timers::Timer;
 use super::{Errno, Segment, State, Time};
 use crate::tcp::assembler::Inserted;
 use crate::tcp::memory::Limits;
-use crate::tcp::ring::KEEP_ABOVE;
 use tidewall_wire::tcp::{Flags, Header, before};
 
 /// Between two answers to segments that are not acceptable and carry nothing,
@@ -23,27 +23,11 @@ const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long TS.Recent counts (RFC 7323 §5.5): 24 days, in seconds.
 const TIMESTAMP_LIFE: u32 = 24 * 24 * 3600;
 
-/// How long buffers stay when they have become empty.
-pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(1);
-
-/// The most duplicate acknowledgments that one call of output sends to a peer
-/// without SACK; three begin its fast retransmission, each further lets it send a
-/// segment.
-const DUPLICATES_MAX: u8 = 16;
-
-/// TIME-WAIT: twice the maximum segment lifetime, as Linux counts it
-/// (`TCP_TIMEWAIT_LEN`).
-pub(super) const TIME_WAIT: Duration = Duration::from_secs(60);
-
-/// The least window for which the receive buffer grows when it is read fast:
-/// Linux counts segments, too.
-const TUNING_SLACK: u32 = 16;
-
 impl Connection {
     /// Takes a segment of this connection's flow. What is to be answered is
     /// marked for [`Connection::output`]; several segments may be given before.
     pub fn input(&mut self, segment: &Segment<'_>, now: Time) {
-        self.counters.segments_received = self.counters.segments_received.wrapping_add(1);
+        count(&mut self.counters.segments_received);
         match self.state {
             State::Closed => {}
             State::SynSent => self.input_syn_sent(segment, now),
@@ -65,7 +49,7 @@ impl Connection {
         let usual = Flags(header.flags.0 & !Flags::PSH.0) == Flags::ACK;
         let timestamps = match header.options.timestamps {
             Some(timestamps) => {
-                self.timestamps && !before(timestamps.value, self.receive.timestamp)
+                self.timestamps && !before(timestamps.value, self.receive.ts_recent)
             }
             None => !self.timestamps,
         };
@@ -74,21 +58,20 @@ impl Connection {
             && header.sequence == self.next_expected()
             && timestamps
             && self.receive.fin.is_none()
-            && !before(header.acknowledgment, self.send.first)
-            && !before(self.send.next, header.acknowledgment)
+            && !before(header.acknowledgment, self.send.una)
+            && !before(self.send.nxt, header.acknowledgment)
     }
 
     #[inline]
     fn input_predicted(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
-        self.heard(now);
+        self.note_heard(now);
         // While an acknowledgment is due, its echo stays that of the first
         // segment it covers (RFC 7323 §4.3).
         if let Some(timestamps) = header.options.timestamps
-            && header.sequence == self.receive.acknowledged
+            && header.sequence == self.receive.last_ack_sent
         {
-            self.receive.timestamp = timestamps.value;
-            self.receive.timestamp_at = now.as_secs() as u32;
+            self.receive.store_ts_recent(timestamps.value, now);
         }
         self.acknowledge(header, segment.payload.is_empty(), now);
         if !segment.payload.is_empty() {
@@ -101,15 +84,15 @@ impl Connection {
 
     /// The peer is there.
     #[inline]
-    fn heard(&mut self, now: Time) {
-        self.receive.last = now;
+    fn note_heard(&mut self, now: Time) {
+        self.receive.last_heard = now;
         self.keepalive_probes = 0;
     }
 
     /// Asks for an answer to something that is not acceptable, unless one was
     /// sent a short while ago.
     pub(super) fn challenge(&mut self, now: Time) {
-        self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+        count(&mut self.counters.segments_refused);
         if self.may_challenge(now) {
             self.pending.add(Pending::ACKNOWLEDGE);
         }
@@ -117,10 +100,10 @@ impl Connection {
 
     /// Whether no such answer was sent a short while ago; one is, if so.
     pub(super) fn may_challenge(&mut self, now: Time) -> bool {
-        let last = self.receive.challenged;
+        let last = self.receive.last_challenge;
         let may = last.is_none_or(|last| now.saturating_sub(last) >= CHALLENGE_INTERVAL);
         if may {
-            self.receive.challenged = Some(now);
+            self.receive.last_challenge = Some(now);
         }
         may
     }
@@ -131,7 +114,7 @@ impl Connection {
         let flags = header.flags;
         let acknowledges = flags.contains(Flags::ACK);
         let acceptable = acknowledges && self.acknowledges_syn(header);
-        if acknowledges && (!acceptable || self.is_echo_of_none(header, now)) {
+        if acknowledges && (!acceptable || self.is_stale_echo(header, now)) {
             if !flags.contains(Flags::RST) {
                 self.send.reset_sequence = header.acknowledgment;
                 self.pending.add(Pending::RESET_ANSWER);
@@ -160,7 +143,7 @@ impl Connection {
             timestamps.map(|timestamps| timestamps.value),
             now,
         );
-        self.receive.edge = self.next_expected().wrapping_add(announced);
+        self.receive.rcv_adv = self.next_expected().wrapping_add(announced);
         let lost = self.send.retries > 0;
         if !acceptable {
             // Simultaneous open: both SYNs have crossed.
@@ -169,19 +152,19 @@ impl Connection {
             self.pending.add(Pending::SYNCHRONIZE);
             return;
         }
-        self.learn_fast_open(header);
+        self.take_fast_open_option(header);
         self.acknowledge_syn(header.acknowledgment);
         if !lost {
-            self.measured_handshake(now.saturating_sub(self.send.last), now);
+            self.sample_handshake(now.saturating_sub(self.send.last_sent), now);
         }
         self.pending.clear(Pending::SYNCHRONIZE);
         self.pending.add(Pending::ACKNOWLEDGE);
-        self.take_window(header.sequence, self.send.first, header.window.into());
+        self.take_window(header.sequence, self.send.una, header.window.into());
         self.establish(now, lost);
-        self.settle_syn_data(now);
+        self.resend_syn_data(now);
         self.await_writer(now);
         if !segment.payload.is_empty() || flags.contains(Flags::FIN) {
-            self.take_text(header.sequence.wrapping_add(1), segment, now);
+            self.take_data(header.sequence.wrapping_add(1), segment, now);
         }
     }
 
@@ -204,7 +187,7 @@ impl Connection {
             sequence = sequence.wrapping_add(1);
             syn = false;
             // That SYN has come twice (as Linux).
-            self.acknowledge_copy(header.sequence, sequence);
+            self.acknowledge_duplicate(header.sequence, sequence);
         }
         if !self.passes_paws(segment, now) {
             return;
@@ -213,7 +196,7 @@ impl Connection {
             segment.payload.len() as u32 + u32::from(syn) + u32::from(flags.contains(Flags::FIN));
         if !self.is_acceptable(sequence, length) {
             if reset {
-                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+                count(&mut self.counters.segments_refused);
             } else if segment.payload.is_empty()
                 || self.timestamps && header.options.timestamps.is_none()
             {
@@ -221,8 +204,8 @@ impl Connection {
                 // likely as a copy.
                 self.challenge(now);
             } else {
-                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
-                self.acknowledge_copy(sequence, sequence.wrapping_add(length));
+                count(&mut self.counters.segments_refused);
+                self.acknowledge_duplicate(sequence, sequence.wrapping_add(length));
             }
             return;
         }
@@ -233,7 +216,7 @@ impl Connection {
                 || self.receive.assembler.furthest() == Some(sequence)
             {
                 self.reset_by_peer();
-                self.end_holdup(now);
+                self.end_busy(now);
             } else {
                 self.challenge(now);
             }
@@ -259,17 +242,16 @@ impl Connection {
                 self.complete_simultaneous_open(header, now);
             }
         }
-        self.heard(now);
+        self.note_heard(now);
         if let Some(timestamps) = header.options.timestamps
             && self.timestamps
-            && !before(self.receive.acknowledged, sequence)
-            && !self.is_of_the_past(timestamps.value, now)
+            && !before(self.receive.last_ack_sent, sequence)
+            && !self.is_old_timestamp(timestamps.value, now)
         {
-            self.receive.timestamp = timestamps.value;
-            self.receive.timestamp_at = now.as_secs() as u32;
+            self.receive.store_ts_recent(timestamps.value, now);
         }
         let plain = segment.payload.is_empty() && !flags.contains(Flags::FIN);
-        let first = self.send.first;
+        let first = self.send.una;
         if !self.acknowledge(header, plain, now) {
             return;
         }
@@ -278,7 +260,7 @@ impl Connection {
         }
         self.after_acknowledgment(now);
         if !plain {
-            self.take_text(sequence, segment, now);
+            self.take_data(sequence, segment, now);
         }
     }
 
@@ -286,15 +268,10 @@ impl Connection {
         let lost = self.send.retries > 0;
         self.acknowledge_syn(header.acknowledgment);
         self.pending.clear(Pending::SYNCHRONIZE);
-        let scale = if header.flags.contains(Flags::SYN) {
-            0
-        } else {
-            self.send.scale
-        };
-        let window = u32::from(header.window) << scale;
+        let window = self.scaled_window(header);
         self.take_window(header.sequence, header.acknowledgment, window);
         self.establish(now, lost);
-        self.settle_syn_data(now);
+        self.resend_syn_data(now);
         if self.send.closed {
             // Closed before the handshake was complete.
             self.state = State::FinWait1;
@@ -303,9 +280,9 @@ impl Connection {
 
     /// Whether a timestamp lies before TS.Recent, which counts for 24 days only
     /// (RFC 7323 §5.5).
-    fn is_of_the_past(&self, value: u32, now: Time) -> bool {
-        let age = (now.as_secs() as u32).wrapping_sub(self.receive.timestamp_at);
-        before(value, self.receive.timestamp) && age <= TIMESTAMP_LIFE
+    fn is_old_timestamp(&self, value: u32, now: Time) -> bool {
+        let age = (now.as_secs() as u32).wrapping_sub(self.receive.ts_recent_stamp);
+        before(value, self.receive.ts_recent) && age <= TIMESTAMP_LIFE
     }
 
     /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
@@ -320,15 +297,15 @@ impl Connection {
         if !self.timestamps || header.flags.contains(Flags::RST) {
             return true;
         }
-        if !self.is_of_the_past(timestamps.value, now) {
+        if !self.is_old_timestamp(timestamps.value, now) {
             return true;
         }
         if segment.payload.is_empty() {
             self.challenge(now);
         } else {
-            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            count(&mut self.counters.segments_refused);
             let end = header.sequence.wrapping_add(segment.sequence_len());
-            self.acknowledge_copy(header.sequence, end);
+            self.acknowledge_duplicate(header.sequence, end);
         }
         false
     }
@@ -339,12 +316,12 @@ impl Connection {
     /// than the window ends, so that a closed window keeps nothing out but data.
     fn is_acceptable(&self, sequence: u32, length: u32) -> bool {
         let end = sequence.wrapping_add(length);
-        !before(end, self.receive.acknowledged) && !before(self.receive.edge, sequence)
+        !before(end, self.receive.last_ack_sent) && !before(self.receive.rcv_adv, sequence)
     }
 
     /// State changes once our FIN is acknowledged.
     fn after_acknowledgment(&mut self, now: Time) {
-        if !self.fin_sent() || self.send.first != self.send.next {
+        if !self.fin_sent() || self.send.una != self.send.nxt {
             return;
         }
         match self.state {
@@ -352,7 +329,7 @@ impl Connection {
                 self.state = State::FinWait2;
                 if self.orphan {
                     self.timers
-                        .set(Timer::Wait, now, self.config.fin_timeout.get());
+                        .set(Timer::TimeWait, now, self.config.fin_timeout.get());
                 }
             }
             State::Closing => self.enter_time_wait(now),
@@ -365,13 +342,13 @@ impl Connection {
         self.state = State::TimeWait;
         self.timers.stop(Timer::Retransmit);
         self.timers.stop(Timer::Keepalive);
-        self.timers.set(Timer::Wait, now, TIME_WAIT);
+        self.timers.set(Timer::TimeWait, now, TIME_WAIT);
         self.send.buffer.clear();
     }
 
     /// Payload and FIN of an acceptable segment; what lies outside the window is
     /// cut off.
-    pub(super) fn take_text(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
+    pub(super) fn take_data(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
         if !matches!(
             self.state,
             State::Established | State::FinWait1 | State::FinWait2
@@ -382,18 +359,18 @@ impl Connection {
             // above all, wants to be acknowledged again.
             let end = sequence.wrapping_add(segment.sequence_len());
             if before(sequence, self.next_expected()) {
-                self.acknowledge_copy(sequence, end);
+                self.acknowledge_duplicate(sequence, end);
             }
             let fin = segment.header.flags.contains(Flags::FIN) && end == self.next_expected();
             if self.state == State::TimeWait && fin {
-                self.timers.set(Timer::Wait, now, TIME_WAIT);
+                self.timers.set(Timer::TimeWait, now, TIME_WAIT);
             }
             return;
         }
         let mut payload = segment.payload;
         let mut end = sequence.wrapping_add(payload.len() as u32);
         let mut fin = segment.header.flags.contains(Flags::FIN);
-        let limit = self.receive.fin.unwrap_or(self.receive.edge);
+        let limit = self.receive.fin.unwrap_or(self.receive.rcv_adv);
         if before(limit, end) {
             let length = if before(sequence, limit) {
                 limit.wrapping_sub(sequence) as usize
@@ -405,12 +382,12 @@ impl Connection {
             fin = false;
             self.pending.add(Pending::ACKNOWLEDGE);
         }
-        let news = before(self.receive.assembler.next(), end) && !payload.is_empty();
-        if news && (self.orphan || self.receive.closed && self.state != State::Established) {
+        let is_new = before(self.receive.assembler.next(), end) && !payload.is_empty();
+        if is_new && (self.orphan || self.receive.closed && self.state != State::Established) {
             // Nobody will read it (RFC 2525 §2.17, as Linux). The RST has the
             // number that the peer expects, even when our FIN was lost: any other
             // it would question (RFC 5961 §3.2).
-            self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+            count(&mut self.counters.segments_refused);
             self.fail(Errno::CONNRESET);
             self.send.reset_sequence = segment.header.acknowledgment;
             self.pending.add(Pending::RESET_ANSWER);
@@ -447,7 +424,7 @@ impl Connection {
     /// acknowledged.
     #[inline]
     fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
-        let room = self.receive.edge.wrapping_sub(sequence) as usize;
+        let room = self.receive.rcv_adv.wrapping_sub(sequence) as usize;
         if payload.len() > room {
             payload = payload.get(..room).unwrap_or_default();
             self.pending.add(Pending::ACKNOWLEDGE);
@@ -456,15 +433,15 @@ impl Connection {
         let filled = !self.receive.assembler.is_contiguous();
         let limits = Limits {
             pressure: &self.pressure,
-            buffer: &self.receive.limit,
+            buffer: &self.receive.buffer_limit,
             mss: &self.receive.mss,
         };
         match self.receive.assembler.insert(sequence, payload, &limits) {
             Inserted::InOrder(bytes) => {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
-                self.receive.data_at = milliseconds(now);
-                if self.notices.is_some() {
+                self.receive.last_data = milliseconds(now);
+                if self.error_queue.is_some() {
                     self.note_arrival(now);
                 }
                 let length = length.min(self.config.mss.into()) as u16;
@@ -472,10 +449,10 @@ impl Connection {
                     self.receive.mss = length;
                 }
                 let expected = self.receive.assembler.next();
-                let unacknowledged = expected.wrapping_sub(self.receive.acknowledged);
+                let unacknowledged = expected.wrapping_sub(self.receive.last_ack_sent);
                 if filled
                     || unacknowledged > u32::from(self.receive.mss)
-                    || self.receive.quick > 0 && !self.receive.interactive
+                    || self.receive.quick_acks > 0 && !self.receive.pingpong
                 {
                     // A hole was filled (RFC 5681 §4.2), or every second full
                     // segment (RFC 9293 §3.8.6.3).
@@ -486,11 +463,11 @@ impl Connection {
                 }
             }
             Inserted::Beyond | Inserted::Refused => {
-                self.counters.out_of_order = self.counters.out_of_order.wrapping_add(1);
-                self.acknowledge_disorder();
+                count(&mut self.counters.out_of_order);
+                self.acknowledge_out_of_order();
             }
             Inserted::NoMemory => {
-                self.counters.segments_refused = self.counters.segments_refused.wrapping_add(1);
+                count(&mut self.counters.segments_refused);
                 self.pending.add(Pending::ACKNOWLEDGE);
             }
             // Our acknowledgment was lost, or the network has made a copy.
@@ -500,37 +477,9 @@ impl Connection {
                     self.receive.assembler.next(),
                     sequence.wrapping_add(length as u32),
                 ) {
-                    self.acknowledge_quickly(QUICK_ACKS);
+                    self.enter_quickack(QUICK_ACKS);
                 }
             }
-        }
-    }
-
-    /// A segment that was not taken occupies sequence numbers; what of it had come
-    /// before is told (RFC 2883, as Linux `tcp_send_dupack`).
-    fn acknowledge_copy(&mut self, sequence: u32, end: u32) {
-        self.pending.add(Pending::ACKNOWLEDGE);
-        let expected = self.next_expected();
-        if before(sequence, expected) {
-            let end = if before(expected, end) { expected } else { end };
-            self.receive.assembler.note_copy(sequence, end);
-            self.acknowledge_quickly(QUICK_ACKS);
-        }
-    }
-
-    /// The next acknowledgments are not delayed, half a window of them and `most`
-    /// at most: the peer waits for them.
-    pub(super) fn acknowledge_quickly(&mut self, most: u8) {
-        let segments = self.receive.limit / (2 * u32::from(self.receive.mss));
-        let count = segments.clamp(2, most.into()) as u8;
-        self.receive.quick = self.receive.quick.max(count);
-        self.receive.interactive = false;
-    }
-
-    fn acknowledge_disorder(&mut self) {
-        self.pending.add(Pending::ACKNOWLEDGE);
-        if !self.sack {
-            self.receive.duplicates = (self.receive.duplicates + 1).min(DUPLICATES_MAX);
         }
     }
 
@@ -543,98 +492,10 @@ impl Connection {
             State::FinWait1 => {
                 // Our FIN is not acknowledged, or this segment would have done it.
                 self.state = State::Closing;
-                self.timers.stop(Timer::Wait);
+                self.timers.stop(Timer::TimeWait);
             }
             State::FinWait2 => self.enter_time_wait(now),
             _ => {}
         }
-    }
-
-    /// After the application has read: tells the peer of a window that has grown
-    /// much (RFC 9293 §3.8.6.2.2), and lets the buffer grow with the speed at
-    /// which it is read (dynamic right-sizing, as Linux).
-    pub(super) fn after_consuming(&mut self, bytes: u32) {
-        self.tune_receive_buffer(bytes);
-        if self.receive.assembler.capacity() > KEEP_ABOVE && self.receive.assembler.unread() == 0 {
-            let last = self.receive.last;
-            self.release_later(last);
-        }
-        if self.receive.finished || self.state == State::Closed {
-            return;
-        }
-        let expected = self.next_expected();
-        let window = self.receive.edge.wrapping_sub(expected);
-        let room = self
-            .receive
-            .limit
-            .saturating_sub(self.receive.assembler.unread());
-        // Without a scale the field ends at 65535: there may be nothing to announce.
-        let most = self.receive.limit.min(0xffff << self.receive.scale);
-        let room = room.min(most);
-        let step = u32::from(self.receive.mss).min(self.receive.limit / 2);
-        if window.saturating_mul(2) <= most
-            && room >= window.saturating_mul(2)
-            && room - window >= step
-            && (!self.is_short_of_memory() || self.short_receive_room() > window)
-        {
-            self.pending.add(Pending::ACKNOWLEDGE);
-        }
-    }
-
-    fn tune_receive_buffer(&mut self, bytes: u32) {
-        let most = self.config.receive_buffer_max;
-        if self.receive.limit >= most {
-            return;
-        }
-        self.receive.consumed = self.receive.consumed.saturating_add(bytes);
-        // A round trip of the LAN is below what is worth looking at.
-        let trip = Duration::from_micros(self.round_trip.smoothed().max(1000).into());
-        // Reading has no time of its own; the last segment's is near enough.
-        let now = self.receive.last;
-        if now.saturating_sub(self.receive.tuned) < trip {
-            return;
-        }
-        let wanted = self
-            .receive
-            .consumed
-            .saturating_mul(2)
-            .saturating_add(TUNING_SLACK * u32::from(self.receive.mss));
-        if !self.is_short_of_memory() {
-            self.receive.limit = self.receive.limit.max(wanted.min(most));
-        }
-        self.receive.consumed = 0;
-        self.receive.tuned = now;
-    }
-
-    /// Has the buffers given back when they are still empty in a while; at once
-    /// where memory is short.
-    pub(super) fn release_later(&mut self, now: Time) {
-        if self.timers.is_running(Timer::Release) {
-            return;
-        }
-        if self.is_short_of_memory() {
-            self.receive.assembler.release_if_empty();
-            self.send.buffer.release_if_empty();
-        } else {
-            self.timers.set(Timer::Release, now, RELEASE_AFTER);
-        }
-    }
-
-    /// Leaves delayed acknowledgments for a while, or enters them
-    /// (`TCP_QUICKACK`; not permanent).
-    pub fn set_quick_ack(&mut self, on: bool) {
-        self.receive.interactive = !on;
-        if on {
-            self.receive.quick = QUICK_ACKS;
-            if self.timers.is_running(Timer::Acknowledge) {
-                self.pending.add(Pending::ACKNOWLEDGE);
-            }
-        }
-    }
-
-    /// True when acknowledgments are not delayed now.
-    #[must_use]
-    pub fn quick_ack(&self) -> bool {
-        !self.receive.interactive && self.receive.quick > 0
     }
 }

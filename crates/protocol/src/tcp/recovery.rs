@@ -1,12 +1,12 @@
-//! From a loss to its repair: the states that Linux names Open, Disorder, CWR,
-//! Recovery and Loss, and what moves a connection between them.
+//! Loss recovery: Linux's states Open, Disorder, CWR, Recovery and Loss, and what
+//! moves a connection between them.
 //!
 //! With SACK, losses are found by RACK (RFC 8985), which covers what RFC 6675
 //! finds; without, by duplicates (RFC 6582). After a timeout F-RTO (RFC 5682)
 //! finds out whether anything was lost at all.
 
 use super::acknowledgment::Feedback;
-use super::connection::Connection;
+use super::connection::{Connection, count};
 use super::rack::Rack;
 use super::reduction::Reduction;
 use super::scoreboard::{LOST, Losses, SACKED, Scoreboard, Verdict};
@@ -16,38 +16,38 @@ use super::undo::Undo;
 use super::{Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// Whether something is being recovered; in the order of how bad it is.
+/// Linux's `tcp_ca_state`; in the order of how bad it is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
-pub(super) enum Phase {
-    /// Nothing is doubtful.
+pub(super) enum CaState {
+    /// Nothing is lost or reordered.
     #[default]
     Open = 0,
     /// Something has arrived out of order, or twice.
     Disorder = 1,
-    /// The window is being reduced, and nothing is lost (Linux's CWR).
-    Reduced = 2,
+    /// The window is being reduced for a mark (ECE), and nothing is lost.
+    Cwr = 2,
     /// Fast recovery (RFC 5681 §3.2).
-    Fast = 3,
+    Recovery = 3,
     /// After a retransmission timeout, or when all in flight was too large.
     Loss = 4,
 }
 
-impl Phase {
+impl CaState {
     /// Every phase, in the order of its number.
     pub(super) const ALL: [Self; 5] = [
         Self::Open,
         Self::Disorder,
-        Self::Reduced,
-        Self::Fast,
+        Self::Cwr,
+        Self::Recovery,
         Self::Loss,
     ];
 }
 
-/// What the retransmission timer is running for.
+/// What the retransmission timer is running for (Linux `icsk_pending`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
-pub(super) enum Wait {
+pub(super) enum RtxTimer {
     /// The retransmission timeout (RFC 6298), or the persist timer.
     #[default]
     Retransmission = 0,
@@ -57,7 +57,7 @@ pub(super) enum Wait {
     Reordering = 2,
 }
 
-impl Wait {
+impl RtxTimer {
     /// Every kind, in the order of its number.
     pub(super) const ALL: [Self; 3] = [Self::Retransmission, Self::Probe, Self::Reordering];
 }
@@ -66,21 +66,21 @@ impl Wait {
 pub(super) struct Recovery {
     pub(super) board: Scoreboard,
     pub(super) rack: Rack,
-    pub(super) phase: Phase,
-    pub(super) wait: Wait,
-    /// Recovery or reduction end when this is acknowledged.
-    pub(super) end: u32,
+    pub(super) ca_state: CaState,
+    pub(super) rtx_timer: RtxTimer,
+    /// Recovery or reduction end when this is acknowledged (RFC 6582's `recover`).
+    pub(super) high_seq: u32,
     /// Segments selectively acknowledged, at least; without SACK, duplicate
     /// acknowledgments.
-    pub(super) sacked_segments: u32,
+    pub(super) sacked_out: u32,
     pub(super) probe: TailProbe,
     pub(super) undo: Undo,
     pub(super) reduction: Reduction,
     /// F-RTO has not decided yet.
-    pub(super) forward: bool,
+    pub(super) frto: bool,
     /// F-RTO wants new data sent before anything is sent again (RFC 5682 §2.1,
     /// step 2b).
-    pub(super) new_first: bool,
+    pub(super) frto_new_data: bool,
     /// A segment in flight that finds out whether the path carries its size: if
     /// it alone is lost, that is no congestion. Where it begins and ends.
     pub(super) path_probe: Option<(u32, u32)>,
@@ -92,15 +92,15 @@ impl Recovery {
         Self {
             board: Scoreboard::new(sequence),
             rack: Rack::new(),
-            phase: Phase::Open,
-            wait: Wait::Retransmission,
-            end: sequence,
-            sacked_segments: 0,
+            ca_state: CaState::Open,
+            rtx_timer: RtxTimer::Retransmission,
+            high_seq: sequence,
+            sacked_out: 0,
             probe: TailProbe::None,
             undo: Undo::default(),
             reduction: Reduction::default(),
-            forward: false,
-            new_first: false,
+            frto: false,
+            frto_new_data: false,
             path_probe: None,
         }
     }
@@ -108,14 +108,14 @@ impl Recovery {
     /// True while nothing is lost, doubtful or selectively acknowledged.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
-        self.phase == Phase::Open && self.probe == TailProbe::None
+        self.ca_state == CaState::Open && self.probe == TailProbe::None
     }
 
     /// Bytes in flight (RFC 6675 §4, `SetPipe`).
     #[inline]
     pub(super) fn pipe(&self, outstanding: u32) -> u32 {
-        let pipe = outstanding.wrapping_sub(self.board.gone());
-        // What is presumed of a receiver may be too much.
+        let pipe = outstanding.wrapping_sub(self.board.left_network());
+        // Without SACK the estimate may be too high.
         if pipe > u32::MAX / 2 { 0 } else { pipe }
     }
 }
@@ -124,27 +124,27 @@ impl Connection {
     /// What an acknowledgment out of the ordinary does to recovery (Linux
     /// `tcp_fastretrans_alert`).
     pub(super) fn recover(&mut self, seen: &mut Feedback, now: Time) {
-        if seen.congestion {
+        if seen.ece {
             self.recovery.undo.forbid();
         }
         if seen.reneged && seen.advanced {
-            self.await_reneging(seen, now);
+            self.delay_reneging_timeout(seen, now);
             return;
         }
-        let passed = !before(self.send.first, self.recovery.end);
-        match self.recovery.phase {
-            Phase::Open => self.recovery.undo.stamp = None,
+        let passed = !before(self.send.una, self.recovery.high_seq);
+        match self.recovery.ca_state {
+            CaState::Open => self.recovery.undo.retrans_stamp = None,
             // The mark's answer must reach the receiver beyond the end.
-            Phase::Reduced if passed && self.send.first != self.recovery.end => {
+            CaState::Cwr if passed && self.send.una != self.recovery.high_seq => {
                 self.end_reduction();
-                self.recovery.phase = Phase::Open;
+                self.recovery.ca_state = CaState::Open;
             }
-            Phase::Fast if passed => {
+            CaState::Recovery if passed => {
                 if !self.sack {
-                    self.presume_arrived(0);
+                    self.set_reno_sacks(0);
                 }
                 // The receiver has not heard yet that the window was reduced.
-                seen.congestion &= self.send.first != self.recovery.end;
+                seen.ece &= self.send.una != self.recovery.high_seq;
                 if self.try_undo_recovery(seen.echo) {
                     return;
                 }
@@ -152,72 +152,71 @@ impl Connection {
             }
             _ => {}
         }
-        match self.recovery.phase {
-            Phase::Fast => self.go_on_recovering(seen, now),
-            Phase::Loss => {
-                self.go_on_after_timeout(seen);
+        match self.recovery.ca_state {
+            CaState::Recovery => self.process_recovery(seen, now),
+            CaState::Loss => {
+                self.process_loss(seen);
                 self.identify_losses(seen, now);
-                if self.recovery.phase == Phase::Open || seen.lost_again {
-                    self.begin_recovering(seen, now);
+                if self.recovery.ca_state == CaState::Open || seen.lost_retrans {
+                    self.maybe_enter_recovery(seen, now);
                 }
             }
             _ => {
                 if !self.sack {
                     if seen.advanced {
-                        self.presume_arrived(0);
+                        self.set_reno_sacks(0);
                     }
-                    self.take_duplicate(seen);
+                    self.add_reno_sack(seen);
                 }
-                if self.recovery.phase <= Phase::Disorder {
-                    self.try_undo_by_duplicates();
+                if self.recovery.ca_state <= CaState::Disorder {
+                    self.try_undo_dsack();
                 }
                 self.identify_losses(seen, now);
-                self.begin_recovering(seen, now);
+                self.maybe_enter_recovery(seen, now);
             }
         }
     }
 
-    fn go_on_recovering(&mut self, seen: &mut Feedback, now: Time) {
+    fn process_recovery(&mut self, seen: &mut Feedback, now: Time) {
         if !seen.advanced {
             if !self.sack {
-                self.take_duplicate(seen);
+                self.add_reno_sack(seen);
             }
-        } else if self.try_undo_partial(seen.first, seen.echo) {
+        } else if self.try_undo_partial(seen.prior_una, seen.echo) {
             return;
         }
-        if self.try_undo_by_duplicates() {
-            self.try_to_open(seen.congestion);
+        if self.try_undo_dsack() {
+            self.try_to_open(seen.ece);
         }
         self.identify_losses(seen, now);
-        if self.recovery.phase != Phase::Fast && self.recovery.board.lost() > 0 {
+        if self.recovery.ca_state != CaState::Recovery && self.recovery.board.lost() > 0 {
             // Undone, and yet something is lost: another recovery.
-            self.enter_recovery(seen.congestion);
+            self.enter_recovery(seen.ece);
         }
     }
 
-    fn begin_recovering(&mut self, seen: &Feedback, now: Time) {
+    fn maybe_enter_recovery(&mut self, seen: &Feedback, now: Time) {
         if self.recovery.board.lost() == 0 {
-            self.try_to_open(seen.congestion);
+            self.try_to_open(seen.ece);
             return;
         }
-        if self.recovery.phase < Phase::Reduced
+        if self.recovery.ca_state < CaState::Cwr
             && let Some((start, end)) = self.recovery.path_probe
-            && start == self.send.first
+            && start == self.send.una
         {
             self.path_probe_lost(end, now);
             return;
         }
-        self.enter_recovery(seen.congestion);
+        self.enter_recovery(seen.ece);
     }
 
     /// A probe of the path's MTU was lost and what followed it was not: that says
-    /// nothing of congestion. Its bytes are sent again in ordinary segments,
-    /// whose size whoever sent the probe has seen to.
+    /// nothing of congestion. Its bytes are retransmitted in ordinary segments.
     fn path_probe_lost(&mut self, end: u32, now: Time) {
         self.recovery.path_probe = None;
         self.path.refused();
-        self.recovery.board.forget_lost();
-        let losses = self.recovery.board.judge(|piece| {
+        self.recovery.board.clear_lost();
+        let losses = self.recovery.board.mark_lost(|piece| {
             if before(piece.start, end) {
                 Verdict::Lost
             } else {
@@ -232,102 +231,102 @@ impl Connection {
     /// What is marked lost is sent again, although nothing was lost to
     /// congestion: the window stays (Linux `tcp_simple_retransmit`).
     fn repair_without_reduction(&mut self, now: Time) {
-        if self.recovery.phase != Phase::Loss {
-            self.recovery.end = self.send.next;
+        if self.recovery.ca_state != CaState::Loss {
+            self.recovery.high_seq = self.send.nxt;
             self.recovery.undo = Undo::default();
-            self.recovery.forward = false;
-            self.recovery.phase = Phase::Loss;
+            self.recovery.frto = false;
+            self.recovery.ca_state = CaState::Loss;
         }
-        self.recovery.wait = Wait::Retransmission;
+        self.recovery.rtx_timer = RtxTimer::Retransmission;
         self.restart_timer(now);
     }
 
     /// All in flight is lost for another reason than congestion: it was too
     /// large for the path.
-    pub(super) fn lose_all(&mut self, now: Time) {
+    pub(super) fn simple_retransmit(&mut self, now: Time) {
         self.recovery.probe = TailProbe::None;
         if self.recovery.path_probe.is_some() {
             self.path_probe_void();
         }
-        let losses = self.recovery.board.judge(|_| Verdict::Lost);
+        let losses = self.recovery.board.mark_lost(|_| Verdict::Lost);
         if losses.bytes > 0 {
             self.repair_without_reduction(now);
         }
     }
 
-    /// Fast recovery begins; `marked` when the network has told of congestion.
+    /// Fast recovery begins; `marked` when it was signalled by ECE.
     pub(super) fn enter_recovery(&mut self, marked: bool) {
-        self.recovery.forget_stamp();
+        self.recovery.clear_retrans_stamp();
         let mss = self.send.mss.into();
-        self.recovery.undo.restores = false;
-        let first = self.send.first;
+        self.recovery.undo.restores_window = false;
+        let first = self.send.una;
         self.recovery.begin_undo(first, mss);
         if !self.recovery.is_reducing() {
-            self.recovery.undo.restores = !marked;
+            self.recovery.undo.restores_window = !marked;
             self.begin_reduction();
         }
-        self.recovery.phase = Phase::Fast;
-        self.recovery.new_first = false;
-        self.counters.fast_recoveries = self.counters.fast_recoveries.wrapping_add(1);
+        self.recovery.ca_state = CaState::Recovery;
+        self.recovery.frto_new_data = false;
+        count(&mut self.counters.fast_recoveries);
     }
 
     /// Marks what this acknowledgment shows to be lost.
     fn identify_losses(&mut self, seen: &mut Feedback, now: Time) {
         let losses = if self.sack {
-            let (losses, timed) = self.find_losses_by_time(now);
+            let (losses, timed) = self.find_rack_losses(now);
             seen.restarts_timer &= !timed;
             losses
         } else {
-            self.find_loss_by_duplicates(seen.advanced)
+            self.find_reno_loss(seen.advanced)
         };
         seen.lost = seen.lost.saturating_add(losses.bytes);
-        seen.lost_again |= losses.again;
+        seen.lost_retrans |= losses.retransmitted;
     }
 
     /// NewReno: the first segment is lost after enough duplicates, and after each
     /// partial acknowledgment (RFC 6582 §3.2).
-    fn find_loss_by_duplicates(&mut self, advanced: bool) -> Losses {
+    fn find_reno_loss(&mut self, advanced: bool) -> Losses {
         let recovery = &mut self.recovery;
-        let enough = recovery.phase < Phase::Fast
-            && recovery.sacked_segments >= recovery.rack.reordering.into();
-        if !(enough || recovery.phase == Phase::Fast && advanced) {
+        let enough = recovery.ca_state < CaState::Recovery
+            && recovery.sacked_out >= recovery.rack.reordering.into();
+        if !(enough || recovery.ca_state == CaState::Recovery && advanced) {
             return Losses::default();
         }
         if recovery.board.head().is_some_and(|head| head.has(LOST)) {
             return Losses::default();
         }
-        recovery.board.lose_first(self.send.mss.into())
+        recovery.board.mark_head_lost(self.send.mss.into())
     }
 
     /// Without SACK: so many segments are taken to have arrived beyond a hole.
-    pub(super) fn presume_arrived(&mut self, segments: u32) {
+    pub(super) fn set_reno_sacks(&mut self, segments: u32) {
         let mss = u32::from(self.send.mss);
-        let outstanding = self.send.next.wrapping_sub(self.send.first);
+        let outstanding = self.send.outstanding();
         let hole = self.recovery.board.lost().max(mss).min(outstanding);
         let most = outstanding - hole;
-        self.recovery.sacked_segments = segments.min(most.div_ceil(mss));
-        let bytes = self.recovery.sacked_segments.saturating_mul(mss).min(most);
-        self.recovery.board.presume(bytes);
+        self.recovery.sacked_out = segments.min(most.div_ceil(mss));
+        let bytes = self.recovery.sacked_out.saturating_mul(mss).min(most);
+        self.recovery.board.set_reno_sacked(bytes);
     }
 
     /// A duplicate acknowledgment without SACK.
-    fn take_duplicate(&mut self, seen: &mut Feedback) {
+    fn add_reno_sack(&mut self, seen: &mut Feedback) {
         if !seen.duplicate {
             return;
         }
         let before = self.recovery.board.sacked();
-        self.presume_arrived(self.recovery.sacked_segments.saturating_add(1));
+        self.set_reno_sacks(self.recovery.sacked_out.saturating_add(1));
         let arrived = self.recovery.board.sacked().saturating_sub(before);
         seen.delivered = seen.delivered.saturating_add(arrived);
     }
 
     /// The state when nothing is known to be lost.
     pub(super) fn try_to_open(&mut self, marked: bool) {
-        self.recovery.forget_stamp();
+        self.recovery.clear_retrans_stamp();
         if marked {
-            self.enter_reduction();
+            self.enter_cwr();
         }
-        if self.recovery.phase != Phase::Reduced {
+        if self.recovery.ca_state != CaState::Cwr {
             self.keep_open();
         }
     }
@@ -335,46 +334,46 @@ impl Connection {
     /// Open, or in disorder.
     pub(super) fn keep_open(&mut self) {
         let board = &self.recovery.board;
-        let doubtful = board.sacked() > 0 || board.lost() > 0 || self.recovery.any_sent_again();
-        let phase = if doubtful {
-            Phase::Disorder
+        let doubtful = board.sacked() > 0 || board.lost() > 0 || self.recovery.any_retransmitted();
+        let ca_state = if doubtful {
+            CaState::Disorder
         } else {
-            Phase::Open
+            CaState::Open
         };
-        if phase != self.recovery.phase {
-            self.recovery.phase = phase;
-            self.recovery.end = self.send.next;
+        if ca_state != self.recovery.ca_state {
+            self.recovery.ca_state = ca_state;
+            self.recovery.high_seq = self.send.nxt;
         }
     }
 
     /// After a timeout (Linux `tcp_process_loss`; F-RTO, RFC 5682).
-    fn go_on_after_timeout(&mut self, seen: &mut Feedback) {
-        self.recovery.new_first = false;
+    fn process_loss(&mut self, seen: &mut Feedback) {
+        self.recovery.frto_new_data = false;
         if seen.advanced && self.try_undo_loss(false, seen.echo) {
             return;
         }
-        let passed = !before(self.send.first, self.recovery.end);
-        let beyond = before(self.recovery.end, self.send.next);
-        if self.recovery.forward {
+        let passed = !before(self.send.una, self.recovery.high_seq);
+        let beyond = before(self.recovery.high_seq, self.send.nxt);
+        if self.recovery.frto {
             // Step 3b: what was sent once only has arrived: not all was lost.
-            if seen.original && self.try_undo_loss(true, seen.echo) {
+            if seen.orig_acked && self.try_undo_loss(true, seen.echo) {
                 return;
             }
             if beyond {
                 if seen.sacked || seen.duplicate {
                     // Step 3a: the loss was real.
-                    self.recovery.forward = false;
+                    self.recovery.frto = false;
                 }
             } else if seen.advanced && !passed {
-                // Step 2b: new data will tell.
-                self.recovery.end = self.send.next;
-                let window_end = self.send.first.wrapping_add(self.send.window);
-                if self.unsent() > 0 && before(self.send.next, window_end) {
-                    self.recovery.new_first = true;
+                // Step 2b: new data decides.
+                self.recovery.high_seq = self.send.nxt;
+                let window_end = self.send.window_end();
+                if self.unsent() > 0 && before(self.send.nxt, window_end) {
+                    self.recovery.frto_new_data = true;
                     self.pending.add(super::connection::Pending::OVERRIDE);
                     return;
                 }
-                self.recovery.forward = false;
+                self.recovery.frto = false;
             }
         }
         if passed {
@@ -383,18 +382,18 @@ impl Connection {
         }
         if !self.sack {
             if beyond && seen.duplicate {
-                self.take_duplicate(seen);
+                self.add_reno_sack(seen);
             } else if seen.advanced {
-                self.presume_arrived(0);
+                self.set_reno_sacks(0);
             }
         }
     }
 
     /// The first that is not acknowledged was selectively: the receiver may have
-    /// dropped it (RFC 2018 §8). It gets a little time to mend that.
-    fn await_reneging(&mut self, seen: &mut Feedback, now: Time) {
-        let wait = (self.round_trip.smoothed() / 2).max(10_000);
-        self.recovery.wait = Wait::Retransmission;
+    /// dropped it (RFC 2018 §8). It gets a little time to acknowledge it after all.
+    fn delay_reneging_timeout(&mut self, seen: &mut Feedback, now: Time) {
+        let wait = (self.round_trip.srtt() / 2).max(10_000);
+        self.recovery.rtx_timer = RtxTimer::Retransmission;
         self.timers.set_micros(Timer::Retransmit, now, wait.into());
         seen.restarts_timer = false;
     }
@@ -403,41 +402,41 @@ impl Connection {
     /// window if that was not done for the same data (Linux `tcp_enter_loss`).
     pub(super) fn enter_loss(&mut self, now: Time) {
         let mss = u32::from(self.send.mss);
-        let before_this = self.recovery.phase;
-        self.lose_by_timeout(now);
+        let before_this = self.recovery.ca_state;
+        self.mark_lost_by_timeout(now);
         let retried = self.send.retries > 0;
-        let first = before_this <= Phase::Disorder
-            || !before(self.send.first, self.recovery.end)
-            || before_this == Phase::Loss && !retried;
+        let first = before_this <= CaState::Disorder
+            || !before(self.send.una, self.recovery.high_seq)
+            || before_this == CaState::Loss && !retried;
         if first {
-            let first = self.send.first;
+            let first = self.send.una;
             self.recovery.begin_undo(first, mss);
-            self.recovery.undo.restores = self.send.window > 0;
+            self.recovery.undo.restores_window = self.send.wnd > 0;
         }
         // What is sent to a closed window is no loss.
-        if self.send.window > 0 {
+        if self.send.wnd > 0 {
             self.congestion.on_timeout(mss, first);
             self.ecn.reduced();
             let window = self.pipe().saturating_add(mss);
             self.congestion.set_window(window);
         }
         let rack = &mut self.recovery.rack;
-        if before_this <= Phase::Disorder
-            && self.recovery.sacked_segments >= super::rack::DUPLICATES.into()
+        if before_this <= CaState::Disorder
+            && self.recovery.sacked_out >= super::rack::DUPLICATES.into()
         {
             rack.reordering = rack.reordering.min(super::rack::DUPLICATES);
         }
-        self.recovery.phase = Phase::Loss;
-        self.recovery.end = self.send.next;
+        self.recovery.ca_state = CaState::Loss;
+        self.recovery.high_seq = self.send.nxt;
         self.recovery.probe = TailProbe::None;
-        self.recovery.new_first = false;
-        self.recovery.forward =
-            (before_this < Phase::Fast || retried) && self.recovery.path_probe.is_none();
+        self.recovery.frto_new_data = false;
+        self.recovery.frto =
+            (before_this < CaState::Recovery || retried) && self.recovery.path_probe.is_none();
     }
 
     /// Marks as lost what a timeout says to be: all, but for what left so short a
     /// while ago that its acknowledgment may still come.
-    fn lose_by_timeout(&mut self, now: Time) {
+    fn mark_lost_by_timeout(&mut self, now: Time) {
         let now = microseconds(now);
         let reneged = self
             .recovery
@@ -445,15 +444,15 @@ impl Connection {
             .head()
             .is_some_and(|head| head.has(SACKED));
         if reneged {
-            self.recovery.board.forget_sacked();
-            self.recovery.sacked_segments = 0;
+            self.recovery.board.clear_sacked();
+            self.recovery.sacked_out = 0;
         } else if !self.sack {
-            self.presume_arrived(0);
+            self.set_reno_sacks(0);
         }
-        let first = self.send.first;
+        let first = self.send.una;
         let rack = self.recovery.rack;
-        self.recovery.board.judge(|piece| {
-            let young = !reneged && piece.start != first && rack.rest(piece, 0, now) > 0;
+        self.recovery.board.mark_lost(|piece| {
+            let young = !reneged && piece.start != first && rack.remaining(piece, 0, now) > 0;
             if young { Verdict::Keep } else { Verdict::Lost }
         });
     }

@@ -3,14 +3,14 @@
 //! and an echoed congestion mark are paced by the same.
 
 use super::connection::Connection;
-use super::recovery::{Phase, Recovery};
+use super::recovery::{CaState, Recovery};
 use super::tail_probe::TailProbe;
 
 /// Of one reduction; in bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reduction {
     /// The window before it.
-    pub(super) window: u32,
+    pub(super) prior_cwnd: u32,
     /// What has arrived since it began.
     pub(super) delivered: u32,
     /// What was sent since.
@@ -22,7 +22,7 @@ impl Recovery {
     /// an echoed mark.
     #[inline]
     pub(super) fn is_reducing(&self) -> bool {
-        matches!(self.phase, Phase::Reduced | Phase::Fast)
+        matches!(self.ca_state, CaState::Cwr | CaState::Recovery)
     }
 }
 
@@ -30,28 +30,29 @@ impl Connection {
     /// A reduction begins: all that is in flight now belongs to it.
     pub(super) fn begin_reduction(&mut self) {
         let mss = u32::from(self.send.mss);
-        self.recovery.end = self.send.next;
+        self.recovery.high_seq = self.send.nxt;
         self.recovery.probe = TailProbe::None;
         self.recovery.reduction = Reduction {
-            window: self.congestion.window(),
+            prior_cwnd: self.congestion.window(),
             delivered: 0,
             sent: 0,
         };
         self.congestion.on_loss(mss);
         self.ecn.reduced();
         // The window falls as acknowledgments come, not at once.
-        self.congestion.set_window(self.recovery.reduction.window);
+        self.congestion
+            .set_window(self.recovery.reduction.prior_cwnd);
     }
 
     /// The network has marked something as having met congestion, and nothing
     /// is lost: reduces the window once for what is in flight (RFC 3168 §6.1.2,
     /// Linux's state CWR). The caller says so at every echo.
-    pub(super) fn enter_reduction(&mut self) {
+    pub(super) fn enter_cwr(&mut self) {
         self.recovery.undo.forbid();
-        if self.recovery.phase < Phase::Reduced {
+        if self.recovery.ca_state < CaState::Cwr {
             self.recovery.undo.marker = None;
             self.begin_reduction();
-            self.recovery.phase = Phase::Reduced;
+            self.recovery.ca_state = CaState::Cwr;
         }
     }
 
@@ -68,7 +69,7 @@ impl Connection {
         reduction.delivered = reduction.delivered.saturating_add(delivered);
         let mut allowed = if pipe > threshold {
             let product = u64::from(threshold) * u64::from(reduction.delivered);
-            let share = product / u64::from(reduction.window.max(1));
+            let share = product / u64::from(reduction.prior_cwnd.max(1));
             // In whole segments, as Linux counts.
             let share = u32::try_from(share).unwrap_or(u32::MAX);
             share
@@ -90,11 +91,11 @@ impl Connection {
         self.congestion.set_window(pipe.saturating_add(allowed));
     }
 
-    /// The reduction is over; unless it was undone, the window is the threshold.
+    /// The reduction ends; unless it was undone, the window is the threshold.
     pub(super) fn end_reduction(&mut self) {
         let threshold = self.congestion.threshold();
         if threshold != u32::MAX
-            && (self.recovery.phase == Phase::Reduced || self.recovery.undo.marker.is_some())
+            && (self.recovery.ca_state == CaState::Cwr || self.recovery.undo.marker.is_some())
         {
             self.congestion.set_window(threshold);
         }

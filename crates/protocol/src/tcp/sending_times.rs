@@ -1,6 +1,6 @@
-//! For how long there was something to send, and what held it up: which of the
-//! network, the peer and the application a slow connection is slow by
-//! (`tcpi_busy_time` and its parts; Linux `tcp_chrono`).
+//! For how long there was something to send, and what it waited for: the network,
+//! the peer or the application (`tcpi_busy_time` and its parts; Linux
+//! `tcp_chrono`).
 
 use core::time::Duration;
 
@@ -22,55 +22,60 @@ pub struct SendingTimes {
     pub buffer_limited: Duration,
 }
 
-/// What holds up sending.
+/// What sending waits for (Linux `enum tcp_chrono`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug, Default)]
 #[repr(u8)]
-pub(super) enum Holdup {
+pub(super) enum ChronoKind {
     /// Nothing is to be sent.
     #[default]
     Idle,
     /// The network.
-    Network,
+    Busy,
     /// The peer's window.
-    Window,
+    RwndLimited,
     /// Our send buffer.
-    Buffer,
+    SndbufLimited,
 }
 
-impl Holdup {
+impl ChronoKind {
     /// In the order of their numbers.
-    pub(super) const ALL: [Self; 4] = [Self::Idle, Self::Network, Self::Window, Self::Buffer];
+    pub(super) const ALL: [Self; 4] = [
+        Self::Idle,
+        Self::Busy,
+        Self::RwndLimited,
+        Self::SndbufLimited,
+    ];
 }
 
-/// The time in each [`Holdup`] by its number, in milliseconds; of the present one,
-/// less the time at which it began. That of idleness is not counted.
+/// Milliseconds spent in each [`ChronoKind`], by its number; of the present one,
+/// less the time at which it began. Idle time is not counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stopwatch(pub(super) [u32; 4]);
+pub(super) struct ChronoStats(pub(super) [u32; 4]);
 
-impl Stopwatch {
+impl ChronoStats {
     #[inline(always)]
-    pub(super) fn begin(&mut self, holdup: Holdup, now: u32) {
-        let total = &mut self.0[holdup as usize];
+    pub(super) fn begin(&mut self, chrono: ChronoKind, now: u32) {
+        let total = &mut self.0[chrono as usize];
         *total = total.wrapping_sub(now);
     }
 
     #[inline(always)]
-    pub(super) fn end(&mut self, holdup: Holdup, now: u32) {
-        let total = &mut self.0[holdup as usize];
+    pub(super) fn end(&mut self, chrono: ChronoKind, now: u32) {
+        let total = &mut self.0[chrono as usize];
         *total = total.wrapping_add(now);
     }
 }
 
 impl Connection {
-    /// How long there was something to send, and what held it up.
+    /// How long there was something to send, and what it waited for.
     #[must_use]
     pub fn sending_times(&self, now: Time) -> SendingTimes {
-        let mut watch = self.stopwatch;
-        if self.holdup != Holdup::Idle {
-            watch.end(self.holdup, milliseconds(now));
+        let mut stats = self.chrono_stats;
+        if self.chrono != ChronoKind::Idle {
+            stats.end(self.chrono, milliseconds(now));
         }
         let [_, network, window_limited, buffer_limited] =
-            watch.0.map(|time| Duration::from_millis(time.into()));
+            stats.0.map(|time| Duration::from_millis(time.into()));
         SendingTimes {
             busy: network + window_limited + buffer_limited,
             window_limited,
@@ -78,82 +83,76 @@ impl Connection {
         }
     }
 
-    /// Something leaves: no more than the network holds it up.
+    /// A segment leaves: only the network limits sending.
     #[inline(always)]
-    pub(super) fn goes_on(&mut self, now: Time) {
-        if self.holdup != Holdup::Network {
+    pub(super) fn start_busy(&mut self, now: Time) {
+        if self.chrono != ChronoKind::Busy {
             self.end_busy(now);
-            self.holdup = Holdup::Network;
-            self.stopwatch.begin(Holdup::Network, milliseconds(now));
+            self.chrono = ChronoKind::Busy;
+            self.chrono_stats.begin(ChronoKind::Busy, milliseconds(now));
         }
     }
 
     /// Nothing is in flight, and nothing waits.
     #[inline(always)]
     pub(super) fn end_busy(&mut self, now: Time) {
-        if self.holdup != Holdup::Idle {
-            self.stopwatch.end(self.holdup, milliseconds(now));
-            self.holdup = Holdup::Idle;
+        if self.chrono != ChronoKind::Idle {
+            self.chrono_stats.end(self.chrono, milliseconds(now));
+            self.chrono = ChronoKind::Idle;
         }
     }
 
     /// After all has left that may.
     #[inline(always)]
-    pub(super) fn look_at_holdup(&mut self, now: Time) {
-        if self.send.written != self.send.next || self.starved {
-            self.judge_holdup(now);
+    pub(super) fn update_chrono(&mut self, now: Time) {
+        if self.send.write_seq != self.send.nxt || self.no_space {
+            self.classify_chrono(now);
         }
     }
 
-    fn judge_holdup(&mut self, now: Time) {
-        let in_flight = self.send.next.wrapping_sub(self.send.first);
+    fn classify_chrono(&mut self, now: Time) {
+        let in_flight = self.send.outstanding();
         let unsent = self.unsent();
-        let holdup = if unsent > 0 {
-            let room = self.send.window.saturating_sub(in_flight);
+        let chrono = if unsent > 0 {
+            let room = self.send.wnd.saturating_sub(in_flight);
             if room < unsent.min(self.send.mss.into()) {
-                Holdup::Window
+                ChronoKind::RwndLimited
             } else {
-                Holdup::Network
+                ChronoKind::Busy
             }
         } else if in_flight == 0 {
-            Holdup::Idle
-        } else if self.starved {
-            self.starved_holdup()
+            ChronoKind::Idle
+        } else if self.no_space {
+            self.buffer_chrono()
         } else {
-            Holdup::Network
+            ChronoKind::Busy
         };
-        if holdup != self.holdup {
-            self.turn_holdup(holdup, now);
+        if chrono != self.chrono {
+            self.set_chrono(chrono, now);
         }
     }
 
     #[cold]
-    fn turn_holdup(&mut self, holdup: Holdup, now: Time) {
+    fn set_chrono(&mut self, chrono: ChronoKind, now: Time) {
         let opening = matches!(self.state, State::SynSent | State::SynReceived);
         if opening && !self.is_fast_opening() {
             // A SYN is not what an application has to send.
             return;
         }
         self.end_busy(now);
-        if holdup != Holdup::Idle {
-            self.stopwatch.begin(holdup, milliseconds(now));
-            self.holdup = holdup;
+        if chrono != ChronoKind::Idle {
+            self.chrono_stats.begin(chrono, milliseconds(now));
+            self.chrono = chrono;
         }
     }
 
-    /// The connection is over: nothing is held up any more.
     #[cold]
-    pub(super) fn end_holdup(&mut self, now: Time) {
-        self.end_busy(now);
-    }
-
-    #[cold]
-    fn starved_holdup(&mut self) -> Holdup {
-        self.starved = !self.writable();
-        if self.starved {
-            Holdup::Buffer
+    fn buffer_chrono(&mut self) -> ChronoKind {
+        self.no_space = !self.writable();
+        if self.no_space {
+            ChronoKind::SndbufLimited
         } else {
-            Holdup::Network
+            ChronoKind::Busy
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use super::connection::Connection;
-use super::recovery::Wait;
+use super::connection::{Connection, count};
+use super::recovery::RtxTimer;
 use super::tail_probe::TailProbe;
 use super::{Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
@@ -11,36 +11,36 @@ use tidewall_wire::tcp::before;
 impl Connection {
     /// New bytes up to `end`, `length` of them data, have left.
     #[inline]
-    pub(super) fn sent_new(&mut self, length: u32, end: u32, now: Time) {
+    pub(super) fn note_sent(&mut self, length: u32, end: u32, now: Time) {
         let micros = microseconds(now);
-        let first = self.send.next;
-        self.goes_on(now);
+        let first = self.send.nxt;
+        self.start_busy(now);
         // A segment that was not full ends a run, so that what was sent apart is
         // counted, and sent again, apart.
-        let separate = self.send.small == first || length == 0;
+        let separate = self.send.snd_sml == first || length == 0;
         if !length.is_multiple_of(self.send.mss.into()) {
-            self.send.small = end;
+            self.send.snd_sml = end;
         }
-        if self.send.first == first {
-            self.recovery.rack.begin(first, micros);
+        if self.send.una == first {
+            self.recovery.rack.restart(first, micros);
         }
         self.recovery.board.sent(end, micros, separate);
-        self.send.next = end;
-        if self.notices.is_some() {
-            self.tell_sent(end, now);
+        self.send.nxt = end;
+        if self.error_queue.is_some() {
+            self.timestamp_sent(end, now);
         }
         let flight = self.pipe();
         let limited = flight.saturating_add(self.send.mss.into()) > self.congestion.window();
         if limited {
-            self.send.limited_at = micros;
+            self.send.cwnd_stamp = micros;
         }
         if limited
-            || flight > self.send.flight && !self.send.limited
-            || !before(self.send.first, self.send.flight_end)
+            || flight > self.send.max_in_flight && !self.send.is_cwnd_limited
+            || !before(self.send.una, self.send.cwnd_usage_seq)
         {
-            self.send.limited = limited;
-            self.send.flight = flight;
-            self.send.flight_end = end;
+            self.send.is_cwnd_limited = limited;
+            self.send.max_in_flight = flight;
+            self.send.cwnd_usage_seq = end;
         }
         if self.config.paces() {
             self.pace(length, now);
@@ -57,17 +57,17 @@ impl Connection {
         let initial = self.initial_window();
         let timeout = self.retransmission_timeout();
         self.congestion.on_idle(idle, timeout, initial);
-        self.send.drained = microseconds(now);
-        self.send.limited_at = microseconds(now);
+        self.send.departure_time = microseconds(now);
+        self.send.cwnd_stamp = microseconds(now);
     }
 
     /// The window was not used up for a retransmission timeout: what was never
     /// used is no longer known to be there (RFC 2861 §3).
     #[cold]
     pub(super) fn validate_window(&mut self, now: Time) {
-        self.send.limited_at = microseconds(now);
+        self.send.cwnd_stamp = microseconds(now);
         let initial = self.initial_window();
-        let used = self.send.flight;
+        let used = self.send.max_in_flight;
         self.congestion.on_application_limited(used, initial);
     }
 
@@ -85,39 +85,39 @@ impl Connection {
 
     /// Bytes were sent again: what was lost, or the tail-loss probe.
     #[cold]
-    pub(super) fn sent_again(&mut self, start: u32, end: u32, now: Time) {
+    pub(super) fn note_retransmission(&mut self, start: u32, end: u32, now: Time) {
         let micros = microseconds(now);
-        let end = if before(self.send.next, end) {
+        let end = if before(self.send.nxt, end) {
             // The FIN goes with it for the first time.
-            self.sent_new(0, end, now);
+            self.note_sent(0, end, now);
             end.wrapping_sub(1)
         } else {
             end
         };
-        self.counters.retransmissions = self.counters.retransmissions.wrapping_add(1);
+        count(&mut self.counters.retransmissions);
         if self.recovery.probe == TailProbe::Due {
-            self.recovery.board.probed(start, end, micros);
+            self.recovery.board.mark_probed(start, end, micros);
             self.probe_sent(true, now);
             return;
         }
-        if self.recovery.new_first {
+        if self.recovery.frto_new_data {
             // Nothing new could be sent: F-RTO cannot decide.
-            self.recovery.new_first = false;
-            self.recovery.forward = false;
+            self.recovery.frto_new_data = false;
+            self.recovery.frto = false;
         }
         if self.recovery.path_probe.is_some() {
             self.path_probe_void();
         }
-        self.recovery.board.resent(start, end, micros);
+        self.recovery.board.mark_retransmitted(start, end, micros);
         let stamp = timestamp(now, self.timestamp_offset);
-        self.recovery.undo.sent_again(stamp);
+        self.recovery.undo.note_retransmission(stamp);
         if self.recovery.is_reducing() {
             let sent = &mut self.recovery.reduction.sent;
             *sent = sent.saturating_add(end.wrapping_sub(start));
         }
-        if start == self.send.first && self.recovery.wait != Wait::Reordering {
+        if start == self.send.una && self.recovery.rtx_timer != RtxTimer::Reordering {
             // As what is left of it says to an acknowledgment that comes late.
-            self.recovery.wait = Wait::Retransmission;
+            self.recovery.rtx_timer = RtxTimer::Retransmission;
             if self.send.retries == 0 {
                 self.restart_timer(now);
             }

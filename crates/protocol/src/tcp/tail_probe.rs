@@ -3,10 +3,10 @@
 //! back lets recovery find what was lost at the end.
 
 use super::acknowledgment::Feedback;
-use super::connection::Connection;
+use super::connection::{Connection, count};
+use super::plan::Plan;
 use super::rack::TICKS;
-use super::recovery::{Phase, Wait};
-use super::send::Plan;
+use super::recovery::{CaState, RtxTimer};
 use super::timers::Timer;
 use super::{State, Time, microseconds};
 use tidewall_wire::tcp::before;
@@ -23,7 +23,7 @@ pub(super) enum TailProbe {
     Sent {
         /// SND.NXT.
         end: u32,
-        /// It was the last segment once more, not a new one.
+        /// It repeated the last segment, instead of a new one.
         again: bool,
     },
 }
@@ -33,8 +33,8 @@ impl Connection {
     /// probe's where there may be one, or the retransmission timer.
     #[inline]
     pub(super) fn start_timer(&mut self, now: Time) {
-        if self.send.first == self.send.next {
-            self.recovery.wait = Wait::Retransmission;
+        if self.send.una == self.send.nxt {
+            self.recovery.rtx_timer = RtxTimer::Retransmission;
             self.timers.stop(Timer::Retransmit);
         } else if self.may_probe() {
             let timeout = self.retransmission_micros();
@@ -64,7 +64,7 @@ impl Connection {
             let rest = timeout.saturating_sub(age.into());
             self.start_probe_timer(if rest == 0 { u64::MAX } else { rest }, now);
         } else if began || !self.timers.is_running(Timer::Retransmit) {
-            self.recovery.wait = Wait::Retransmission;
+            self.recovery.rtx_timer = RtxTimer::Retransmission;
             self.timers.set_micros(Timer::Retransmit, now, timeout);
         }
     }
@@ -73,21 +73,21 @@ impl Connection {
     /// nothing more to send, or may not.
     #[inline]
     fn may_probe(&self) -> bool {
-        self.sack && matches!(self.recovery.phase, Phase::Open | Phase::Reduced)
+        self.sack && matches!(self.recovery.ca_state, CaState::Open | CaState::Cwr)
     }
 
     #[inline]
     fn start_probe_timer(&mut self, most: u64, now: Time) {
-        let in_flight = self.send.next.wrapping_sub(self.send.first);
-        let wait = if self.round_trip.eighths == 0 {
+        let in_flight = self.send.outstanding();
+        let wait = if self.round_trip.srtt_8 == 0 {
             1_000_000
         } else if in_flight <= self.send.mss.into() && self.recovery.board.is_single() {
             // Its acknowledgment may be delayed.
-            self.round_trip.eighths / 4 + self.config.timeout_min.micros()
+            self.round_trip.srtt_8 / 4 + self.config.timeout_min.micros()
         } else {
-            self.round_trip.eighths / 4 + TICKS
+            self.round_trip.srtt_8 / 4 + TICKS
         };
-        self.recovery.wait = Wait::Probe;
+        self.recovery.rtx_timer = RtxTimer::Probe;
         self.timers
             .set_micros(Timer::Retransmit, now, u64::from(wait).min(most));
     }
@@ -97,13 +97,13 @@ impl Connection {
     #[inline]
     pub(super) fn restart_timer(&mut self, now: Time) {
         let mut wait = self.retransmission_micros();
-        if self.recovery.wait != Wait::Retransmission
+        if self.recovery.rtx_timer != RtxTimer::Retransmission
             && let Some(head) = self.recovery.board.head()
         {
             let age = microseconds(now).wrapping_sub(head.sent);
             wait = wait.saturating_sub(age.into()).max(1);
         }
-        self.recovery.wait = Wait::Retransmission;
+        self.recovery.rtx_timer = RtxTimer::Retransmission;
         self.timers.set_micros(Timer::Retransmit, now, wait);
     }
 
@@ -123,33 +123,33 @@ impl Connection {
     /// last one again.
     pub(super) fn plan_probe(&self) -> Option<Plan> {
         let mss = self.payload_max();
-        let window_end = self.send.first.wrapping_add(self.send.window);
+        let window_end = self.send.window_end();
         let unsent = self.unsent();
         if unsent > 0 {
-            let next = self.send.next;
+            let next = self.send.nxt;
             let end = next.wrapping_add(unsent.min(mss));
-            let length = self.send.marks.cut(next, end).wrapping_sub(next);
-            if !before(window_end, self.send.next.wrapping_add(length)) {
+            let length = self.send.push_marks.cut(next, end).wrapping_sub(next);
+            if !before(window_end, self.send.nxt.wrapping_add(length)) {
                 return Some(Plan::New { length });
             }
         }
         let (start, end) = self.recovery.board.last_segment(mss, self.fin_sent())?;
-        let start = self.send.marks.cut_from(start, end);
-        if start != self.send.first && !before(start, window_end) {
+        let start = self.send.push_marks.cut_from(start, end);
+        if start != self.send.una && !before(start, window_end) {
             return None;
         }
-        Some(self.plan_repeat(start, end))
+        Some(self.retransmission(start, end))
     }
 
     /// The probe has left.
     pub(super) fn probe_sent(&mut self, again: bool, now: Time) {
         self.recovery.probe = TailProbe::Sent {
-            end: self.send.next,
+            end: self.send.nxt,
             again,
         };
-        self.counters.loss_probes = self.counters.loss_probes.wrapping_add(1);
+        count(&mut self.counters.loss_probes);
         // From now.
-        self.recovery.wait = Wait::Retransmission;
+        self.recovery.rtx_timer = RtxTimer::Retransmission;
         self.restart_timer(now);
     }
 
@@ -162,11 +162,11 @@ impl Connection {
         if before(acknowledgment, end) {
             return;
         }
-        if !again || seen.probe_twice {
+        if !again || seen.probe_dsack {
             self.recovery.probe = TailProbe::None;
         } else if before(end, acknowledgment) {
             self.begin_reduction();
-            self.recovery.phase = Phase::Reduced;
+            self.recovery.ca_state = CaState::Cwr;
             self.end_reduction();
             self.keep_open();
         } else if !seen.advanced && seen.plain && !seen.sacked {

@@ -10,7 +10,7 @@ use super::Time;
 #[repr(usize)]
 pub(super) enum Timer {
     /// Something in flight is not acknowledged (see
-    /// [`Wait`](super::recovery::Wait)), or nothing is in flight and the window,
+    /// [`RtxTimer`](super::recovery::Wait)), or nothing is in flight and the window,
     /// Nagle or cork hold data back (persist, RFC 9293 §3.8.6.1).
     Retransmit = 0,
     /// An acknowledgment has waited long enough.
@@ -18,7 +18,7 @@ pub(super) enum Timer {
     /// The peer is silent.
     Keepalive = 2,
     /// The end of FIN-WAIT-2 or TIME-WAIT.
-    Wait = 3,
+    TimeWait = 3,
     /// Large buffers that have become empty may be given back.
     Release = 4,
     /// What was sent has drained at the pacing rate.
@@ -30,7 +30,7 @@ pub(super) const TIMERS: [Timer; 6] = [
     Timer::Retransmit,
     Timer::Acknowledge,
     Timer::Keepalive,
-    Timer::Wait,
+    Timer::TimeWait,
     Timer::Release,
     Timer::Pace,
 ];
@@ -127,9 +127,9 @@ mod tests {
         assert!(timers.expired(Timer::Acknowledge, next));
         assert!(!timers.is_running(Timer::Acknowledge));
         assert!(timers.next() == timers.get(Timer::Keepalive));
-        timers.set(Timer::Wait, Duration::MAX, Duration::MAX);
-        assert!(timers.is_running(Timer::Wait));
-        timers.stop(Timer::Wait);
+        timers.set(Timer::TimeWait, Duration::MAX, Duration::MAX);
+        assert!(timers.is_running(Timer::TimeWait));
+        timers.stop(Timer::TimeWait);
         timers.stop(Timer::Keepalive);
         assert_eq!(timers.next(), None);
     }

@@ -1,59 +1,58 @@
-//! Recoveries that were for nothing: the window is given back.
+//! Undoing spurious recoveries: the window is restored.
 //!
-//! Two things show it: the echo of a timestamp that is older than the first
+//! Two things show that nothing was lost: the echo of a timestamp that is older than the first
 //! retransmission (Eifel, RFC 3522, RFC 4015), and a duplicate at the receiver
 //! for each retransmission (D-SACK, RFC 3708). What follows is Linux's.
 
-use super::connection::Connection;
-use super::recovery::{Phase, Recovery};
+use super::connection::{Connection, count};
+use super::recovery::{CaState, Recovery};
 use super::tail_probe::TailProbe;
 use tidewall_wire::tcp::before;
 
-/// What is remembered of a recovery to find out that it was for nothing.
+/// What is remembered of a recovery to find out that it was spurious.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Undo {
     /// SND.UNA when it began; none when there is nothing to undo.
     pub(super) marker: Option<u32>,
-    /// Segments sent again that the receiver has not told to be duplicates; none
-    /// before the first.
-    pub(super) unexplained: Option<u16>,
+    /// Retransmitted segments that no D-SACK has reported; none before the first.
+    pub(super) undo_retrans: Option<u16>,
     /// The timestamp of the first segment sent again.
-    pub(super) stamp: Option<u32>,
+    pub(super) retrans_stamp: Option<u32>,
     /// The window may be given back: it was not reduced for a mark as well.
-    pub(super) restores: bool,
+    pub(super) restores_window: bool,
 }
 
 impl Undo {
-    /// The network has told of congestion: no reduction is undone.
+    /// Congestion was signalled (ECE): no reduction is undone.
     pub(super) fn forbid(&mut self) {
-        self.restores = false;
+        self.restores_window = false;
     }
 
     /// A segment was sent again, with this timestamp.
-    pub(super) fn sent_again(&mut self, stamp: u32) {
-        self.unexplained = Some(self.unexplained.unwrap_or(0).saturating_add(1));
-        self.stamp.get_or_insert(stamp);
+    pub(super) fn note_retransmission(&mut self, stamp: u32) {
+        self.undo_retrans = Some(self.undo_retrans.unwrap_or(0).saturating_add(1));
+        self.retrans_stamp.get_or_insert(stamp);
     }
 
-    /// The receiver has told of duplicates, ending there.
-    pub(super) fn explained(&mut self, segments: u32, end: u32) {
-        if let (Some(marker), Some(unexplained)) = (self.marker, &mut self.unexplained)
+    /// A D-SACK has reported so many segments, ending at `end`.
+    pub(super) fn count_dsack(&mut self, segments: u32, end: u32) {
+        if let (Some(marker), Some(undo_retrans)) = (self.marker, &mut self.undo_retrans)
             && before(marker, end)
         {
             let segments = u16::try_from(segments).unwrap_or(u16::MAX);
-            *unexplained = unexplained.saturating_sub(segments);
+            *undo_retrans = undo_retrans.saturating_sub(segments);
         }
     }
 
-    /// All that was sent again was for nothing.
-    fn all_explained(&self) -> bool {
-        self.marker.is_some() && self.unexplained == Some(0)
+    /// All retransmissions were spurious.
+    fn all_dsacked(&self) -> bool {
+        self.marker.is_some() && self.undo_retrans == Some(0)
     }
 
     /// Nothing was sent again, or what is acknowledged left before that was:
     /// `echo` is the timestamp of what has caused the acknowledgment.
-    fn was_delayed(&self, echo: Option<u32>) -> bool {
-        match (self.stamp, echo) {
+    fn packet_delayed(&self, echo: Option<u32>) -> bool {
+        match (self.retrans_stamp, echo) {
             (None, _) => true,
             (Some(stamp), Some(echo)) => before(echo, stamp),
             (Some(_), None) => false,
@@ -61,36 +60,36 @@ impl Undo {
     }
 
     fn may_undo(&self, echo: Option<u32>) -> bool {
-        self.marker.is_some() && (self.unexplained == Some(0) || self.was_delayed(echo))
+        self.marker.is_some() && (self.undo_retrans == Some(0) || self.packet_delayed(echo))
     }
 }
 
 impl Recovery {
     /// A recovery begins at `first`: remembers what its end is to be judged by.
     pub(super) fn begin_undo(&mut self, first: u32, mss: u32) {
-        let mut in_flight = self.board.again().div_ceil(mss.max(1));
+        let mut in_flight = self.board.retransmitted().div_ceil(mss.max(1));
         if matches!(self.probe, TailProbe::Sent { again: true, .. }) {
             in_flight += 1;
         }
         self.undo.marker = Some(first);
         // None of them: the first is still to be sent again.
-        self.undo.unexplained = u16::try_from(in_flight).ok().filter(|count| *count > 0);
+        self.undo.undo_retrans = u16::try_from(in_flight).ok().filter(|count| *count > 0);
     }
 
     /// Something sent again may still be unacknowledged at SND.UNA.
-    pub(super) fn any_sent_again(&self) -> bool {
-        use super::scoreboard::{AGAIN, EVER};
-        self.board.again() > 0
+    pub(super) fn any_retransmitted(&self) -> bool {
+        use super::scoreboard::{EVER_RETRANSMITTED, RETRANSMITTED};
+        self.board.retransmitted() > 0
             || self
                 .board
                 .head()
-                .is_some_and(|piece| piece.has(AGAIN | EVER))
+                .is_some_and(|piece| piece.has(RETRANSMITTED | EVER_RETRANSMITTED))
     }
 
     /// The next recovery has its own first retransmission.
-    pub(super) fn forget_stamp(&mut self) {
-        if !self.any_sent_again() {
-            self.undo.stamp = None;
+    pub(super) fn clear_retrans_stamp(&mut self) {
+        if !self.any_retransmitted() {
+            self.undo.retrans_stamp = None;
         }
     }
 }
@@ -98,27 +97,26 @@ impl Recovery {
 impl Connection {
     fn undo_reduction(&mut self, nothing_lost: bool) {
         if nothing_lost {
-            self.recovery.board.forget_lost();
+            self.recovery.board.clear_lost();
         }
-        if self.recovery.undo.restores {
+        if self.recovery.undo.restores_window {
             self.congestion.undo();
-            self.ecn.told();
+            self.ecn.cwr_sent();
         }
         self.recovery.undo.marker = None;
         // What is lost is looked for anew.
         self.recovery.rack.advanced = true;
-        let undone = self.counters.recoveries_undone;
-        self.counters.recoveries_undone = undone.wrapping_add(1);
+        count(&mut self.counters.recoveries_undone);
     }
 
     /// All that was in flight when recovery began is acknowledged. True when the
     /// state lasts nevertheless: without SACK, until something beyond is.
     pub(super) fn try_undo_recovery(&mut self, echo: Option<u32>) -> bool {
         if self.recovery.undo.may_undo(echo) {
-            if self.sack && self.recovery.phase == Phase::Fast {
+            if self.sack && self.recovery.ca_state == CaState::Recovery {
                 // It was late, beyond what duplicates allow (here Linux forgets).
-                let reordered = self.recovery.rack.reordered;
-                self.recovery.rack.reordered = reordered.saturating_add(1);
+                let reordered = self.recovery.rack.reord_seen;
+                self.recovery.rack.reord_seen = reordered.saturating_add(1);
             }
             self.undo_reduction(false);
         } else {
@@ -127,23 +125,23 @@ impl Connection {
         if self.lasts_without_sack() {
             return true;
         }
-        self.recovery.phase = Phase::Open;
+        self.recovery.ca_state = CaState::Open;
         false
     }
 
     /// Duplicates of what was in flight, which come now, must not begin another
     /// recovery (RFC 6582 §3.2, step 1).
     fn lasts_without_sack(&mut self) -> bool {
-        let lasts = !self.sack && self.send.first == self.recovery.end;
+        let lasts = !self.sack && self.send.una == self.recovery.high_seq;
         if lasts {
-            self.recovery.forget_stamp();
+            self.recovery.clear_retrans_stamp();
         }
         lasts
     }
 
-    /// The receiver has told of a duplicate for each segment sent again.
-    pub(super) fn try_undo_by_duplicates(&mut self) -> bool {
-        let undone = self.recovery.undo.all_explained();
+    /// Undoes if a D-SACK has come for each retransmitted segment.
+    pub(super) fn try_undo_dsack(&mut self) -> bool {
+        let undone = self.recovery.undo.all_dsacked();
         if undone {
             self.recovery.rack.recovered(true);
             self.undo_reduction(false);
@@ -159,15 +157,14 @@ impl Connection {
         }
         self.undo_reduction(true);
         if forward {
-            let spurious = self.counters.spurious_timeouts;
-            self.counters.spurious_timeouts = spurious.wrapping_add(1);
+            count(&mut self.counters.spurious_timeouts);
         }
         self.send.retries = 0;
         if self.lasts_without_sack() {
             return true;
         }
         if forward || self.sack {
-            self.recovery.phase = Phase::Open;
+            self.recovery.ca_state = CaState::Open;
         }
         true
     }
@@ -177,14 +174,14 @@ impl Connection {
     /// delayed, while retransmissions are under way.
     pub(super) fn try_undo_partial(&mut self, before: u32, echo: Option<u32>) -> bool {
         let undo = &self.recovery.undo;
-        if undo.marker.is_none() || !undo.was_delayed(echo) {
+        if undo.marker.is_none() || !undo.packet_delayed(echo) {
             return false;
         }
         self.note_reordering(before);
-        if self.recovery.board.again() > 0 {
+        if self.recovery.board.retransmitted() > 0 {
             return true;
         }
-        self.recovery.forget_stamp();
+        self.recovery.clear_retrans_stamp();
         self.undo_reduction(true);
         self.keep_open();
         false

@@ -91,7 +91,7 @@ fn another_address_has_another_cookie() {
     for other in [client(2, 1000), six] {
         let (reaction, sent) = give(&mut listener, &syn_with(other, cookie, b"data"), START);
         assert_eq!(reaction, Reaction::HalfOpen(other));
-        // The SYN alone is acknowledged, and the right cookie is told.
+        // The SYN alone is acknowledged, and the right cookie is reported.
         assert_eq!(sent[0].1.acknowledgment, 501);
         let right = sent[0].1.options.fast_open().unwrap();
         assert_ne!(right, cookie);

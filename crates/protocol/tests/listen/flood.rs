@@ -54,7 +54,7 @@ fn a_million_syns_cost_no_more_than_the_queue_and_keep_nobody_out() {
     assert_eq!(most, 256);
     assert!(listener.sends_cookies() && listener.takes_cookies());
     assert_eq!((tried, entered), (1000, 1000));
-    // When it is over, everything is as before.
+    // When it ends, everything is as before.
     run_timers(&mut listener, last + 300 * SECOND);
     assert_eq!(listener.half_open_len(), 0);
     assert!(!listener.sends_cookies() && !listener.takes_cookies());

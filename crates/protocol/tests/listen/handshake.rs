@@ -332,8 +332,8 @@ fn an_icmp_error_that_quotes_our_answer_ends_a_half_open_connection() {
         assert_eq!(listener.icmp_error(&refused), Reaction::Nothing);
         assert_eq!(listener.half_open_len(), 1);
     }
-    let told = error(flow, errno::EHOSTUNREACH, Some(isn));
-    assert_eq!(listener.icmp_error(&told), Reaction::Forgotten(flow));
+    let reported = error(flow, errno::EHOSTUNREACH, Some(isn));
+    assert_eq!(listener.icmp_error(&reported), Reaction::Forgotten(flow));
     assert_eq!(listener.half_open_len(), 0);
     assert_eq!(listener.next_timeout(), None);
     // What its peer says now is of nothing.

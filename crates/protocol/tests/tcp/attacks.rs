@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Config, MSS_MIN, MemoryPressure, State, Timestamps};
 use tidewall_wire::tcp::{Flags, SackBlocks};
 
-use crate::link::{End, FAIR, Link, Random, pattern};
+use crate::link::{FAIR, Host, Link, Random, pattern};
 use crate::peer::{ACK, MSS, OURS, Peer, RST, SYN, THEIRS, both, ms, plain};
 
 /// The connection works in both directions.
@@ -25,7 +25,7 @@ fn assert_intact(peer: &mut Peer, offset: u32, acknowledged: u32) {
 fn blind_reset() {
     // RFC 5961 §3: only the exact sequence number resets; within the window there
     // is a challenge, one in half a second.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     let mut challenges = 0;
     for guess in 1..10_000u32 {
         peer.give(RST, guess * 5 % 50_000 + 1, 0, b"");
@@ -45,7 +45,7 @@ fn blind_reset() {
 #[test]
 fn blind_syn() {
     // RFC 5961 §4: a SYN never does anything but challenge.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     let mut challenges = 0;
     for guess in 0..10_000u32 {
         for flags in [SYN, both(SYN, ACK)] {
@@ -61,7 +61,7 @@ fn blind_syn() {
 fn blind_data() {
     // RFC 5961 §5: data in the window, but its acknowledgment is of something
     // never sent, or older than any window.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     let mut answers = 0;
     for guess in 0..10_000u32 {
         let acknowledged = 100_000 + guess * 200_000;
@@ -81,8 +81,8 @@ fn blind_data() {
 fn acknowledgment_storm() {
     // Two ends that disagree after an injection answer each other's
     // acknowledgments for ever, unless the answers are limited.
-    let mut a = Peer::settled(&plain());
-    let mut b = Peer::settled(&plain());
+    let mut a = Peer::past_quickack(&plain());
+    let mut b = Peer::past_quickack(&plain());
     let mut sent = 0;
     a.give(ACK, 40_000_000, 0, b"");
     for _ in 0..1000 {
@@ -104,7 +104,7 @@ fn acknowledgment_storm() {
 #[test]
 fn window_shrink() {
     // RFC 9293 §3.8.6: the peer takes back what it has promised.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(20 * MSS);
     assert_eq!(peer.sent().len(), 10);
     peer.window = 100;
@@ -148,7 +148,7 @@ fn window_shrink() {
 fn acknowledgments_keep_to_a_window_taken_back() {
     // A Linux receiver out of memory closes its window below what is in flight,
     // and refuses every segment beyond, ours without data too.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(20 * MSS);
     assert_eq!(peer.sent().len(), 10);
     peer.window = 0;
@@ -164,15 +164,15 @@ fn acknowledgments_keep_to_a_window_taken_back() {
 fn tiny_maximum_segment() {
     // CVE-2019-11479: a packet for every byte.
     for mss in [0, 1, 48, 87] {
-        let ends = [
-            End::new(
+        let hosts = [
+            Host::new(
                 Config {
                     mss: 1460,
                     ..Config::default()
                 },
                 pattern(100_000, 1),
             ),
-            End::new(
+            Host::new(
                 Config {
                     mss,
                     ..Config::default()
@@ -180,7 +180,7 @@ fn tiny_maximum_segment() {
                 Vec::new(),
             ),
         ];
-        let mut link = Link::new(ends, FAIR, 9);
+        let mut link = Link::new(hosts, FAIR, 9);
         link.trace = Some(Vec::new());
         link.run(Duration::from_secs(3600));
         link.assert_delivered();
@@ -195,7 +195,7 @@ fn tiny_maximum_segment() {
             data.count()
         );
         assert_eq!(
-            usize::try_from(link.ends[0].connection().info().send_mss),
+            usize::try_from(link.hosts[0].connection().info().send_mss),
             Ok(full)
         );
     }
@@ -203,9 +203,9 @@ fn tiny_maximum_segment() {
 
 #[test]
 fn sack_holes_of_the_receiver() {
-    // One byte in two, all over the window: the islands are bounded by the window,
+    // One byte in two, all over the window: the ranges are bounded by the window,
     // and so is what each further costs.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     for hole in 0..24_000u32 {
         peer.give(ACK, hole * 2 + 1, 0, b"x");
     }
@@ -222,8 +222,8 @@ fn sack_holes_of_the_receiver() {
 
 #[test]
 fn sack_holes_of_the_sender() {
-    // CVE-2019-11477 and -11478: blocks that split what is in flight into crumbs.
-    let mut peer = Peer::settled(&plain());
+    // CVE-2019-11477 and -11478: blocks that split what is in flight into tiny pieces.
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();
     let at = |offset: u32| OURS.wrapping_add(1 + offset);
@@ -240,7 +240,7 @@ fn sack_holes_of_the_sender() {
     }
     // Bounded by what is lost, not by what the peer says.
     assert!(segments < 100, "{segments}");
-    // Blocks of what was never sent, reversed and empty ones tell nothing.
+    // Blocks of what was never sent, reversed and empty ones mean nothing.
     for (start, end) in [(20_000, 30_000), (500, 400), (400, 400), (u32::MAX - 9, 10)] {
         peer.sack.push(at(start), at(end));
     }
@@ -259,7 +259,7 @@ fn sequence_wrap() {
         timestamps: true,
         ..plain()
     };
-    let mut peer = Peer::settled(&config);
+    let mut peer = Peer::past_quickack(&config);
     peer.timestamps = Some(Timestamps {
         value: 10_000,
         echo: 0,
@@ -283,7 +283,7 @@ fn sequence_wrap() {
     assert_intact(&mut peer, 3, 0);
     // All the numbers of these tests wrap near their beginning, and so do those
     // of a transfer of more than 4 GiB; here one that begins just below.
-    let mut wrapped = Peer::settled(&plain());
+    let mut wrapped = Peer::past_quickack(&plain());
     let mut offset = 0;
     for _ in 0..10 {
         wrapped.give(ACK, offset, 0, &[1; MSS]);
@@ -296,7 +296,7 @@ fn sequence_wrap() {
 #[test]
 fn out_of_order_gigabyte() {
     // Data all over the sequence space: only what lies in the window is kept.
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         receive_buffer: 64 << 10,
         receive_buffer_max: 6 << 20,
         ..plain()
@@ -328,7 +328,7 @@ fn out_of_order_gigabyte() {
 fn a_byte_at_the_far_end_of_the_window() {
     // 55 bytes on the wire, and a window that the peer may make as large as it likes.
     for window in [50_000, 65_000] {
-        let mut peer = Peer::settled(&Config {
+        let mut peer = Peer::past_quickack(&Config {
             receive_buffer: window,
             receive_buffer_max: 6 << 20,
             ..plain()
@@ -346,15 +346,15 @@ fn a_byte_at_the_far_end_of_the_window() {
 
 #[test]
 fn memory_that_is_short_holds_nothing_beyond_holes() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.give(ACK, 1000, 0, &[2; MSS]);
     peer.give(ACK, 3000, 0, &[4; MSS]);
     peer.sent();
     peer.engine.set_memory_pressure(MemoryPressure::Short);
     peer.give(ACK, 5000, 0, &[6; MSS]);
-    let told = peer.sent()[0].header.options.sack;
-    assert_eq!(told.as_slice().len(), 2, "it was not kept");
-    // What was told to be held may be dropped (RFC 2018 §8); the peer sends it again.
+    let reported = peer.sent()[0].header.options.sack;
+    assert_eq!(reported.as_slice().len(), 2, "it was not kept");
+    // What was reported to be held may be dropped (RFC 2018 §8); the peer sends it again.
     peer.engine.prune();
     assert_eq!(peer.engine.memory(), 0);
     for segment in 0..6 {
@@ -371,7 +371,7 @@ fn memory_that_is_short_holds_nothing_beyond_holes() {
 
 #[test]
 fn windows_stay_small_while_memory_is_short() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.engine.set_memory_pressure(MemoryPressure::Short);
     let window = |peer: &mut Peer| peer.sent().last().map(|frame| frame.header.window);
     // What was promised stays so (RFC 9293 §3.8.6).
@@ -404,7 +404,7 @@ fn windows_stay_small_while_memory_is_short() {
 
 #[test]
 fn little_is_taken_to_be_sent_while_memory_is_short() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     let fills = |peer: &mut Peer, pressure| {
         peer.engine.set_memory_pressure(pressure);
         let mut taken = 0;
@@ -435,7 +435,7 @@ fn little_is_taken_to_be_sent_while_memory_is_short() {
 #[test]
 fn optimistic_acknowledgments() {
     // Acknowledging what was never sent does not speed us up.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(30 * MSS);
     assert_eq!(peer.sent().len(), 10);
     for segments in 11..30 {
@@ -450,7 +450,7 @@ fn optimistic_acknowledgments() {
 #[test]
 fn reneging() {
     // A peer that drops what it has selectively acknowledged (RFC 2018 §8).
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();
     let at = |segments: u32| OURS.wrapping_add(1 + segments * MSS as u32);

@@ -286,7 +286,7 @@ fn aborting_is_seen_by_the_peer() {
 }
 
 #[test]
-fn a_reset_is_told_after_what_was_received() {
+fn a_reset_is_reported_after_what_was_received() {
     let mut peer = Peer::established(&plain());
     peer.give(ACK, 0, 0, b"data");
     peer.give(RST, 4, 0, b"");

@@ -8,7 +8,7 @@ use crate::peer::{ACK, MSS, Peer, THEIRS, both, ms, plain};
 
 /// The acknowledgment field and the blocks of what is sent now, which is one
 /// segment, as offsets.
-fn told(peer: &mut Peer) -> (u32, Vec<(u32, u32)>) {
+fn reported(peer: &mut Peer) -> (u32, Vec<(u32, u32)>) {
     let sent = peer.sent();
     let [frame] = &sent[..] else {
         panic!("{sent:?}")
@@ -27,7 +27,7 @@ fn give(peer: &mut Peer, first: u32, end: u32) {
 /// Gives a segment; the answer.
 fn answer(peer: &mut Peer, first: u32, end: u32) -> (u32, Vec<(u32, u32)>) {
     give(peer, first, end);
-    told(peer)
+    reported(peer)
 }
 
 /// The peer has everything below `expected`.
@@ -118,33 +118,36 @@ fn a_segment_that_overlaps_what_is_beyond_it_tells_the_first_overlap() {
     give(&mut peer, 1500, 2000);
     give(&mut peer, 2500, 3000);
     peer.sent();
-    // Both holes are filled; a copy of each island's bytes came with it.
+    // Both holes are filled; a copy of each range's bytes came with it.
     assert_eq!(answer(&mut peer, 1000, 2700), (3000, vec![(1500, 2000)]));
 }
 
 #[test]
-fn it_is_told_once_and_copies_that_touch_are_told_together() {
+fn it_is_reported_once_and_copies_that_touch_are_reported_together() {
     let mut peer = expecting(4000);
     give(&mut peer, 1000, 2000);
     give(&mut peer, 2000, 3000);
-    assert_eq!(told(&mut peer), (4000, vec![(1000, 3000)]));
+    assert_eq!(reported(&mut peer), (4000, vec![(1000, 3000)]));
     // Not again with what follows.
     assert_eq!(answer(&mut peer, 4000, 4100), (4100, vec![]));
     // Apart: the last.
     give(&mut peer, 0, 500);
     give(&mut peer, 1000, 1500);
-    assert_eq!(told(&mut peer), (4100, vec![(1000, 1500)]));
+    assert_eq!(reported(&mut peer), (4100, vec![(1000, 1500)]));
     // One below and one beyond what is in order touch only by number.
     give(&mut peer, 5000, 6000);
     peer.sent();
     give(&mut peer, 3000, 4100);
     give(&mut peer, 5000, 6000);
-    assert_eq!(told(&mut peer), (4100, vec![(5000, 6000), (5000, 6000)]));
+    assert_eq!(
+        reported(&mut peer),
+        (4100, vec![(5000, 6000), (5000, 6000)])
+    );
 }
 
 #[test]
 fn a_copy_wakes_from_delaying_acknowledgments() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     give(&mut peer, 0, 100);
     assert_eq!(peer.brief(), []);
     peer.wait(ms(40));
@@ -161,7 +164,7 @@ fn a_copy_wakes_from_delaying_acknowledgments() {
 
 #[test]
 fn it_leaves_with_data_too_and_takes_its_part_of_the_segment() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         offload: 60_000,
         burst_min: 5,
         nodelay: true,
@@ -181,13 +184,13 @@ fn it_leaves_with_data_too_and_takes_its_part_of_the_segment() {
         ));
         true
     });
-    // One segment of the burst tells it.
+    // One segment of the burst reports it.
     assert_eq!(sent, [(MSS - 12, 1, 12), (4 * MSS + 12, 0, 0)]);
 }
 
 #[test]
 fn beside_timestamps_there_is_room_for_two_more() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         timestamps: true,
         ..plain()
     });
@@ -206,14 +209,14 @@ fn beside_timestamps_there_is_room_for_two_more() {
     // Of the four blocks, three fit.
     assert_eq!(options.len(), 12 + 4 + 3 * 8);
     assert_eq!(options.sack.as_slice()[0], options.sack.as_slice()[1]);
-    // An old timestamp, too, tells of a copy (RFC 2883 §4.3).
+    // An old timestamp, too, reports of a copy (RFC 2883 §4.3).
     peer.timestamps = Some(Timestamps {
         value: 499,
         ..stamp
     });
     give(&mut peer, 5000, 5500);
     assert_eq!(
-        told(&mut peer).1[..2],
+        reported(&mut peer).1[..2],
         [(5000, 5500), (7000, 7500)],
         "of what is beyond a hole, nothing"
     );
@@ -228,21 +231,21 @@ fn beside_timestamps_there_is_room_for_two_more() {
 }
 
 #[test]
-fn a_fin_that_comes_again_is_told() {
+fn a_fin_that_comes_again_is_reported() {
     let mut peer = Peer::established(&plain());
     peer.give(both(ACK, Flags::FIN), 0, 0, b"last");
-    assert_eq!(told(&mut peer), (5, vec![]));
+    assert_eq!(reported(&mut peer), (5, vec![]));
     peer.give(both(ACK, Flags::FIN), 0, 0, b"last");
-    assert_eq!(told(&mut peer), (5, vec![(0, 5)]));
+    assert_eq!(reported(&mut peer), (5, vec![(0, 5)]));
     let now = peer.now;
     peer.engine.shutdown(Shutdown::Write, now).unwrap();
     peer.sent();
     peer.give(both(ACK, Flags::FIN), 4, 0, b"");
-    assert_eq!(told(&mut peer), (5, vec![(4, 5)]));
+    assert_eq!(reported(&mut peer), (5, vec![(4, 5)]));
 }
 
 #[test]
-fn without_sack_nothing_is_told() {
+fn without_sack_nothing_is_reported() {
     let mut peer = Peer::established(&Config {
         sack: false,
         ..plain()

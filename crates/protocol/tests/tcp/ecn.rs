@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tidewall_protocol::tcp::{Config, Ecn, State};
 use tidewall_wire::tcp::Flags;
 
-use crate::link::{End, FAIR, Frame, Link, Weather, pattern};
+use crate::link::{FAIR, Frame, Host, Link, Weather, pattern};
 use crate::peer::{ACK, MSS, OURS, Peer, SYN, THEIRS, both, ms, plain};
 
 const ECE: Flags = Flags::ECE;
@@ -22,7 +22,7 @@ fn with(ecn: Ecn) -> Config {
 /// An established connection that uses it, past the acknowledgments at once of
 /// the beginning.
 fn using() -> Peer {
-    Peer::settled(&with(Ecn::Active))
+    Peer::past_quickack(&with(Ecn::Active))
 }
 
 fn has(frame: &Frame, flag: Flags) -> bool {
@@ -88,17 +88,17 @@ fn crossed_syns_agree_when_both_ask() {
         peer.give(ACK, 0, 0, b"");
         assert_eq!(peer.engine.info().ecn, agreed);
     }
-    let ends = [0, 1].map(|end| {
+    let hosts = [0, 1].map(|end| {
         let config = Config {
             ecn: Ecn::Active,
             ..Config::default()
         };
-        End::new(config, pattern(5000, end))
+        Host::new(config, pattern(5000, end))
     });
-    let mut link = Link::simultaneous(ends, FAIR, 1);
+    let mut link = Link::simultaneous(hosts, FAIR, 1);
     link.run(Duration::from_secs(10));
     link.assert_delivered();
-    for end in &mut link.ends {
+    for end in &mut link.hosts {
         assert!(end.connection().info().ecn);
     }
 }
@@ -136,7 +136,7 @@ fn only_data_sent_for_the_first_time_may_be_marked() {
         .unwrap();
     assert_eq!(classes(&mut peer), [0xfc]);
 
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(MSS);
     assert_eq!(classes(&mut peer), [0], "not agreed on");
 }
@@ -186,7 +186,7 @@ fn marks_beyond_a_hole_count_and_those_on_copies_do_not() {
     peer.give(ACK, 200, 0, &[1; 100]);
     assert!(peer.sent().iter().all(|frame| has(frame, ECE)));
     // Without agreement, marks mean nothing.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.class = CE;
     peer.give(ACK, 0, 0, &[1; 2 * MSS]);
     assert!(peer.sent().iter().all(|frame| !has(frame, ECE)));
@@ -219,15 +219,15 @@ fn an_echo_reduces_the_window_once_a_round_trip_and_is_answered() {
     assert_eq!(info.delivered_ce, 5);
     assert_eq!((info.fast_recoveries, info.retransmissions), (0, 0));
     let reduced = info.slow_start_threshold;
-    let mut told = 0;
+    let mut reported = 0;
     for count in 6..=10 {
         peer.give(ACK | ECE, 0, count * MSS as u32, b"");
         for frame in peer.sent() {
-            told += usize::from(has(&frame, CWR));
+            reported += usize::from(has(&frame, CWR));
             assert_eq!(frame.traffic_class, ECT);
         }
     }
-    assert_eq!(told, 1, "only the first new data has CWR");
+    assert_eq!(reported, 1, "only the first new data has CWR");
     assert_eq!(peer.engine.info().slow_start_threshold, reduced);
     // What was sent since is another window.
     peer.give(ACK | ECE, 0, 11 * MSS as u32, b"");
@@ -238,7 +238,7 @@ fn an_echo_reduces_the_window_once_a_round_trip_and_is_answered() {
     peer.give(ACK | ECE, 0, 0, b"");
     assert_eq!(peer.engine.info().slow_start_threshold, threshold);
     // Nor without agreement.
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();
     peer.give(ACK | ECE, 0, MSS as u32, b"");
@@ -248,7 +248,7 @@ fn an_echo_reduces_the_window_once_a_round_trip_and_is_answered() {
 
 #[test]
 fn what_says_that_the_window_was_reduced_is_one_segment() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         offload: 60_000,
         ..with(Ecn::Active)
     });
@@ -266,7 +266,7 @@ fn what_says_that_the_window_was_reduced_is_one_segment() {
 }
 
 #[test]
-fn a_loss_is_told_like_a_mark_and_marks_of_its_window_do_not_count_again() {
+fn a_loss_is_reported_like_a_mark_and_marks_of_its_window_do_not_count_again() {
     let mut peer = using();
     peer.write(80 * MSS);
     peer.sent();
@@ -295,28 +295,28 @@ fn a_marked_transfer_is_slowed_and_loses_nothing() {
         ecn: Ecn::Active,
         ..Config::default()
     };
-    let ends = [
-        End::new(config, pattern(2_000_000, 0)),
-        End::new(Config::default(), Vec::new()),
+    let hosts = [
+        Host::new(config, pattern(2_000_000, 0)),
+        Host::new(Config::default(), Vec::new()),
     ];
-    let mut link = Link::new(ends, FAIR, 5);
+    let mut link = Link::new(hosts, FAIR, 5);
     link.marks = [2, 2];
     link.trace = Some(Vec::new());
     link.run(Duration::from_secs(600));
     link.assert_delivered();
     let (sender, receiver) = (
-        link.ends[0].connection().info(),
-        link.ends[1].connection().info(),
+        link.hosts[0].connection().info(),
+        link.hosts[1].connection().info(),
     );
     assert!(sender.ecn && receiver.ecn && receiver.ecn_seen && !sender.ecn_seen);
     assert_eq!((sender.retransmissions, sender.timeouts), (0, 0));
     assert!(sender.delivered_ce > 10, "{sender:?}");
     assert!(sender.slow_start_threshold < 100_000, "{sender:?}");
     let trace = link.trace.take().unwrap();
-    let told = trace
+    let reported = trace
         .iter()
         .filter(|(_, from, frame)| *from == 0 && frame.header.flags.contains(CWR));
-    assert!(told.count() > 3);
+    assert!(reported.count() > 3);
 }
 
 proptest! {
@@ -333,21 +333,21 @@ proptest! {
         lengths in [0usize..100_000, 0usize..100_000], marks in [0u8..30, 0u8..30],
         loss in 0u8..8, simultaneous: bool, freezes: bool, seed: u64,
     ) {
-        let ends = [0, 1].map(|at| {
+        let hosts = [0, 1].map(|at| {
             let config = Config { ecn: ecn[at], offload: 40_000 * at as u32, ..Config::default() };
-            End::new(config, pattern(lengths[at], at as u8))
+            Host::new(config, pattern(lengths[at], at as u8))
         });
         let weather = Weather { loss, reorder: 5, ..FAIR };
         let mut link = if simultaneous {
-            Link::simultaneous(ends, weather, seed)
+            Link::simultaneous(hosts, weather, seed)
         } else {
-            Link::new(ends, weather, seed)
+            Link::new(hosts, weather, seed)
         };
         link.marks = marks;
         link.freezes = freezes;
         link.run(Duration::from_secs(3600));
         link.assert_delivered();
-        let agreed = [0, 1].map(|at| link.ends[at].connection().info().ecn);
+        let agreed = [0, 1].map(|at| link.hosts[at].connection().info().ecn);
         if !simultaneous {
             prop_assert_eq!(agreed[0], agreed[1]);
         }

@@ -7,7 +7,7 @@ use tidewall_protocol::tcp::{
     Config, FastOpen, FastOpenFailure, FastOpenKeys, FastOpenPeer, FastOpenServer, State,
 };
 
-use crate::link::{End, FAIR, Link, Weather, flow, pattern, reversed};
+use crate::link::{FAIR, Host, Link, Weather, flow, pattern, reversed};
 use crate::peer::ms;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -38,14 +38,14 @@ fn known(key: [u8; 16]) -> FastOpenPeer {
     }
 }
 
-fn ends(lengths: [usize; 2]) -> [End; 2] {
-    [0, 1].map(|end| End::new(Config::default(), pattern(lengths[end], end as u8)))
+fn hosts(lengths: [usize; 2]) -> [Host; 2] {
+    [0, 1].map(|end| Host::new(Config::default(), pattern(lengths[end], end as u8)))
 }
 
 /// Until both have everything; when end 0 had its answer, since the beginning.
 fn run(link: &mut Link) -> Duration {
-    let wanted = link.ends[1].to_send.len();
-    while link.ends[0].received.len() < wanted {
+    let wanted = link.hosts[1].to_send.len();
+    while link.hosts[0].received.len() < wanted {
         assert!(
             link.step() && link.now - link.began < HOUR,
             "{}",
@@ -56,40 +56,40 @@ fn run(link: &mut Link) -> Duration {
     let answered = link.now - link.began;
     link.run(HOUR);
     link.assert_delivered();
-    for end in &link.ends {
+    for end in &link.hosts {
         assert_eq!(end.error, None);
     }
     answered
 }
 
 fn cookie_now(link: &mut Link) -> Option<FastOpen> {
-    let outcome = link.ends[0].connection().take_fast_open_outcome();
+    let outcome = link.hosts[0].connection().take_fast_open_outcome();
     outcome.expect("the SYN was answered").cookie
 }
 
 #[test]
 fn an_answer_takes_one_round_trip() {
-    let mut link = Link::fast(ends([1000, 5000]), FAIR, 1, &known(KEY), server(None));
+    let mut link = Link::fast(hosts([1000, 5000]), FAIR, 1, &known(KEY), server(None));
     assert_eq!(run(&mut link), ms(20));
-    for end in &mut link.ends {
+    for end in &mut link.hosts {
         let info = end.connection().info();
         assert!(info.syn_data);
         assert_eq!(info.retransmissions, 0);
     }
     assert_eq!(cookie_now(&mut link), None);
     // Without, it is two.
-    let mut link = Link::fast(ends([1000, 5000]), FAIR, 1, &known(KEY), None);
+    let mut link = Link::fast(hosts([1000, 5000]), FAIR, 1, &known(KEY), None);
     assert_eq!(run(&mut link), ms(40));
-    let info = link.ends[0].connection().info();
+    let info = link.hosts[0].connection().info();
     assert_eq!(info.fast_open_failure, FastOpenFailure::DataNotAcknowledged);
 }
 
 #[test]
 fn what_does_not_fit_into_the_syn_follows() {
     let lengths = [200_000, 100_000];
-    let mut link = Link::fast(ends(lengths), FAIR, 2, &known(KEY), server(None));
+    let mut link = Link::fast(hosts(lengths), FAIR, 2, &known(KEY), server(None));
     run(&mut link);
-    for (end, length) in link.ends.iter_mut().zip(lengths) {
+    for (end, length) in link.hosts.iter_mut().zip(lengths) {
         let info = end.connection().info();
         // The SYN, and no less than every full segment of what followed it.
         assert!(info.delivered as usize > length / 1460, "{info:?}");
@@ -109,7 +109,7 @@ fn a_lost_syn_or_answer_costs_its_timeout() {
         ([1, 1], false),
         ([2, 2], false),
     ] {
-        let mut link = Link::fast(ends([1000, 3000]), FAIR, 3, &known(KEY), server(None));
+        let mut link = Link::fast(hosts([1000, 3000]), FAIR, 3, &known(KEY), server(None));
         link.lost_syns = lost;
         let answered = run(&mut link);
         assert!(
@@ -117,11 +117,11 @@ fn a_lost_syn_or_answer_costs_its_timeout() {
             "{lost:?}: {answered:?}"
         );
         assert_eq!(
-            link.ends[1].connection().info().syn_data,
+            link.hosts[1].connection().info().syn_data,
             opened,
             "{lost:?}"
         );
-        let outcome = link.ends[0].connection().take_fast_open_outcome().unwrap();
+        let outcome = link.hosts[0].connection().take_fast_open_outcome().unwrap();
         // A server that took the data says so, whichever answer arrives.
         assert_eq!(outcome.syn_lost, !opened, "{lost:?}");
     }
@@ -129,9 +129,9 @@ fn a_lost_syn_or_answer_costs_its_timeout() {
 
 #[test]
 fn a_stale_cookie_costs_what_none_would_and_brings_a_new_one() {
-    let mut link = Link::fast(ends([1000, 3000]), FAIR, 4, &known(OLD_KEY), server(None));
+    let mut link = Link::fast(hosts([1000, 3000]), FAIR, 4, &known(OLD_KEY), server(None));
     assert_eq!(run(&mut link), ms(40));
-    assert!(!link.ends[1].connection().info().syn_data);
+    assert!(!link.hosts[1].connection().info().syn_data);
     let fresh = cookie_now(&mut link);
     assert_eq!(fresh, known(KEY).cookie);
     // The next connection shows that.
@@ -139,16 +139,16 @@ fn a_stale_cookie_costs_what_none_would_and_brings_a_new_one() {
         cookie: fresh,
         ..known(OLD_KEY)
     };
-    let mut link = Link::fast(ends([1000, 3000]), FAIR, 4, &peer, server(None));
+    let mut link = Link::fast(hosts([1000, 3000]), FAIR, 4, &peer, server(None));
     assert_eq!(run(&mut link), ms(20));
 }
 
 #[test]
 fn while_a_key_goes_out_of_use_its_cookies_are_taken_and_replaced() {
     let rotated = server(Some(OLD_KEY));
-    let mut link = Link::fast(ends([1000, 3000]), FAIR, 5, &known(OLD_KEY), rotated);
+    let mut link = Link::fast(hosts([1000, 3000]), FAIR, 5, &known(OLD_KEY), rotated);
     assert_eq!(run(&mut link), ms(20));
-    assert!(link.ends[1].connection().info().syn_data);
+    assert!(link.hosts[1].connection().info().syn_data);
     assert_eq!(cookie_now(&mut link), known(KEY).cookie);
 }
 
@@ -161,7 +161,13 @@ fn data_that_overtakes_the_syn_is_not_lost_for_good() {
         ..FAIR
     };
     for seed in 0..50 {
-        let mut link = Link::fast(ends([3000, 8000]), weather, seed, &known(KEY), server(None));
+        let mut link = Link::fast(
+            hosts([3000, 8000]),
+            weather,
+            seed,
+            &known(KEY),
+            server(None),
+        );
         run(&mut link);
     }
 }
@@ -176,11 +182,11 @@ fn a_path_too_narrow_for_the_syn_gets_an_ordinary_one() {
         mss: 1000,
         ..Config::default()
     };
-    let server_end = End::new(config, pattern(3000, 1));
-    let client = End::new(Config::default(), pattern(1400, 0));
+    let server_end = Host::new(config, pattern(3000, 1));
+    let client = Host::new(Config::default(), pattern(1400, 0));
     let mut link = Link::fast([client, server_end], narrow, 6, &known(KEY), server(None));
     run(&mut link);
-    assert!(!link.ends[1].connection().info().syn_data);
+    assert!(!link.hosts[1].connection().info().syn_data);
 }
 
 /// A cookie that works, one of a key that goes out of use, a stale one, none.
@@ -206,12 +212,12 @@ proptest! {
     ) {
         let weather = Weather { loss, duplication, reorder, ..FAIR };
         let serves = if listens { server(Some(OLD_KEY)) } else { None };
-        let mut link = Link::fast(ends([lengths.0, lengths.1]), weather, seed, &peer, serves);
+        let mut link = Link::fast(hosts([lengths.0, lengths.1]), weather, seed, &peer, serves);
         link.lost_syns = lost.map(u32::from);
         link.freezes = freezes;
         link.run(HOUR * 10);
         link.assert_delivered();
-        for end in &mut link.ends {
+        for end in &mut link.hosts {
             if end.error.is_none() {
                 prop_assert!(!matches!(
                     end.connection().state(),

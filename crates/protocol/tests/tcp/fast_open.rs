@@ -400,7 +400,7 @@ fn what_is_closed_early_is_still_answered() {
 
 #[test]
 fn data_with_the_syn_has_times_and_a_number() {
-    // All of it is taken, or none, and then sent again, which is not told.
+    // All of it is taken, or none, and then sent again, which is not visible here.
     for taken in [500, 0] {
         let mut peer = client(&plain(), &known());
         peer.engine.set_zero_copy(true);
@@ -412,19 +412,19 @@ fn data_with_the_syn_has_times_and_a_number() {
         });
         peer.write(500);
         peer.engine.end_write(500, true);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let begin = peer.now;
         peer.sent();
         peer.now += ms(10);
         give_option(&mut peer, taken, None, b"");
-        told.extend(std::iter::from_fn(|| peer.engine.take_notification()));
+        reported.extend(std::iter::from_fn(|| peer.engine.take_notification()));
         if taken == 0 {
             assert_eq!(peer.sent().last().unwrap().payload.len(), 500);
             peer.now += ms(10);
             peer.give(ACK, 0, 500, b"");
         }
         let end = peer.now;
-        told.extend(std::iter::from_fn(|| peer.engine.take_notification()));
+        reported.extend(std::iter::from_fn(|| peer.engine.take_notification()));
         let time = |event, at| Notification::Time {
             event,
             key: 499,
@@ -439,6 +439,6 @@ fn data_with_the_syn_has_times_and_a_number() {
             time(TimestampEvent::Sent, begin),
             time(TimestampEvent::Acknowledged, end),
         ];
-        assert_eq!(told, [free, times[0], times[1]]);
+        assert_eq!(reported, [free, times[0], times[1]]);
     }
 }

@@ -5,37 +5,37 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Config, Connection, Shutdown, State, ThawError};
 use tidewall_wire::tcp::Flags;
 
-use crate::link::{End, FAIR, Link, Weather, pattern};
+use crate::link::{FAIR, Host, Link, Weather, pattern};
 use crate::peer::{ACK, MSS, OURS, Peer, both, plain};
 
 #[test]
 fn a_transfer_goes_on_where_it_was() {
     // Handed over after each tenth or so of what happens, amid losses.
-    let ends = [
-        End::new(Config::default(), pattern(300_000, 1)),
-        End::new(Config::default(), pattern(300_000, 2)),
+    let hosts = [
+        Host::new(Config::default(), pattern(300_000, 1)),
+        Host::new(Config::default(), pattern(300_000, 2)),
     ];
     let weather = Weather {
         loss: 3,
         reorder: 10,
         ..FAIR
     };
-    let mut link = Link::new(ends, weather, 11);
+    let mut link = Link::new(hosts, weather, 11);
     link.freezes = true;
     link.run(Duration::from_secs(600));
     link.assert_delivered();
-    assert_eq!((link.ends[0].error, link.ends[1].error), (None, None));
+    assert_eq!((link.hosts[0].error, link.hosts[1].error), (None, None));
 }
 
 #[test]
 fn a_clock_that_counts_from_elsewhere_changes_nothing() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         timestamps: true,
         ..plain()
     });
     peer.write(3 * MSS);
     peer.give(ACK, 0, 0, b"unread");
-    peer.give(ACK, 2000, 0, b"island");
+    peer.give(ACK, 2000, 0, b"beyond");
     peer.give(ACK, 4000, 0, b"another");
     let before = peer.sent().last().unwrap().header;
     let timer = peer.engine.next_timeout().unwrap() - peer.now;
@@ -52,7 +52,7 @@ fn a_clock_that_counts_from_elsewhere_changes_nothing() {
         let data: usize = thawed.received().concat().len();
         assert_eq!(data, 6);
         // A duplicate asks for the same acknowledgment, with the same clock.
-        let mut other = Peer::settled(&plain());
+        let mut other = Peer::past_quickack(&plain());
         (other.engine, other.now) = (thawed, now);
         other.timestamps = Some(tidewall_wire::tcp::Timestamps {
             value: 501,

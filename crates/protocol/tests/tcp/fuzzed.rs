@@ -7,7 +7,7 @@ use tidewall_protocol::tcp::{self, Checksum};
 use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::tcp::{Flags, Header, Options};
 
-use crate::link::{self, End, Link, Weather};
+use crate::link::{self, Host, Link, Weather};
 use crate::{OFFLOAD, WIRE, transport_offset};
 
 pub fn tcp_input(bytes: &[u8]) {
@@ -260,13 +260,13 @@ pub fn tcp_pair(bytes: &[u8]) {
         ..tcp::Config::default()
     };
     let data = |bits: u8| rest.repeat(1 + usize::from(bits & 15) * 4);
-    let ends = [
-        End::new(config(setup), data(sizes)),
-        End::new(config(setup >> 4), data(sizes >> 4)),
+    let hosts = [
+        Host::new(config(setup), data(sizes)),
+        Host::new(config(setup >> 4), data(sizes >> 4)),
     ];
     let number = u64::from(seed) << 8 | 1;
     let mut link = if seed & 2 == 0 {
-        Link::new(ends, weather, number)
+        Link::new(hosts, weather, number)
     } else {
         let keys = tcp::FastOpenKeys {
             primary: [1; 16],
@@ -285,7 +285,7 @@ pub fn tcp_pair(bytes: &[u8]) {
             keys,
             without_cookie: false,
         };
-        Link::fast(ends, weather, number, &peer, Some(server))
+        Link::fast(hosts, weather, number, &peer, Some(server))
     };
     link.freezes = seed & 1 != 0;
     if link.run_unless_cut_off(Duration::from_secs(36_000)) {

@@ -4,7 +4,7 @@ use tidewall_protocol::icmp::{FlowError, errno};
 use tidewall_protocol::tcp::{Config, Errno, Shutdown, State, Timestamps};
 use tidewall_wire::tcp::{Flags, Options};
 
-use crate::link::{End, FAIR, Link, flow, pattern};
+use crate::link::{FAIR, Host, Link, flow, pattern};
 use crate::peer::{ACK, OURS, Peer, RST, SYN, THEIRS, both, ms, plain};
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn a_syn_is_sent_again_and_then_given_up() {
 }
 
 #[test]
-fn a_refusal_is_told_once() {
+fn a_refusal_is_reported_once() {
     let mut peer = Peer::connecting(&plain());
     // Not before the SYN has left, and not for another's.
     peer.give_raw(both(RST, ACK), 0, OURS.wrapping_add(1), b"");
@@ -150,12 +150,12 @@ fn unreachable_ends_an_attempt_but_no_connection() {
 
 #[test]
 fn both_may_open_at_once() {
-    let ends = [0, 1].map(|end| End::new(Config::default(), pattern(5000, end)));
-    let mut link = Link::simultaneous(ends, FAIR, 1);
+    let hosts = [0, 1].map(|end| Host::new(Config::default(), pattern(5000, end)));
+    let mut link = Link::simultaneous(hosts, FAIR, 1);
     link.run(Duration::from_secs(10));
     link.assert_delivered();
-    assert_eq!(link.ends[0].error, None);
-    let info = link.ends[0].connection().info();
+    assert_eq!(link.hosts[0].error, None);
+    let info = link.hosts[0].connection().info();
     assert!(info.sack && info.timestamps);
     assert_eq!((info.send_window_scale, info.receive_window_scale), (7, 7));
 }

@@ -92,8 +92,8 @@ pub const FAIR: Weather = Weather {
     payload_max: usize::MAX,
 };
 
-/// One end and the application above it.
-pub struct End {
+/// One host and the application above it.
+pub struct Host {
     pub config: Config,
     pub connection: Option<Connection>,
     /// A half-open handshake, and the SYN-ACK to send again.
@@ -113,7 +113,7 @@ pub struct End {
     pub segments: usize,
 }
 
-impl End {
+impl Host {
     pub fn new(config: Config, to_send: Vec<u8>) -> Self {
         Self {
             config,
@@ -189,26 +189,26 @@ impl End {
 pub struct Link {
     pub now: Time,
     pub began: Time,
-    pub ends: [End; 2],
+    pub hosts: [Host; 2],
     pub weather: [Weather; 2],
     pub random: Random,
-    /// By arrival, then order; with the end it goes to.
+    /// By arrival, then order; with the host it goes to.
     queue: BTreeMap<(Time, u64), (usize, Frame)>,
     order: u64,
     flow: FourTuple,
     last_acknowledged: [Option<u32>; 2],
     /// Chance in percent that a segment that may be marked arrives with
-    /// congestion experienced, by the end that sends it.
+    /// congestion experienced, by the host that sends it.
     pub marks: [u8; 2],
-    /// Whether ends are frozen and thawed now and then.
+    /// Whether hosts are frozen and thawed now and then.
     pub freezes: bool,
-    /// What happens to segments of end 0 that begin at an offset of its data, so
+    /// What happens to segments of host 0 that begin at an offset of its data, so
     /// many times: late by so much, or lost.
     pub fates: Vec<(u32, u32, Option<Duration>)>,
     isn: u32,
-    /// SYNs of each end that are lost, the first ones.
+    /// SYNs of each host that are lost, the first ones.
     pub lost_syns: [u32; 2],
-    /// Of end 1, where handshakes are not written by hand.
+    /// Of host 1, where handshakes are not written by hand.
     listener: Option<Listener>,
     /// Every frame that was sent, with its sender, when wanted.
     pub trace: Option<Vec<(Time, usize, Frame)>>,
@@ -236,15 +236,15 @@ pub fn reversed(flow: FourTuple) -> FourTuple {
 }
 
 impl Link {
-    /// End 0 connects to end 1.
-    pub fn new(ends: [End; 2], weather: Weather, seed: u64) -> Self {
+    /// Host 0 connects to host 1.
+    pub fn new(hosts: [Host; 2], weather: Weather, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let now = Duration::from_micros(1_000_000 + random.below(1 << 40));
         let flow = flow(false);
         let mut link = Self {
             now,
             began: now,
-            ends,
+            hosts,
             weather: [weather; 2],
             random,
             queue: BTreeMap::new(),
@@ -261,29 +261,29 @@ impl Link {
         };
         let isn = link.random.next() as u32;
         let offset = link.random.next() as u32;
-        let config = link.ends[0].config;
-        link.ends[0].connection = Some(Connection::connect(flow, isn, offset, &config, now));
+        let config = link.hosts[0].config;
+        link.hosts[0].connection = Some(Connection::connect(flow, isn, offset, &config, now));
         link
     }
 
-    /// End 0 connects to end 1, which listens, with Fast Open.
+    /// Host 0 connects to host 1, which listens, with Fast Open.
     pub fn fast(
-        ends: [End; 2],
+        hosts: [Host; 2],
         weather: Weather,
         seed: u64,
         peer: &FastOpenPeer,
         server: Option<FastOpenServer>,
     ) -> Self {
-        let mut link = Self::new(ends, weather, seed);
+        let mut link = Self::new(hosts, weather, seed);
         let (isn, offset) = (link.random.next() as u32, link.random.next() as u32);
-        let config = link.ends[0].config;
+        let config = link.hosts[0].config;
         let fast = Connection::connect_fast(link.flow, isn, offset, &config, peer, false, link.now);
-        link.ends[0].connection = Some(fast);
+        link.hosts[0].connection = Some(fast);
         let secrets = Secrets {
             sequence: [1; 16],
             cookie: [2; 16],
         };
-        let mut listener = Listener::new(&link.ends[1].config, 16, secrets);
+        let mut listener = Listener::new(&link.hosts[1].config, 16, secrets);
         listener.set_fast_open(server);
         link.listener = Some(listener);
         link
@@ -308,13 +308,13 @@ impl Link {
         reaction
     }
 
-    /// Both ends connect to each other at once.
-    pub fn simultaneous(ends: [End; 2], weather: Weather, seed: u64) -> Self {
-        let mut link = Self::new(ends, weather, seed);
+    /// Both hosts connect to each other at once.
+    pub fn simultaneous(hosts: [Host; 2], weather: Weather, seed: u64) -> Self {
+        let mut link = Self::new(hosts, weather, seed);
         let (isn, offset) = (link.random.next() as u32, link.random.next() as u32);
-        let config = link.ends[1].config;
+        let config = link.hosts[1].config;
         let flow = reversed(link.flow);
-        link.ends[1].connection = Some(Connection::connect(flow, isn, offset, &config, link.now));
+        link.hosts[1].connection = Some(Connection::connect(flow, isn, offset, &config, link.now));
         link
     }
 
@@ -382,23 +382,23 @@ impl Link {
         if frame.header.flags.contains(Flags::ACK) {
             self.last_acknowledged[to] = Some(frame.header.acknowledgment);
         }
-        let end = &mut self.ends[to];
-        end.segments += 1;
-        if let Some(connection) = &mut end.connection {
+        let host = &mut self.hosts[to];
+        host.segments += 1;
+        if let Some(connection) = &mut host.connection {
             connection.input(&segment, now);
             return;
         }
         if to == 1 && self.listener.is_some() {
             let reaction = self.listen(|listener, send| listener.input(&segment, now, send));
             if let Reaction::Established(handshake) = reaction {
-                let end = &mut self.ends[to];
-                let mut connection = Connection::accept(&handshake, &end.config, now);
+                let host = &mut self.hosts[to];
+                let mut connection = Connection::accept(&handshake, &host.config, now);
                 connection.input(&segment, now);
-                end.connection = Some(connection);
+                host.connection = Some(connection);
             }
             return;
         }
-        if let Some((handshake, answer, _)) = &end.handshake {
+        if let Some((handshake, answer, _)) = &host.handshake {
             let header = &frame.header;
             if header.flags.contains(Flags::SYN) {
                 let answer = answer.clone();
@@ -411,34 +411,34 @@ impl Link {
                     window: header.window,
                     ..*handshake
                 };
-                let mut connection = Connection::accept(&handshake, &end.config, now);
+                let mut connection = Connection::accept(&handshake, &host.config, now);
                 connection.input(&segment, now);
-                end.connection = Some(connection);
-                end.handshake = None;
+                host.connection = Some(connection);
+                host.handshake = None;
             }
         } else if frame.header.flags.contains(Flags::SYN)
             && !frame.header.flags.contains(Flags::ACK)
         {
             let isn = self.random.next() as u32;
             let offset = self.random.next() as u32;
-            let end = &mut self.ends[to];
-            let (handshake, answer) = answer_syn(&segment, &end.config, isn, offset, now);
-            end.handshake = Some((handshake, answer.clone(), now + Duration::from_secs(1)));
+            let host = &mut self.hosts[to];
+            let (handshake, answer) = answer_syn(&segment, &host.config, isn, offset, now);
+            host.handshake = Some((handshake, answer.clone(), now + Duration::from_secs(1)));
             self.transmit(to, answer);
         }
     }
 
-    /// The first sequence number that an end has in flight, as it tells.
-    pub fn first_in_flight(&mut self, end: usize) -> u32 {
+    /// The first sequence number that a host has in flight, by its acknowledgments.
+    pub fn first_in_flight(&mut self, host: usize) -> u32 {
         // Of the segments that were sent, the last acknowledgment is the truth.
-        let last = self.last_acknowledged[end];
+        let last = self.last_acknowledged[host];
         last.expect("the peer has acknowledged something")
     }
 
-    /// Hands an end to another process, as it were.
-    fn refreeze(&mut self, end: usize) {
+    /// Hands a host to another process, as it were.
+    fn refreeze(&mut self, host: usize) {
         let now = self.now;
-        if let Some(connection) = &mut self.ends[end].connection {
+        if let Some(connection) = &mut self.hosts[host].connection {
             let frozen = connection.freeze(now);
             let thawed = Connection::thaw(&frozen, now).expect("it was just frozen");
             assert_eq!(thawed.freeze(now), frozen, "nothing is lost");
@@ -446,16 +446,16 @@ impl Link {
         }
     }
 
-    /// Has both ends act and send.
+    /// Has both hosts act and send.
     pub fn flush(&mut self) {
         for from in 0..2 {
             let now = self.now;
-            self.ends[from].act(now);
+            self.hosts[from].act(now);
             if self.freezes && self.random.percent(10) {
                 self.refreeze(from);
             }
             let mut frames = Vec::new();
-            if let Some(connection) = &mut self.ends[from].connection
+            if let Some(connection) = &mut self.hosts[from].connection
                 && connection.wants_output()
             {
                 connection.output(now, &mut |outgoing| {
@@ -477,7 +477,7 @@ impl Link {
 
     fn next_event(&self) -> Option<Time> {
         let arrival = self.queue.keys().next().map(|key| key.0);
-        let timers = self.ends.iter().map(|end| end.next_timeout(self.now));
+        let timers = self.hosts.iter().map(|host| host.next_timeout(self.now));
         let listener = self.listener.as_ref().and_then(Listener::next_timeout);
         timers.chain([arrival, listener]).flatten().min()
     }
@@ -502,13 +502,13 @@ impl Link {
             Reaction::Nothing
         });
         for from in 0..2 {
-            let end = &mut self.ends[from];
-            if let Some(connection) = &mut end.connection
+            let host = &mut self.hosts[from];
+            if let Some(connection) = &mut host.connection
                 && connection.next_timeout().is_some_and(|at| at <= now)
             {
                 connection.timeout(now);
             }
-            if let Some((_, answer, again)) = &mut end.handshake
+            if let Some((_, answer, again)) = &mut host.handshake
                 && *again <= now
             {
                 *again = now + Duration::from_secs(1);
@@ -519,24 +519,24 @@ impl Link {
         true
     }
 
-    /// Runs until both ends are done; panics when that takes longer than
+    /// Runs until both hosts are done; panics when that takes longer than
     /// `limit`, for nothing may hang.
     pub fn run(&mut self, limit: Duration) {
         let done = self.run_unless_cut_off(limit);
         assert!(done, "nothing left to happen: {}", self.describe());
     }
 
-    /// The same; false when the link has lost so much that an end has sent the
+    /// The same; false when the link has lost so much that a host has sent the
     /// same bytes in vain as often as it may, which leaves the other to wait.
     pub fn run_unless_cut_off(&mut self, limit: Duration) -> bool {
         let end = self.now + limit;
-        while !self.ends.iter().all(End::is_done) {
+        while !self.hosts.iter().all(Host::is_done) {
             let more = self.step();
-            if !more && !self.ends.iter().all(End::is_done) {
-                let cut_off = self.ends.iter().any(|end| {
-                    end.connection.as_ref().is_some_and(|connection| {
+            if !more && !self.hosts.iter().all(Host::is_done) {
+                let cut_off = self.hosts.iter().any(|host| {
+                    host.connection.as_ref().is_some_and(|connection| {
                         connection.state() == State::Closed
-                            && connection.info().retries >= end.config.retries
+                            && connection.info().retries >= host.config.retries
                     })
                 });
                 assert!(cut_off, "nothing left to happen: {}", self.describe());
@@ -563,25 +563,29 @@ impl Link {
     }
 
     pub fn describe(&self) -> String {
-        let end = |end: &End| {
+        let describe = |host: &Host| {
             format!(
                 "sent {} of {}, received {}, error {:?}, {:?}",
-                end.sent,
-                end.to_send.len(),
-                end.received.len(),
-                end.error,
-                end.connection.as_ref().map(Connection::info)
+                host.sent,
+                host.to_send.len(),
+                host.received.len(),
+                host.error,
+                host.connection.as_ref().map(Connection::info)
             )
         };
-        format!("\n{}\n{}", end(&self.ends[0]), end(&self.ends[1]))
+        format!(
+            "\n{}\n{}",
+            describe(&self.hosts[0]),
+            describe(&self.hosts[1])
+        )
     }
 
-    /// What one end received is what the other sent, or the beginning of it if
+    /// What one host received is what the other sent, or the beginning of it if
     /// either reports an error.
     pub fn assert_delivered(&self) {
-        let failed = self.ends.iter().any(|end| end.error.is_some());
+        let failed = self.hosts.iter().any(|host| host.error.is_some());
         for (from, to) in [(0, 1), (1, 0)] {
-            let (sent, received) = (&self.ends[from].to_send, &self.ends[to].received);
+            let (sent, received) = (&self.hosts[from].to_send, &self.hosts[to].received);
             if failed {
                 assert!(sent.starts_with(received), "{}", self.describe());
             } else {

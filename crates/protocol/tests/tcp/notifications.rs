@@ -1,4 +1,4 @@
-//! What an application is told of its bytes: `SO_TIMESTAMPING`, `MSG_ZEROCOPY`.
+//! What an application is reported of its bytes: `SO_TIMESTAMPING`, `MSG_ZEROCOPY`.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const RECEIVED: Timestamping = Timestamping {
     keys: TimestampKeys::None,
 };
 
-fn told(peer: &mut Peer, config: Timestamping) {
+fn request(peer: &mut Peer, config: Timestamping) {
     peer.engine.set_timestamping(config);
     assert_eq!(peer.engine.timestamping(), config);
 }
@@ -51,7 +51,7 @@ fn all(peer: &mut Peer) -> Vec<Notification> {
 /// The times among them, since the test began.
 fn times(peer: &mut Peer) -> Vec<(TimestampEvent, u32, u64)> {
     let begin = Duration::from_secs(1000);
-    let time = |told| match told {
+    let time = |reported| match reported {
         Notification::Time { event, key, at } => (event, key, (at - begin).as_millis() as u64),
         other => panic!("{other:?}"),
     };
@@ -69,9 +69,9 @@ fn free(first: u32, last: u32) -> Notification {
 use TimestampEvent::{Acknowledged, Scheduled, Sent};
 
 #[test]
-fn a_write_is_told_when_it_leaves_and_when_it_is_acknowledged() {
-    let mut peer = Peer::settled(&plain());
-    told(&mut peer, WRITES);
+fn a_write_is_reported_when_it_leaves_and_when_it_is_acknowledged() {
+    let mut peer = Peer::past_quickack(&plain());
+    request(&mut peer, WRITES);
     peer.now += ms(10);
     write(&mut peer, 2 * MSS);
     write(&mut peer, 2 * MSS);
@@ -99,9 +99,9 @@ fn a_write_is_told_when_it_leaves_and_when_it_is_acknowledged() {
 }
 
 #[test]
-fn what_waits_for_the_window_is_told_when_it_goes() {
-    let mut peer = Peer::settled(&plain());
-    told(&mut peer, WRITES);
+fn what_waits_for_the_window_is_reported_when_it_goes() {
+    let mut peer = Peer::past_quickack(&plain());
+    request(&mut peer, WRITES);
     // Ten segments may leave.
     write(&mut peer, 11 * MSS);
     peer.sent();
@@ -122,11 +122,11 @@ fn what_waits_for_the_window_is_told_when_it_goes() {
 
 #[test]
 fn what_the_device_has_no_room_for_has_not_left() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         offload: 5500,
         ..plain()
     });
-    told(&mut peer, WRITES);
+    request(&mut peer, WRITES);
     write(&mut peer, MSS);
     write(&mut peer, 4 * MSS);
     let now = peer.now;
@@ -144,8 +144,8 @@ fn what_the_device_has_no_room_for_has_not_left() {
 
 #[test]
 fn two_writes_in_one_segment_are_two() {
-    let mut peer = Peer::settled(&plain());
-    told(
+    let mut peer = Peer::past_quickack(&plain());
+    request(
         &mut peer,
         Timestamping {
             scheduled: false,
@@ -170,9 +170,9 @@ fn two_writes_in_one_segment_are_two() {
 }
 
 #[test]
-fn what_is_sent_again_is_not_told_again_and_sack_acknowledges_nothing() {
-    let mut peer = Peer::settled(&plain());
-    told(&mut peer, WRITES);
+fn what_is_sent_again_is_not_reported_again_and_sack_acknowledges_nothing() {
+    let mut peer = Peer::past_quickack(&plain());
+    request(&mut peer, WRITES);
     write(&mut peer, 2 * MSS);
     write(&mut peer, 2 * MSS);
     peer.sent();
@@ -209,7 +209,7 @@ fn keys_count_from_where_they_were_asked_for() {
         (TimestampKeys::FromUnacknowledged, [1199, 1299]),
         (TimestampKeys::FromWritten, [99, 199]),
     ] {
-        let mut peer = Peer::settled(&plain());
+        let mut peer = Peer::past_quickack(&plain());
         peer.engine.set_nodelay(true);
         peer.write(MSS);
         peer.sent();
@@ -221,10 +221,10 @@ fn keys_count_from_where_they_were_asked_for() {
             keys,
             ..Timestamping::default()
         };
-        told(&mut peer, only_sent);
+        request(&mut peer, only_sent);
         write(&mut peer, 100);
         // Asking for more does not begin anew.
-        told(
+        request(
             &mut peer,
             Timestamping {
                 scheduled: true,
@@ -243,22 +243,22 @@ fn keys_count_from_where_they_were_asked_for() {
 }
 
 #[test]
-fn only_calls_that_asked_and_wrote_are_told() {
-    let mut peer = Peer::settled(&plain());
+fn only_calls_that_asked_and_wrote_are_reported() {
+    let mut peer = Peer::past_quickack(&plain());
     write(&mut peer, MSS);
-    told(&mut peer, WRITES);
+    request(&mut peer, WRITES);
     peer.engine.end_write(0, true);
     peer.sent();
     peer.give(ACK, 0, MSS as u32, b"");
     assert_eq!(times(&mut peer), []);
     write(&mut peer, MSS);
-    told(&mut peer, Timestamping::default());
+    request(&mut peer, Timestamping::default());
     write(&mut peer, MSS);
     peer.sent();
     // As it was when it was written.
     assert_eq!(times(&mut peer), [(Scheduled, 1999, 0), (Sent, 1999, 0)]);
     // A call that ends after its bytes have left comes too late, and is counted.
-    told(&mut peer, WRITES);
+    request(&mut peer, WRITES);
     peer.write(MSS);
     peer.sent();
     peer.engine.end_write(MSS, false);
@@ -268,8 +268,8 @@ fn only_calls_that_asked_and_wrote_are_told() {
 }
 
 #[test]
-fn copied_memory_is_free_at_once_and_told_in_ranges() {
-    let mut peer = Peer::settled(&plain());
+fn copied_memory_is_free_at_once_and_reported_in_ranges() {
+    let mut peer = Peer::past_quickack(&plain());
     copy_free(&mut peer, 10);
     assert_eq!(all(&mut peer), []);
     peer.engine.set_zero_copy(true);
@@ -288,11 +288,11 @@ fn copied_memory_is_free_at_once_and_told_in_ranges() {
 }
 
 #[test]
-fn ranges_end_where_something_else_was_told() {
-    let mut peer = Peer::settled(&plain());
+fn ranges_end_where_something_else_was_reported() {
+    let mut peer = Peer::past_quickack(&plain());
     peer.engine.set_nodelay(true);
     peer.engine.set_zero_copy(true);
-    told(
+    request(
         &mut peer,
         Timestamping {
             sent: true,
@@ -317,10 +317,10 @@ fn ranges_end_where_something_else_was_told() {
 
 #[test]
 fn the_queue_is_bounded_counts_what_it_loses_and_keeps_memory() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.engine.set_nodelay(true);
     peer.engine.set_zero_copy(true);
-    told(
+    request(
         &mut peer,
         Timestamping {
             sent: true,
@@ -351,9 +351,9 @@ fn the_queue_is_bounded_counts_what_it_loses_and_keeps_memory() {
 }
 
 #[test]
-fn what_was_told_outlives_the_connection() {
-    let mut peer = Peer::settled(&plain());
-    told(&mut peer, WRITES);
+fn what_was_reported_outlives_the_connection() {
+    let mut peer = Peer::past_quickack(&plain());
+    request(&mut peer, WRITES);
     write(&mut peer, MSS);
     peer.sent();
     peer.give(both(Flags::RST, ACK), 0, 0, b"");
@@ -373,9 +373,9 @@ fn arrived(peer: &mut Peer, read: usize) -> Option<u64> {
 
 #[test]
 fn what_is_read_has_a_time() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.give(ACK, 0, 0, &[1; 10]);
-    told(&mut peer, RECEIVED);
+    request(&mut peer, RECEIVED);
     for offset in [10, 20, 30] {
         peer.now += ms(1);
         peer.give(ACK, offset, 0, &[1; 10]);
@@ -393,15 +393,15 @@ fn what_is_read_has_a_time() {
     peer.give(ACK, 40, 0, &[1; 10]);
     assert_eq!(arrived(&mut peer, 9), Some(3));
     assert_eq!(arrived(&mut peer, 20), Some(7));
-    told(&mut peer, Timestamping::default());
+    request(&mut peer, Timestamping::default());
     peer.give(ACK, 60, 0, &[1; 10]);
     assert_eq!(arrived(&mut peer, 10), None);
 }
 
 #[test]
 fn moments_of_arrival_are_bounded() {
-    let mut peer = Peer::settled(&plain());
-    told(&mut peer, RECEIVED);
+    let mut peer = Peer::past_quickack(&plain());
+    request(&mut peer, RECEIVED);
     for offset in 0..300 {
         peer.give(ACK, offset, 0, &[1]);
         peer.now += ms(1);
@@ -413,9 +413,9 @@ fn moments_of_arrival_are_bounded() {
 
 #[test]
 fn all_of_it_is_handed_over() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.engine.set_zero_copy(true);
-    told(
+    request(
         &mut peer,
         Timestamping {
             received: true,
@@ -466,7 +466,7 @@ fn all_of_it_is_handed_over() {
 
 #[test]
 fn an_earlier_version_is_refused() {
-    let peer = Peer::settled(&plain());
+    let peer = Peer::past_quickack(&plain());
     let mut frozen = peer.engine.freeze(peer.now);
     frozen[0] = 9;
     let thawed = Connection::thaw(&frozen, peer.now);

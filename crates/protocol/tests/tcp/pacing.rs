@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewall_protocol::tcp::{Config, Congestion};
 
-use crate::link::{End, FAIR, Link, pattern};
+use crate::link::{FAIR, Host, Link, pattern};
 use crate::peer::{ACK, MSS, Peer, ms, plain};
 
 fn paced() -> Config {
@@ -188,7 +188,7 @@ fn first_burst(config: Config) -> usize {
 
 #[test]
 fn a_burst_of_the_device_is_a_millisecond_s_worth() {
-    // But two segments at least, unless told otherwise.
+    // But two segments at least, unless configured otherwise.
     assert_eq!(first_burst(plain()), 2 * MSS);
     let config = |burst_min, pacing_rate_max| Config {
         burst_min,
@@ -238,8 +238,8 @@ fn a_transfer_takes_the_time_that_the_rate_says() {
             pacing_rate_max: Some(500_000),
             ..Config::default()
         };
-        let ends = [1_000_000, 0].map(|length| End::new(config, pattern(length, 1)));
-        let mut link = Link::new(ends, FAIR, 1);
+        let hosts = [1_000_000, 0].map(|length| Host::new(config, pattern(length, 1)));
+        let mut link = Link::new(hosts, FAIR, 1);
         link.freezes = freezes;
         link.run(Duration::from_secs(10));
         link.assert_delivered();

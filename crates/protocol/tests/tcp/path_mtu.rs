@@ -6,27 +6,27 @@ use proptest::prelude::*;
 use tidewall_protocol::icmp::{FlowError, errno};
 use tidewall_protocol::tcp::{Config, Connection, Handshake, Info, MtuProbing};
 
-use crate::link::{End, FAIR, Link, Weather, flow, pattern};
+use crate::link::{FAIR, Host, Link, Weather, flow, pattern};
 use crate::peer::{ACK, OURS, Peer, ms, plain};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn link(config: Config, length: usize) -> Link {
-    let ends = [
-        End::new(config, pattern(length, 0)),
-        End::new(Config::default(), Vec::new()),
+    let hosts = [
+        Host::new(config, pattern(length, 0)),
+        Host::new(Config::default(), Vec::new()),
     ];
-    Link::new(ends, FAIR, 3)
+    Link::new(hosts, FAIR, 3)
 }
 
-/// Has one end send more.
+/// Has one host send more.
 fn more(link: &mut Link, length: usize) {
-    let salt = link.ends[0].to_send.len() as u8;
-    link.ends[0].to_send.extend(pattern(length, salt));
+    let salt = link.hosts[0].to_send.len() as u8;
+    link.hosts[0].to_send.extend(pattern(length, salt));
 }
 
 fn info(link: &mut Link) -> Info {
-    link.ends[0].connection().info()
+    link.hosts[0].connection().info()
 }
 
 /// The path carries so much payload and the 12 bytes of timestamps: what a search
@@ -47,7 +47,7 @@ fn a_black_hole_from_the_beginning_is_found_and_measured() {
         assert_eq!(info.path_mtu, info.send_mss + 12 + 40);
         assert!(info.timeouts <= 8, "{info:?}");
         // Each probe that was too large was sent again, and nothing for it.
-        assert_eq!(link.ends[0].error, None);
+        assert_eq!(link.hosts[0].error, None);
     }
 }
 
@@ -63,7 +63,7 @@ fn little_data_gets_out_of_a_black_hole() {
         link.weather[0].payload_max = 472;
         link.run(5 * MINUTE);
         link.assert_delivered();
-        assert_eq!(link.ends[0].error, None);
+        assert_eq!(link.hosts[0].error, None);
         assert!(info(&mut link).timeouts <= 8);
     }
 }
@@ -76,12 +76,12 @@ fn a_black_hole_in_mid_stream_is_found() {
             ..Config::default()
         };
         let mut link = link(config, 300_000);
-        link.ends[0].closes = false;
+        link.hosts[0].closes = false;
         link.run_for(Duration::from_secs(5));
         assert_eq!(info(&mut link).send_mss, 1448);
         link.weather[0].payload_max = 1300;
         more(&mut link, 600_000);
-        link.ends[0].closes = true;
+        link.hosts[0].closes = true;
         link.run(5 * MINUTE);
         link.assert_delivered();
         let info = info(&mut link);
@@ -92,14 +92,14 @@ fn a_black_hole_in_mid_stream_is_found() {
 #[test]
 fn an_outage_costs_the_size_for_a_moment_only() {
     let mut link = link(Config::default(), 300_000);
-    link.ends[0].closes = false;
+    link.hosts[0].closes = false;
     link.run_for(ms(70));
     link.weather[0].loss = 100;
     link.run_for(Duration::from_secs(8));
     assert!(info(&mut link).send_mss < 1448);
     link.weather[0].loss = 0;
     more(&mut link, 600_000);
-    link.ends[0].closes = true;
+    link.hosts[0].closes = true;
     link.run(MINUTE);
     link.assert_delivered();
     assert_eq!(info(&mut link).send_mss, 1448);
@@ -108,7 +108,7 @@ fn an_outage_costs_the_size_for_a_moment_only() {
 #[test]
 fn a_path_that_carries_more_again_is_used() {
     let mut link = link(Config::default(), 600_000);
-    link.ends[0].closes = false;
+    link.hosts[0].closes = false;
     link.weather[0].payload_max = 1188;
     link.run_for(2 * MINUTE);
     let now = info(&mut link);
@@ -119,7 +119,7 @@ fn a_path_that_carries_more_again_is_used() {
     assert!(found(&info(&mut link), 1188), "not yet");
     link.run_for(8 * MINUTE);
     more(&mut link, 600_000);
-    link.ends[0].closes = true;
+    link.hosts[0].closes = true;
     link.run(MINUTE);
     link.assert_delivered();
     let now = info(&mut link);
@@ -127,7 +127,7 @@ fn a_path_that_carries_more_again_is_used() {
 }
 
 fn too_big(link: &mut Link, mtu: u32) {
-    let flow = *link.ends[0].connection().flow();
+    let flow = *link.hosts[0].connection().flow();
     let error = FlowError {
         local: flow.local,
         remote: flow.remote,
@@ -140,7 +140,7 @@ fn too_big(link: &mut Link, mtu: u32) {
         sequence: Some(link.first_in_flight(0)),
     };
     let now = link.now;
-    link.ends[0].connection().icmp_error(&error, now);
+    link.hosts[0].connection().icmp_error(&error, now);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn what_icmp_has_said_is_doubted_after_ten_minutes() {
             ..Config::default()
         };
         let mut link = link(config, 3_000_000);
-        link.ends[0].closes = false;
+        link.hosts[0].closes = false;
         link.run_for(ms(200));
         // Forged, for the path carries all.
         too_big(&mut link, 68);
@@ -166,7 +166,7 @@ fn what_icmp_has_said_is_doubted_after_ten_minutes() {
         assert_eq!(info(&mut link).send_mss, 524);
         link.run_for(5 * MINUTE);
         more(&mut link, 2_000_000);
-        link.ends[0].closes = true;
+        link.hosts[0].closes = true;
         link.run(MINUTE);
         link.assert_delivered();
         let now = info(&mut link);
@@ -201,9 +201,9 @@ fn without_probing_a_black_hole_is_one() {
     };
     let mut link = link(config, 300_000);
     link.weather[0].payload_max = 1188;
-    link.ends[1].closes = false;
+    link.hosts[1].closes = false;
     link.run_for(2 * MINUTE);
-    assert!(link.ends[0].error.is_some() && link.ends[1].received.is_empty());
+    assert!(link.hosts[0].error.is_some() && link.hosts[1].received.is_empty());
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn a_lost_probe_is_no_congestion() {
 }
 
 #[test]
-fn a_probe_lost_with_others_has_told_nothing() {
+fn a_probe_lost_with_others_shows_nothing() {
     let (mut peer, offset) = probing(0);
     peer.write(9 * 1024);
     assert_eq!(peer.sent()[0].payload.len(), 2512);
@@ -377,11 +377,11 @@ proptest! {
             timestamps,
             ..Config::default()
         };
-        let ends = [
-            End::new(config, pattern(length, 0)),
-            End::new(config, pattern(length / 4, 1)),
+        let hosts = [
+            Host::new(config, pattern(length, 0)),
+            Host::new(config, pattern(length / 4, 1)),
         ];
-        let mut link = Link::new(ends, Weather { loss, reorder: 3, ..FAIR }, seed);
+        let mut link = Link::new(hosts, Weather { loss, reorder: 3, ..FAIR }, seed);
         link.freezes = freezes;
         for (payload, time) in paths {
             for weather in &mut link.weather {
@@ -393,6 +393,6 @@ proptest! {
         // acknowledged that was sent once.
         link.run(60 * MINUTE);
         link.assert_delivered();
-        prop_assert_eq!((link.ends[0].error, link.ends[1].error), (None, None));
+        prop_assert_eq!((link.hosts[0].error, link.hosts[1].error), (None, None));
     }
 }

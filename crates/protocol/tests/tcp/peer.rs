@@ -44,7 +44,10 @@ pub fn plain() -> Config {
 pub struct Peer {
     pub engine: Connection,
     pub now: Time,
-    /// The peer's next sequence number, relative to the first of its data.
+    /// The peer's next sequence number, and what it acknowledges, for
+    /// [`Peer::header`].
+    pub sequence: u32,
+    pub acknowledgment: u32,
     pub window: u16,
     pub timestamps: Option<Timestamps>,
     pub sack: SackBlocks,
@@ -58,6 +61,8 @@ impl Peer {
         Self {
             engine: Connection::connect(flow(false), OURS, 0, config, now),
             now,
+            sequence: THEIRS.wrapping_add(1),
+            acknowledgment: OURS.wrapping_add(1),
             window: WINDOW,
             timestamps: None,
             sack: SackBlocks::default(),
@@ -94,6 +99,8 @@ impl Peer {
         Self {
             engine: Connection::accept(&handshake, config, now),
             now,
+            sequence: THEIRS.wrapping_add(1),
+            acknowledgment: OURS.wrapping_add(1),
             window,
             timestamps: config.timestamps.then_some(Timestamps {
                 value: 500,
@@ -105,7 +112,7 @@ impl Peer {
     }
 
     /// Established and past the acknowledgments at once of the beginning.
-    pub fn settled(config: &Config) -> Self {
+    pub fn past_quickack(config: &Config) -> Self {
         let mut peer = Self::established(config);
         peer.engine.set_quick_ack(false);
         peer
@@ -122,29 +129,65 @@ impl Peer {
     }
 
     pub fn give_raw(&mut self, flags: Flags, sequence: u32, acknowledgment: u32, payload: &[u8]) {
-        let flow = *self.engine.flow();
-        let segment = Segment {
-            flow,
-            header: Header {
-                source_port: flow.remote.port(),
-                destination_port: flow.local.port(),
-                sequence,
-                acknowledgment,
-                flags,
-                window: self.window,
-                urgent: 0,
-                options: Options {
-                    timestamps: self.timestamps,
-                    sack: self.sack,
-                    ..Options::default()
-                },
+        let header = Header {
+            sequence,
+            acknowledgment,
+            ..self.header(flags)
+        };
+        self.give_header(header, payload);
+        self.sack = SackBlocks::default();
+        self.class = 0;
+    }
+
+    /// The header of the peer's next segment.
+    pub fn header(&self, flags: Flags) -> Header {
+        let flow = self.engine.flow();
+        Header {
+            source_port: flow.remote.port(),
+            destination_port: flow.local.port(),
+            sequence: self.sequence,
+            acknowledgment: self.acknowledgment,
+            flags,
+            window: self.window,
+            urgent: 0,
+            options: Options {
+                timestamps: self.timestamps,
+                sack: self.sack,
+                ..Options::default()
             },
+        }
+    }
+
+    pub fn give_header(&mut self, header: Header, payload: &[u8]) {
+        let segment = Segment {
+            flow: *self.engine.flow(),
+            header,
             payload,
             traffic_class: self.class,
         };
         self.engine.input(&segment, self.now);
+    }
+
+    /// A bare acknowledgment of [`Peer::acknowledgment`].
+    pub fn acknowledge(&mut self) {
+        self.data(&[]);
+    }
+
+    /// The peer's next data.
+    pub fn data(&mut self, payload: &[u8]) {
+        self.give_header(self.header(ACK), payload);
+        self.sequence = self.sequence.wrapping_add(payload.len() as u32);
+    }
+
+    /// An acknowledgment with a SACK block, in bytes from our first.
+    pub fn selectively(&mut self, from: u32, to: u32) {
+        let first = OURS.wrapping_add(1);
+        assert!(
+            self.sack
+                .push(first.wrapping_add(from), first.wrapping_add(to))
+        );
+        self.acknowledge();
         self.sack = SackBlocks::default();
-        self.class = 0;
     }
 
     /// All that the engine sends now.

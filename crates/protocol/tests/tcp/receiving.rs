@@ -49,7 +49,7 @@ fn an_acknowledgment_travels_with_an_answer() {
 
 #[test]
 fn a_batch_in_order_is_one_acknowledgment() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     for segment in 0..20 {
         peer.give(ACK, segment * MSS as u32, 0, &[segment as u8; MSS]);
     }
@@ -64,8 +64,8 @@ fn a_batch_in_order_is_one_acknowledgment() {
 }
 
 #[test]
-fn what_lies_beyond_a_hole_is_kept_and_told() {
-    let mut peer = Peer::settled(&plain());
+fn what_lies_beyond_a_hole_is_kept_and_reported() {
+    let mut peer = Peer::past_quickack(&plain());
     let at = |peer: &mut Peer| -> Vec<(u32, u32)> {
         let frames = peer.sent();
         let header = frames.last().expect("an acknowledgment").header;
@@ -94,7 +94,7 @@ fn what_lies_beyond_a_hole_is_kept_and_told() {
 
 #[test]
 fn a_peer_without_sack_gets_a_duplicate_for_each() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         sack: false,
         ..plain()
     });
@@ -108,7 +108,7 @@ fn a_peer_without_sack_gets_a_duplicate_for_each() {
 
 #[test]
 fn the_window_closes_and_opens_in_good_steps() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         receive_buffer: 10_000,
         receive_buffer_max: 10_000,
         ..plain()
@@ -118,7 +118,7 @@ fn the_window_closes_and_opens_in_good_steps() {
         peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
     }
     assert_eq!(window(&mut peer), Some(0));
-    // More than fits: nothing of it is kept, and the peer is told.
+    // More than fits: nothing of it is kept, and the peer is reported.
     peer.give(ACK, 10_000, 0, &[0; MSS]);
     assert_eq!(window(&mut peer), Some(0));
     // An acknowledgment is taken even so.
@@ -138,7 +138,7 @@ fn the_window_closes_and_opens_in_good_steps() {
 
 #[test]
 fn old_and_overlapping_data_is_cut() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.give(ACK, 0, 0, b"abcdef");
     peer.give(ACK, 3, 0, b"defghi");
     assert_eq!(peer.engine.received().concat(), b"abcdefghi");
@@ -153,14 +153,14 @@ fn old_and_overlapping_data_is_cut() {
 
 #[test]
 fn urgent_data_is_inline() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.give(both(ACK, Flags::URG), 0, 0, b"now!");
     assert_eq!(peer.engine.received().concat(), b"now!");
 }
 
 #[test]
 fn reading_in_place_wraps_without_a_seam() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     let mut expected = 0u8;
     let mut offset = 0;
     for round in 0..2000u32 {
@@ -182,7 +182,7 @@ fn reading_in_place_wraps_without_a_seam() {
 
 #[test]
 fn old_timestamps_are_refused_unless_very_old() {
-    let mut peer = Peer::settled(&Config {
+    let mut peer = Peer::past_quickack(&Config {
         timestamps: true,
         ..plain()
     });
@@ -228,10 +228,10 @@ fn old_timestamps_are_refused_unless_very_old() {
 }
 
 #[test]
-fn a_fin_beyond_a_hole_is_told_of() {
+fn a_fin_beyond_a_hole_is_reported() {
     let fin = both(ACK, Flags::FIN);
     let at = |offset: u32| THEIRS.wrapping_add(1).wrapping_add(offset);
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     // With data (RFC 2018 §3: sequence numbers), and alone.
     peer.give(fin, 10, 0, b"end");
     let blocks = |peer: &mut Peer| {
@@ -243,7 +243,7 @@ fn a_fin_beyond_a_hole_is_told_of() {
     let last = peer.sent().pop().unwrap().header;
     assert_eq!(last.acknowledgment, at(14));
     assert!(last.options.sack.is_empty());
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.give(fin, 10, 0, b"");
     assert_eq!(blocks(&mut peer), [(at(10), at(11))]);
     peer.give(ACK, 5, 0, b"56");
@@ -252,7 +252,7 @@ fn a_fin_beyond_a_hole_is_told_of() {
 
 #[test]
 fn it_is_known_when_data_last_came() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     peer.wait(ms(900));
     assert_eq!(peer.engine.since_received(peer.now), ms(900));
     peer.give(ACK, 0, 0, b"data");
@@ -263,7 +263,7 @@ fn it_is_known_when_data_last_came() {
 
 #[test]
 fn an_idle_connection_holds_no_buffers() {
-    let mut peer = Peer::settled(&plain());
+    let mut peer = Peer::past_quickack(&plain());
     assert!(peer.engine.is_idle());
     peer.give(ACK, 0, 0, b"GET / HTTP/1.1\r\n\r\n");
     assert!(!peer.engine.is_idle());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidewall_protocol::tcp::{Config, Info, Timestamps};
 
-use crate::link::{End, FAIR, Link, pattern};
+use crate::link::{FAIR, Host, Link, pattern};
 use crate::peer::{ACK, MSS, OURS, Peer, ms, plain};
 
 const SEGMENT: u32 = 1448;
@@ -50,21 +50,21 @@ fn segments(bytes: u32) -> u32 {
     bytes / MSS as u32
 }
 
-/// How long 42 segments and the end take, and what the sender tells then.
+/// How long 42 segments and the end take, and what the sender reports then.
 fn transfer(fates: &[(u32, u32, Option<Duration>)], sack: bool) -> (Duration, Info) {
     let config = Config {
         sack,
         ..Config::default()
     };
-    let ends = [60_000, 0].map(|length| End::new(config, pattern(length, 1)));
-    let mut link = Link::new(ends, FAIR, 5);
+    let hosts = [60_000, 0].map(|length| Host::new(config, pattern(length, 1)));
+    let mut link = Link::new(hosts, FAIR, 5);
     link.fates = fates
         .iter()
         .map(|&(segment, times, delay)| (segment * SEGMENT, times, delay))
         .collect();
     link.run(Duration::from_secs(60));
     link.assert_delivered();
-    (link.now - link.began, link.ends[0].connection().info())
+    (link.now - link.began, link.hosts[0].connection().info())
 }
 
 const ROUND_TRIP: Duration = Duration::from_millis(20);
@@ -265,7 +265,7 @@ fn a_probe_that_repaired_a_loss_reduces_the_window_and_one_that_did_not_does_not
     let info = more(&mut peer);
     assert_eq!(segments(info.slow_start_threshold), 7);
     assert_eq!(segments(info.congestion_window), 7);
-    // Both have arrived, the receiver tells, with D-SACK or without.
+    // Both have arrived, the receiver reports, with D-SACK or without.
     for blocks in [&[(3, 4)][..], &[]] {
         let mut peer = probed();
         acknowledge(&mut peer, 4, &[]);
@@ -319,8 +319,8 @@ fn limited_transmit_sends_new_data_for_the_first_duplicates() {
 }
 
 #[test]
-fn losses_between_islands_need_no_three_duplicates() {
-    // Two segments arrive beyond the hole and nothing more: time tells.
+fn losses_between_sacked_ranges_need_no_three_duplicates() {
+    // Two segments arrive beyond the hole and nothing more: time reports.
     let mut peer = in_flight(&plain(), 3);
     acknowledge(&mut peer, 0, &[(1, 3)]);
     assert_eq!(sent(&mut peer), []);
@@ -490,10 +490,10 @@ fn a_delay_spike_costs_no_window() {
             sack,
             ..Config::default()
         };
-        let ends = [3_000_000, 0].map(|length| End::new(config, pattern(length, 1)));
-        let mut link = Link::new(ends, FAIR, 5);
+        let hosts = [3_000_000, 0].map(|length| Host::new(config, pattern(length, 1)));
+        let mut link = Link::new(hosts, FAIR, 5);
         link.run_for(ms(130));
-        let window = link.ends[0].connection().info().congestion_window;
+        let window = link.hosts[0].connection().info().congestion_window;
         link.weather[0].delay = ms(600);
         link.run_for(ms(25));
         link.weather[0].delay = ms(590);
@@ -501,7 +501,7 @@ fn a_delay_spike_costs_no_window() {
         link.weather[0].delay = ms(10);
         link.run(Duration::from_secs(60));
         link.assert_delivered();
-        let info = link.ends[0].connection().info();
+        let info = link.hosts[0].connection().info();
         assert!(info.timeouts >= 1, "{info:?}");
         assert!(info.recoveries_undone >= 1, "{timestamps} {sack}: {info:?}");
         assert!(

@@ -6,28 +6,28 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidewall_protocol::tcp::{Config, Ecn, MtuProbing, State};
 
-use crate::link::{End, FAIR, Link, Weather, pattern};
+use crate::link::{FAIR, Host, Link, Weather, pattern};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn ends(config: Config, lengths: [usize; 2]) -> [End; 2] {
-    [0, 1].map(|end| End::new(config, pattern(lengths[end], end as u8)))
+fn hosts(config: Config, lengths: [usize; 2]) -> [Host; 2] {
+    [0, 1].map(|end| Host::new(config, pattern(lengths[end], end as u8)))
 }
 
 #[test]
 fn both_ends_get_what_the_other_sent() {
     for lengths in [[0, 0], [1, 0], [100, 20_000], [500_000, 3_000_000]] {
-        let mut link = Link::new(ends(Config::default(), lengths), FAIR, 1);
+        let mut link = Link::new(hosts(Config::default(), lengths), FAIR, 1);
         link.run(HOUR);
         link.assert_delivered();
-        for end in &mut link.ends {
+        for end in &mut link.hosts {
             assert_eq!(end.error, None);
             let info = end.connection().info();
             assert_eq!(info.retransmissions, 0, "{info:?}");
             assert_eq!(info.segments_refused, 0, "{info:?}");
         }
         link.run_for(Duration::from_secs(100));
-        for end in &mut link.ends {
+        for end in &mut link.hosts {
             assert_eq!(end.connection().state(), State::Closed);
         }
     }
@@ -98,15 +98,15 @@ proptest! {
         seed: u64, simultaneous in prop::bool::weighted(0.2),
         freezes in prop::bool::weighted(0.3),
     ) {
-        let ends = [0, 1].map(|at| {
-            let mut end = End::new(configs[at], pattern(lengths[at], at as u8));
+        let hosts = [0, 1].map(|at| {
+            let mut end = Host::new(configs[at], pattern(lengths[at], at as u8));
             (end.read_at_once, end.read_pause) = (reading[at].0, Duration::from_millis(reading[at].1));
             end
         });
         let mut link = if simultaneous {
-            Link::simultaneous(ends, weather[0], seed)
+            Link::simultaneous(hosts, weather[0], seed)
         } else {
-            Link::new(ends, weather[0], seed)
+            Link::new(hosts, weather[0], seed)
         };
         link.weather = weather;
         link.marks = [weather[0].loss, weather[1].duplication];
@@ -121,11 +121,11 @@ proptest! {
         configs in [configs(), configs()], lengths in [0usize..200_000, 0usize..200_000],
         seed: u64, loss in 0u8..3,
     ) {
-        let ends = [0, 1].map(|at| End::new(configs[at], pattern(lengths[at], at as u8)));
-        let mut link = Link::new(ends, Weather { loss, reorder: 5, ..FAIR }, seed);
+        let hosts = [0, 1].map(|at| Host::new(configs[at], pattern(lengths[at], at as u8)));
+        let mut link = Link::new(hosts, Weather { loss, reorder: 5, ..FAIR }, seed);
         link.run(HOUR);
         link.assert_delivered();
-        prop_assert_eq!((link.ends[0].error, link.ends[1].error), (None, None));
+        prop_assert_eq!((link.hosts[0].error, link.hosts[1].error), (None, None));
     }
 }
 
@@ -138,11 +138,11 @@ fn losses_are_repaired_without_a_timeout() {
             sack,
             ..Config::default()
         };
-        let mut link = Link::new(ends(config, [2_000_000, 0]), FAIR, 7);
+        let mut link = Link::new(hosts(config, [2_000_000, 0]), FAIR, 7);
         link.weather[0].loss = 1;
         link.run(HOUR);
         link.assert_delivered();
-        let info = link.ends[0].connection().info();
+        let info = link.hosts[0].connection().info();
         assert!(info.fast_recoveries > 2, "{info:?}");
         assert!(info.timeouts <= info.fast_recoveries / 2, "{info:?}");
         assert!(
@@ -153,13 +153,13 @@ fn losses_are_repaired_without_a_timeout() {
 }
 
 #[test]
-fn a_lower_path_mtu_is_survived_with_and_without_being_told() {
+fn a_lower_path_mtu_is_survived_with_and_without_being_reported() {
     use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4, errno};
-    let mut link = Link::new(ends(Config::default(), [300_000, 0]), FAIR, 3);
+    let mut link = Link::new(hosts(Config::default(), [300_000, 0]), FAIR, 3);
     link.weather[0].payload_max = 1000;
     link.run_for(Duration::from_secs(2));
-    assert!(link.ends[1].received.is_empty());
-    let end = &mut link.ends[0];
+    assert!(link.hosts[1].received.is_empty());
+    let end = &mut link.hosts[0];
     let flow = *end.connection().flow();
     let sequence = end.connection().info().unacknowledged;
     assert!(sequence > 0);
@@ -190,19 +190,19 @@ fn a_lower_path_mtu_is_survived_with_and_without_being_told() {
         ..error
     };
     let now = link.now;
-    link.ends[0].connection().icmp_error(&error, now);
-    assert_eq!(link.ends[0].connection().info().send_mss, 1000);
+    link.hosts[0].connection().icmp_error(&error, now);
+    assert_eq!(link.hosts[0].connection().info().send_mss, 1000);
     link.run(HOUR);
     link.assert_delivered();
-    assert_eq!(link.ends[0].error, None);
+    assert_eq!(link.hosts[0].error, None);
 }
 
 #[test]
 fn a_batch_is_acknowledged_once() {
-    let mut link = Link::new(ends(Config::default(), [0, 1_000_000]), FAIR, 5);
+    let mut link = Link::new(hosts(Config::default(), [0, 1_000_000]), FAIR, 5);
     link.run(HOUR);
-    let sent = link.ends[0].connection().info().segments_sent;
-    let received = link.ends[0].connection().info().segments_received;
+    let sent = link.hosts[0].connection().info().segments_sent;
+    let received = link.hosts[0].connection().info().segments_received;
     assert!(
         sent * 4 < received,
         "{sent} acknowledgments of {received} segments that came in bursts"
@@ -215,10 +215,10 @@ fn the_receive_buffer_grows_while_it_is_read_fast() {
         delay: Duration::from_millis(50),
         ..FAIR
     };
-    let mut link = Link::new(ends(Config::default(), [20_000_000, 0]), slow, 5);
+    let mut link = Link::new(hosts(Config::default(), [20_000_000, 0]), slow, 5);
     link.run(HOUR);
     link.assert_delivered();
-    let info = link.ends[1].connection().info();
+    let info = link.hosts[1].connection().info();
     assert!(info.receive_buffer > 500_000, "{info:?}");
     let time = link.now - link.began;
     assert!(

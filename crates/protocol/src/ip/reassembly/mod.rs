@@ -62,7 +62,7 @@ pub const DATAGRAM_COST: usize = 640;
 pub const FRAGMENT_COST: usize = 64;
 
 /// What has happened. Each refused fragment is also counted under its
-/// [`DropReason`] by whoever called.
+/// [`DropReason`] by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of [`Reassembler::insert`].

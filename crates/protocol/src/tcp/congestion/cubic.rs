@@ -30,7 +30,7 @@ pub(super) struct Full {
     /// Payload of a full segment.
     pub(super) mss: u32,
     /// The smoothed round trip, in microseconds.
-    pub(super) smoothed: u32,
+    pub(super) srtt: u32,
     /// The time, in milliseconds that wrap.
     pub(super) now: u32,
 }
@@ -56,7 +56,7 @@ pub(super) struct Cubic {
     pub(super) before: u32,
     /// An epoch has begun since the last reduction.
     pub(super) running: bool,
-    /// No loss has told where the path is full: `maximum` is but a beginning.
+    /// No loss has shown where the path is full: `maximum` is but a beginning.
     pub(super) blind: bool,
     /// `running` and `blind` before the last reduction.
     pub(super) before_flags: (bool, bool),
@@ -88,7 +88,7 @@ impl Cubic {
         let &Full {
             bytes,
             mss,
-            smoothed,
+            srtt,
             now,
         } = acknowledged;
         if !self.running {
@@ -96,7 +96,7 @@ impl Cubic {
         }
         // A longer gap than a round trip is a pause: nothing was in flight, or
         // too little. What is sent after it takes a round trip to be answered.
-        let gap = now.wrapping_sub(self.last).min(smoothed / 1000 + 1);
+        let gap = now.wrapping_sub(self.last).min(srtt / 1000 + 1);
         self.last = now;
         self.elapsed = (self.elapsed + gap).min(ELAPSED_MAX);
         self.estimate(window, prior, bytes, mss);
@@ -106,7 +106,7 @@ impl Cubic {
             return window.max(self.estimate);
         }
         let limit = (window + window / 2).min(WINDOW_MAX);
-        let mut target = self.curve(elapsed + u64::from(smoothed), mss);
+        let mut target = self.curve(elapsed + u64::from(srtt), mss);
         if self.blind {
             // The curve has no maximum to begin from and would be flat for many
             // round trips of a short path: a twentieth a round trip, as Linux

@@ -20,7 +20,7 @@ const C: f64 = 0.4;
 const BETA: f64 = 0.7;
 
 impl Model {
-    fn acknowledged(&mut self, bytes: f64, mss: f64, smoothed: f64, now: f64) {
+    fn acknowledged(&mut self, bytes: f64, mss: f64, srtt: f64, now: f64) {
         let segments = |bytes: f64| bytes / mss;
         let began = *self.began.get_or_insert_with(|| {
             if self.maximum <= self.window {
@@ -39,7 +39,7 @@ impl Model {
         };
         self.estimate += alpha * bytes * mss / self.window;
         let friendly = curve(t) < self.estimate;
-        let mut target = curve(t + smoothed).clamp(self.window, 1.5 * self.window);
+        let mut target = curve(t + srtt).clamp(self.window, 1.5 * self.window);
         if self.blind {
             target = target.max(1.05 * self.window);
         }
@@ -95,16 +95,16 @@ impl Pair {
     }
 
     /// Acknowledgments of `each` bytes, evenly over a round trip.
-    fn round(&mut self, each: u32, smoothed: u32) {
+    fn round(&mut self, each: u32, srtt: u32) {
         let count = (self.window / each).max(1);
         for _ in 0..count {
-            self.now += u64::from(smoothed / count);
+            self.now += u64::from(srtt / count);
             let milliseconds = (self.now / 1000) as u32;
             let bytes = each.min(self.window);
             let full = Full {
                 bytes,
                 mss: self.mss,
-                smoothed,
+                srtt,
                 now: milliseconds,
             };
             self.window = self.cubic.avoid(self.window, self.prior, &full);
@@ -112,7 +112,7 @@ impl Pair {
             self.model.acknowledged(
                 bytes.into(),
                 self.mss.into(),
-                seconds(smoothed.into()),
+                seconds(srtt.into()),
                 seconds(self.now),
             );
         }
@@ -161,13 +161,13 @@ proptest! {
     /// No input makes it overflow, shrink or leap.
     #[test]
     fn nothing_overflows(
-        window in 0u32..=WINDOW_MAX, bytes: u32, mss in 76u32..65_536, smoothed: u32,
+        window in 0u32..=WINDOW_MAX, bytes: u32, mss in 76u32..65_536, srtt: u32,
         times in prop::collection::vec(any::<u32>(), 1..20), lose: u32, prior: u32, running: bool,
     ) {
         let mut cubic = Cubic { running, ..Cubic::default() };
         let mut window = window;
         for (at, now) in times.into_iter().enumerate() {
-            let full = Full { bytes, mss, smoothed, now };
+            let full = Full { bytes, mss, srtt, now };
             let grown = cubic.avoid(window, prior, &full);
             prop_assert!(grown >= window && grown <= WINDOW_MAX);
             prop_assert!(grown <= window + (window / 2).max(mss));

@@ -63,7 +63,7 @@ pub(super) struct Acknowledged {
     /// A round trip measured with it, in microseconds.
     pub(super) round_trip: Option<u32>,
     /// The smoothed round trip, in microseconds.
-    pub(super) smoothed: u32,
+    pub(super) srtt: u32,
     /// The time.
     pub(super) now: Time,
     /// Payload of a full segment.
@@ -98,8 +98,8 @@ pub(super) struct Controller {
     window: u32,
     /// The slow start threshold; `u32::MAX` before the first loss.
     threshold: u32,
-    /// Window and threshold before the last reduction, which may turn out to
-    /// have been for nothing.
+    /// Window and threshold before the last reduction, which may turn out to be
+    /// spurious.
     before: (u32, u32),
     algorithm: Algorithm,
 }
@@ -195,7 +195,7 @@ impl Controller {
                 let full = Full {
                     bytes,
                     mss,
-                    smoothed: acknowledged.smoothed,
+                    srtt: acknowledged.srtt,
                     now: milliseconds(now),
                 };
                 cubic.avoid(self.window, self.before.0, &full)
@@ -206,7 +206,7 @@ impl Controller {
     }
 
     /// What the growth of slow start is divided by; the threshold comes down when
-    /// HyStart++ says that it is over.
+    /// HyStart++ ends it.
     #[inline]
     fn slow_start_divisor(&mut self, acknowledged: &Acknowledged) -> u32 {
         let Algorithm::HyStart(hystart) = &mut self.algorithm else {

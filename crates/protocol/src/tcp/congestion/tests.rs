@@ -15,7 +15,7 @@ fn acknowledge(controller: &mut Controller, bytes: u32, in_flight: u32) {
         in_flight,
         limited: in_flight + MSS > controller.window(),
         round_trip: None,
-        smoothed: 100_000,
+        srtt: 100_000,
         now: Duration::ZERO,
         mss: MSS,
     });
@@ -243,7 +243,7 @@ impl Path {
         let (mut first, mut next) = (0u32, 0u32);
         let (mut now, mut free) = (Duration::ZERO, Duration::ZERO);
         let mut flying = VecDeque::new();
-        let mut smoothed = 0;
+        let mut srtt = 0;
         let serialization = |bytes: u64| Duration::from_nanos(bytes * 1_000_000_000 / self.rate);
         let ended = |controller: &Controller, at, lost| Ended {
             window: controller.window(),
@@ -269,7 +269,7 @@ impl Path {
             let (sequence, sent, arrival) = flying.pop_front().unwrap_or(one);
             now = now.max(arrival);
             let round_trip = (now - sent).as_micros() as u32;
-            smoothed = smoothed - smoothed / 8 + round_trip / 8;
+            srtt = srtt - srtt / 8 + round_trip / 8;
             controller.on_acknowledged(&Acknowledged {
                 first: sequence,
                 next,
@@ -277,7 +277,7 @@ impl Path {
                 in_flight,
                 limited: in_flight + MSS > controller.window(),
                 round_trip: Some(round_trip),
-                smoothed,
+                srtt,
                 now,
                 mss: MSS,
             });

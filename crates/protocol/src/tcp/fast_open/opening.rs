@@ -34,7 +34,7 @@ impl FastOpenState {
     const ASKED: u16 = 1;
     /// The SYN has carried data.
     const DATA: u16 = 2;
-    /// Data in the SYN was taken by whoever got it.
+    /// Data in the SYN was taken.
     const TAKEN: u16 = 4;
     /// Opened by a SYN with a cookie, and our SYN-ACK is not acknowledged.
     const ANSWERING: u16 = 8;
@@ -47,9 +47,9 @@ impl FastOpenState {
     /// The SYN-ACK has left data out.
     const NOT_TAKEN: u16 = 128;
     /// And the SYN was sent again.
-    const AGAIN: u16 = 256;
+    const SYN_RETRANSMITTED: u16 = 256;
     /// The owner has something to learn.
-    const NEWS: u16 = 512;
+    const OUTCOME: u16 = 512;
     /// See [`FastOpenOutcome::syn_lost`].
     const SYN_LOST: u16 = 1024;
     /// A cookie was asked for and none was given.
@@ -60,8 +60,8 @@ impl FastOpenState {
     const TOO_LARGE: u16 = 8192;
     /// A writer waits with the rest of what the SYN has begun.
     const WRITER_WAITS: u16 = 16384;
-    /// The owner knows that the handshake is over.
-    const TOLD: u16 = 32768;
+    /// The owner knows that the handshake has ended.
+    const REPORTED: u16 = 32768;
 
     pub(in crate::tcp) const fn new(now: Time) -> Self {
         Self {
@@ -135,9 +135,9 @@ impl Connection {
 
     /// The acknowledgment of the SYN-ACK waits for data, if any will come.
     pub(in crate::tcp) fn await_writer(&mut self, now: Time) {
-        if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.first == self.send.next {
+        if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.una == self.send.nxt {
             self.pending.clear(Pending::ACKNOWLEDGE);
-            self.receive.interactive = true;
+            self.receive.pingpong = true;
             let delay = self.config.delayed_ack.get();
             self.timers.set(Timer::Acknowledge, now, delay);
         }
@@ -158,7 +158,7 @@ impl Connection {
     pub fn take_fast_open_outcome(&mut self) -> Option<FastOpenOutcome> {
         let mss = self.send.peer_mss;
         let state = self.fast_open.as_mut()?;
-        if !state.take(FastOpenState::NEWS) {
+        if !state.take(FastOpenState::OUTCOME) {
             return None;
         }
         let form = if !state.has(FastOpenState::REFUSED) {
@@ -184,7 +184,7 @@ impl Connection {
     }
 
     /// True while a connection that a SYN has opened waits for the acknowledgment
-    /// of its SYN-ACK. When it no longer is, the owner tells the listener
+    /// of its SYN-ACK. When it no longer is, the owner calls
     /// ([`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done)).
     #[must_use]
     pub fn is_fast_opening(&self) -> bool {
@@ -201,10 +201,10 @@ impl Connection {
         // Still there if the handshake was not completed.
         let reset = self.is_opened_by_syn() && self.error == Some(Errno::CONNRESET);
         let state = self.fast_open.as_mut()?;
-        if state.has(FastOpenState::ASKED | FastOpenState::TOLD) {
+        if state.has(FastOpenState::ASKED | FastOpenState::REPORTED) {
             return None;
         }
-        state.set(FastOpenState::TOLD);
+        state.set(FastOpenState::REPORTED);
         Some(reset)
     }
 
@@ -228,7 +228,7 @@ impl Connection {
     }
 
     pub(in crate::tcp) fn fast_open_failure(&self) -> FastOpenFailure {
-        if self.fast_open_has(FastOpenState::AGAIN) {
+        if self.fast_open_has(FastOpenState::SYN_RETRANSMITTED) {
             FastOpenFailure::SynRetransmitted
         } else if self.fast_open_has(FastOpenState::NOT_TAKEN) {
             FastOpenFailure::DataNotAcknowledged
@@ -247,7 +247,7 @@ impl Connection {
 
     /// Bytes that a write may add to the SYN.
     pub(in crate::tcp) fn syn_room(&self) -> u32 {
-        let unsent = self.state == State::SynSent && self.send.next == self.send.first;
+        let unsent = self.state == State::SynSent && self.send.nxt == self.send.una;
         match &self.fast_open {
             Some(state) if unsent => u32::from(state.room).saturating_sub(self.send.buffer.len()),
             _ => 0,
@@ -282,7 +282,7 @@ impl Connection {
     }
 
     /// A SYN or SYN-ACK has left, with so many bytes.
-    pub(in crate::tcp) fn syn_left(&mut self, bytes: u32) {
+    pub(in crate::tcp) fn syn_sent(&mut self, bytes: u32) {
         if let Some(state) = &mut self.fast_open {
             if bytes > 0 {
                 state.set(FastOpenState::DATA);
@@ -331,7 +331,7 @@ impl Connection {
             }
         } else if !segment.payload.is_empty() {
             state.set(FastOpenState::TAKEN);
-            self.take_text(header.sequence.wrapping_add(1), segment, now);
+            self.take_data(header.sequence.wrapping_add(1), segment, now);
         }
         true
     }
@@ -350,12 +350,12 @@ impl Connection {
             State::Established
         };
         if self.send.retries == 0 {
-            self.measured_handshake(round_trip, now);
+            self.sample_handshake(round_trip, now);
         }
         self.send.retries = 0;
-        self.send.stalled = None;
+        self.send.stalled_since = None;
         self.round_trip.backoff = 0;
-        if self.send.first == self.send.next {
+        if self.send.una == self.send.nxt {
             self.timers.stop(Timer::Retransmit);
         } else {
             self.restart_timer(now);
@@ -364,18 +364,18 @@ impl Connection {
 
     /// Whether the timestamp that a SYN-ACK echoes is of no SYN of ours: it is then
     /// an old duplicate, whatever it acknowledges (as Linux).
-    pub(in crate::tcp) fn is_echo_of_none(&self, header: &Header, now: Time) -> bool {
+    pub(in crate::tcp) fn is_stale_echo(&self, header: &Header, now: Time) -> bool {
         let Some(theirs) = header.options.timestamps.filter(|_| self.timestamps) else {
             return false;
         };
-        let first = self.send.stalled.unwrap_or(self.send.last);
+        let first = self.send.stalled_since.unwrap_or(self.send.last_sent);
         let [first, last] = [first, now].map(|time| timestamp(time, self.timestamp_offset));
         theirs.echo != 0 && (before(theirs.echo, first) || before(last, theirs.echo))
     }
 
     /// Takes from the SYN-ACK what is to be known of Fast Open.
-    pub(in crate::tcp) fn learn_fast_open(&mut self, header: &Header) {
-        let all = header.acknowledgment == self.send.next;
+    pub(in crate::tcp) fn take_fast_open_option(&mut self, header: &Header) {
+        let all = header.acknowledgment == self.send.nxt;
         let again = self.send.retries > 0 || self.fast_open_has(FastOpenState::TOO_LARGE);
         let Some(state) = &mut self.fast_open else {
             return;
@@ -389,7 +389,7 @@ impl Connection {
             .filter(|option| asked && !option.is_request());
         let sent = state.has(FastOpenState::DATA);
         state.option = given;
-        state.set(FastOpenState::NEWS);
+        state.set(FastOpenState::OUTCOME);
         if !asked {
             // Nothing to be learned of cookies.
         } else if again {
@@ -401,7 +401,7 @@ impl Connection {
         }
         match (sent, all) {
             (true, true) => state.set(FastOpenState::TAKEN),
-            (true, false) if again => state.set(FastOpenState::AGAIN),
+            (true, false) if again => state.set(FastOpenState::SYN_RETRANSMITTED),
             (true, false) => state.set(FastOpenState::NOT_TAKEN),
             _ => {}
         }
@@ -409,26 +409,26 @@ impl Connection {
 
     /// Takes out of the buffer what an answer to our SYN acknowledges.
     pub(in crate::tcp) fn acknowledge_syn(&mut self, acknowledgment: u32) {
-        let bytes = acknowledgment.wrapping_sub(self.send.first.wrapping_add(1));
+        let bytes = acknowledgment.wrapping_sub(self.send.una.wrapping_add(1));
         let bytes = self.send.buffer.consume(bytes);
         let total = &mut self.counters.bytes_acknowledged;
         *total = total.wrapping_add(bytes.into());
-        self.send.first = acknowledgment;
-        self.send.marks.acknowledge(acknowledgment);
+        self.send.una = acknowledgment;
+        self.send.push_marks.acknowledge(acknowledgment);
     }
 
     /// The connection is established, and data of the SYN perhaps not taken: it is
     /// sent again at once, for its loss is no sign of congestion (as Linux).
-    pub(in crate::tcp) fn settle_syn_data(&mut self, now: Time) {
-        let (first, next) = (self.send.first, self.send.next);
-        if self.notices.is_some() {
-            self.tell_acknowledged(now);
+    pub(in crate::tcp) fn resend_syn_data(&mut self, now: Time) {
+        let (first, next) = (self.send.una, self.send.nxt);
+        if self.error_queue.is_some() {
+            self.timestamp_acknowledged(now);
         }
         if first != next {
             let micros = microseconds(now);
-            self.recovery.rack.begin(first, micros);
+            self.recovery.rack.restart(first, micros);
             self.recovery.board.sent(next, micros, true);
-            self.lose_all(now);
+            self.simple_retransmit(now);
         }
     }
 
@@ -447,12 +447,12 @@ impl Connection {
     /// sent; nothing can be that before the SYN has left.
     pub(in crate::tcp) fn acknowledges_syn(&self, header: &Header) -> bool {
         let acknowledgment = header.acknowledgment;
-        let first = self.send.first;
+        let first = self.send.una;
         let below = if self.is_opened_by_syn() {
             first.wrapping_sub(1)
         } else {
             first
         };
-        before(below, acknowledgment) && !before(self.send.next, acknowledgment)
+        before(below, acknowledgment) && !before(self.send.nxt, acknowledgment)
     }
 }

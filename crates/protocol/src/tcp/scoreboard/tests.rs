@@ -15,7 +15,7 @@ fn pieces(board: &Scoreboard) -> Vec<(u32, u32, u8)> {
         .pieces()
         .map(|piece| {
             let offset = |sequence: u32| sequence.wrapping_sub(FIRST);
-            (offset(piece.start), offset(piece.end), piece.marks)
+            (offset(piece.start), offset(piece.end), piece.flags)
         })
         .collect()
 }
@@ -44,29 +44,33 @@ fn what_is_lost_waits_until_it_is_sent_again() {
     let mut board = Scoreboard::new(FIRST);
     board.sent(at(100), 1, false);
     board.sack((at(30), at(40)), 10, |_| {});
-    let losses = board.judge(|piece| match before(piece.start, at(30)) {
+    let losses = board.mark_lost(|piece| match before(piece.start, at(30)) {
         true => Verdict::Lost,
         false => Verdict::Stop,
     });
-    assert_eq!((losses.bytes, losses.again), (30, false));
-    assert_eq!(board.gone(), 40);
-    assert_eq!(board.next_waiting(20), Some((at(0), at(20))));
-    board.resent(at(0), at(20), 9);
-    assert_eq!(board.next_waiting(20), Some((at(20), at(30))));
-    board.resent(at(20), at(30), 9);
-    assert_eq!(board.next_waiting(20), None);
-    assert_eq!(board.gone(), 10);
+    assert_eq!((losses.bytes, losses.retransmitted), (30, false));
+    assert_eq!(board.left_network(), 40);
+    assert_eq!(board.next_to_retransmit(20), Some((at(0), at(20))));
+    board.mark_retransmitted(at(0), at(20), 9);
+    assert_eq!(board.next_to_retransmit(20), Some((at(20), at(30))));
+    board.mark_retransmitted(at(20), at(30), 9);
+    assert_eq!(board.next_to_retransmit(20), None);
+    assert_eq!(board.left_network(), 10);
     assert_eq!(
         pieces(&board),
-        [(0, 30, LOST | AGAIN | EVER), (30, 40, SACKED), (40, 100, 0)]
+        [
+            (0, 30, LOST | RETRANSMITTED | EVER_RETRANSMITTED),
+            (30, 40, SACKED),
+            (40, 100, 0)
+        ]
     );
     // It is lost once more.
-    let losses = board.judge(|piece| match piece.has(AGAIN) {
+    let losses = board.mark_lost(|piece| match piece.has(RETRANSMITTED) {
         true => Verdict::Lost,
         false => Verdict::Keep,
     });
-    assert_eq!((losses.bytes, losses.again), (30, true));
-    assert_eq!(board.next_waiting(100), Some((at(0), at(30))));
+    assert_eq!((losses.bytes, losses.retransmitted), (30, true));
+    assert_eq!(board.next_to_retransmit(100), Some((at(0), at(30))));
 }
 
 #[test]
@@ -97,7 +101,7 @@ fn less_than_a_segment_counts_once_it_is_one() {
     for whole in [(30, 40), (40, 45), (45, 48), (40, 48), (58, 61), (58, 60)] {
         assert_eq!(sacked(&[whole]), whole.1 - whole.0, "{whole:?}");
     }
-    // What was not known once it has grown, and what an island grows by.
+    // What was not known once it has grown, and what a SACKed range grows by.
     assert_eq!(sacked(&[(33, 36), (30, 40)]), 10);
     assert_eq!(sacked(&[(30, 40), (40, 43)]), 13);
     assert_eq!(sacked(&[(33, 43)]), 10, "as long as a segment");
@@ -109,14 +113,17 @@ fn a_fin_that_is_held_is_not_in_flight_again_with_the_last_bytes() {
     board.sent(at(20), 1, false);
     board.sent(at(21), 2, true);
     board.sack((at(20), at(21)), 10, |_| {});
-    board.judge(|piece| match before(piece.start, at(20)) {
+    board.mark_lost(|piece| match before(piece.start, at(20)) {
         true => Verdict::Lost,
         false => Verdict::Stop,
     });
-    board.resent(at(0), at(21), 9);
+    board.mark_retransmitted(at(0), at(21), 9);
     assert_eq!(
         pieces(&board),
-        [(0, 20, LOST | AGAIN | EVER), (20, 21, SACKED)]
+        [
+            (0, 20, LOST | RETRANSMITTED | EVER_RETRANSMITTED),
+            (20, 21, SACKED)
+        ]
     );
 }
 
@@ -128,13 +135,13 @@ fn the_last_segment_is_what_a_probe_sends() {
     assert_eq!(board.last_segment(10, false), Some((at(20), at(25))));
     board.sent(at(45), 2, false);
     assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
-    board.probed(at(35), at(45), 5);
+    board.mark_probed(at(35), at(45), 5);
     assert_eq!(board.last_segment(10, false), Some((at(35), at(45))));
     board.sent(at(56), 6, false);
     assert_eq!(board.last_segment(5, true), Some((at(50), at(56))));
     board.sent(at(57), 7, true);
     assert_eq!(board.last_segment(5, true), Some((at(56), at(57))));
-    assert_eq!(board.gone(), 0, "what is in flight stays as it was");
+    assert_eq!(board.left_network(), 0, "what is in flight stays as it was");
 }
 
 #[test]
@@ -144,15 +151,15 @@ fn a_peer_that_splits_hairs_is_not_followed() {
     for hole in 0..10_000 {
         board.sack((at(hole * 2 + 1), at(hole * 2 + 2)), 1, |_| {});
     }
-    assert_eq!(board.islands, ISLANDS_MAX);
-    assert!(board.runs() <= 2 * usize::from(ISLANDS_MAX) + 2);
-    // Crumbs are refused much sooner, and what adds to an island is not.
+    assert_eq!(board.sacked_ranges, SACK_RANGES_MAX);
+    assert!(board.runs() <= 2 * usize::from(SACK_RANGES_MAX) + 2);
+    // Small ranges are refused much sooner, and what extends a range is not.
     board.sack((at(1), at(20)), 1, |_| {});
-    assert_eq!(board.islands, ISLANDS_MAX - 9);
+    assert_eq!(board.sacked_ranges, SACK_RANGES_MAX - 9);
     board.sack((at(500_000), at(500_009)), 10, |_| {});
-    assert_eq!(board.islands, ISLANDS_MAX - 9, "a crumb");
+    assert_eq!(board.sacked_ranges, SACK_RANGES_MAX - 9, "a small one");
     board.sack((at(500_000), at(500_010)), 10, |_| {});
-    assert_eq!(board.islands, ISLANDS_MAX - 8);
+    assert_eq!(board.sacked_ranges, SACK_RANGES_MAX - 8);
 }
 
 #[test]
@@ -175,7 +182,7 @@ fn too_many_bursts_are_remembered_together() {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Byte {
     sent: u32,
-    marks: u8,
+    flags: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -209,10 +216,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn lose(byte: &mut Byte) -> u32 {
-    if byte.marks & SACKED != 0 || waits(byte.marks) {
+    if byte.flags & SACKED != 0 || needs_retransmit(byte.flags) {
         return 0;
     }
-    byte.marks = byte.marks & EVER | LOST;
+    byte.flags = byte.flags & EVER_RETRANSMITTED | LOST;
     1
 }
 
@@ -235,19 +242,19 @@ proptest! {
             match step {
                 Step::Send(bytes) => {
                     board.sent(at(next + bytes), now, false);
-                    model.extend((0..bytes).map(|_| Byte { sent: now, marks: 0 }));
+                    model.extend((0..bytes).map(|_| Byte { sent: now, flags: 0 }));
                 }
                 Step::Acknowledge(bytes) => {
                     let (_, end) = range(0, bytes);
                     let mut told = Vec::new();
                     board.acknowledge(at(end), |piece| {
-                        told.extend((0..piece.len()).map(|_| piece.marks));
+                        told.extend((0..piece.len()).map(|_| piece.flags));
                     });
-                    let gone: Vec<u8> = model.drain(..place(end)).map(|b| b.marks).collect();
+                    let left_network: Vec<u8> = model.drain(..place(end)).map(|b| b.flags).collect();
                     // EVER of what was sacked is put together.
-                    prop_assert_eq!(told.len(), gone.len());
-                    for (told, gone) in told.iter().zip(&gone) {
-                        prop_assert_eq!(told & !EVER, gone & !EVER);
+                    prop_assert_eq!(told.len(), left_network.len());
+                    for (told, left_network) in told.iter().zip(&left_network) {
+                        prop_assert_eq!(told & !EVER_RETRANSMITTED, left_network & !EVER_RETRANSMITTED);
                     }
                     first = end;
                 }
@@ -258,13 +265,13 @@ proptest! {
                     board.sack((at(start), at(end)), 1, |piece| told += piece.len());
                     let mut new = 0;
                     for byte in &mut model[place(start)..place(end)] {
-                        new += u32::from(byte.marks & SACKED == 0);
-                        byte.marks = SACKED | byte.marks & EVER;
+                        new += u32::from(byte.flags & SACKED == 0);
+                        byte.flags = SACKED | byte.flags & EVER_RETRANSMITTED;
                     }
                     prop_assert_eq!(told, new);
                 }
                 Step::Lose(before_time) => {
-                    let losses = board.judge(|piece| match piece.sent < before_time {
+                    let losses = board.mark_lost(|piece| match piece.sent < before_time {
                         true => Verdict::Lost,
                         false => Verdict::Keep,
                     });
@@ -277,94 +284,94 @@ proptest! {
                 }
                 Step::LoseFirst(bytes) => {
                     let run = board.head().map_or(0, |piece| piece.len());
-                    board.lose_first(bytes);
+                    board.mark_head_lost(bytes);
                     for byte in model.iter_mut().take(run.min(bytes) as usize) {
                         lose(byte);
                     }
                 }
                 Step::Resend(most) => {
-                    let waiting = model.iter().position(|byte| waits(byte.marks));
-                    let found = board.next_waiting(most);
-                    let start = waiting.map(|index| at(first + index as u32));
+                    let to_retransmit = model.iter().position(|byte| needs_retransmit(byte.flags));
+                    let found = board.next_to_retransmit(most);
+                    let start = to_retransmit.map(|index| at(first + index as u32));
                     prop_assert_eq!(found.map(|found| found.0), start);
                     let Some((start, end)) = found else { continue };
                     let start = start.wrapping_sub(FIRST);
                     let end = end.wrapping_sub(FIRST);
                     prop_assert!(start < end && end - start <= most);
-                    board.resent(at(start), at(end), now);
+                    board.mark_retransmitted(at(start), at(end), now);
                     for byte in &mut model[place(start)..place(end)] {
-                        prop_assert!(waits(byte.marks));
-                        *byte = Byte { sent: now, marks: byte.marks | AGAIN | EVER };
+                        prop_assert!(needs_retransmit(byte.flags));
+                        *byte = Byte { sent: now, flags: byte.flags | RETRANSMITTED | EVER_RETRANSMITTED };
                     }
                 }
                 Step::Probe(most) => {
                     let Some((start, end)) = board.last_segment(most, false) else { continue };
                     prop_assert_eq!(end, at(next));
-                    board.probed(start, end, now);
+                    board.mark_probed(start, end, now);
                     for byte in &mut model[place(start.wrapping_sub(FIRST))..] {
-                        *byte = Byte { sent: now, marks: byte.marks | EVER };
+                        *byte = Byte { sent: now, flags: byte.flags | EVER_RETRANSMITTED };
                     }
                 }
                 Step::ForgetLost => {
-                    board.forget_lost();
-                    model.iter_mut().for_each(|byte| byte.marks &= !LOST);
+                    board.clear_lost();
+                    model.iter_mut().for_each(|byte| byte.flags &= !LOST);
                 }
                 Step::ForgetSacked => {
-                    board.forget_sacked();
-                    model.iter_mut().for_each(|byte| byte.marks &= !SACKED);
+                    board.clear_sacked();
+                    model.iter_mut().for_each(|byte| byte.flags &= !SACKED);
                 }
                 Step::Twice(start, len) => {
                     let (start, end) = range(start, len);
                     if start == end { continue; }
-                    board.arrived_twice(at(start), at(end));
+                    board.dsack(at(start), at(end));
                     for byte in &mut model[place(start)..place(end)] {
-                        if byte.marks & LOST == 0 {
-                            byte.marks &= !AGAIN;
+                        if byte.flags & LOST == 0 {
+                            byte.flags &= !RETRANSMITTED;
                         }
                     }
                 }
             }
             let next = at(first + model.len() as u32);
-            let count = |marks: u8| {
-                model.iter().filter(|byte| byte.marks & marks != 0).count() as u32
+            let count = |flags: u8| {
+                model.iter().filter(|byte| byte.flags & flags != 0).count() as u32
             };
-            prop_assert_eq!(board.first, at(first));
+            prop_assert_eq!(board.una, at(first));
             prop_assert_eq!(board.end(), next);
             prop_assert_eq!(board.sacked(), count(SACKED));
             prop_assert_eq!(board.lost(), count(LOST));
-            prop_assert_eq!(board.again(), count(AGAIN));
-            let waiting = model.iter().filter(|byte| waits(byte.marks)).count() as u32;
-            prop_assert_eq!(board.waiting, waiting);
+            prop_assert_eq!(board.retransmitted(), count(RETRANSMITTED));
+            let to_retransmit = model.iter().filter(|byte| needs_retransmit(byte.flags)).count() as u32;
+            prop_assert_eq!(board.to_retransmit, to_retransmit);
             let mut flat = Vec::new();
-            let mut islands = 0;
+            let mut sacked_ranges = 0;
             let mut last_sacked = false;
             for piece in board.pieces() {
                 prop_assert!(before(piece.start, piece.end));
-                islands += u16::from(piece.has(SACKED));
+                sacked_ranges += u16::from(piece.has(SACKED));
                 prop_assert!(!(last_sacked && piece.has(SACKED)), "joined");
                 last_sacked = piece.has(SACKED);
-                flat.extend((0..piece.len()).map(|_| Byte { sent: piece.sent, marks: piece.marks }));
+                flat.extend((0..piece.len()).map(|_| Byte { sent: piece.sent, flags: piece.flags }));
             }
-            prop_assert_eq!(board.islands, islands);
+            prop_assert_eq!(board.sacked_ranges, sacked_ranges);
             prop_assert_eq!(flat.len(), model.len());
             for (kept, byte) in flat.iter().zip(&mut model) {
-                if byte.marks & SACKED != 0 {
+                if byte.flags & SACKED != 0 {
                     // Its time no longer matters, and whether it was sent twice
-                    // is said of the whole island.
-                    prop_assert_eq!(kept.marks & !EVER, byte.marks & !EVER);
-                    prop_assert!(kept.marks & EVER >= byte.marks & EVER);
+                    // is said of the complete range.
+                    prop_assert_eq!(kept.flags & !EVER_RETRANSMITTED, byte.flags & !EVER_RETRANSMITTED);
+                    prop_assert!(kept.flags & EVER_RETRANSMITTED >= byte.flags & EVER_RETRANSMITTED);
                     *byte = *kept;
                 } else {
                     prop_assert_eq!(kept, &*byte);
                 }
             }
-            let furthest = model.iter().rposition(|byte| byte.marks & SACKED != 0);
+            let furthest = model.iter().rposition(|byte| byte.flags & SACKED != 0);
             let furthest = furthest.map_or(first, |index| first + index as u32 + 1);
-            prop_assert_eq!(board.sacked_to(), at(furthest));
+            prop_assert_eq!(board.highest_sack(), at(furthest));
             // Beyond, later bytes have left later.
-            let resent = board.resent_to().wrapping_sub(FIRST);
-            for pair in model.get((resent - first) as usize..).unwrap_or_default().windows(2) {
-                prop_assert!(pair[0].sent <= pair[1].sent || pair[0].marks & SACKED != 0);
+            let mark_retransmitted = board.high_rxt().wrapping_sub(FIRST);
+            for pair in model.get((mark_retransmitted - first) as usize..).unwrap_or_default().windows(2) {
+                prop_assert!(pair[0].sent <= pair[1].sent || pair[0].flags & SACKED != 0);
             }
         }
     }

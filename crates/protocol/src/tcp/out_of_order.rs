@@ -1,9 +1,10 @@
-//! What lies beyond holes: data in memory of its own, so that a byte at the far
-//! end of the window costs a byte and not the window.
+//! The out-of-order queue (Linux `out_of_order_queue`): data beyond holes, in memory
+//! of its own, so that a byte at the far end of the window costs a byte and not the
+//! window.
 //!
-//! Each island holds what has come without a gap. Their number is bounded by the
-//! window ([`Bounds`]), their data by the window too, their memory by twice their
-//! data and [`ISLAND`] for each. A segment costs a search in a tree, and copying at
+//! Each range holds what has come without a gap. Their number is bounded by the
+//! window ([`QueueLimits`]), their data by the window too, their memory by twice their
+//! data and [`RANGE_OVERHEAD`] for each. A segment costs a search in a tree, and copying at
 //! most twice its own bytes a doubling.
 
 use core::cmp::Ordering;
@@ -13,56 +14,56 @@ use std::collections::BTreeMap;
 use super::byte_queue::ByteQueue;
 use tidewall_wire::tcp::{SackBlocks, before};
 
-/// The most islands that any connection holds. A slow start that overshoots loses
-/// every second segment of a round: with 32 islands, two in a hundred segments of
+/// The most ranges that any connection holds. A slow start that overshoots loses
+/// every second segment of a round: with 32 ranges, two in a hundred segments of
 /// a lossless path of 100 ms were sent in vain.
-pub(super) const ISLANDS_MAX: usize = 1024;
+pub(super) const RANGES_MAX: usize = 1024;
 
-/// The most islands of the smallest window.
-const ISLANDS_LEAST: usize = 16;
+/// The most ranges of the smallest window.
+const RANGES_MIN: usize = 16;
 
-/// Window that each island may be taken to need: two segments of the least size
+/// Window that each range may be taken to need: two segments of the least size
 /// that every path carries.
-const WINDOW_AN_ISLAND: u32 = 1024;
+const WINDOW_PER_RANGE: u32 = 1024;
 
-/// What an island takes beside its data: its place in the tree, whose nodes are
+/// What a range takes beside its data: its place in the tree, whose nodes are
 /// half full at the worst, and what the allocator notes of its ring.
-pub(super) const ISLAND: usize = 112;
+pub(super) const RANGE_OVERHEAD: usize = 112;
 
-/// What the first island takes besides: a node of the tree, and what points to it.
-pub(super) const FIRST_ISLAND: usize = 512;
+/// What the first range takes besides: a node of the tree, and what points to it.
+pub(super) const FIRST_RANGE_OVERHEAD: usize = 512;
 
 /// What may be held beyond holes; what is not is dropped, as RFC 2018 §8 allows,
 /// and sent again.
 #[derive(Clone, Copy)]
-pub(super) struct Bounds {
-    /// Islands at most; none at all lets nothing be held.
-    pub(super) islands: usize,
-    /// A segment shorter than this begins no island once three quarters of them are
+pub(super) struct QueueLimits {
+    /// At most; zero lets nothing be held.
+    pub(super) ranges: usize,
+    /// A segment shorter than this begins no range once three quarters of them are
     /// there: room for honest ones, whose segments are longer.
-    pub(super) crumb: usize,
+    pub(super) min_len: usize,
 }
 
-impl Bounds {
+impl QueueLimits {
     /// Of a receive buffer of so many bytes, where full segments carry `mss`.
     pub(super) fn new(buffer: u32, mss: u16) -> Self {
-        let islands = (buffer / WINDOW_AN_ISLAND) as usize;
+        let ranges = (buffer / WINDOW_PER_RANGE) as usize;
         Self {
-            islands: islands.clamp(ISLANDS_LEAST, ISLANDS_MAX),
-            crumb: usize::from(mss / 4),
+            ranges: ranges.clamp(RANGES_MIN, RANGES_MAX),
+            min_len: usize::from(mss / 4),
         }
     }
 
     /// Nothing is held.
     pub(super) const NOTHING: Self = Self {
-        islands: 0,
-        crumb: 0,
+        ranges: 0,
+        min_len: 0,
     };
 
     /// All that any connection holds.
     pub(super) const MOST: Self = Self {
-        islands: ISLANDS_MAX,
-        crumb: 0,
+        ranges: RANGES_MAX,
+        min_len: 0,
     };
 }
 
@@ -94,10 +95,10 @@ pub(super) enum Kept {
     Refused,
 }
 
-/// Islands, by the sequence number of their first byte; disjoint and not adjacent.
+/// Ranges by the sequence number of their first byte; disjoint and not adjacent.
 #[derive(Default)]
-pub(super) struct Islands {
-    islands: BTreeMap<Sequence, ByteQueue>,
+pub(super) struct OutOfOrderQueue {
+    ranges: BTreeMap<Sequence, ByteQueue>,
     /// A byte of each of those touched last, the latest first (RFC 2018 §4). What
     /// lies in none any more counts for nothing.
     recent: [u32; SackBlocks::MAX],
@@ -105,15 +106,15 @@ pub(super) struct Islands {
     capacity: usize,
 }
 
-impl Islands {
+impl OutOfOrderQueue {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.islands.len()
+        self.ranges.len()
     }
 
     /// True when there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.islands.is_empty()
+        self.ranges.is_empty()
     }
 
     /// Bytes of memory in use.
@@ -121,27 +122,27 @@ impl Islands {
         if self.is_empty() {
             return 0;
         }
-        FIRST_ISLAND + self.capacity + self.islands.len() * ISLAND
+        FIRST_RANGE_OVERHEAD + self.capacity + self.ranges.len() * RANGE_OVERHEAD
     }
 
-    /// The island that a byte lies in, or directly behind (`or_end`).
+    /// The range that a byte lies in, or directly behind (`or_end`).
     fn around(&self, sequence: u32, or_end: bool) -> Option<(u32, u32)> {
-        let (&Sequence(first), data) = self.islands.range(..=Sequence(sequence)).next_back()?;
+        let (&Sequence(first), data) = self.ranges.range(..=Sequence(sequence)).next_back()?;
         let end = first.wrapping_add(data.len());
         (before(sequence, end) || or_end && sequence == end).then_some((first, end))
     }
 
     /// The end of the last.
     pub(super) fn furthest(&self) -> Option<u32> {
-        let (&Sequence(first), data) = self.islands.last_key_value()?;
+        let (&Sequence(first), data) = self.ranges.last_key_value()?;
         Some(first.wrapping_add(data.len()))
     }
 
-    /// The first bytes between two sequence numbers that are held: what RFC 2883
-    /// §4.2 tells of a segment that overlaps several islands.
+    /// The first bytes between two sequence numbers that are held: what a D-SACK
+    /// reports of a segment that overlaps several ranges (RFC 2883 §4.2).
     pub(super) fn first_held(&self, from: u32, to: u32) -> Option<(u32, u32)> {
         let (first, end) = self.around(from, false).or_else(|| {
-            let (&Sequence(first), data) = self.islands.range(Sequence(from)..).next()?;
+            let (&Sequence(first), data) = self.ranges.range(Sequence(from)..).next()?;
             before(first, to).then(|| (first, first.wrapping_add(data.len())))
         })?;
         let first = if before(first, from) { from } else { first };
@@ -149,25 +150,25 @@ impl Islands {
     }
 
     /// Takes bytes that lie beyond a hole.
-    pub(super) fn insert(&mut self, sequence: u32, bytes: &[u8], bounds: Bounds) -> Kept {
+    pub(super) fn insert(&mut self, sequence: u32, bytes: &[u8], limits: QueueLimits) -> Kept {
         let end = sequence.wrapping_add(bytes.len() as u32);
         let first = match self.around(sequence, true) {
             Some((first, known)) if !before(known, end) => {
                 self.touch(first);
                 return Kept::Known;
             }
-            _ if bounds.islands == 0 => return Kept::Refused,
+            _ if limits.ranges == 0 => return Kept::Refused,
             Some((first, known)) => {
                 let new = known.wrapping_sub(sequence) as usize;
                 self.push(first, bytes.get(new..).unwrap_or_default());
                 first
             }
             None => {
-                let few = bounds.islands - bounds.islands / 4;
-                let most = if bytes.len() < bounds.crumb {
+                let few = limits.ranges - limits.ranges / 4;
+                let most = if bytes.len() < limits.min_len {
                     few
                 } else {
-                    bounds.islands
+                    limits.ranges
                 };
                 if self.len() >= most && !self.begins_before(sequence, end) {
                     return Kept::Refused;
@@ -181,24 +182,24 @@ impl Islands {
         Kept::New
     }
 
-    /// True when an island begins after `sequence`, up to `end`.
+    /// True when a range begins after `sequence`, up to `end`.
     fn begins_before(&self, sequence: u32, end: u32) -> bool {
         let between = (Excluded(Sequence(sequence)), Included(Sequence(end)));
-        self.islands.range(between).next().is_some()
+        self.ranges.range(between).next().is_some()
     }
 
-    /// Adds bytes to the island that begins at `first`.
+    /// Adds bytes to the range that begins at `first`.
     fn push(&mut self, first: u32, bytes: &[u8]) {
-        let data = self.islands.entry(Sequence(first)).or_default();
+        let data = self.ranges.entry(Sequence(first)).or_default();
         self.capacity -= data.capacity();
         data.push(bytes);
         self.capacity += data.capacity();
     }
 
-    /// Makes an island and the next one, if that begins in it or directly behind
+    /// Makes a range and the next one, if that begins in it or directly behind
     /// it, one. False if not.
     fn join_next(&mut self, first: u32) -> bool {
-        let mut from = self.islands.range_mut(Sequence(first)..);
+        let mut from = self.ranges.range_mut(Sequence(first)..);
         let Some((_, data)) = from.next() else {
             return false;
         };
@@ -214,11 +215,11 @@ impl Islands {
         other.consume(end.wrapping_sub(next.0));
         data.append(other);
         self.capacity += data.capacity();
-        self.islands.remove(&next);
+        self.ranges.remove(&next);
         true
     }
 
-    /// Notes which island was touched last.
+    /// Notes which range was touched last.
     fn touch(&mut self, first: u32) {
         let here = self.recent.iter().position(|&other| other == first);
         let place = here.unwrap_or(self.recent.len() - 1);
@@ -228,9 +229,9 @@ impl Islands {
         }
     }
 
-    /// Takes out the first island if it begins at or before a sequence number.
+    /// Takes out the first range if it begins at or before a sequence number.
     pub(super) fn take_reached(&mut self, sequence: u32) -> Option<(u32, ByteQueue)> {
-        let entry = self.islands.first_entry()?;
+        let entry = self.ranges.first_entry()?;
         let Sequence(first) = *entry.key();
         if before(sequence, first) {
             return None;
@@ -244,28 +245,28 @@ impl Islands {
     fn latest(&self) -> impl Iterator<Item = (u32, u32)> {
         let around = |place: usize| self.around(*self.recent.get(place)?, false);
         (0..self.recent.len()).filter_map(move |place| {
-            let island = around(place)?;
-            (!(0..place).any(|earlier| around(earlier) == Some(island))).then_some(island)
+            let range = around(place)?;
+            (!(0..place).any(|earlier| around(earlier) == Some(range))).then_some(range)
         })
     }
 
     /// First byte and end of all: those touched last before the others, the latest
     /// first; the others as they lie.
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (u32, u32)> {
-        let others = self.islands.iter().filter_map(|(&Sequence(first), data)| {
-            let island = (first, first.wrapping_add(data.len()));
-            (!self.latest().any(|latest| latest == island)).then_some(island)
+    pub(super) fn sack_ranges(&self) -> impl Iterator<Item = (u32, u32)> {
+        let others = self.ranges.iter().filter_map(|(&Sequence(first), data)| {
+            let range = (first, first.wrapping_add(data.len()));
+            (!self.latest().any(|latest| latest == range)).then_some(range)
         });
         self.latest().chain(others)
     }
 
     /// The data of all, by their first bytes; in the order in which
-    /// [`Islands::insert`] makes the same of them.
+    /// [`OutOfOrderQueue::insert`] makes the same of them.
     pub(super) fn data(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
-        let mut firsts: Vec<u32> = self.ranges().map(|(first, _)| first).collect();
+        let mut firsts: Vec<u32> = self.sack_ranges().map(|(first, _)| first).collect();
         firsts.reverse();
         firsts.into_iter().filter_map(|first| {
-            let data = self.islands.get(&Sequence(first))?;
+            let data = self.ranges.get(&Sequence(first))?;
             Some((first, data.slices(0, data.len())))
         })
     }

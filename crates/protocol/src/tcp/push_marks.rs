@@ -1,5 +1,5 @@
-//! Places in the stream that segments heed: where the application has pushed
-//! (RFC 9293 §3.9.1.2), and where a record ends (`MSG_EOR`).
+//! PSH and end-of-record marks: where the application has pushed (RFC 9293
+//! §3.9.1.2), and where a record ends (`MSG_EOR`).
 //!
 //! A push asks that what was written up to it be delivered; the segment that it
 //! lies in carries PSH, when it is sent again, too. Successive pushes collapse
@@ -26,12 +26,12 @@ pub(super) struct Mark {
 
 /// All places between SND.UNA and the end of what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Marks {
-    /// The last one. It counts from SND.UNA on; one that is older is over.
+pub(super) struct PushMarks {
+    /// The last one. It counts while it lies above SND.UNA.
     last: u32,
-    /// What leaves beyond carries PSH: half of the largest window from the last that
-    /// did.
-    pub(super) due: u32,
+    /// What leaves beyond carries PSH (Linux `forced_push`): half of the largest
+    /// window from the last that did.
+    pub(super) forced_push: u32,
     /// Records, and pushes before the last one that were sent, in order. Only while
     /// there are any.
     earlier: Option<Box<Earlier>>,
@@ -45,12 +45,12 @@ struct Earlier {
     records: u32,
 }
 
-impl Marks {
+impl PushMarks {
     /// None; all below `sequence` is acknowledged.
     pub(super) const fn new(sequence: u32) -> Self {
         Self {
             last: sequence,
-            due: sequence,
+            forced_push: sequence,
             earlier: None,
         }
     }
@@ -112,7 +112,7 @@ impl Marks {
     pub(super) fn pushes(&self, start: u32, length: u32) -> bool {
         let end = start.wrapping_add(length);
         lies_within(self.last, start, length)
-            || before(self.due, end)
+            || before(self.forced_push, end)
             || self.earlier.is_some() && self.pushes_earlier(start, end)
     }
 
@@ -180,7 +180,7 @@ impl Marks {
         }
     }
 
-    /// The last one, whether it is over or not.
+    /// The last one, acknowledged or not.
     pub(super) fn last(&self) -> u32 {
         self.last
     }
@@ -191,12 +191,12 @@ impl Marks {
         earlier.flat_map(|earlier| earlier.marks.iter().copied())
     }
 
-    /// As [`Marks::last`], `due` and [`Marks::earlier`] told.
-    pub(super) fn restore(last: u32, due: u32, marks: VecDeque<Mark>) -> Self {
+    /// From [`PushMarks::last`], `forced_push` and [`PushMarks::earlier`].
+    pub(super) fn restore(last: u32, forced_push: u32, marks: VecDeque<Mark>) -> Self {
         let records = marks.iter().filter(|mark| mark.record).count() as u32;
         Self {
             last,
-            due,
+            forced_push,
             earlier: (!marks.is_empty()).then(|| Box::new(Earlier { marks, records })),
         }
     }
@@ -222,70 +222,4 @@ fn lies_within(mark: u32, start: u32, length: u32) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Shortly before sequence numbers wrap.
-    const BASE: u32 = u32::MAX - 100;
-
-    fn at(offset: u32) -> u32 {
-        BASE.wrapping_add(offset)
-    }
-
-    #[test]
-    fn pushes_that_wait_collapse_and_those_in_flight_stay() {
-        let mut marks = Marks::new(BASE);
-        marks.due = at(10_000);
-        marks.push(at(100), BASE, BASE);
-        marks.push(at(200), BASE, BASE);
-        assert!(!marks.pushes(BASE, 100));
-        assert!(marks.pushes(at(100), 100));
-        // All was sent.
-        marks.push(at(300), BASE, at(200));
-        assert!(marks.pushes(at(150), 50));
-        assert!(!marks.pushes(at(200), 99));
-        assert!(marks.pushes(at(200), 100));
-        marks.acknowledge(at(200));
-        assert_eq!(marks.earlier, None);
-        assert!(marks.pushes(at(200), 100));
-    }
-
-    #[test]
-    fn a_record_is_never_crossed_and_never_collapses() {
-        let mut marks = Marks::new(BASE);
-        marks.due = at(10_000);
-        for end in [100, 250] {
-            marks.push(at(end), BASE, BASE);
-            marks.end_record(at(end));
-        }
-        marks.push(at(400), BASE, BASE);
-        assert_eq!(marks.cut(BASE, at(400)), at(100));
-        assert_eq!(marks.cut(at(100), at(400)), at(250));
-        assert_eq!(marks.cut(at(100), at(200)), at(200));
-        assert_eq!(marks.cut(at(250), at(400)), at(400));
-        assert_eq!(marks.cut_from(at(50), at(400)), at(250));
-        assert_eq!(marks.cut_from(at(120), at(250)), at(120));
-        assert!(marks.pushes(BASE, 100));
-        assert!(marks.pushes(at(90), 30));
-        assert!(marks.space() > 0);
-        assert!(marks.is_sound(BASE, at(400)));
-        assert!(!marks.is_sound(at(100), at(400)));
-        marks.acknowledge(at(100));
-        assert!(marks.is_sound(at(100), at(400)));
-        marks.acknowledge(at(260));
-        assert_eq!(marks.space(), 0);
-    }
-
-    #[test]
-    fn pushes_in_flight_are_bounded() {
-        let mut marks = Marks::new(BASE);
-        marks.due = at(10_000);
-        for end in 1..5000 {
-            marks.push(at(end), BASE, at(end - 1));
-        }
-        assert_eq!(marks.earlier().count(), PUSHES_MAX);
-        assert!(marks.pushes(at(4998), 1));
-        marks.acknowledge(at(4999));
-        assert_eq!(marks.earlier, None);
-    }
-}
+mod tests;

@@ -20,7 +20,7 @@ fn write(peer: &mut Peer, length: usize, flags: SendFlags) {
     assert_eq!(taken, Ok(length));
 }
 
-/// The peer tells that it holds these, by the next segment given.
+/// The peer reports that it holds these, by the next segment given.
 fn holds(peer: &mut Peer, first: u32, end: u32) {
     let mut blocks = SackBlocks::default();
     assert!(blocks.push(first, end));
@@ -53,7 +53,7 @@ fn the_end_of_a_write_is_pushed_unless_more_follows() {
     peer.write(MSS);
     peer.write(MSS);
     peer.write(MSS);
-    // They are a burst, which is pushed where it ends.
+    // They are a burst, which is pushed where it hosts.
     assert_eq!(sent(&mut peer), [(2000, MSS, false), (3000, MSS, true)]);
     peer.give(ACK, 0, 4000, b"");
     assert_eq!(sent(&mut peer), [(4000, MSS, true)]);

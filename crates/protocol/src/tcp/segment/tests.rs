@@ -1,0 +1,176 @@
+use super::*;
+use tidewall_wire::tcp::{Options, Timestamps};
+
+const WIRE: InputOptions = InputOptions {
+    checksum_offload_possible: false,
+    verified: false,
+};
+const LINK: Link = Link {
+    source_mac: MacAddress([2, 0, 0, 0, 0, 1]),
+    destination_mac: MacAddress([2, 0, 0, 0, 0, 2]),
+    hop_limit: 64,
+    checksum: Checksum::Software,
+};
+
+fn flow(v6: bool) -> FourTuple {
+    let ends = if v6 {
+        ("[2001:db8::1]:5000", "[2001:db8::2]:80")
+    } else {
+        ("192.0.2.1:5000", "192.0.2.2:80")
+    };
+    FourTuple {
+        local: ends.0.parse().unwrap(),
+        remote: ends.1.parse().unwrap(),
+    }
+}
+
+fn header(flags: Flags) -> Header {
+    Header {
+        source_port: 5000,
+        destination_port: 80,
+        sequence: 1000,
+        acknowledgment: 2000,
+        flags,
+        window: 3000,
+        urgent: 0,
+        options: Options {
+            timestamps: Some(Timestamps { value: 1, echo: 2 }),
+            ..Options::default()
+        },
+    }
+}
+
+/// From the IP header on, with where TCP begins.
+fn sent(v6: bool, flags: Flags, payload: [&[u8]; 2], checksum: Checksum) -> (Vec<u8>, usize) {
+    let outgoing = Outgoing {
+        header: header(flags),
+        payload,
+        segment_size: 1000,
+        traffic_class: 0x48,
+    };
+    let mut frame = vec![0xaa; 2000];
+    let link = Link { checksum, ..LINK };
+    let length = output(&mut frame, &link, &flow(v6), &outgoing).unwrap();
+    frame.truncate(length);
+    let transport = if v6 { 40 } else { 20 };
+    (frame.split_off(ethernet::HEADER_LEN), transport)
+}
+
+#[test]
+fn what_is_sent_is_accepted_at_the_other_end() {
+    for v6 in [false, true] {
+        let (bytes, transport) = sent(v6, Flags::ACK, [b"two ", b"pieces"], Checksum::Software);
+        // The link pads short frames.
+        let padded = [&bytes[..], &[0; 10]].concat();
+        let segment = input(&padded, transport, &WIRE).unwrap();
+        assert_eq!(segment.flow.local, flow(v6).remote);
+        assert_eq!(segment.flow.remote, flow(v6).local);
+        assert_eq!(segment.header, header(Flags::ACK));
+        assert_eq!(segment.payload, b"two pieces");
+        assert_eq!(segment.traffic_class, 0x48);
+        assert_eq!(segment.sequence_len(), 10);
+    }
+}
+
+#[test]
+fn damage_has_a_name() {
+    for v6 in [false, true] {
+        let (bytes, at) = sent(v6, Flags::ACK, [b"payload", b""], Checksum::Software);
+        let change = |place: usize, to: u8| {
+            let mut bytes = bytes.clone();
+            bytes[place] = to;
+            input(&bytes, at, &WIRE).unwrap_err()
+        };
+        assert_eq!(change(bytes.len() - 1, 0), DropReason::TcpChecksum);
+        assert_eq!(change(at + 12, 4 << 4), DropReason::TcpDataOffset);
+        assert_eq!(change(at + 12, 15 << 4), DropReason::TcpDataOffset);
+        assert_eq!(
+            input(&bytes, at + 4, &WIRE).unwrap_err(),
+            DropReason::TransportOffset
+        );
+        let (bytes, at) = sent(v6, Flags::ACK, [b"payload", b""], Checksum::Offload);
+        assert_eq!(
+            input(&bytes, at, &WIRE).unwrap_err(),
+            DropReason::TcpChecksum
+        );
+        let virtual_link = InputOptions {
+            checksum_offload_possible: true,
+            ..WIRE
+        };
+        assert!(input(&bytes, at, &virtual_link).is_ok());
+    }
+}
+
+#[test]
+fn a_port_of_zero_is_nobodys() {
+    let outgoing = Outgoing {
+        header: Header {
+            source_port: 0,
+            ..header(Flags::ACK)
+        },
+        payload: [&[]; 2],
+        segment_size: 0,
+        traffic_class: 0,
+    };
+    let mut frame = [0; 100];
+    let length = output(&mut frame, &LINK, &flow(false), &outgoing).unwrap();
+    assert_eq!(
+        input(&frame[14..length], 20, &WIRE).unwrap_err(),
+        DropReason::TcpPort
+    );
+}
+
+#[test]
+fn what_cannot_be_written_is_an_error() {
+    let outgoing = Outgoing {
+        header: header(Flags::ACK),
+        payload: [&[1; 100], &[2; 100]],
+        segment_size: 1000,
+        traffic_class: 0,
+    };
+    let mut frame = [0; 265];
+    let too_small = OutputError::FrameTooSmall {
+        needed: 266,
+        available: 265,
+    };
+    let flow = flow(false);
+    assert_eq!(output(&mut frame, &LINK, &flow, &outgoing), Err(too_small));
+    let mixed = FourTuple {
+        remote: "[2001:db8::2]:80".parse().unwrap(),
+        ..flow
+    };
+    assert_eq!(
+        output(&mut frame, &LINK, &mixed, &outgoing),
+        Err(OutputError::AddressFamily)
+    );
+    let long = vec![0; 65_536];
+    let outgoing = Outgoing {
+        payload: [&long, &[]],
+        ..outgoing
+    };
+    let mut frame = vec![0; 70_000];
+    assert_eq!(
+        output(&mut frame, &LINK, &flow, &outgoing),
+        Err(OutputError::TooLong)
+    );
+}
+
+#[test]
+fn the_answer_to_a_stranger_is_the_reset_of_rfc_9293() {
+    let reset = |flags, payload: &[u8]| {
+        let (bytes, at) = sent(false, flags, [payload, b""], Checksum::Software);
+        let segment = input(&bytes, at, &WIRE).unwrap();
+        reset_for(&segment).map(|outgoing| {
+            let header = outgoing.header;
+            assert_eq!((header.source_port, header.destination_port), (80, 5000));
+            (header.flags, header.sequence, header.acknowledgment)
+        })
+    };
+    assert_eq!(reset(Flags::ACK, b"abc"), Some((Flags::RST, 2000, 0)));
+    assert_eq!(
+        reset(Flags::SYN | Flags::FIN, b"abc"),
+        Some((Flags::RST | Flags::ACK, 0, 1005))
+    );
+    assert_eq!(reset(Flags::RST, b""), None);
+    assert_eq!(reset(Flags::RST | Flags::ACK, b""), None);
+}
