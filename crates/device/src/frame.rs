@@ -11,7 +11,9 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::raw::mapping::Mapping;
+use tidewall_sys::Mapping;
+
+use crate::raw::mapping::{slice, slice_mut};
 
 /// Bytes in one frame of most devices: room for the kernel's headroom, our
 /// metadata and any Ethernet frame up to an MTU of 1500.
@@ -109,7 +111,7 @@ impl FrameMemory {
         let length = (frames as usize)
             .checked_mul(frame_size)
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping::anonymous_file("tidewall-frames", length)?;
+        let mapping = Mapping::memfd("tidewall-frames", length)?;
         Ok(FrameMemory {
             mapping: Arc::new(mapping),
             frames,
@@ -148,13 +150,13 @@ impl FrameMemory {
     /// The packet in a frame that the caller owns.
     pub fn packet<'a>(&'a self, frame: &'a Frame) -> &'a [u8] {
         let (start, length) = self.extent(frame);
-        self.mapping.slice(start, length)
+        slice(&self.mapping, start, length)
     }
 
     /// The packet in a frame that the caller owns, to change.
     pub fn packet_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
         let (start, length) = self.extent(frame);
-        self.mapping.slice_mut(start, length, frame)
+        slice_mut(&self.mapping, start, length, frame)
     }
 
     /// The `length` bytes just below the packet: the driver's metadata.
@@ -162,7 +164,7 @@ impl FrameMemory {
     pub fn below<'a>(&'a self, frame: &'a Frame, length: usize) -> &'a [u8] {
         let length = length.min(usize::from(frame.offset).min(self.frame_size));
         let (start, _) = self.extent(frame);
-        self.mapping.slice(start - length, length)
+        slice(&self.mapping, start - length, length)
     }
 
     /// The `length` bytes just below the packet, to change: a request to the
@@ -172,7 +174,7 @@ impl FrameMemory {
             return &mut [];
         }
         let (start, _) = self.extent(frame);
-        self.mapping.slice_mut(start - length, length, frame)
+        slice_mut(&self.mapping, start - length, length, frame)
     }
 
     /// Writes `bytes` just below the packet. False, and nothing written, when

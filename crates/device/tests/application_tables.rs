@@ -6,7 +6,7 @@ mod demux_support;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 
-use demux_support::{HASH_KEY, corpus, raw_socket, set_up};
+use demux_support::{HASH_KEY, af_xdp, corpus, set_up};
 use tidewall_device::demux::layout::{Counter, Kind, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId, DriverCounters, EMBEDDED_APPLICATION};
 use tidewall_manager::Program;
@@ -28,8 +28,7 @@ fn map_ids() -> Vec<String> {
 #[test]
 fn an_application_s_own_map_is_all_that_its_tables_need() {
     let name = "an_application_s_own_map_is_all_that_its_tables_need";
-    let loaded =
-        Program::load_with_key(HASH_KEY).and_then(|program| Ok((program, raw_socket::af_xdp()?)));
+    let loaded = Program::load_with_key(HASH_KEY).and_then(|program| Ok((program, af_xdp()?)));
     let (mut program, socket) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {

@@ -8,9 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use demux_support::outcome::{DROP, Outcome, PASS, REDIRECT, TRANSMIT};
-use demux_support::{
-    HASH_KEY, Random, SHARE, Sample, corpus, mutate, raw_clock, raw_socket, set_up,
-};
+use demux_support::{HASH_KEY, Random, SHARE, Sample, af_xdp, corpus, mutate, set_up};
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{ClassLimit, CookieMode, Tables, Verdict, classify_host, drive};
 use tidewall_manager::Program;
@@ -19,7 +17,7 @@ use tidewall_manager::Program;
 const SHORTEST: usize = 14;
 /// The driver's clock, ns.
 fn monotonic() -> u64 {
-    raw_clock::monotonic()
+    tidewall_sys::monotonic().as_nanos() as u64
 }
 
 /// Both sides, given the same past.
@@ -42,7 +40,7 @@ impl Pair {
             tidewall_skip::missing(test, what);
         };
         let mut program = Program::load_with_key(HASH_KEY).map_err(skip).ok()?;
-        let socket = raw_socket::af_xdp().map_err(skip).ok()?;
+        let socket = af_xdp().map_err(skip).ok()?;
         program.set_socket(0, 0, socket.as_fd()).unwrap();
         let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
         let earlier = Tables::in_memory_with_key(HASH_KEY).unwrap();
@@ -455,7 +453,7 @@ fn without_a_socket_the_channel_is_not_charged() {
         _socket: socket,
         ..
     } = &mut pair;
-    drop(std::mem::replace(socket, raw_socket::af_xdp().unwrap()));
+    drop(std::mem::replace(socket, af_xdp().unwrap()));
     let deadline = Instant::now() + Duration::from_secs(2);
     let result = loop {
         let result = program.test_run(&sample.bytes).unwrap();

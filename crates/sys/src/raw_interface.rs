@@ -29,8 +29,11 @@ pub fn any_socket() -> io::Result<OwnedFd> {
 /// The index of the interface of this name in the caller's network namespace.
 ///
 /// # Errors
-/// ENODEV when there is none.
+/// ENODEV when there is none; InvalidInput for a name with a zero in it.
 pub fn index(name: &str) -> io::Result<u32> {
+    if name.contains('\0') {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     Ok(rustix::net::netdevice::name_to_index(any_socket()?, name)?)
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+use crate::poll_readable;
+
 /// A nonblocking eventfd.
 #[derive(Debug)]
 pub struct WakeFd(OwnedFd);
@@ -38,6 +40,15 @@ impl WakeFd {
     pub fn clear(&self) {
         // An empty counter is no error here.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+
+    /// Sleeps until it is signalled, one of `others` is readable, or `timeout` is
+    /// over.
+    pub fn wait(&self, others: &[RawFd], timeout: Option<Duration>) {
+        let mut all = others.to_vec();
+        all.push(self.descriptor());
+        // A signal ends the sleep too.
+        let _ = poll_readable(&all, timeout, None, &mut Vec::new());
     }
 }
 

@@ -39,22 +39,22 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tidewall_sys::{
+    Received, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_INCOMING_NAPI_ID, SO_PREFER_BUSY_POLL,
+    attach_filter, option, receive_message, set_option,
+};
+
+use super::socket::poke_receive;
 use super::{Owner, probe};
 use crate::demux::DriverCounters;
 use crate::demux::layout::{Counter, Protocol};
 use crate::forked::Unshared;
 use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
-use crate::raw::syscall;
 
 /// UDP ports of helper sockets: what a firewall's input rules must let in. Enough
 /// for four stacks of eight queues in one network namespace.
 pub const HELPER_PORTS: RangeInclusive<u16> = 61_000..=61_063;
 
-/// Not yet in the libc crate for every target.
-const SO_PREFER_BUSY_POLL: i32 = 69;
-const SO_BUSY_POLL: i32 = 46;
-const SO_BUSY_POLL_BUDGET: i32 = 70;
-const SO_INCOMING_NAPI_ID: i32 = 56;
 /// A probe that was a segment has no UDP checksum, which IPv6 wants.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
@@ -101,12 +101,15 @@ impl Helper {
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
         if v6 {
-            syscall::set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, &1i32)?;
+            set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
-        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &BUSY_POLL_TIME)?;
+        set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, BUSY_POLL_TIME)?;
         set_budget(fd, budget)?;
         set_prefer(fd, prefer)?;
-        syscall::want_destination(fd)?;
+        // A v4-only host has no IPV6_RECVPKTINFO; a v6 socket takes both.
+        let by_v6 = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1);
+        let by_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1);
+        by_v6.or(by_v4)?;
         let port = socket.local_addr()?.port();
         let helper = Helper {
             socket,
@@ -120,14 +123,14 @@ impl Helper {
     /// Drops whatever comes, so that each `recv` polls.
     fn take_nothing(&self) -> io::Result<()> {
         let nothing = [instruction(libc::BPF_RET | libc::BPF_K, 0, 0)];
-        syscall::attach_filter(self.socket.as_fd(), &nothing)
+        attach_filter(&self.socket, &nothing)
     }
 
     /// Drops whatever has come and whatever comes.
     fn drain(&self) -> io::Result<()> {
         self.take_nothing()?;
         let fd = self.socket.as_fd();
-        while syscall::receive_with_destination(fd, &mut []).is_ok() {}
+        while receive(fd, &mut []).is_ok() {}
         Ok(())
     }
 
@@ -145,7 +148,7 @@ impl Helper {
             instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
         ];
         self.drain()?;
-        syscall::attach_filter(self.socket.as_fd(), &only)
+        attach_filter(&self.socket, &only)
     }
 }
 
@@ -217,7 +220,7 @@ impl OwnPoll {
 
     fn set_time(&self, microseconds: i32) -> io::Result<()> {
         let fd = self.socket.as_fd();
-        syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, &microseconds)
+        set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, microseconds)
     }
 
     fn prefer(&mut self, prefer: bool) -> io::Result<()> {
@@ -230,17 +233,21 @@ impl OwnPoll {
 }
 
 fn set_prefer(fd: BorrowedFd<'_>, prefer: bool) -> io::Result<()> {
-    let prefer = i32::from(prefer);
-    syscall::set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &prefer)
+    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer.into())
 }
 
 fn set_budget(fd: BorrowedFd<'_>, frames: i32) -> io::Result<()> {
-    syscall::set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &frames)
+    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, frames)
+}
+
+/// One datagram, without waiting.
+fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_message(fd, buffer, libc::MSG_DONTWAIT)
 }
 
 /// Zero: it has none.
 fn napi_id(fd: BorrowedFd<'_>) -> u32 {
-    syscall::get_option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).unwrap_or(0)
+    option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).map_or(0, i32::cast_unsigned)
 }
 
 /// Not to be guessed, and not zero, which is no port.
@@ -402,7 +409,7 @@ impl Napi {
         };
         let frames = || self.counters.counter(Counter::Frames);
         let before = frames();
-        syscall::poke_receive(socket)?;
+        poke_receive(socket)?;
         let after = frames();
         if after != before {
             self.idle = 0;
@@ -456,7 +463,7 @@ impl Napi {
             Input::Tested(sent) => {
                 let helper = self.seeking()?;
                 let fd = helper.socket.as_fd();
-                if syscall::receive_with_destination(fd, &mut []).is_ok() {
+                if receive(fd, &mut []).is_ok() {
                     self.open();
                 } else if sent.elapsed() >= PROBE_TIME {
                     // A probe would not come either.
@@ -469,8 +476,15 @@ impl Napi {
         let was = self.owner.napi_probe(self.queue)?;
         payload.resize(u16::MAX as usize, 0);
         let helper = self.seeking()?;
-        let received = syscall::receive_with_destination(helper.socket.as_fd(), payload);
-        let Ok((length, source, destination)) = received else {
+        let received = receive(helper.socket.as_fd(), payload);
+        let received = received.ok().and_then(|it| Some((it, it.source?)));
+        let Some((
+            Received {
+                length, ancillary, ..
+            },
+            source,
+        )) = received
+        else {
             self.miss_probe(Instant::now());
             return None;
         };
@@ -482,7 +496,9 @@ impl Napi {
             self.probe.lost = 0;
         }
         self.open();
-        let destination = destination.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+        let destination = ancillary
+            .destination
+            .unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let delivered = KernelDelivered {
             protocol: if was.sequence.is_some() {
                 Protocol::Tcp

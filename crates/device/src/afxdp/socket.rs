@@ -5,6 +5,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size,
+    set_xdp_umem_fill_ring_size, xdp_mmap_offsets, xdp_options,
+};
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpOptionsFlags, XdpRingOffset};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
+use tidewall_sys::interface;
+
 use super::Owner;
 use super::checksums::{self, Checksums};
 use super::napi::Napi;
@@ -17,15 +28,13 @@ use crate::queue::{
     BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, NapiState, Offload, Queue,
     Receive, Received, Transmit,
 };
-use crate::raw::ring::Ring;
-use crate::raw::syscall;
-use tidewall_sys::interface;
+use crate::raw::ring::{Ring, RingOffset};
+use crate::raw::umem::register;
 
 /// Entries of the transmit and completion rings.
 const TRANSMIT_RING: u32 = 2048;
 /// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
 const TX_METADATA_LENGTH: u32 = 16;
-const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 const XDP_TX_METADATA: u32 = 1 << 1;
 const XDP_TXMD_FLAGS_TIMESTAMP: u64 = 1 << 0;
 const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
@@ -188,44 +197,55 @@ fn bind_memory(
     let refused =
         |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
     let frames = memory.frames();
-    let socket = syscall::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
-    let fd = Arc::new(Unshared::new(
-        socket.map_err(refused("open an AF_XDP socket"))?,
-    )?);
-    let xdp = |name, value: &u32| syscall::set_option(fd.as_fd(), libc::SOL_XDP, name, value);
-    let tx_metadata = register(fd.as_fd(), &memory).map_err(refused("register frame memory"))?;
-    xdp(libc::XDP_UMEM_FILL_RING, &frames)?;
-    xdp(libc::XDP_UMEM_COMPLETION_RING, &TRANSMIT_RING)?;
-    if let Some(entries) = receive_ring {
-        xdp(libc::XDP_RX_RING, &entries)?;
+    let cloexec = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None);
+    let fd =
+        Arc::new(Unshared::new(socket.map_err(|error| {
+            refused("open an AF_XDP socket")(error.into())
+        })?)?);
+    // Older kernels know of no transmit metadata.
+    let tx_metadata = register(fd.as_fd(), &memory, TX_METADATA_LENGTH).is_ok();
+    if !tx_metadata {
+        register(fd.as_fd(), &memory, 0).map_err(refused("register frame memory"))?;
     }
-    xdp(libc::XDP_TX_RING, &TRANSMIT_RING)?;
-    let offsets = syscall::mmap_offsets(fd.as_fd())?;
+    set_xdp_umem_fill_ring_size(fd.as_fd(), frames)?;
+    set_xdp_umem_completion_ring_size(fd.as_fd(), TRANSMIT_RING)?;
+    if let Some(entries) = receive_ring {
+        set_xdp_rx_ring_size(fd.as_fd(), entries)?;
+    }
+    set_xdp_tx_ring_size(fd.as_fd(), TRANSMIT_RING)?;
+    let offsets = xdp_mmap_offsets(fd.as_fd())?;
     let fill = Ring::map(
         fd.as_fd(),
-        offsets.fr,
+        raw(offsets.fr),
         frames,
-        libc::XDP_UMEM_PGOFF_FILL_RING as i64,
+        libc::XDP_UMEM_PGOFF_FILL_RING,
     )?;
     let completions = Ring::map(
         fd.as_fd(),
-        offsets.cr,
+        raw(offsets.cr),
         TRANSMIT_RING,
-        libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64,
+        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
     )?;
     let receive = receive_ring
-        .map(|entries| Ring::map(fd.as_fd(), offsets.rx, entries, libc::XDP_PGOFF_RX_RING))
+        .map(|entries| {
+            Ring::map(
+                fd.as_fd(),
+                raw(offsets.rx),
+                entries,
+                libc::XDP_PGOFF_RX_RING as u64,
+            )
+        })
         .transpose()?;
     let transmit = Ring::map(
         fd.as_fd(),
-        offsets.tx,
+        raw(offsets.tx),
         TRANSMIT_RING,
-        libc::XDP_PGOFF_TX_RING,
+        libc::XDP_PGOFF_TX_RING as u64,
     )?;
     bind_retrying(fd.as_fd(), index, queue, flags).map_err(refused("bind an AF_XDP socket"))?;
-    let options: u32 =
-        syscall::get_option(fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS).unwrap_or(0);
-    let zero_copy = options & libc::XDP_OPTIONS_ZEROCOPY != 0;
+    let options = xdp_options(fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
+    let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
     Ok(Bound {
         fill,
         receive,
@@ -245,34 +265,36 @@ fn bind_memory(
     })
 }
 
-/// Registers the memory; asks for transmit metadata, and does without where
-/// the kernel is older. Returns whether it is there.
-fn register(fd: BorrowedFd<'_>, memory: &FrameMemory) -> io::Result<bool> {
-    let registration = |flags, tx_metadata_len| libc::xdp_umem_reg {
-        addr: memory.address() as u64,
-        len: memory.bytes_mapped() as u64,
-        chunk_size: memory.frame_size() as u32,
-        headroom: 0,
-        flags,
-        tx_metadata_len,
-    };
-    let with = registration(XDP_UMEM_TX_METADATA_LEN, TX_METADATA_LENGTH);
-    if syscall::set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &with).is_ok() {
-        return Ok(true);
+/// Offsets of a ring as the kernel has them.
+fn raw(offsets: XdpRingOffset) -> RingOffset {
+    RingOffset {
+        producer: offsets.producer,
+        consumer: offsets.consumer,
+        desc: offsets.desc,
+        flags: offsets.flags.unwrap_or(0),
     }
-    syscall::set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration(0, 0))?;
-    Ok(false)
+}
+
+/// `recv` that never blocks and throws the bytes away: drives a busy-polling
+/// socket's NAPI, or wakes a driver. Nothing to read is success.
+pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match recv(fd, &mut [0u8; 0], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
+    let flags = SocketAddrXdpFlags::from_bits_retain(libc::XDP_USE_NEED_WAKEUP | flags);
+    let address = SocketAddrXdp::new(flags, interface, queue);
     let mut tries = 0;
     loop {
-        match syscall::bind_xdp(fd, interface, queue, libc::XDP_USE_NEED_WAKEUP | flags) {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BIND_TRIES => {
+        match rustix::net::bind(fd, &address) {
+            Err(Errno::BUSY) if tries < BIND_TRIES => {
                 tries += 1;
                 std::thread::sleep(BIND_PAUSE);
             }
-            result => return result,
+            result => return Ok(result?),
         }
     }
 }
@@ -367,7 +389,7 @@ struct ReceiveHalf {
 impl Receive for ReceiveHalf {
     fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
         if self.fill.needs_wakeup() {
-            syscall::poke_receive(self.fd.as_fd())?;
+            poke_receive(self.fd.as_fd())?;
         }
         self.napi.poll(interrupt)
     }
@@ -527,20 +549,18 @@ impl Transmit for TransmitHalf {
         };
         let enough = flushed.left.saturating_sub(BURST);
         while flushed.left > enough && !flushed.full {
-            match syscall::poke_transmit(self.fd.as_fd()) {
-                Ok(()) => {}
-                Err(error) => match error.raw_os_error() {
-                    // Copy mode sends a bounded number of frames a call, and
-                    // says EAGAIN while some are left.
-                    Some(libc::EAGAIN | libc::EINTR) => {}
-                    // The last frame that it took.
-                    Some(libc::EBUSY) => {
-                        flushed.dropped += 1;
-                        flushed.full = true;
-                    }
-                    Some(libc::ENOBUFS) => flushed.full = true,
-                    _ => return Err(error),
-                },
+            // With no bytes: the socket transmits its ring.
+            match send(self.fd.as_fd(), &[], SendFlags::DONTWAIT) {
+                // Copy mode sends a bounded number of frames a call, and says
+                // EAGAIN while some are left.
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                // The last frame that it took.
+                Err(Errno::BUSY) => {
+                    flushed.dropped += 1;
+                    flushed.full = true;
+                }
+                Err(Errno::NOBUFS) => flushed.full = true,
+                Err(error) => return Err(error.into()),
             }
             let left = self.transmit.pending();
             flushed.full |= left >= flushed.left;

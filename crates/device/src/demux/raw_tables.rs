@@ -6,8 +6,9 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
+use tidewall_sys::Mapping;
+
 use super::layout::{Application, Device};
-use crate::raw::mapping::Mapping;
 
 /// Zeroed memory on the heap that holds one `T`.
 #[derive(Debug)]
@@ -79,7 +80,7 @@ impl<T: Layout> Memory<T> {
     /// Tables in a kernel map. EINVAL when it is too short.
     pub(crate) fn mapped(map: BorrowedFd<'_>) -> io::Result<Self> {
         // The kernel maps whole pages of an array.
-        let mapping = Mapping::of_fd(map, size_of::<T>().next_multiple_of(4096), 0)?;
+        let mapping = Mapping::new(map, size_of::<T>().next_multiple_of(4096), 0)?;
         Ok(Memory {
             place: Place::Mapped(mapping),
             layout: PhantomData,

@@ -3,7 +3,5 @@
 //! list; those about receiving send UDP to a port that a channel owns.
 
 mod driver;
-#[allow(unsafe_code)]
-mod raw_poll;
 mod support;
 mod wire;

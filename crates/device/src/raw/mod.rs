@@ -5,5 +5,4 @@
 pub(crate) mod forked;
 pub(crate) mod mapping;
 pub(crate) mod ring;
-pub(crate) mod syscall;
-pub(crate) mod tun;
+pub(crate) mod umem;

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::mapping::Mapping;
+use tidewall_sys::Mapping;
 
 /// Offsets of one ring's parts in its mapping (`struct xdp_ring_offset`).
 pub(crate) type RingOffset = libc::xdp_ring_offset;
@@ -29,10 +29,10 @@ impl<T: Copy> Ring<T> {
         fd: BorrowedFd<'_>,
         offsets: RingOffset,
         entries: u32,
-        page_offset: i64,
+        page_offset: u64,
     ) -> io::Result<Self> {
         let length = offsets.desc as usize + entries as usize * size_of::<T>();
-        let mapping = Mapping::of_fd(fd, length, page_offset)?;
+        let mapping = Mapping::new(fd, length, page_offset)?;
         Ok(Ring {
             mapping,
             offsets,

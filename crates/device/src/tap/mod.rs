@@ -29,10 +29,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidewall_wire::ethernet::MacAddress;
 
+use tidewall_sys::interface;
+
 use crate::demux::Tables;
 use crate::frame::{Frame, FrameMemory};
 use crate::queue::Queue;
-use crate::raw::tun;
 
 use queue::{ReceiveHalf, TransmitHalf};
 
@@ -165,9 +166,9 @@ impl Tap {
                 config.frames
             ));
         }
-        let file = tun::open_tap(&config.name)?;
-        tun::take_offloads(&file)?;
-        let kernel = tun::link_address(&file)?;
+        let file = interface::open_tap(&config.name)?;
+        interface::take_offloads(&file)?;
+        let kernel = interface::link_address(&file)?;
         let mut own = kernel;
         own[5] ^= 1;
         let mut key = [0; 16];
@@ -193,7 +194,7 @@ impl Tap {
             counters: tables.trusted.counters(0),
         };
         // Last: what the kernel sends from now on is read.
-        tun::set_up(&config.name, config.mtu)?;
+        interface::set_up(&config.name, config.mtu)?;
         Ok(Tap {
             queue,
             tables,

@@ -2,9 +2,12 @@
 //! shared by the tests of the demux.
 #![allow(dead_code, reason = "each test uses a part")]
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
 use tidewall_device::demux::{
@@ -12,8 +15,6 @@ use tidewall_device::demux::{
 };
 
 pub mod outcome;
-pub mod raw_clock;
-pub mod raw_socket;
 
 /// Key of the flow table in these tests.
 pub const HASH_KEY: [u64; 2] = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
@@ -228,4 +229,15 @@ pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
         }
     }
     bytes.truncate(2000);
+}
+
+/// An AF_XDP socket bound to nothing.
+pub fn af_xdp() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socket_with(
+        AddressFamily::XDP,
+        SocketType::RAW,
+        flags,
+        None,
+    )?)
 }

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidewall_device::queue::{Interrupt, Received};
+use tidewall_sys::WakeFd;
 
 use super::{Architecture, HostCounters, Occupancy, Posted, Upcalls, find};
 use crate::poller::{Poller, Shared};
-use crate::raw::WakeFd;
 
 pub(super) struct InterruptHandler {
     pub(super) architecture: Architecture,

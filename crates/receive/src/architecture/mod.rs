@@ -24,9 +24,9 @@ use tidewall_device::demux::layout::{CHANNELS, Metadata};
 use tidewall_device::demux::{ChannelId, classify_host};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
+use tidewall_sys::{WakeFd, pin, set_fifo};
 
 use crate::poller::{Poller, Shared};
-use crate::raw::{self, WakeFd};
 
 mod handlers;
 mod softirq;
@@ -372,7 +372,7 @@ impl HostThreads {
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let ready = raw::pin(cpu).and_then(|()| raw::set_fifo(priority));
+                let ready = cpu.map_or(Ok(()), pin).and_then(|()| set_fifo(priority));
                 let go = ready.is_ok();
                 let _ = report.send(ready);
                 if go {

@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::queue::{Interrupt, InterruptModeration, KernelDelivered, Received};
+use tidewall_sys::WakeFd;
 
 use super::{HostCounters, Occupancy, Upcalls, find};
 use crate::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use crate::poller::{self, Poller, Shared};
-use crate::raw::WakeFd;
 
 /// Longest time that leftovers wait behind an application that does not sleep: a
 /// time slice of the paper's kernel was a hundred milliseconds at nice 0; a
