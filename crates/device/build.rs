@@ -6,9 +6,9 @@ use std::process::{Command, exit};
 
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
-/// The demultiplexer, what tests the kernel's input path, and what the laboratory
-/// compares with.
-const PROGRAMS: [&str; 3] = ["demux", "pass", "syn_limit"];
+/// The demultiplexer, what tests the kernel's input path, and of the laboratory
+/// what it compares with and what its load generator runs.
+const PROGRAMS: [&str; 4] = ["demux", "pass", "syn_limit", "load"];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");

@@ -44,7 +44,7 @@ const GREETING: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A service on a system.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Setup {
     pub(crate) system: System,
     pub(crate) receive: Option<Receive>,
@@ -119,14 +119,14 @@ impl Bench {
     pub(crate) fn new(config: Config, spinners: bool) -> anyhow::Result<Self> {
         let testbed = Testbed::new(config)?;
         let mut children = Vec::new();
-        // Before any traffic: see `Swallow::attach`.
-        if config.swallow {
+        // Before any traffic: see `XdpSink::attach`.
+        if config.xdp_sink {
             let place = Place {
                 namespace: testbed.client(),
                 cpu: config.client_cpu,
             };
             let what = "the program that drops answers to nobody";
-            children.push(Child::start_ready(place, &Job::Swallow, what)?);
+            children.push(Child::start_ready(place, &Job::XdpSink, what)?);
         }
         if spinners {
             for (namespace, cpu) in [

@@ -110,33 +110,52 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Judges a figure. A claim that could not be measured does not hold.
-    pub fn judge(
-        id: &str,
-        text: &str,
-        paper: Option<f64>,
-        measured: Option<f64>,
-        bound: Bound,
-    ) -> Self {
-        let claim = Claim::measured(id, text, paper, measured);
+    /// A figure without a bound, which neither holds nor fails.
+    pub fn new(id: impl Into<String>, text: impl Into<String>, measured: Option<f64>) -> Self {
         Claim {
-            bound: Some(bound),
-            holds: Some(claim.measured.is_some_and(|measured| bound.holds(measured))),
-            ..claim
-        }
-    }
-
-    /// A figure that is told and not judged: it neither holds nor fails.
-    pub fn measured(id: &str, text: &str, paper: Option<f64>, measured: Option<f64>) -> Self {
-        Claim {
-            id: id.to_owned(),
-            text: text.to_owned(),
-            paper,
+            id: id.into(),
+            text: text.into(),
+            paper: None,
             // What is no number has no form in JSON either.
             measured: measured.filter(|measured| measured.is_finite()),
             bound: None,
             holds: None,
         }
+    }
+
+    /// With the paper's figure for it.
+    #[must_use]
+    pub fn paper(self, figure: f64) -> Self {
+        let paper = Some(figure);
+        Claim { paper, ..self }
+    }
+
+    /// Judged by a bound. A claim that could not be measured does not hold.
+    #[must_use]
+    pub fn bound(self, bound: Bound) -> Self {
+        Claim {
+            bound: Some(bound),
+            holds: Some(self.measured.is_some_and(|measured| bound.holds(measured))),
+            ..self
+        }
+    }
+
+    /// Judged: at least this.
+    #[must_use]
+    pub fn at_least(self, limit: f64) -> Self {
+        self.bound(Bound::at_least(limit))
+    }
+
+    /// Judged: more than this.
+    #[must_use]
+    pub fn above(self, limit: f64) -> Self {
+        self.bound(Bound::above(limit))
+    }
+
+    /// Judged: at most this.
+    #[must_use]
+    pub fn at_most(self, limit: f64) -> Self {
+        self.bound(Bound::at_most(limit))
     }
 
     /// The outcome in a word: `holds`, `FAILED` or `measured`.
@@ -310,15 +329,11 @@ pub(crate) mod tests {
             series,
             reference: vec![curve("bsd", None, &[(7.4e3, 7.38e3)])],
             claims: vec![
-                Claim::judge(
-                    "flat",
-                    "keeps its peak",
-                    Some(1.0),
-                    Some(0.97),
-                    Bound::at_least(0.95),
-                ),
-                Claim::judge("order", "a > b, & so on", None, None, Bound::above(1.0)),
-                Claim::measured("share", "of another", None, Some(2.5)),
+                Claim::new("flat", "keeps its peak", Some(0.97))
+                    .paper(1.0)
+                    .at_least(0.95),
+                Claim::new("order", "a > b, & so on", None).above(1.0),
+                Claim::new("share", "of another", Some(2.5)),
             ],
             notes: vec!["a note with <angle> brackets".into()],
         }
@@ -360,7 +375,7 @@ pub(crate) mod tests {
     #[test]
     fn a_claim_is_judged_by_its_bound() {
         let judge = |measured| {
-            let claim = Claim::judge("x", "x", None, measured, Bound::at_least(1.0));
+            let claim = Claim::new("x", "x", measured).at_least(1.0);
             claim.holds.unwrap()
         };
         assert!(judge(Some(1.0)));
@@ -373,7 +388,7 @@ pub(crate) mod tests {
     fn a_claim_without_a_bound_never_holds() {
         for figure in [Some(1.0), None] {
             let mut result = sample();
-            result.claims = vec![Claim::measured("told", "a ratio", None, figure)];
+            result.claims = vec![Claim::new("told", "a ratio", figure)];
             assert_eq!(result.claims[0].verdict(), "measured");
             assert_eq!(result.failed().count(), 0);
             let text = serde_json::to_string(&result).unwrap();

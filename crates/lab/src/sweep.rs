@@ -15,7 +15,7 @@ use crate::system::{Control, System};
 use crate::worker::{ClassSpec, TcpSpec};
 
 /// One curve to be measured.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     pub(crate) system: System,
     pub(crate) setting: Option<&'static str>,
@@ -43,17 +43,23 @@ impl Curve {
     pub(crate) fn over_tcp(system: System, tcp: TcpSpec, loads: Vec<LoadSpec>) -> Self {
         Curve {
             system,
-            setting: None,
-            y: None,
-            spin: None,
-            control: None,
-            classes: Vec::new(),
-            watching: Watching::default(),
-            services: Vec::new(),
             tcp: Some(tcp),
-            compute: None,
             loads,
-            better: Better::Higher,
+            ..Curve::default()
+        }
+    }
+
+    /// What is served, receiving in one of its ways.
+    pub(crate) fn setup(&self, receive: Option<Receive>) -> Setup {
+        Setup {
+            system: self.system,
+            receive,
+            spin: self.spin,
+            control: self.control,
+            classes: self.classes.clone(),
+            services: self.services.clone(),
+            tcp: self.tcp.clone(),
+            compute: self.compute,
         }
     }
 
@@ -78,8 +84,9 @@ impl Curve {
 }
 
 /// Which of two results is the better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Better {
+    #[default]
     Higher,
     Lower,
 }
@@ -261,16 +268,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
         reasons: &mut Vec<String>,
     ) -> anyhow::Result<()> {
         let what = self.what();
-        let setup = Setup {
-            system: self.curve.system,
-            receive: self.variant,
-            spin: self.curve.spin,
-            control: self.curve.control,
-            classes: self.curve.classes.clone(),
-            services: self.curve.services.clone(),
-            tcp: self.curve.tcp.clone(),
-            compute: self.curve.compute,
-        };
+        let setup = self.curve.setup(self.variant);
         let mut session = self.bench.serve(&setup)?;
         for &place in places {
             let Some(load) = self.curve.loads.get(place) else {
@@ -472,17 +470,9 @@ mod tests {
     fn the_better_variant_counts_at_each_point() {
         let curve = |better| Curve {
             system: System::LinuxRps,
-            setting: None,
-            y: None,
-            spin: None,
-            control: None,
-            classes: Vec::new(),
-            tcp: None,
-            compute: None,
-            watching: Watching::default(),
-            services: Vec::new(),
             loads: vec![load(Config::default()); 2],
             better,
+            ..Curve::default()
         };
         let (recv, batch) = (Some(Receive::Recv as u8), Some(Receive::Recvmmsg as u8));
         let tables = BTreeMap::from([

@@ -31,9 +31,10 @@ pub(crate) struct Control {
 }
 
 /// A system under comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
+    #[default]
     NiLrp,
     /// The same by generic XDP, as on a card whose driver has no native XDP.
     Generic,

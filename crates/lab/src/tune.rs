@@ -465,11 +465,6 @@ impl Point {
         let config = bench.testbed.config();
         let mut session = bench.serve(&Setup {
             system: System::Softirq,
-            receive: None,
-            spin: None,
-            tcp: None,
-            compute: None,
-            classes: Vec::new(),
             control: Some(Control {
                 policy: PolicyKind::Napi,
                 budget: Some(budget),
@@ -481,6 +476,7 @@ impl Point {
                 port: PORT,
                 work,
             }],
+            ..Setup::default()
         })?;
         let mut blast = blast(SenderKind::Skb, PORT, self.rate);
         blast.payload = payload;

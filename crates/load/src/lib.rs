@@ -34,17 +34,17 @@ pub mod neighbour;
 pub mod pacer;
 mod prefix;
 #[allow(unsafe_code)]
-mod raw_bpf;
+mod raw_namespace;
 mod report;
 mod run;
 mod s_clients;
 mod sender;
 mod spec;
 mod stream;
-mod swallow;
 mod tcp;
 pub mod template;
 mod thread;
+mod xdp;
 
 pub use prefix::{InvalidPrefix, Prefix};
 pub use report::{
@@ -59,4 +59,4 @@ pub use spec::{
     Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX, SenderKind, SourceOrder,
     StreamKind, StreamSpec, Wait,
 };
-pub use swallow::Swallow;
+pub use xdp::XdpSink;

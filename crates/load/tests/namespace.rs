@@ -77,11 +77,11 @@ impl Bed {
     }
 
     /// Drops what comes for a prefix at an interface of the first namespace.
-    fn swallow(&self, interface: &str, prefix: &str) -> io::Result<tidewall_load::Swallow> {
+    fn xdp_sink(&self, interface: &str, prefix: &str) -> io::Result<tidewall_load::XdpSink> {
         let prefix = prefix.parse().unwrap();
         let attach = || {
             self.enter(0);
-            tidewall_load::Swallow::attach(interface, &prefix)
+            tidewall_load::XdpSink::attach(interface, &prefix)
         };
         thread::scope(|scope| scope.spawn(attach).join().unwrap())
     }
@@ -402,7 +402,7 @@ fn taken_in(bed: &Bed) -> u64 {
 
 #[test]
 fn answers_to_nobody_are_dropped_at_the_device() {
-    let Some(bed) = Bed::new("swallow") else {
+    let Some(bed) = Bed::new("sink") else {
         return;
     };
     for route in [["10.98.0.0/16", "10.99.0.1"], ["fd98::/64", "fd99::1"]] {
@@ -418,8 +418,8 @@ fn answers_to_nobody_are_dropped_at_the_device() {
         (flood.packets, flood.rate) = (Some(200), Some(2000));
         let spec = load(Some(flood), None, 200);
         let mut answers = Vec::new();
-        for swallow in [false, true] {
-            let _swallow = swallow.then(|| bed.swallow("vA", prefix).unwrap());
+        for with_sink in [false, true] {
+            let _sink = with_sink.then(|| bed.xdp_sink("vA", prefix).unwrap());
             let before = taken_in(&bed);
             bed.load(&spec).unwrap();
             answers.push(taken_in(&bed) - before);
@@ -432,7 +432,7 @@ fn answers_to_nobody_are_dropped_at_the_device() {
     // Other answers come as ever.
     let echo: SocketAddr = "10.99.0.2:4000".parse().unwrap();
     let socket = bed.peer_socket(echo);
-    let _swallow = bed.swallow("vA", "10.98.0.0/16").unwrap();
+    let _sink = bed.xdp_sink("vA", "10.98.0.0/16").unwrap();
     let over = AtomicBool::new(false);
     let echoed = thread::scope(|scope| {
         scope.spawn(|| {
@@ -452,12 +452,12 @@ fn answers_to_nobody_are_dropped_at_the_device() {
         report.unwrap().ping.unwrap().whole.echoed
     });
     assert!(echoed > 10, "{echoed}");
-    let error = bed.swallow("lo", "10.98.0.0/16").unwrap_err();
+    let error = bed.xdp_sink("lo", "10.98.0.0/16").unwrap_err();
     assert!(
         error.to_string().contains("no XDP program on lo"),
         "{error}"
     );
-    let error = bed.swallow("nowhere", "10.98.0.0/16").unwrap_err();
+    let error = bed.xdp_sink("nowhere", "10.98.0.0/16").unwrap_err();
     assert!(error.to_string().contains("nowhere"), "{error}");
 }
 

@@ -7,3 +7,6 @@ pub static PASS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/
 /// `bpf/syn_limit.bpf.c`: bounds the SYNs to each port.
 pub static SYN_LIMIT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));
+
+/// `bpf/load.bpf.c`: what the load generator runs in the kernel.
+pub static LOAD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load.bpf.o"));

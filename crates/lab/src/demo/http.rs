@@ -12,7 +12,6 @@ use anyhow::Context;
 use tidewall_load::{LoadSpec, SenderKind};
 
 use crate::bench::{Bench, Setup, flood, load, server};
-use crate::bound::Bound;
 use crate::environment::Environment;
 use crate::experiments::lrp_http_blast::WORK;
 use crate::experiments::tcp::{DOCUMENT, DUMMY_PORT, HTTP_PORT, Site};
@@ -144,13 +143,8 @@ fn watch(
     let config = bench.testbed.config();
     let session = bench.serve(&Setup {
         system,
-        receive: None,
-        spin: None,
-        control: None,
-        classes: Vec::new(),
-        services: Vec::new(),
         tcp: Some(site.server(WORK)),
-        compute: None,
+        ..Setup::default()
     })?;
     let wrk = Wrk::start(session.bench())?;
     let namespace = session.bench().testbed.client().to_owned();
@@ -249,20 +243,18 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Some(part(ours?, number)? / before)
     };
     vec![
-        Claim::judge(
+        Claim::new(
             "flood-kept",
             "ni-lrp: requests/s during the flood over those before",
-            None,
             kept(1),
-            Bound::at_least(0.7),
-        ),
-        Claim::judge(
+        )
+        .at_least(0.7),
+        Claim::new(
             "flood-recovered",
             "ni-lrp: requests/s after the flood over those before",
-            None,
             kept(2),
-            Bound::at_least(0.9),
-        ),
+        )
+        .at_least(0.9),
     ]
 }
 

@@ -93,7 +93,8 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
         rounds: 5,
         budget: Some(BUDGET),
     };
-    let mut result = lrp_overload::finish(&mut bench, "demo", &curves, plan, true, progress)?;
+    let findings = lrp_overload::finish(&mut bench, "demo", &curves, plan, progress)?;
+    let mut result = lrp_overload::EXPERIMENT.result(findings, true);
     result
         .claims
         .retain(|claim| CLAIMS.contains(&claim.id.as_str()));

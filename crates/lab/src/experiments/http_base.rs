@@ -12,19 +12,26 @@ use tidewall_device::demux::layout::FlowEntry;
 use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse};
 
 use super::tcp::{self, DOCUMENT, HTTP_PORT, SYSTEMS, Site, client, http_load};
-use super::{Options, best_linux, environment, ratio};
+use super::{Experiment, Findings, Options, best_linux, environment, ratio};
 use crate::bench::{Bench, Held, Measured, open_files, server};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config, more_clients};
 
-/// Its name.
-pub const NAME: &str = "http-base";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, HTTP (unloaded)";
+const NAME: &str = "http-base";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, HTTP (unloaded)",
+    about: "a web server unloaded: requests/s, response times, idle connections",
+    x: "idle connections",
+    y: "requests/s",
+    config: tcp::config,
+    run,
+    claims,
+};
 
 /// Multiplications a request: 2 to 3 µs.
 const WORK: u32 = 2_500;
@@ -93,11 +100,11 @@ fn beside_idle(config: Config, site: &Site, files: u64) -> Vec<Curve> {
         .collect()
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
@@ -128,20 +135,11 @@ pub(super) fn run(
          Linux has no more of them than it may have open files."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &SYSTEMS, &["HTTP client on kernel sockets, epoll"])?,
-        axes: Axes {
-            x: "idle connections".into(),
-            y: "requests/s".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+    Ok(Findings::new(
+        environment(bench, &SYSTEMS, &["HTTP client on kernel sockets, epoll"])?,
+        swept.series,
         notes,
-    })
+    ))
 }
 
 fn reduce(curve: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -173,8 +171,7 @@ fn of(series: &[Series], setting: &str) -> Vec<Series> {
     series.iter().filter(of).cloned().collect()
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let peak = |setting: &'static str| {
         ratio(
             find(series, "ni-lrp", Some(setting)).and_then(Series::peak),
@@ -185,51 +182,46 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     let idle = find(series, "ni-lrp", Some(IDLE));
     let many = idle.and_then(|series| series.at(MANY.into()));
     vec![
-        Claim::judge(
+        Claim::new(
             "keep-alive-vs-linux",
             "connections kept: ni-lrp's requests/s over the best Linux mode's",
-            None,
             peak(KEPT),
-            Bound::at_least(1.3),
-        ),
-        Claim::judge(
+        )
+        .at_least(1.3),
+        Claim::new(
             "one-request-vs-linux",
             "one connection a request: ni-lrp's requests/s over the best Linux mode's",
-            None,
             peak(ONE),
-            Bound::at_least(1.5),
-        ),
-        Claim::judge(
+        )
+        .at_least(1.5),
+        Claim::new(
             "p99-vs-linux",
             "99th percentile of the response time at 70 % of what the best Linux mode serves: \
              ni-lrp's over the best Linux mode's",
-            None,
             ratio(
                 find(series, "ni-lrp", Some(TIMES)).and_then(time),
                 // The best is the lowest.
                 best_linux(&of(series, TIMES), |series| time(series).map(|time| -time))
                     .map(|time| -time),
             ),
-            Bound::at_most(0.8),
-        ),
-        Claim::judge(
+        )
+        .at_most(0.8),
+        Claim::new(
             "idle-memory",
             "100,000 idle connections: bytes by which ni-lrp's server grew, each, and its entry of \
              the driver's flow table",
-            None,
             many.and_then(|point| point.values.get(BYTES).copied()),
-            Bound::at_most(1536.0),
-        ),
-        Claim::judge(
+        )
+        .at_most(1536.0),
+        Claim::new(
             "idle-beside",
             "32 busy connections beside them: ni-lrp's requests/s over those without",
-            None,
             ratio(
                 many.map(|point| point.y),
                 idle.and_then(|series| series.at(0.0)).map(|point| point.y),
             ),
-            Bound::at_least(0.95),
-        ),
+        )
+        .at_least(0.95),
     ]
 }
 

@@ -11,20 +11,27 @@ use std::collections::BTreeMap;
 use tidewall_load::{LoadSpec, PingSpec, StreamKind, StreamSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, best_linux, environment, ratio, trips};
-use crate::bench::{Bench, Measured, Watching, load, server};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, best_linux, environment, ratio, trips};
+use crate::bench::{Bench, Measured, load, server};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 use crate::worker::{TcpKind, TcpSpec};
 
-/// Its name.
-pub const NAME: &str = "lrp-base";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, Table 1";
+const NAME: &str = "lrp-base";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, Table 1",
+    about: "idle round trip over UDP and TCP; throughput of both",
+    x: "bytes of payload",
+    y: "median round trip, µs",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const PORT: u16 = 7;
 const BLOCKING: &str = "blocking";
@@ -86,13 +93,6 @@ fn curves(config: Config) -> Vec<Curve> {
     let curve = |system, setting, kind, loads| Curve {
         system,
         setting: Some(setting),
-        y: None,
-        spin: None,
-        control: None,
-        classes: Vec::new(),
-        tcp: None,
-        compute: None,
-        watching: Watching::default(),
         services: vec![ServiceSpec {
             kind,
             port: PORT,
@@ -100,6 +100,7 @@ fn curves(config: Config) -> Vec<Curve> {
         }],
         loads,
         better: Better::Lower,
+        ..Curve::default()
     };
     let small: Vec<LoadSpec> = SMALL.iter().map(|&payload| ping(payload, 1)).collect();
     let mut curves = Vec::new();
@@ -155,11 +156,11 @@ fn tcp_curves(config: Config, system: System) -> [Curve; 2] {
     ]
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
@@ -175,24 +176,15 @@ pub(super) fn run(
     if options.spinners {
         notes.push("Background processes of nice 19 ran on both processors.".to_owned());
     }
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(
+    Ok(Findings::new(
+        environment(
             bench,
             &THROUGHPUT,
             &["closed loop over a kernel UDP socket"],
         )?,
-        axes: Axes {
-            x: "bytes of payload".into(),
-            y: "median round trip, µs".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+        swept.series,
         notes,
-    })
+    ))
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -243,8 +235,7 @@ fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
     })
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let time = |series: &Series| series.at(JUDGED).map(|point| point.y);
     let of = |setting: &'static str| find(series, "ni-lrp", Some(setting)).and_then(time);
     let best = |settings: &[&str]| {
@@ -258,28 +249,11 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         .map(|time| -time)
     };
     vec![
-        Claim::judge(
-            "idle-blocking",
-            "idle 8-byte round trip, server asleep: ni-lrp's median over the best Linux mode's",
-            // NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
-            None,
-            ratio(of(BLOCKING), best(&[BLOCKING])),
-            Bound::at_most(1.2),
-        ),
-        Claim::judge(
-            "idle-spin",
-            "the same with at most 20 µs of polling before sleeping, over the best Linux mode's with or without",
-            None,
-            ratio(of(SPIN), best(&[BLOCKING, SPIN])),
-            Bound::at_most(1.0),
-        ),
-        Claim::judge(
-            "idle-tcp",
-            "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the best Linux mode's",
-            None,
-            ratio(of(TCP_TRIP), best(&[TCP_TRIP])),
-            Bound::at_most(1.2),
-        ),
+        Claim::new("idle-blocking", "idle 8-byte round trip, server asleep: ni-lrp's median over the best Linux mode's", 
+// NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
+ratio(of(BLOCKING), best(&[BLOCKING]))).at_most(1.2),
+        Claim::new("idle-spin", "the same with at most 20 µs of polling before sleeping, over the best Linux mode's with or without", ratio(of(SPIN), best(&[BLOCKING, SPIN]))).at_most(1.0),
+        Claim::new("idle-tcp", "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the best Linux mode's", ratio(of(TCP_TRIP), best(&[TCP_TRIP]))).at_most(1.2),
     ]
 }
 

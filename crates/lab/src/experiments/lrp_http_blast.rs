@@ -4,18 +4,25 @@
 use tidewall_load::{LoadSpec, Reuse, SenderKind};
 
 use super::tcp::{self, SYSTEMS, Site, UNREAD_PORT, client, http_load, kept, later, summarize};
-use super::{Options, best_linux, environment, ratio};
+use super::{Experiment, Findings, Options, best_linux, environment, ratio};
 use crate::bench::{Bench, Measured, blast};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample, sweep};
 use crate::testbed::{BusyTimeout, Config};
 
-/// Its name.
-pub const NAME: &str = "lrp-http-blast";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, text (HTTP)";
+const NAME: &str = "lrp-http-blast";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, text (HTTP)",
+    about: "a web server beside UDP packets to another port",
+    x: "blast, packets/s offered",
+    y: "requests/s",
+    config: tcp::config,
+    run,
+    claims,
+};
 
 /// Multiplications a request: about 20 µs, which make the server heavier than
 /// client and sender together.
@@ -41,11 +48,11 @@ fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
         .collect()
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let site = Site::new()?;
     let curves = curves(bench.testbed.config(), &site, options.quick);
@@ -57,45 +64,23 @@ pub(super) fn run(
         "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
          a request; the blast begins once they stand, from the same thread."
     ));
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &SYSTEMS, &["skb", "HTTP client on kernel sockets"])?,
-        axes: Axes {
-            x: "blast, packets/s offered".into(),
-            y: "requests/s".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+    Ok(Findings::new(
+        environment(bench, &SYSTEMS, &["skb", "HTTP client on kernel sockets"])?,
+        swept.series,
         notes,
-    })
+    ))
 }
 
 fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     tcp::reduce(measured)
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = find(series, "ni-lrp", None);
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     vec![
-        Claim::judge(
-            "kept",
-            "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over those beside none",
-            None,
-            ours.and_then(|series| kept(series, JUDGED)),
-            Bound::at_least(0.7),
-        ),
-        Claim::judge(
-            "vs-linux",
-            "beside that blast: ni-lrp's requests/s over the best Linux mode's",
-            None,
-            ratio(ours.and_then(at), best_linux(series, at)),
-            Bound::above(1.0),
-        ),
+        Claim::new("kept", "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over those beside none", ours.and_then(|series| kept(series, JUDGED))).at_least(0.7),
+        Claim::new("vs-linux", "beside that blast: ni-lrp's requests/s over the best Linux mode's", ratio(ours.and_then(at), best_linux(series, at))).above(1.0),
     ]
 }
 

@@ -11,19 +11,26 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, best_linux, environment, ratio, trips};
-use crate::bench::{Bench, Measured, Watching, blast, load, server};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, best_linux, environment, ratio, trips};
+use crate::bench::{Bench, Measured, blast, load, server};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
-use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::result::{Claim, Series, find};
+use crate::sweep::{Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
-/// Its name.
-pub const NAME: &str = "lrp-latency";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, Figure 4";
+const NAME: &str = "lrp-latency";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, Figure 4",
+    about: "an echo service beside a blast at another socket, and at a port nobody owns",
+    x: "blast, packets/s offered",
+    y: "echoes/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const ECHO_PORT: u16 = 7;
 const BLAST_PORT: u16 = 9;
@@ -75,15 +82,9 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
             curves.push(Curve {
                 system,
                 setting,
-                y: None,
                 // As an application gets it that says nothing; the other
                 // experiments measure without.
                 spin: (system == System::NiLrp).then_some(20),
-                control: None,
-                classes: Vec::new(),
-                tcp: None,
-                compute: None,
-                watching: Watching::default(),
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,
@@ -97,18 +98,18 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                     },
                 ],
                 loads: rates.iter().map(|&rate| load(rate, port)).collect(),
-                better: Better::Higher,
+                ..Curve::default()
             });
         }
     }
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
@@ -130,20 +131,11 @@ pub(super) fn run(
     } else {
         "No background processes ran (--spinners starts them, as in the paper).".to_owned()
     });
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &systems, &["skb"])?,
-        axes: Axes {
-            x: "blast, packets/s offered".into(),
-            y: "echoes/s".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+    Ok(Findings::new(
+        environment(bench, &systems, &["skb"])?,
+        swept.series,
         notes,
-    })
+    ))
 }
 
 /// No echo at all is the livelock that this experiment is about, and a point at
@@ -164,8 +156,7 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     })
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let owned: Vec<Series> = series
         .iter()
         .filter(|series| series.setting.is_none())
@@ -175,36 +166,18 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
     let p99 = |series: &Series| series.at(JUDGED)?.values.get(trips::P99).copied();
     vec![
-        Claim::judge(
-            "echo-vs-linux",
-            "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over the best Linux mode's",
-            None,
-            ratio(
+        Claim::new("echo-vs-linux", "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over the best Linux mode's", ratio(
                 ours.map(|point| point.y),
                 best_linux(&owned, |series| {
                     series.at(JUDGED).map(|point| point.y.max(1.0))
                 }),
-            ),
-            Bound::at_least(4.0),
-        ),
-        Claim::judge(
-            "p99-vs-linux",
-            "beside the same: ni-lrp's 99th percentile of the round trip over the best Linux mode's",
-            None,
-            ratio(
+            )).at_least(4.0),
+        Claim::new("p99-vs-linux", "beside the same: ni-lrp's 99th percentile of the round trip over the best Linux mode's", ratio(
                 find(&owned, "ni-lrp", None).and_then(p99),
                 // The best is the lowest.
                 best_linux(&owned, |series| p99(series).map(|time| -time)).map(|time| -time),
-            ),
-            Bound::at_most(0.2),
-        ),
-        Claim::judge(
-            "unowned-vs-owned",
-            "ni-lrp's echoes/s beside that blast at a port nobody owns, over those beside it at an owned one",
-            None,
-            ratio(unowned.map(|point| point.y), ours.map(|point| point.y)),
-            Bound::at_least(0.8),
-        ),
+            )).at_most(0.2),
+        Claim::new("unowned-vs-owned", "ni-lrp's echoes/s beside that blast at a port nobody owns, over those beside it at an owned one", ratio(unowned.map(|point| point.y), ours.map(|point| point.y))).at_least(0.8),
     ]
 }
 

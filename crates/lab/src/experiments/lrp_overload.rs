@@ -10,19 +10,26 @@
 use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, Watching, blast, load};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, best_linux, environment, ratio};
+use crate::bench::{Bench, Measured, blast, load};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
-use crate::sweep::{Better, Curve, Plan, Sample, sweep};
+use crate::result::{Claim, Point, Series, find};
+use crate::sweep::{Curve, Plan, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
-/// Its name.
-pub const NAME: &str = "lrp-overload";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, Figure 3";
+const NAME: &str = "lrp-overload";
+
+pub(crate) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, Figure 3",
+    about: "delivered against offered, 14-byte UDP; maximum loss-free rate",
+    x: "offered packets/s",
+    y: "delivered packets/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const PORT: u16 = 9;
 const WORK: &str = "200 float multiplications a packet";
@@ -86,21 +93,13 @@ fn loads(config: Config, kind: SenderKind, rates: &[Option<u64>]) -> Vec<LoadSpe
 pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Curve {
     Curve {
         system,
-        setting: None,
-        y: None,
-        spin: None,
-        control: None,
-        classes: Vec::new(),
-        tcp: None,
-        compute: None,
-        watching: Watching::default(),
         services: vec![ServiceSpec {
             kind: Kind::Discard,
             port: PORT,
             work: 0,
         }],
         loads: loads(config, SenderKind::Skb, rates),
-        better: Better::Higher,
+        ..Curve::default()
     }
 }
 
@@ -140,15 +139,15 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let plan = options.plan(5);
     let curves = curves(bench.testbed.config(), options.quick);
-    finish(bench, NAME, &curves, plan, options.quick, progress)
+    finish(bench, NAME, &curves, plan, progress)
 }
 
 /// Measures `curves` and makes the result of them.
@@ -157,9 +156,8 @@ pub(crate) fn finish(
     name: &str,
     curves: &[Curve],
     plan: Plan,
-    quick: bool,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let mut swept = sweep(bench, name, curves, plan, progress, reduce)?;
     for series in &mut swept.series {
         summarize(series);
@@ -185,19 +183,9 @@ pub(crate) fn finish(
          receiver."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick,
-        environment,
-        axes: Axes {
-            x: "offered packets/s".into(),
-            y: "delivered packets/s".into(),
-        },
+    Ok(Findings {
         reference: reference(&swept.series),
-        claims: claims(&swept.series),
-        series: swept.series,
-        notes,
+        ..Findings::new(environment, swept.series, notes)
     })
 }
 
@@ -264,8 +252,7 @@ fn reference(series: &[Series]) -> Vec<Series> {
     .collect()
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     let plain: Vec<Series> = series
         .iter()
         .filter(|series| series.setting.is_none())
@@ -297,110 +284,33 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         .collect::<Option<Vec<f64>>>()
         .and_then(|ratios| ratios.into_iter().min_by(f64::total_cmp));
     vec![
-        Claim::judge(
-            "flat",
-            "ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)",
-            Some(1.0),
-            ratio(at_most("ni-lrp"), peak(&plain, None)),
-            Bound::at_least(0.95),
-        ),
-        Claim::judge(
-            "peak-vs-linux",
-            "ni-lrp's peak over that of the best Linux mode",
-            // Over 4.4BSD, in the paper.
-            Some(1.51),
-            ratio(peak(&plain, None), best_linux(&plain, Series::peak)),
-            Bound::at_least(1.8),
-        ),
-        Claim::judge(
-            "vs-busy",
-            "at the highest offered rate: ni-lrp over Linux, busy-polled",
-            None,
-            against("linux-busy"),
-            Bound::at_least(3.0),
-        ),
-        Claim::judge(
-            "vs-rps",
-            "at the highest offered rate: ni-lrp over Linux, packet steering",
-            None,
-            against("linux-rps"),
-            Bound::at_least(20.0),
-        ),
-        Claim::judge(
-            "vs-timer",
-            "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI",
-            None,
-            against("linux-timer"),
-            Bound::at_least(50.0),
-        ),
-        Claim::judge(
-            "generic-flat",
-            "by generic XDP, ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)",
-            None,
-            ratio(
+        Claim::new("flat", "ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)", ratio(at_most("ni-lrp"), peak(&plain, None))).paper(1.0).at_least(0.95),
+        Claim::new("peak-vs-linux", "ni-lrp's peak over that of the best Linux mode", 
+// Over 4.4BSD, in the paper.
+ratio(peak(&plain, None), best_linux(&plain, Series::peak))).paper(1.51).at_least(1.8),
+        Claim::new("vs-busy", "at the highest offered rate: ni-lrp over Linux, busy-polled", against("linux-busy")).at_least(3.0),
+        Claim::new("vs-rps", "at the highest offered rate: ni-lrp over Linux, packet steering", against("linux-rps")).at_least(20.0),
+        Claim::new("vs-timer", "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI", against("linux-timer")).at_least(50.0),
+        Claim::new("generic-flat", "by generic XDP, ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)", ratio(
                 at_most("ni-lrp-generic"),
                 find(&plain, "ni-lrp-generic", None).and_then(Series::peak),
-            ),
-            Bound::at_least(0.9),
-        ),
-        Claim::judge(
-            "generic-vs-native",
-            "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native XDP",
-            None,
-            ratio(at_most("ni-lrp-generic"), at_most("ni-lrp")),
-            Bound::at_least(0.3),
-        ),
-        Claim::judge(
-            "work-flat",
-            "with 200 float multiplications a packet: ni-lrp at the highest offered rate, fraction of its peak",
-            None,
-            ratio(
+            )).at_least(0.9),
+        Claim::new("generic-vs-native", "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native XDP", ratio(at_most("ni-lrp-generic"), at_most("ni-lrp"))).at_least(0.3),
+        Claim::new("work-flat", "with 200 float multiplications a packet: ni-lrp at the highest offered rate, fraction of its peak", ratio(
                 find(&work, "ni-lrp", Some(WORK))
                     .and_then(Series::last)
                     .map(|point| point.y),
                 peak(&work, Some(WORK)),
-            ),
-            Bound::at_least(0.95),
-        ),
-        Claim::judge(
-            "work-above-linux",
-            "with that work, from 300,000/s up: ni-lrp over the best Linux mode, smallest ratio of \
-             the points where not both deliver everything",
-            None,
-            work_above(&work),
-            Bound::above(1.0),
-        ),
-        Claim::judge(
-            "frames-vs-busy",
-            "frames as from a network card, as fast as they go: ni-lrp over Linux, busy-polled",
-            None,
-            with_frames("linux-busy"),
-            Bound::at_least(3.0),
-        ),
-        Claim::judge(
-            "frames-vs-timer",
-            "the same: ni-lrp over Linux, timer-driven NAPI",
-            None,
-            with_frames("linux-timer"),
-            Bound::at_least(50.0),
-        ),
-        Claim::judge(
-            "order",
-            "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd (smallest ratio)",
-            Some(1.0),
-            order,
-            Bound::at_least(1.0),
-        ),
-        Claim::judge(
-            "bsd-collapses",
-            "bsd at the highest offered rate, fraction of its peak (the paper: near livelock)",
-            Some(0.0),
-            ratio(
+            )).at_least(0.95),
+        Claim::new("work-above-linux", "with that work, from 300,000/s up: ni-lrp over the best Linux mode, smallest ratio of \
+             the points where not both deliver everything", work_above(&work)).above(1.0),
+        Claim::new("frames-vs-busy", "frames as from a network card, as fast as they go: ni-lrp over Linux, busy-polled", with_frames("linux-busy")).at_least(3.0),
+        Claim::new("frames-vs-timer", "the same: ni-lrp over Linux, timer-driven NAPI", with_frames("linux-timer")).at_least(50.0),
+        Claim::new("order", "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd (smallest ratio)", order).paper(1.0).at_least(1.0),
+        Claim::new("bsd-collapses", "bsd at the highest offered rate, fraction of its peak (the paper: near livelock)", ratio(
                 at_most("bsd"),
                 find(&plain, "bsd", None).and_then(Series::peak),
-            ),
-            Bound::at_most(0.1),
-        ),
+            )).paper(0.0).at_most(0.1),
     ]
 }
 

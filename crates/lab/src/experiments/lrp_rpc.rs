@@ -13,19 +13,26 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, environment};
-use crate::bench::{Bench, Measured, Setup, load, server};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, environment};
+use crate::bench::{Bench, Measured, load, server};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series};
-use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::result::{Claim, Series};
+use crate::sweep::{Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
-/// Its name.
-pub const NAME: &str = "lrp-rpc";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, Table 2";
+const NAME: &str = "lrp-rpc";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, Table 2",
+    about: "a computation's share of the processor beside two busy RPC servers",
+    x: "calls/s",
+    y: "the worker's share of the processor",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const PORTS: [u16; 2] = [7, 8];
 /// Requests that wait at each server.
@@ -85,16 +92,10 @@ fn curves(config: Config, quick: bool, compute: usize) -> Vec<Curve> {
             curves.push(Curve {
                 system,
                 setting: Some(setting),
-                y: None,
-                spin: None,
-                control: None,
-                classes: Vec::new(),
-                watching: Default::default(),
                 services: PORTS.map(service).to_vec(),
-                tcp: None,
                 compute: Some(compute),
                 loads: vec![calls.clone()],
-                better: Better::Higher,
+                ..Curve::default()
             });
         }
     }
@@ -124,11 +125,11 @@ fn size(text: &str) -> Option<usize> {
     Some(number.parse::<usize>().ok()? << shift)
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let config = bench.testbed.config();
     let cache = second_level_cache(config.server_cpu);
@@ -153,24 +154,15 @@ pub(super) fn run(
             None => "the kernel does not tell the cache's size",
         }
     ));
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(
+    Ok(Findings::new(
+        environment(
             bench,
             &systems,
             &["two closed loops over kernel UDP sockets"],
         )?,
-        axes: Axes {
-            x: "calls/s".into(),
-            y: "the worker's share of the processor".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+        swept.series,
         notes,
-    })
+    ))
 }
 
 /// What the worker does with nobody beside it, steps/s.
@@ -179,16 +171,7 @@ fn alone(bench: &mut Bench, curves: &[Curve]) -> anyhow::Result<f64> {
         .iter()
         .find(|curve| curve.system.is_linux())
         .ok_or_else(|| anyhow::anyhow!("nothing to be measured"))?;
-    let mut session = bench.serve(&Setup {
-        system: curve.system,
-        receive: None,
-        spin: None,
-        control: None,
-        classes: Vec::new(),
-        services: curve.services.clone(),
-        tcp: None,
-        compute: curve.compute,
-    })?;
+    let mut session = bench.serve(&curve.setup(None))?;
     let (times, window) = ALONE;
     let mut best = 0f64;
     for _ in 0..times {
@@ -219,8 +202,7 @@ fn reduce(measured: &Measured, alone: f64) -> Option<Sample> {
     })
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let shares: Vec<f64> = series
         .iter()
         .filter(|series| series.system == "ni-lrp")
@@ -233,21 +215,21 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
             .flatten()
     };
     vec![
-        Claim::judge(
+        Claim::new(
             "share-low",
             "the worker's share of the processor beside two servers, ni-lrp: the smallest of fast, \
              medium and slow calls",
-            Some(0.29),
             extreme(f64::min),
-            Bound::at_least(0.31),
-        ),
-        Claim::judge(
+        )
+        .paper(0.29)
+        .at_least(0.31),
+        Claim::new(
             "share-high",
             "the same: the largest (a third is its due)",
-            Some(IDEAL),
             extreme(f64::max),
-            Bound::at_most(0.35),
-        ),
+        )
+        .paper(IDEAL)
+        .at_most(0.35),
     ]
 }
 

@@ -18,19 +18,26 @@ use super::tcp::{
     self, CONNECTED, DOCUMENT, DUMMY_PORT, HTTP_PORT, Site, client, http_load, kept, later,
     summarize,
 };
-use super::{Options, best_linux, environment, ratio};
+use super::{Experiment, Findings, Options, best_linux, environment, ratio};
 use crate::bench::{Bench, Measured, SYN_LIMIT, flood, server};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config, more_clients};
 
-/// Its name.
-pub const NAME: &str = "lrp-syn-flood";
-/// What it reproduces.
-pub const PAPER: &str = "LRP, Figure 5";
+const NAME: &str = "lrp-syn-flood";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "LRP, Figure 5",
+    about: "a web server beside a SYN flood to another port, and to its own",
+    x: "SYN segments/s offered",
+    y: "requests/s",
+    config: tcp::config,
+    run,
+    claims,
+};
 
 const FRAMES: &str = "frame sender";
 const OWN: &str = "flood at the server's own port, connections kept from before";
@@ -120,11 +127,11 @@ fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<C
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let site = Site::new()?;
     let mut systems = bench.possible(&SYSTEMS);
@@ -150,23 +157,17 @@ pub(super) fn run(
          nobody accepts there, and Linux answers each with a cookie; linux-xdp lets {SYN_LIMIT}/s \
          to a port pass and drops the others, those of new clients too."
     ));
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(
-            bench,
-            &systems,
-            &["skb", "frame", "HTTP client on kernel sockets"],
-        )?,
-        axes: Axes {
-            x: "SYN segments/s offered".into(),
-            y: "requests/s".into(),
-        },
+    Ok(Findings {
         reference: reference(&swept.series),
-        claims: claims(&swept.series),
-        series: swept.series,
-        notes,
+        ..Findings::new(
+            environment(
+                bench,
+                &systems,
+                &["skb", "frame", "HTTP client on kernel sockets"],
+            )?,
+            swept.series,
+            notes,
+        )
     })
 }
 
@@ -219,8 +220,7 @@ fn reference(series: &[Series]) -> Vec<Series> {
     .collect()
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = |setting| find(series, "ni-lrp", setting);
     let plain: Vec<Series> = series
         .iter()
@@ -230,43 +230,38 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     let kept_of = |setting| ours(setting).and_then(|series| kept(series, JUDGED));
     vec![
-        Claim::judge(
+        Claim::new(
             "dummy-skb",
             "ni-lrp's requests/s beside 400,000 SYN/s to another port, over those beside none",
-            None,
             kept_of(None),
-            Bound::at_least(0.7),
-        ),
-        Claim::judge(
+        )
+        .at_least(0.7),
+        Claim::new(
             "dummy-frames",
             "the same with frames as from a network card",
-            None,
             kept_of(Some(FRAMES)),
-            Bound::at_least(0.85),
-        ),
-        Claim::judge(
+        )
+        .at_least(0.85),
+        Claim::new(
             "dummy-vs-linux",
             "beside that flood (skb): ni-lrp's requests/s over the best Linux's, the defended ones \
              included",
-            None,
             ratio(ours(None).and_then(at), best_linux(&plain, at)),
-            Bound::at_least(VS_LINUX),
-        ),
-        Claim::judge(
+        )
+        .at_least(VS_LINUX),
+        Claim::new(
             "own-kept",
             "400,000 SYN/s at the server's own port: ni-lrp's requests/s on connections from \
              before, over those beside none",
-            None,
             kept_of(Some(OWN)),
-            Bound::at_least(0.5),
-        ),
-        Claim::judge(
+        )
+        .at_least(0.5),
+        Claim::new(
             "own-new-clients",
             "beside that flood: share of new clients connected within 3 s, ni-lrp",
-            None,
             ours(Some(OWN)).and_then(|series| series.at(JUDGED)?.values.get(CONNECTED).copied()),
-            Bound::at_least(0.99),
-        ),
+        )
+        .at_least(0.99),
     ]
 }
 

@@ -19,7 +19,7 @@ use tidewall_socket::PolicyKind;
 use super::Options;
 use crate::bench::{Measured, Watching, blast, load};
 use crate::result::{Point, Series, find};
-use crate::sweep::{Better, Curve, Sample};
+use crate::sweep::{Curve, Sample};
 use crate::system::{Control, System};
 use crate::testbed::Config;
 
@@ -162,13 +162,7 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
     Curve {
         system,
         setting,
-        y: None,
-        spin: None,
-        control: None,
-        classes: Vec::new(),
         // What falls into the measured window is known to 50 ms.
-        tcp: None,
-        compute: None,
         watching: Watching {
             every_ms: 50,
             trace: false,
@@ -176,7 +170,7 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
         },
         services: vec![discard(WORK)],
         loads: Vec::new(),
-        better: Better::Higher,
+        ..Curve::default()
     }
 }
 

@@ -10,19 +10,26 @@ use tidewall_load::LoadSpec;
 use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, OVERFLOW, Place};
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::{Bench, Measured};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample, sweep};
 use crate::system::Control;
 use crate::testbed::Config;
 
-/// Its name.
-pub const NAME: &str = "rhip-budget";
-/// What it reproduces.
-pub const PAPER: &str = "RHIP, Figure 8";
+const NAME: &str = "rhip-budget";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "RHIP, Figure 8",
+    about: "goodput against a fixed number of frames a round",
+    x: "Bp, frames a round",
+    y: "delivered packets/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// The paper's axis.
 const FULL: [u32; 16] = [
@@ -63,11 +70,11 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let curves = curves(bench.testbed.config(), options.quick);
     let swept = sweep(bench, NAME, &curves, options.plan(5), progress, reduce)?;
     let series = rhip::merge(swept.series);
@@ -76,28 +83,18 @@ pub(super) fn run(
         "A round takes at least 2 frames: the kernel polls a device twice when a busy poll ends."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &rhip::systems(&curves), &["skb"])?,
-        axes: Axes {
-            x: "Bp, frames a round".into(),
-            y: "delivered packets/s".into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &rhip::systems(&curves), &["skb"])?,
         series,
-        reference: Vec::new(),
         notes,
-    })
+    ))
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     rhip::sample(curve.control?.budget?.into(), load, measured)
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let curve = find(series, PolicyKind::Napi.name(), Some(JUDGED));
     let best = curve.and_then(|curve| {
         curve
@@ -109,39 +106,36 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     let (smallest, largest) = (of(2.0), of(3000.0));
     let overflow = |point: Option<&Point>| point?.values.get(OVERFLOW).copied();
     vec![
-        Claim::judge(
+        Claim::new(
             "best-vs-3000",
             "64 bytes, in the softirq: goodput at the best Bp over that at 3000, the most that one \
              softirq may take",
-            None,
             ratio(
                 best.map(|point| point.y),
                 largest.map(|point| point.y.max(1.0)),
             ),
-            Bound::at_least(1.5),
-        ),
-        Claim::judge(
+        )
+        .at_least(1.5),
+        Claim::new(
             "overflow-at-3000",
             "packets/s that found the socket's buffer full at Bp = 3000",
-            None,
             overflow(largest),
-            Bound::above(0.0),
-        ),
-        Claim::judge(
+        )
+        .above(0.0),
+        Claim::new(
             "overflow-at-best",
             "packets/s that found it full at the best Bp",
-            Some(0.0),
             overflow(best),
-            Bound::at_most(0.0),
-        ),
-        Claim::judge(
+        )
+        .paper(0.0)
+        .at_most(0.0),
+        Claim::new(
             "smallest-vs-best",
             "goodput at Bp = 2 over that at the best Bp: what changing between protocol and \
              application costs",
-            None,
             ratio(smallest.map(|point| point.y), best.map(|point| point.y)),
-            Bound::at_most(0.95),
-        ),
+        )
+        .at_most(0.95),
     ]
 }
 

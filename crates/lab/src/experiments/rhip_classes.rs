@@ -14,20 +14,27 @@ use std::net::IpAddr;
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Options, environment, ratio, trips};
-use crate::bench::{Bench, Measured, Watching, blast, load, server};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, environment, ratio, trips};
+use crate::bench::{Bench, Measured, blast, load, server};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
-use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::result::{Claim, Series, find};
+use crate::sweep::{Curve, Sample, sweep};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, CLIENT, Config, SINK_INTERFACE};
 use crate::worker::ClassSpec;
 
-/// Its name.
-pub const NAME: &str = "rhip-classes";
-/// What it goes beyond.
-pub const PAPER: &str = "beyond RHIP: several queues";
+const NAME: &str = "rhip-classes";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "beyond RHIP: several queues",
+    about: "an echo service on one queue beside a blast on another, by traffic class",
+    x: "0 alone, 1 control, 2 beside the blast",
+    y: "echoes/s",
+    config: config,
+    run,
+    claims,
+};
 
 const ECHO_PORT: u16 = 7;
 const DISCARD_PORT: u16 = 9;
@@ -57,7 +64,7 @@ const SPIN_MICROSECONDS: u32 = 50;
 const DISCARDED: &str = "discarded/s";
 
 /// The test bed.
-pub(super) fn config() -> Config {
+fn config() -> Config {
     Config {
         queues: 2,
         client_queue: Some(ECHO_QUEUE),
@@ -103,19 +110,13 @@ fn curves(config: Config) -> Vec<Curve> {
     let curve = |system, setting, queue| Curve {
         system,
         setting: Some(setting),
-        y: None,
         spin: Some(SPIN_MICROSECONDS),
-        control: None,
-        classes: Vec::new(),
-        tcp: None,
-        compute: None,
-        watching: Watching::default(),
         services: vec![
             service(Kind::Echo, ECHO_PORT),
             service(Kind::Discard, DISCARD_PORT),
         ],
         loads: loads(config, queue),
-        better: Better::Higher,
+        ..Curve::default()
     };
     let class = |port| ClassSpec {
         ports: vec![port],
@@ -138,11 +139,11 @@ fn curves(config: Config) -> Vec<Curve> {
     ]
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
@@ -165,20 +166,11 @@ pub(super) fn run(
          same thread sends the blast, in bursts of at most 8."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &[System::NiLrp, System::LinuxBusy], &["skb"])?,
-        axes: Axes {
-            x: "0 alone, 1 control, 2 beside the blast".into(),
-            y: "echoes/s".into(),
-        },
-        claims: claims(&swept.series),
-        series: swept.series,
-        reference: Vec::new(),
+    Ok(Findings::new(
+        environment(bench, &[System::NiLrp, System::LinuxBusy], &["skb"])?,
+        swept.series,
         notes,
-    })
+    ))
 }
 
 fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -206,8 +198,7 @@ fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     })
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let classed = find(series, "ni-lrp", Some(CLASSES));
     let at = |series: Option<&Series>, x: f64| {
         series?
@@ -220,21 +211,19 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         .and_then(|series| series.points.iter().find(|point| point.x == BESIDE))
         .and_then(|point| point.values.get(DISCARDED).copied());
     vec![
-        Claim::judge(
+        Claim::new(
             "class-kept",
             "a class each queue: echoes/s beside the blast on the lower class's queue over those \
              beside the same sender whose frames reach nobody",
-            None,
             ratio(at(classed, BESIDE), at(classed, CONTROL)),
-            Bound::at_least(0.8),
-        ),
-        Claim::judge(
+        )
+        .at_least(0.8),
+        Claim::new(
             "class-below-served",
             "the same: datagrams/s that the lower class's service gets meanwhile",
-            None,
             discarded,
-            Bound::above(0.0),
-        ),
+        )
+        .above(0.0),
     ]
 }
 

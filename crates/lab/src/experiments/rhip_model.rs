@@ -11,20 +11,27 @@ use tidewall_receive::control::model::{Load, Machine, Room};
 use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, Place};
-use super::{Options, environment};
+use super::{Experiment, Findings, Options, environment};
 use crate::bench::{Bench, Measured};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series};
+use crate::result::{Claim, Point, Series};
 use crate::sweep::{Curve, Plan, Sample, sweep};
 use crate::system::Control;
 use crate::testbed::Config;
 use crate::tune;
 
-/// Its name.
-pub const NAME: &str = "rhip-model";
-/// What it reproduces.
-pub const PAPER: &str = "RHIP, section III";
+const NAME: &str = "rhip-model";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "RHIP, section III",
+    about: "the goodput that the paper's model predicts against the measured, in its three modes",
+    x: "Bp, frames a round",
+    y: "delivered packets/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const SIZE: u32 = 64;
 const BUDGETS: [u32; 9] = [2, 8, 16, 32, 64, 128, 300, 1000, 3000];
@@ -71,11 +78,11 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
         .collect()
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let payload = (SIZE - rhip::HEADERS) as u16;
     let window = if options.quick {
         tune::WINDOW
@@ -106,20 +113,11 @@ pub(super) fn run(
          leaves an application where it cannot be turned off."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &rhip::systems(&curves), &["skb"])?,
-        axes: Axes {
-            x: "Bp, frames a round".into(),
-            y: "delivered packets/s".into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &rhip::systems(&curves), &["skb"])?,
         series,
-        reference: Vec::new(),
         notes,
-    })
+    ))
 }
 
 /// The costs in words.
@@ -204,8 +202,7 @@ fn error(series: &[Series], mode: f64) -> Option<f64> {
         .max_by(f64::total_cmp)
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     [
         (1.0, "mode-1", "the ring never empties (Tp ≥ 1/λ)"),
         (
@@ -220,13 +217,12 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         ),
     ]
     .map(|(mode, id, text)| {
-        Claim::judge(
+        Claim::new(
             id,
-            &format!("largest |measured/predicted goodput − 1| where {text}"),
-            None,
+            format!("largest |measured/predicted goodput − 1| where {text}"),
             error(series, mode),
-            Bound::at_most(0.15),
         )
+        .at_most(0.15)
     })
     .into()
 }

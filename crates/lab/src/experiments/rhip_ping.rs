@@ -14,21 +14,28 @@ use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
 use super::trips::{self, P50, P99};
-use super::{Options, environment, ratio};
-use crate::bench::{Bench, Measured, Setup, Watching, load, server};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, environment, ratio};
+use crate::bench::{Bench, Measured, Watching, load, server};
 use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Better, Curve, Sample, median, sweep};
 use crate::system::{Control, System};
 use crate::testbed::{BusyTimeout, Config};
 use crate::worker::TracePoint;
 
-/// Its name.
-pub const NAME: &str = "rhip-ping";
-/// What it reproduces.
-pub const PAPER: &str = "RHIP, Figure 11";
+const NAME: &str = "rhip-ping";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "RHIP, Figure 11",
+    about: "round trips over time beside a flood of full packets, and on an idle machine",
+    x: "seconds",
+    y: LATENCY_AXIS,
+    config: Config::default,
+    run,
+    claims,
+};
 
 const SIZE: u32 = 1500;
 const ECHO_PORT: u16 = 7;
@@ -86,8 +93,6 @@ fn curves(config: Config, options: Options) -> Vec<Curve> {
         .into_iter()
         .map(|curve| Curve {
             y: Some(LATENCY_AXIS),
-            tcp: None,
-            compute: None,
             watching: Watching {
                 every_ms: BIN_MS,
                 trace: true,
@@ -143,11 +148,11 @@ fn idle_curves(config: Config) -> Vec<Curve> {
     ]
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench
         .testbed
         .set_busy_timeout(BusyTimeout::FiveMilliseconds);
@@ -187,35 +192,17 @@ pub(super) fn run(
          never ends leaves the application about 5 % of the processor."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &rhip::systems(&[flooded, idle].concat()), &["skb"])?,
-        axes: Axes {
-            x: "seconds".into(),
-            y: LATENCY_AXIS.into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &rhip::systems(&[flooded, idle].concat()), &["skb"])?,
         series,
-        reference: Vec::new(),
         notes,
-    })
+    ))
 }
 
 /// One long load, a point for each second. Linux receives with `recv`, as a
 /// server that answers at once does.
 fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
-    let setup = Setup {
-        system: curve.system,
-        receive: curve.system.variants().first().copied().flatten(),
-        spin: curve.spin,
-        control: curve.control,
-        classes: curve.classes.clone(),
-        services: curve.services.clone(),
-        tcp: None,
-        compute: None,
-    };
+    let setup = curve.setup(curve.system.variants().first().copied().flatten());
     let load = curve
         .loads
         .first()
@@ -285,8 +272,7 @@ fn unsteadiness(series: &Series) -> Option<f64> {
     ratio(largest, median(&seconds))
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let flooded = |kind: PolicyKind, setting| find(series, kind.name(), Some(setting));
     let p99 = |kind, setting| flooded(kind, setting).and_then(|s| s.summary.get(P99).copied());
     let idle =
@@ -296,74 +282,26 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     };
     let qapolling = p99(PolicyKind::QaPolling, SOFTIRQ);
     vec![
-        Claim::judge(
-            "p99-vs-qapolling",
-            "beside the flood, in the softirq: 99th percentile of the round trip under rhip over \
-             that under qapolling",
-            None,
-            ratio(p99(PolicyKind::Rhip, SOFTIRQ), qapolling),
-            Bound::at_most(1.0),
-        ),
-        Claim::judge(
-            "p99-vs-qapolling-adaptive",
-            "the same: adaptive over qapolling",
-            None,
-            ratio(p99(PolicyKind::Adaptive, SOFTIRQ), qapolling),
-            Bound::at_most(1.0),
-        ),
-        Claim::judge(
-            "steady",
-            "beside the flood, in the softirq, rhip: largest 99th percentile of a second over the \
-             median of the seconds",
-            None,
-            flooded(PolicyKind::Rhip, SOFTIRQ).and_then(unsteadiness),
-            Bound::at_most(3.0),
-        ),
-        Claim::judge(
-            "steady-adaptive",
-            "the same under adaptive",
-            None,
-            flooded(PolicyKind::Adaptive, SOFTIRQ).and_then(unsteadiness),
-            Bound::at_most(3.0),
-        ),
-        Claim::judge(
-            "steady-adaptive-receiver",
-            "the same under adaptive, in the receiver",
-            None,
-            flooded(PolicyKind::Adaptive, RECEIVER).and_then(unsteadiness),
-            Bound::at_most(3.0),
-        ),
-        Claim::judge(
-            "interrupt-a-frame",
-            "idle, in the softirq: echoes/s with one interrupt a frame over those with T = 1/8000 s",
-            Some(3.0),
-            ratio(
+        Claim::new("p99-vs-qapolling", "beside the flood, in the softirq: 99th percentile of the round trip under rhip over \
+             that under qapolling", ratio(p99(PolicyKind::Rhip, SOFTIRQ), qapolling)).at_most(1.0),
+        Claim::new("p99-vs-qapolling-adaptive", "the same: adaptive over qapolling", ratio(p99(PolicyKind::Adaptive, SOFTIRQ), qapolling)).at_most(1.0),
+        Claim::new("steady", "beside the flood, in the softirq, rhip: largest 99th percentile of a second over the \
+             median of the seconds", flooded(PolicyKind::Rhip, SOFTIRQ).and_then(unsteadiness)).at_most(3.0),
+        Claim::new("steady-adaptive", "the same under adaptive", flooded(PolicyKind::Adaptive, SOFTIRQ).and_then(unsteadiness)).at_most(3.0),
+        Claim::new("steady-adaptive-receiver", "the same under adaptive, in the receiver", flooded(PolicyKind::Adaptive, RECEIVER).and_then(unsteadiness)).at_most(3.0),
+        Claim::new("interrupt-a-frame", "idle, in the softirq: echoes/s with one interrupt a frame over those with T = 1/8000 s", ratio(
                 idle(PolicyKind::Napi.name(), EACH).map(|point| point.y),
                 idle(PolicyKind::Napi.name(), EIGHT_THOUSANDTH).map(|point| point.y),
-            ),
-            Bound::at_least(3.0),
-        ),
-        Claim::judge(
-            "idle-blocking",
-            "idle, adaptive in the receiver without spinning: median round trip over that of \
-             Linux, busy-polled",
-            None,
-            ratio(
+            )).paper(3.0).at_least(3.0),
+        Claim::new("idle-blocking", "idle, adaptive in the receiver without spinning: median round trip over that of \
+             Linux, busy-polled", ratio(
                 p50(PolicyKind::Adaptive.name(), BLOCKING),
                 p50("linux-busy", SPIN),
-            ),
-            Bound::at_most(1.3),
-        ),
-        Claim::judge(
-            "idle-spin",
-            "the same with a spin of at most 20 µs on both sides",
-            None,
-            ratio(
+            )).at_most(1.3),
+        Claim::new("idle-spin", "the same with a spin of at most 20 µs on both sides", ratio(
                 p50(PolicyKind::Adaptive.name(), SPIN),
                 p50("linux-busy", SPIN),
-            ),
-            Bound::at_most(1.05),
-        ),
+            )).at_most(1.05),
     ]
 }
 

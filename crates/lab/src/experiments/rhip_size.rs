@@ -18,18 +18,25 @@ use tidewall_load::LoadSpec;
 use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
-use super::{Options, environment};
-use crate::bench::{Bench, Measured, Setup};
-use crate::bound::Bound;
+use super::{Experiment, Findings, Options, environment};
+use crate::bench::{Bench, Measured};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample, median, sweep};
 use crate::testbed::{BusyTimeout, Config};
 
-/// Its name.
-pub const NAME: &str = "rhip-size";
-/// What it reproduces.
-pub const PAPER: &str = "RHIP, Figure 9, Table II";
+const NAME: &str = "rhip-size";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "RHIP, Figure 9, Table II",
+    about: "goodput and idle CPU against packet size under every policy; idle without traffic",
+    x: "packet size, bytes of IP",
+    y: "delivered packets/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// Bytes of IP.
 const FULL: [u32; 7] = [46, 64, 128, 512, 1024, 1200, 1500];
@@ -96,11 +103,11 @@ fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let config = bench.testbed.config();
     let full = curves(config, options);
@@ -148,20 +155,11 @@ pub(super) fn run(
          sender's processor, where an interrupt begins on a veth, is in neither."
             .to_owned(),
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &rhip::systems(&full), &["skb"])?,
-        axes: Axes {
-            x: "packet size, bytes of IP".into(),
-            y: "delivered packets/s".into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &rhip::systems(&full), &["skb"])?,
         series,
-        reference: Vec::new(),
         notes,
-    })
+    ))
 }
 
 fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -192,16 +190,7 @@ fn rest(
     rounds: u32,
 ) -> anyhow::Result<Series> {
     let curve = rhip::policy(place, PolicyKind::Adaptive);
-    let setup = Setup {
-        system: curve.system,
-        receive: None,
-        spin: None,
-        control: curve.control,
-        classes: curve.classes.clone(),
-        services: curve.services.clone(),
-        tcp: None,
-        compute: None,
-    };
+    let setup = curve.setup(None);
     let mut runs = Vec::new();
     let mut session = bench.serve(&setup)?;
     for _ in 0..rounds {
@@ -251,91 +240,84 @@ pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
                 |point| Some(point.y),
             )
         };
-        claims.push(Claim::judge(
-            &place.claim("rhip-goodput"),
-            &format!(
-                "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
+        claims.push(
+            Claim::new(
+                &place.claim("rhip-goodput"),
+                format!(
+                    "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
                  smallest over {what}"
-            ),
-            None,
-            least(PolicyKind::Rhip, &OTHERS),
-            Bound::at_least(0.97),
-        ));
-        claims.push(Claim::judge(
-            &place.claim("adaptive-goodput"),
-            &format!("{setting}: goodput of adaptive over the best of all, smallest over {what}"),
-            None,
-            least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
-            Bound::at_least(0.98),
-        ));
+                ),
+                least(PolicyKind::Rhip, &OTHERS),
+            )
+            .at_least(0.97),
+        );
+        claims.push(
+            Claim::new(
+                &place.claim("adaptive-goodput"),
+                format!(
+                    "{setting}: goodput of adaptive over the best of all, smallest over {what}"
+                ),
+                least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
+            )
+            .at_least(0.98),
+        );
     }
     claims
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let mut claims = goodput_claims(series, "the sizes");
     for place in Place::BOTH {
         for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
-            claims.push(Claim::judge(
-                &place.claim(&format!("overflow-{system}")),
-                &format!(
+            claims.push(Claim::new(&place.claim(&format!("overflow-{system}")), format!(
                     "{}: packets/s that found the socket's buffer full under {system} in steady \
                      state, largest over the sizes",
                     place.setting()
-                ),
-                Some(0.0),
-                rhip::largest(series, place.setting(), system, OVERFLOW),
-                Bound::at_most(0.0),
-            ));
+                ), rhip::largest(series, place.setting(), system, OVERFLOW)).paper(0.0).at_most(0.0));
         }
     }
     for place in Place::BOTH {
         for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
-            claims.push(Claim::judge(
-                &place.claim(&format!("idle-{system}")),
-                &format!(
-                    "{}, at half of the best goodput: idle CPU under {system} over the best of \
+            claims.push(
+                Claim::new(
+                    &place.claim(&format!("idle-{system}")),
+                    format!(
+                        "{}, at half of the best goodput: idle CPU under {system} over the best of \
                      napi, on-off, aic, qapolling, smallest over the sizes from 512 bytes",
-                    place.setting()
-                ),
-                None,
-                rhip::least_ratio(
-                    series,
-                    half(place),
-                    system,
-                    &OTHERS,
-                    |point| point.x >= f64::from(LARGE),
-                    |point| Some(point.y),
-                ),
-                Bound::at_least(1.0),
-            ));
+                        place.setting()
+                    ),
+                    rhip::least_ratio(
+                        series,
+                        half(place),
+                        system,
+                        &OTHERS,
+                        |point| point.x >= f64::from(LARGE),
+                        |point| Some(point.y),
+                    ),
+                )
+                .at_least(1.0),
+            );
         }
     }
     let resting =
         |setting| find(series, PolicyKind::Adaptive.name(), Some(setting)).and_then(Series::last);
     for (place, setting) in [(Place::Softirq, REST_SOFTIRQ), (Place::Receiver, REST)] {
-        claims.push(Claim::judge(
-            &place.claim("no-traffic-idle"),
-            &format!(
+        claims.push(Claim::new(&place.claim("no-traffic-idle"), format!(
                 "{}, adaptive without traffic: CPU time not used by the service's threads nor by \
                  softirqs, %",
                 place.setting()
-            ),
-            None,
-            resting(setting).map(|point| point.y),
-            Bound::at_least(99.5),
-        ));
-        claims.push(Claim::judge(
-            &place.claim("no-traffic-wake-ups"),
-            &format!(
-                "{}, adaptive without traffic: wake-ups a second",
-                place.setting()
-            ),
-            None,
-            resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
-            Bound::at_most(5.0),
-        ));
+            ), resting(setting).map(|point| point.y)).at_least(99.5));
+        claims.push(
+            Claim::new(
+                &place.claim("no-traffic-wake-ups"),
+                format!(
+                    "{}, adaptive without traffic: wake-ups a second",
+                    place.setting()
+                ),
+                resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
+            )
+            .at_most(5.0),
+        );
     }
     claims
 }

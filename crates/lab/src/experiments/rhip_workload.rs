@@ -10,19 +10,26 @@ use tidewall_socket::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::rhip_size::goodput_claims;
-use super::{Options, environment};
+use super::{Experiment, Findings, Options, environment};
 use crate::bench::{Bench, Measured, Watching};
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Better, Curve, Plan, Sample, sweep};
 use crate::testbed::{BusyTimeout, Config};
 use crate::worker::TracePoint;
 
-/// Its name.
-pub const NAME: &str = "rhip-workload";
-/// What it reproduces.
-pub const PAPER: &str = "RHIP, Figure 10";
+const NAME: &str = "rhip-workload";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "RHIP, Figure 10",
+    about: "goodput against the application's weight; time to settle after a step in load",
+    x: "float multiplications a packet",
+    y: "delivered packets/s",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const SIZE: u32 = 1500;
 const FULL: [u32; 11] = [0, 200, 400, 600, 800, 1000, 1200, 1400, 1600, 1800, 2000];
@@ -95,8 +102,6 @@ fn settle_curves(config: Config) -> Vec<Curve> {
             curves.push(Curve {
                 setting: Some(settling(place)),
                 y: Some(SETTLE_AXIS),
-                tcp: None,
-                compute: None,
                 watching: Watching {
                     every_ms: EVERY_MS,
                     trace: true,
@@ -111,11 +116,11 @@ fn settle_curves(config: Config) -> Vec<Curve> {
     curves
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
     let config = bench.testbed.config();
     let curves = curves(config, options);
@@ -146,20 +151,11 @@ pub(super) fn run(
         EVERY_MS as usize * MEAN_OF,
         100.0 * WITHIN
     ));
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &rhip::systems(&curves), &["skb"])?,
-        axes: Axes {
-            x: "float multiplications a packet".into(),
-            y: "delivered packets/s".into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &rhip::systems(&curves), &["skb"])?,
         series,
-        reference: Vec::new(),
         notes,
-    })
+    ))
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -229,8 +225,7 @@ fn settle_time(trace: &[TracePoint], from: f64, to: f64) -> Option<f64> {
     Some(settled)
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let mut claims = goodput_claims(series, "the workloads");
     for place in Place::BOTH {
         for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
@@ -241,17 +236,11 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
                 let settled = find(series, system.name(), Some(settling(place)))
                     .and_then(|series| rhip::at(series, x))
                     .map(|point| point.y);
-                claims.push(Claim::judge(
-                    &place.claim(&format!("settle-{system}-{name}")),
-                    &format!(
+                claims.push(Claim::new(&place.claim(&format!("settle-{system}-{name}")), format!(
                         "{}, {system}: ms until the delivered rate stays within 10 % of its final \
                          mean after a step in load {text}",
                         place.setting()
-                    ),
-                    None,
-                    settled,
-                    Bound::at_most(200.0),
-                ));
+                    ), settled).at_most(200.0));
             }
         }
     }

@@ -6,19 +6,26 @@ use super::select::{
     LINUX_EPOLL, LINUX_SELECT, SELECT, SELECT_NAME, SELECTOR, SELECTOR_NAME, SMALL, Servers,
     cold_on_linux, describe, reduce_by_cold, sweeps,
 };
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::Bench;
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve, Plan};
 use crate::system::System;
 use crate::testbed::Config;
 
-/// Its name.
-pub const NAME: &str = "select-cold";
-/// What it reproduces.
-pub const PAPER: &str = "select, §5.2";
+const NAME: &str = "select-cold";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "select, §5.2",
+    about: "a busy web server beside 0 to 100,000 connections that ask for nothing",
+    x: "cold connections",
+    y: "requests/s at saturation",
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// Multiplications a request: as few as leave the server slower than its client,
 /// so that it is the server whose throughput is measured.
@@ -114,11 +121,11 @@ const CROWDS: [(u32, &str); 3] = [
 /// The most, with which the classical select costs least a request.
 const MOST: (u32, &str) = (32, "1,259 bytes, 32 clients");
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let servers = Servers::of_files(WORK)?;
     let groups: Vec<(Vec<Curve>, Plan)> = groups(bench.testbed.config(), &servers, options.quick)
         .into_iter()
@@ -148,20 +155,7 @@ pub(super) fn run(
             LINUX_EPOLL,
         ],
     );
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment,
-        axes: Axes {
-            x: "cold connections".into(),
-            y: "requests/s at saturation".into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes,
-    })
+    Ok(Findings::new(environment, series, notes))
 }
 
 const SENDERS: [&str; 2] = [
@@ -186,8 +180,7 @@ fn merged(series: Vec<Series>) -> Vec<Series> {
     all
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let at = |system: &str, setting: &str, cold: u32| {
         let series = find(series, system, Some(setting))?;
         series.at(cold.into()).map(|point| point.y)
@@ -205,56 +198,15 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         )
     };
     vec![
-        Claim::judge(
-            "kept-750",
-            "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes",
-            None,
-            kept(SELECTOR_NAME, FEW),
-            Bound::at_least(0.98),
-        ),
-        Claim::judge(
-            "kept-750-select",
-            "the same of the new select with the new allocator",
-            None,
-            kept(SELECT_NAME, FEW),
-            Bound::at_least(0.98),
-        ),
-        Claim::judge(
-            "kept-2000-select",
-            "the same of them with 2,000 (the paper's full kernel: 0.86)",
-            Some(0.86),
-            kept(SELECT_NAME, PAPERS),
-            Bound::at_least(0.86),
-        ),
-        Claim::judge(
-            "kept-100000",
-            "selector: with 100,000 over with none",
-            None,
-            kept(SELECTOR_NAME, MANY),
-            Bound::at_least(0.95),
-        ),
-        Claim::judge(
-            "gain-1259",
-            "2,000 cold connections, 1,259 bytes: the new select and allocator over the classical select \
-             and linear allocator",
-            Some(1.58),
-            gain(SMALL_DOCUMENT),
-            Bound::at_least(1.58),
-        ),
-        Claim::judge(
-            "gain-8192",
-            "the same, 8,192 bytes",
-            Some(1.37),
-            gain(LARGE_DOCUMENT),
-            Bound::at_least(1.37),
-        ),
+        Claim::new("kept-750", "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes", kept(SELECTOR_NAME, FEW)).at_least(0.98),
+        Claim::new("kept-750-select", "the same of the new select with the new allocator", kept(SELECT_NAME, FEW)).at_least(0.98),
+        Claim::new("kept-2000-select", "the same of them with 2,000 (the paper's full kernel: 0.86)", kept(SELECT_NAME, PAPERS)).paper(0.86).at_least(0.86),
+        Claim::new("kept-100000", "selector: with 100,000 over with none", kept(SELECTOR_NAME, MANY)).at_least(0.95),
+        Claim::new("gain-1259", "2,000 cold connections, 1,259 bytes: the new select and allocator over the classical select \
+             and linear allocator", gain(SMALL_DOCUMENT)).paper(1.58).at_least(1.58),
+        Claim::new("gain-8192", "the same, 8,192 bytes", gain(LARGE_DOCUMENT)).paper(1.37).at_least(1.37),
         // The claims are about the cost of a call, which many requests share here.
-        Claim::measured(
-            "gain-32-clients",
-            "the same, 1,259 bytes, with 32 requests under way where the others have 4",
-            None,
-            gain(MOST.1),
-        ),
+        Claim::new("gain-32-clients", "the same, 1,259 bytes, with 32 requests under way where the others have 4", gain(MOST.1)),
     ]
 }
 

@@ -14,20 +14,27 @@ use super::select::{
     redrawn, reduce, sweeps,
 };
 use super::select_static::{REALISTIC_SMALL, SENDERS, rising};
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::{Bench, Measured};
-use crate::bound::Bound;
 use crate::profile::{self, Profile};
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::Config;
 
-/// Its name.
-pub const NAME: &str = "select-cpu";
-/// What it reproduces.
-pub const PAPER: &str = "select, Figure 6";
+const NAME: &str = "select-cpu";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "select, Figure 6",
+    about: "where the proxy's processor goes: select, allocator, others, idle",
+    x: "requests/s",
+    y: AXIS,
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// Multiplications a request, as Squid's own work in the paper.
 const WORK: u32 = 20_000;
@@ -176,11 +183,11 @@ fn curves(
         .collect()
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let config = bench.testbed.config();
     let servers = Servers::proxies(WORK)?;
     let _origin = servers.origin(bench)?;
@@ -224,20 +231,7 @@ pub(super) fn run(
         LINUX_SELECT,
     ];
     describe(&mut environment, &servers, &all);
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment,
-        axes: Axes {
-            x: "requests/s".into(),
-            y: AXIS.into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes,
-    })
+    Ok(Findings::new(environment, series, notes))
 }
 
 fn reduce_shares(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -255,32 +249,19 @@ fn reduce_shares(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<
     Some(sample)
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let at_saturation = |system: &str, part: &str| {
         let (_, panel) = PARTS.iter().find(|(name, _)| *name == part)?;
         let last = find(series, system, Some(panel))?.last()?;
         last.values.contains_key(LOOP).then_some(last.y)
     };
     vec![
-        Claim::judge(
-            "select-share",
-            "750 cold connections, saturation: processor time of the new select over the classical one's (the \
-             paper: 11 % over 22 %)",
-            Some(0.5),
-            ratio(
+        Claim::new("select-share", "750 cold connections, saturation: processor time of the new select over the classical one's (the \
+             paper: 11 % over 22 %)", ratio(
                 at_saturation(SELECT_NAME, WAITING),
                 at_saturation(CLASSICAL_NAME, WAITING),
-            ),
-            Bound::at_most(0.5),
-        ),
-        Claim::judge(
-            "allocator-share",
-            "the same: percentage of the processor's time in the new allocator (the paper: virtually none)",
-            Some(0.0),
-            at_saturation(SELECT_NAME, ALLOCATOR),
-            Bound::at_most(2.0),
-        ),
+            )).paper(0.5).at_most(0.5),
+        Claim::new("allocator-share", "the same: percentage of the processor's time in the new allocator (the paper: virtually none)", at_saturation(SELECT_NAME, ALLOCATOR)).paper(0.0).at_most(2.0),
     ]
 }
 

@@ -14,28 +14,36 @@ use super::select::{
 use super::select_static::{
     NAIVE_SMALL, REALISTIC_LARGE, REALISTIC_SMALL, SENDERS, gain, groups, idle_kept, with_idle,
 };
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::Bench;
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series};
+use crate::result::{Claim, Series};
 use crate::sweep::{Curve, Plan};
 use crate::system::System;
+use crate::testbed::Config;
 
-/// Its name.
-pub const NAME: &str = "select-proxy";
-/// What it reproduces.
-pub const PAPER: &str = "select, Figures 3–5";
+const NAME: &str = "select-proxy";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "select, Figures 3–5",
+    about: "a forwarding proxy: response time and idle processor against the rate, cold connections beside",
+    x: "requests/s offered",
+    y: TIME_AXIS,
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// Multiplications a request: with them the proxy is slower than client and
 /// origin together, which share the other processor.
 const WORK: u32 = 40_000;
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let config = bench.testbed.config();
     let servers = Servers::proxies(WORK)?;
     let _origin = servers.origin(bench)?;
@@ -64,57 +72,19 @@ pub(super) fn run(
         LINUX_SELECT,
     ];
     describe(&mut environment, &servers, &all);
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment,
-        axes: Axes {
-            x: "requests/s offered".into(),
-            y: TIME_AXIS.into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes,
-    })
+    Ok(Findings::new(environment, series, notes))
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
-        Claim::judge(
-            "kept-750",
-            "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes",
-            None,
-            ratio(
+        Claim::new("kept-750", "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes", ratio(
                 saturation(series, SELECTOR_NAME, REALISTIC_SMALL.0),
                 saturation(series, SELECTOR_NAME, NAIVE_SMALL.0),
-            ),
-            Bound::at_least(0.98),
-        ),
-        Claim::judge(
-            "idle-kept",
-            "selector: idle processor at 25 % of saturation with 750 cold connections over that with none",
-            None,
-            idle_kept(series, SELECTOR_NAME),
-            Bound::at_least(0.97),
-        ),
-        Claim::judge(
-            "gain-1259",
-            "750 cold connections: saturation throughput of the new select and allocator over the classical \
-             and linear ones, 1,259 bytes",
-            None,
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL),
-            Bound::above(1.0),
-        ),
-        Claim::judge(
-            "gain-8192",
-            "the same, 8,192 bytes",
-            None,
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE),
-            Bound::above(1.0),
-        ),
+            )).at_least(0.98),
+        Claim::new("idle-kept", "selector: idle processor at 25 % of saturation with 750 cold connections over that with none", idle_kept(series, SELECTOR_NAME)).at_least(0.97),
+        Claim::new("gain-1259", "750 cold connections: saturation throughput of the new select and allocator over the classical \
+             and linear ones, 1,259 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL)).above(1.0),
+        Claim::new("gain-8192", "the same, 8,192 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE)).above(1.0),
     ]
 }
 
@@ -122,7 +92,6 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
 mod tests {
     use super::super::select_static::tests::risen;
     use super::*;
-    use crate::testbed::Config;
 
     #[test]
     fn claims_follow_from_the_curves() {

@@ -14,19 +14,26 @@ use super::select::{
     saturation, sweeps,
 };
 use super::select_cold::WORK;
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::Bench;
-use crate::bound::Bound;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series, find};
+use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Plan};
 use crate::system::System;
 use crate::testbed::{Config, more_clients};
 
-/// Its name.
-pub const NAME: &str = "select-static";
-/// What it reproduces.
-pub const PAPER: &str = "select, Figure 7";
+const NAME: &str = "select-static";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "select, Figure 7",
+    about: "a web server the same way; the rate that S-clients offer a throttled server",
+    x: "requests/s offered",
+    y: TIME_AXIS,
+    config: Config::default,
+    run,
+    claims,
+};
 
 /// How a curve's two panels are called: response times, idle processor.
 pub(super) type Panels = (&'static str, &'static str);
@@ -151,11 +158,11 @@ pub(super) fn with_idle(series: Vec<Series>) -> Vec<Series> {
     all
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let config = bench.testbed.config();
     let servers = Servers::of_files(WORK)?;
     let (slow, load) = throttled(config)?;
@@ -187,20 +194,7 @@ pub(super) fn run(
         LINUX_SELECT,
     ];
     describe(&mut environment, &servers, &all);
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment,
-        axes: Axes {
-            x: "requests/s offered".into(),
-            y: TIME_AXIS.into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes,
-    })
+    Ok(Findings::new(environment, series, notes))
 }
 
 pub(super) const SENDERS: [&str; 2] = [
@@ -224,8 +218,7 @@ pub(super) fn idle_kept(series: &[Series], system: &str) -> Option<f64> {
     )
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let idle = |system| at_lowest(series, system, REALISTIC_SMALL.0, IDLE);
     let throttled = find(series, SELECTOR_NAME, Some(THROTTLED)).and_then(Series::last);
     // A server that answers more is not throttled, and shows nothing.
@@ -234,44 +227,14 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         served > 0.0 && served < 1.2 * CAN as f64
     });
     vec![
-        Claim::judge(
-            "idle-kept",
-            "selector: idle processor at 25 % of saturation with 750 cold connections over that with none",
-            None,
-            idle_kept(series, SELECTOR_NAME),
-            Bound::at_least(0.97),
-        ),
-        Claim::judge(
-            "idle-gain",
-            "the same rate, 750 cold connections: idle processor of the new select and allocator over that \
-             of the classical select and linear allocator (the paper: 88 % over 16 %)",
-            Some(5.5),
-            ratio(idle(SELECT_NAME), idle(CLASSICAL_NAME)),
-            Bound::above(1.0),
-        ),
-        Claim::judge(
-            "gain-1259",
-            "750 cold connections: saturation throughput of the new select and allocator over the classical \
-             and linear ones, 1,259 bytes",
-            Some(1.58),
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL),
-            Bound::above(1.0),
-        ),
-        Claim::judge(
-            "gain-8192",
-            "the same, 8,192 bytes",
-            Some(1.37),
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE),
-            Bound::above(1.0),
-        ),
-        Claim::judge(
-            "s-clients",
-            "S-clients asked for 50,000 connections/s at a server that can do 5,000: how far the rate offered \
-             is from that",
-            None,
-            throttled.map(|point| (point.x / OFFERED as f64 - 1.0).abs()),
-            Bound::at_most(0.02),
-        ),
+        Claim::new("idle-kept", "selector: idle processor at 25 % of saturation with 750 cold connections over that with none", idle_kept(series, SELECTOR_NAME)).at_least(0.97),
+        Claim::new("idle-gain", "the same rate, 750 cold connections: idle processor of the new select and allocator over that \
+             of the classical select and linear allocator (the paper: 88 % over 16 %)", ratio(idle(SELECT_NAME), idle(CLASSICAL_NAME))).paper(5.5).above(1.0),
+        Claim::new("gain-1259", "750 cold connections: saturation throughput of the new select and allocator over the classical \
+             and linear ones, 1,259 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL)).paper(1.58).above(1.0),
+        Claim::new("gain-8192", "the same, 8,192 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE)).paper(1.37).above(1.0),
+        Claim::new("s-clients", "S-clients asked for 50,000 connections/s at a server that can do 5,000: how far the rate offered \
+             is from that", throttled.map(|point| (point.x / OFFERED as f64 - 1.0).abs())).at_most(0.02),
     ]
 }
 

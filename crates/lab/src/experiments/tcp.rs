@@ -40,7 +40,7 @@ const WINDOW: Duration = Duration::from_millis(700);
 /// without.
 pub(super) fn config() -> Config {
     Config {
-        swallow: true,
+        xdp_sink: true,
         ..Config::default()
     }
 }

@@ -11,19 +11,28 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{Options, environment, ratio};
+use super::{Experiment, Findings, Options, environment, ratio};
 use crate::bench::Bench;
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::system::System;
+use crate::testbed::Config;
 use crate::testbed::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed};
 use crate::worker::{BULK_CHUNK, BulkJob, BulkOutcome, Child, Direction, Job, Place};
 
-/// Its name.
-pub const NAME: &str = "tcp-bulk";
-/// What it reproduces: nothing; no paper of the five measures it.
-pub const PAPER: &str = "docs/testbed.md §5 (no paper)";
+const NAME: &str = "tcp-bulk";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "no paper",
+    about: "one TCP connection as fast as it goes: 64 KiB segments over a tap, Linux over veth",
+    x: "bytes a read or write",
+    y: "Gbit/s of payload",
+    config: Config::default,
+    run,
+    claims,
+};
 
 const PORT: u16 = 5001;
 /// The tap, and the addresses of its two ends.
@@ -43,11 +52,11 @@ const DIRECTIONS: [(&str, Direction); 2] = [
 /// Linux with its receive work on the sender's processor and on the receiver's.
 const SYSTEMS: [System; 3] = [System::NiLrp, System::LinuxPlain, System::LinuxRps];
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
     let mut results: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
     for round in 0..rounds {
@@ -79,25 +88,16 @@ pub(super) fn run(
             ..Series::default()
         });
     }
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment: environment(bench, &SYSTEMS, &["one kernel TCP connection"])?,
-        axes: Axes {
-            x: "bytes a read or write".into(),
-            y: "Gbit/s of payload".into(),
-        },
-        claims: claims(&series),
+    Ok(Findings::new(
+        environment(bench, &SYSTEMS, &["one kernel TCP connection"])?,
         series,
-        reference: Vec::new(),
-        notes: vec![
+        vec![
             "ni-lrp here is a stack at the far end of a tap in the client's namespace: one read or \
              write system call a segment of up to 64 KiB. Linux has the veth pair as it \
              comes: checksum and segmentation offload at both ends, nothing deferred."
                 .to_owned(),
         ],
-    })
+    ))
 }
 
 /// The median of what was measured, and its range.
@@ -171,8 +171,7 @@ fn transfer(
     serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
 }
 
-/// Computes the claims.
-pub fn claims(series: &[Series]) -> Vec<Claim> {
+fn claims(series: &[Series]) -> Vec<Claim> {
     let of = |system: &str, setting| {
         find(series, system, Some(setting))
             .and_then(Series::last)
@@ -188,13 +187,12 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
     [("bulk-receive", RECEIVES), ("bulk-send", SENDS)]
         .into_iter()
         .map(|(id, setting)| {
-            Claim::measured(
+            Claim::new(
                 id,
-                &format!(
+                format!(
                     "bulk transfer, {setting}: Tidewall over a tap, 64 KiB segments, over the best \
                      Linux mode over veth"
                 ),
-                None,
                 ratio(of("ni-lrp", setting), best(setting)),
             )
         })

@@ -95,7 +95,7 @@ pub struct Config {
     pub sink: bool,
     /// The client's interface drops what comes for [`NOWHERE`]. Nobody would
     /// send an attacker the answers to addresses that are not his.
-    pub swallow: bool,
+    pub xdp_sink: bool,
     /// A namespace in the middle, where a bridge is to run, and a second server.
     pub bridge: bool,
     /// Processor of the client and the sender.
@@ -110,7 +110,7 @@ impl Default for Config {
             queues: 1,
             client_queue: None,
             sink: false,
-            swallow: false,
+            xdp_sink: false,
             bridge: false,
             client_cpu: 0,
             server_cpu: 1,

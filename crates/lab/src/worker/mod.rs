@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use rustix::process::{Signal, set_parent_process_death_signal, setpriority_process, setsid};
 use serde::{Deserialize, Serialize};
-use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, Swallow};
+use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, XdpSink};
 use tidewall_manager::SynLimit;
 use tidewall_service::ServiceSpec;
 use tidewall_service::http;
@@ -61,7 +61,7 @@ pub enum Job {
     Hold(IdleSpec),
     /// Drop what comes for [`NOWHERE`] at the client's interface, until the
     /// standard input ends.
-    Swallow,
+    XdpSink,
     /// Let so many SYNs a second to each port pass at the server's interface,
     /// until the standard input ends.
     SynLimit(u32),
@@ -300,7 +300,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
-        Job::Swallow => swallow(),
+        Job::XdpSink => xdp_sink(),
         Job::SynLimit(per_second) => limit_syns(per_second),
         Job::Bulk(job) => bulk::run(&job),
         Job::Bridge(spec) => bridging::run(spec),
@@ -311,9 +311,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
     }
 }
 
-fn swallow() -> anyhow::Result<()> {
+fn xdp_sink() -> anyhow::Result<()> {
     let prefix = Prefix::new(NOWHERE.0.into(), NOWHERE.1)?;
-    let _swallow = Swallow::attach(CLIENT_INTERFACE, &prefix)?;
+    let _sink = XdpSink::attach(CLIENT_INTERFACE, &prefix)?;
     println!("ready");
     service::until_input_ends(|_| Ok(()))
 }
@@ -436,7 +436,7 @@ mod tests {
                 trace: true,
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
-            Job::Swallow,
+            Job::XdpSink,
             Job::SynLimit(10_000),
             Job::Bulk(BulkJob::TapServer {
                 interface: "tw-t".into(),

@@ -8,9 +8,9 @@ use tidewall_sys::netlink::{Netdev, XDP_NDO_XMIT};
 
 use super::{Sender, Sent, Sources, template};
 use crate::neighbour::{LinkKind, Path};
-use crate::raw_bpf::{Redirect, Scatter};
 use crate::spec::{BlastSpec, Content, SourceOrder};
 use crate::template::Template;
+use crate::xdp::{Redirect, Scatter};
 
 /// Runs the redirecting program once a packet, a burst with one system call.
 /// Sources of SYN segments are scattered by the program itself, frame by frame.

@@ -2,7 +2,6 @@
 
 use super::transfer::{LAG_P99, LATE, LOST_ITSELF, Peer, is_sound};
 use super::{PERCENTILES, SHARE};
-use crate::bound::Bound;
 use crate::result::{Claim, Point, Series, find};
 use crate::sweep::median;
 
@@ -45,20 +44,24 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         ),
     ] {
         let ratios = ratios(series, work);
-        claims.push(Claim::judge(
-            &format!("{id}-median"),
-            &format!("goodput of {text} over Linux's own, same impairment: median of all points"),
-            None,
-            median(&ratios),
-            Bound::at_least(0.9),
-        ));
-        claims.push(Claim::judge(
-            &format!("{id}-worst"),
-            &format!("goodput of {text} over Linux's own, same impairment: worst point"),
-            None,
-            worst(&ratios),
-            Bound::at_least(0.8),
-        ));
+        claims.push(
+            Claim::new(
+                format!("{id}-median"),
+                format!(
+                    "goodput of {text} over Linux's own, same impairment: median of all points"
+                ),
+                median(&ratios),
+            )
+            .at_least(0.9),
+        );
+        claims.push(
+            Claim::new(
+                format!("{id}-worst"),
+                format!("goodput of {text} over Linux's own, same impairment: worst point"),
+                worst(&ratios),
+            )
+            .at_least(0.8),
+        );
     }
     let shares: Vec<f64> = find(series, Peer::Tidewall.name(), Some(SHARE))
         .map(|series| series.points.iter())
@@ -71,20 +74,8 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         })
         .map(|points| points.map(|point| point.y).collect())
         .unwrap_or_default();
-    claims.push(Claim::judge(
-        "share-least",
-        "share of a bottleneck against one Linux CUBIC flow, the smaller of both orders of start",
-        None,
-        worst(&shares),
-        Bound::at_least(0.4),
-    ));
-    claims.push(Claim::judge(
-        "share-most",
-        "share of a bottleneck against one Linux CUBIC flow, the larger of both orders of start",
-        None,
-        shares.iter().copied().max_by(f64::total_cmp),
-        Bound::at_most(0.6),
-    ));
+    claims.push(Claim::new("share-least", "share of a bottleneck against one Linux CUBIC flow, the smaller of both orders of start", worst(&shares)).at_least(0.4));
+    claims.push(Claim::new("share-most", "share of a bottleneck against one Linux CUBIC flow, the larger of both orders of start", shares.iter().copied().max_by(f64::total_cmp)).at_most(0.6));
     for (id, (_, percentile)) in [
         ("objects-p99", PERCENTILES[1]),
         ("objects-transfer-p99", PERCENTILES[2]),
@@ -98,45 +89,42 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         let ratio = at(Peer::Tidewall.name())
             .zip(at(Peer::Linux.name()))
             .map(|(ours, theirs)| ours.y / theirs.y);
-        claims.push(Claim::judge(
-            id,
-            &format!("completion of objects of 100 KB at 1 % loss over Linux's: {percentile}"),
-            None,
-            ratio,
-            Bound::at_most(1.1),
-        ));
+        claims.push(
+            Claim::new(
+                id,
+                format!("completion of objects of 100 KB at 1 % loss over Linux's: {percentile}"),
+                ratio,
+            )
+            .at_most(1.1),
+        );
     }
     let points: Vec<&Point> = series.iter().flat_map(|series| &series.points).collect();
     let of = |name: &str| {
         let values = points.iter().filter_map(|point| point.values.get(name));
         values.copied().collect::<Vec<_>>()
     };
-    claims.push(Claim::judge(
-        "bridge-lost",
-        "frames that the bridge lost itself, in the worst run",
-        None,
-        of(LOST_ITSELF).into_iter().max_by(f64::total_cmp),
-        Bound::at_most(0.0),
-    ));
-    claims.push(Claim::judge(
-        "bridge-late",
-        "how late the bridge was, µs, 99th percentile, median of all points",
-        None,
-        median(&of(LAG_P99)),
-        Bound::at_most(LATE),
-    ));
+    claims.push(
+        Claim::new(
+            "bridge-lost",
+            "frames that the bridge lost itself, in the worst run",
+            of(LOST_ITSELF).into_iter().max_by(f64::total_cmp),
+        )
+        .at_most(0.0),
+    );
+    claims.push(
+        Claim::new(
+            "bridge-late",
+            "how late the bridge was, µs, 99th percentile, median of all points",
+            median(&of(LAG_P99)),
+        )
+        .at_most(LATE),
+    );
     let sound = points
         .iter()
         .filter(|point| is_sound(&point.values))
         .count();
-    claims.push(Claim::judge(
-        "bridge-sound",
-        "share of the points at which the bridge lost nothing itself and was no later than a fifth \
-         of the shortest round trip (99th percentile): the others are not judged",
-        None,
-        ratio(sound, points.len()),
-        Bound::at_least(0.9),
-    ));
+    claims.push(Claim::new("bridge-sound", "share of the points at which the bridge lost nothing itself and was no later than a fifth \
+         of the shortest round trip (99th percentile): the others are not judged", ratio(sound, points.len())).at_least(0.9));
     claims
 }
 

@@ -15,11 +15,11 @@ mod transfer;
 
 use std::collections::BTreeMap;
 
-use super::{Options, environment};
+use super::{Experiment, Findings, Options, environment};
 use crate::bench::Bench;
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::result::{Axes, Point, ResultFile, Series};
+use crate::result::{Point, Series};
 use crate::sweep::{Sample, point};
 use crate::testbed::{Config, Mode};
 
@@ -29,10 +29,18 @@ use transfer::{
     LAG_MAX, LAG_P99, LATE, LOST_ITSELF, Outcome, P50, P99, Peer, Ports, TRANSFER_P99, is_sound,
 };
 
-/// Its name.
-pub const NAME: &str = "tcp-loss";
-/// What it reproduces: nothing; no paper of the five measures it.
-pub const PAPER: &str = "docs/lab.md (no paper)";
+const NAME: &str = "tcp-loss";
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: NAME,
+    paper: "no paper",
+    about: "TCP under loss, reordering and delay, and on a shared bottleneck, against CUBIC",
+    x: "packets lost (or held back), %",
+    y: "Mbit/s a flow",
+    config: config,
+    run,
+    claims,
+};
 
 /// The setting of the shares.
 const SHARE: &str = "share of one bottleneck";
@@ -48,7 +56,7 @@ const PERCENTILES: [(&str, &str); 3] = [
 ];
 
 /// The test bed with the bridge.
-pub(super) fn config() -> Config {
+fn config() -> Config {
     Config {
         bridge: true,
         ..Config::default()
@@ -66,11 +74,11 @@ enum Job {
     Share(usize),
 }
 
-pub(super) fn run(
+fn run(
     bench: &mut Bench,
     options: Options,
     progress: &mut dyn Progress,
-) -> anyhow::Result<ResultFile> {
+) -> anyhow::Result<Findings> {
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
     bench.testbed.set_mode(Mode::Tidewall)?;
     let testbed = &bench.testbed;
@@ -165,20 +173,7 @@ pub(super) fn run(
             .systems
             .insert(peer.name().to_owned(), text.to_owned());
     }
-    Ok(ResultFile {
-        experiment: NAME.to_owned(),
-        paper: PAPER.to_owned(),
-        quick: options.quick,
-        environment,
-        axes: Axes {
-            x: "packets lost (or held back), %".into(),
-            y: "Mbit/s a flow".into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes: notes(repeated),
-    })
+    Ok(Findings::new(environment, series, notes(repeated)))
 }
 
 /// Who share a bottleneck: whose share is told, the pair, and which begins.
