@@ -130,9 +130,8 @@ impl Claim {
         Claim { paper, ..self }
     }
 
-    /// Judged by a bound. A claim that could not be measured does not hold.
-    #[must_use]
-    pub fn bound(self, bound: Bound) -> Self {
+    /// Judged by a bound. What could not be measured does not hold.
+    fn judged(self, bound: Bound) -> Self {
         Claim {
             bound: Some(bound),
             holds: Some(self.measured.is_some_and(|measured| bound.holds(measured))),
@@ -140,22 +139,34 @@ impl Claim {
         }
     }
 
-    /// Judged: at least this.
-    #[must_use]
-    pub fn at_least(self, limit: f64) -> Self {
-        self.bound(Bound::at_least(limit))
+    /// Holds if the figure is at least `limit`.
+    pub fn at_least(
+        id: impl Into<String>,
+        text: impl Into<String>,
+        measured: Option<f64>,
+        limit: f64,
+    ) -> Self {
+        Claim::new(id, text, measured).judged(Bound::at_least(limit))
     }
 
-    /// Judged: more than this.
-    #[must_use]
-    pub fn above(self, limit: f64) -> Self {
-        self.bound(Bound::above(limit))
+    /// Holds if the figure is above `limit`.
+    pub fn above(
+        id: impl Into<String>,
+        text: impl Into<String>,
+        measured: Option<f64>,
+        limit: f64,
+    ) -> Self {
+        Claim::new(id, text, measured).judged(Bound::above(limit))
     }
 
-    /// Judged: at most this.
-    #[must_use]
-    pub fn at_most(self, limit: f64) -> Self {
-        self.bound(Bound::at_most(limit))
+    /// Holds if the figure is at most `limit`.
+    pub fn at_most(
+        id: impl Into<String>,
+        text: impl Into<String>,
+        measured: Option<f64>,
+        limit: f64,
+    ) -> Self {
+        Claim::new(id, text, measured).judged(Bound::at_most(limit))
     }
 
     /// The outcome in a word: `holds`, `FAILED` or `measured`.
@@ -329,10 +340,8 @@ pub(crate) mod tests {
             series,
             reference: vec![curve("bsd", None, &[(7.4e3, 7.38e3)])],
             claims: vec![
-                Claim::new("flat", "keeps its peak", Some(0.97))
-                    .paper(1.0)
-                    .at_least(0.95),
-                Claim::new("order", "a > b, & so on", None).above(1.0),
+                Claim::at_least("flat", "keeps its peak", Some(0.97), 0.95).paper(1.0),
+                Claim::above("order", "a > b, & so on", None, 1.0),
                 Claim::new("share", "of another", Some(2.5)),
             ],
             notes: vec!["a note with <angle> brackets".into()],
@@ -375,7 +384,7 @@ pub(crate) mod tests {
     #[test]
     fn a_claim_is_judged_by_its_bound() {
         let judge = |measured| {
-            let claim = Claim::new("x", "x", measured).at_least(1.0);
+            let claim = Claim::at_least("x", "x", measured, 1.0);
             claim.holds.unwrap()
         };
         assert!(judge(Some(1.0)));

@@ -243,18 +243,18 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Some(part(ours?, number)? / before)
     };
     vec![
-        Claim::new(
+        Claim::at_least(
             "flood-kept",
             "ni-lrp: requests/s during the flood over those before",
             kept(1),
-        )
-        .at_least(0.7),
-        Claim::new(
+            0.7,
+        ),
+        Claim::at_least(
             "flood-recovered",
             "ni-lrp: requests/s after the flood over those before",
             kept(2),
-        )
-        .at_least(0.9),
+            0.9,
+        ),
     ]
 }
 

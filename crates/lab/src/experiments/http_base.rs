@@ -182,46 +182,46 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let idle = find(series, "ni-lrp", Some(IDLE));
     let many = idle.and_then(|series| series.at(MANY.into()));
     vec![
-        Claim::new(
+        Claim::at_least(
             "keep-alive-vs-linux",
             "connections kept: ni-lrp's requests/s over the best Linux mode's",
             peak(KEPT),
-        )
-        .at_least(1.3),
-        Claim::new(
+            1.3,
+        ),
+        Claim::at_least(
             "one-request-vs-linux",
             "one connection a request: ni-lrp's requests/s over the best Linux mode's",
             peak(ONE),
-        )
-        .at_least(1.5),
-        Claim::new(
+            1.5,
+        ),
+        Claim::at_most(
             "p99-vs-linux",
-            "99th percentile of the response time at 70 % of what the best Linux mode serves: \
-             ni-lrp's over the best Linux mode's",
+            "99th percentile of the response time at 70 % of what the best Linux mode \
+             serves: ni-lrp's over the best Linux mode's",
             ratio(
                 find(series, "ni-lrp", Some(TIMES)).and_then(time),
                 // The best is the lowest.
                 best_linux(&of(series, TIMES), |series| time(series).map(|time| -time))
                     .map(|time| -time),
             ),
-        )
-        .at_most(0.8),
-        Claim::new(
+            0.8,
+        ),
+        Claim::at_most(
             "idle-memory",
-            "100,000 idle connections: bytes by which ni-lrp's server grew, each, and its entry of \
-             the driver's flow table",
+            "100,000 idle connections: bytes by which ni-lrp's server grew, each, and \
+             its entry of the driver's flow table",
             many.and_then(|point| point.values.get(BYTES).copied()),
-        )
-        .at_most(1536.0),
-        Claim::new(
+            1536.0,
+        ),
+        Claim::at_least(
             "idle-beside",
             "32 busy connections beside them: ni-lrp's requests/s over those without",
             ratio(
                 many.map(|point| point.y),
                 idle.and_then(|series| series.at(0.0)).map(|point| point.y),
             ),
-        )
-        .at_least(0.95),
+            0.95,
+        ),
     ]
 }
 

@@ -249,11 +249,28 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         .map(|time| -time)
     };
     vec![
-        Claim::new("idle-blocking", "idle 8-byte round trip, server asleep: ni-lrp's median over the best Linux mode's", 
-// NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
-ratio(of(BLOCKING), best(&[BLOCKING]))).at_most(1.2),
-        Claim::new("idle-spin", "the same with at most 20 µs of polling before sleeping, over the best Linux mode's with or without", ratio(of(SPIN), best(&[BLOCKING, SPIN]))).at_most(1.0),
-        Claim::new("idle-tcp", "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the best Linux mode's", ratio(of(TCP_TRIP), best(&[TCP_TRIP]))).at_most(1.2),
+        Claim::at_most(
+            "idle-blocking",
+            "idle 8-byte round trip, server asleep: ni-lrp's median over the best \
+             Linux mode's",
+            // NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
+            ratio(of(BLOCKING), best(&[BLOCKING])),
+            1.2,
+        ),
+        Claim::at_most(
+            "idle-spin",
+            "the same with at most 20 µs of polling before sleeping, over the best \
+             Linux mode's with or without",
+            ratio(of(SPIN), best(&[BLOCKING, SPIN])),
+            1.0,
+        ),
+        Claim::at_most(
+            "idle-tcp",
+            "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the \
+             best Linux mode's",
+            ratio(of(TCP_TRIP), best(&[TCP_TRIP])),
+            1.2,
+        ),
     ]
 }
 

@@ -79,8 +79,19 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = find(series, "ni-lrp", None);
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     vec![
-        Claim::new("kept", "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over those beside none", ours.and_then(|series| kept(series, JUDGED))).at_least(0.7),
-        Claim::new("vs-linux", "beside that blast: ni-lrp's requests/s over the best Linux mode's", ratio(ours.and_then(at), best_linux(series, at))).above(1.0),
+        Claim::at_least(
+            "kept",
+            "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over \
+             those beside none",
+            ours.and_then(|series| kept(series, JUDGED)),
+            0.7,
+        ),
+        Claim::above(
+            "vs-linux",
+            "beside that blast: ni-lrp's requests/s over the best Linux mode's",
+            ratio(ours.and_then(at), best_linux(series, at)),
+            1.0,
+        ),
     ]
 }
 

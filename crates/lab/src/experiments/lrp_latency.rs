@@ -166,18 +166,36 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
     let p99 = |series: &Series| series.at(JUDGED)?.values.get(trips::P99).copied();
     vec![
-        Claim::new("echo-vs-linux", "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over the best Linux mode's", ratio(
+        Claim::at_least(
+            "echo-vs-linux",
+            "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over \
+             the best Linux mode's",
+            ratio(
                 ours.map(|point| point.y),
                 best_linux(&owned, |series| {
                     series.at(JUDGED).map(|point| point.y.max(1.0))
                 }),
-            )).at_least(4.0),
-        Claim::new("p99-vs-linux", "beside the same: ni-lrp's 99th percentile of the round trip over the best Linux mode's", ratio(
+            ),
+            4.0,
+        ),
+        Claim::at_most(
+            "p99-vs-linux",
+            "beside the same: ni-lrp's 99th percentile of the round trip over the best \
+             Linux mode's",
+            ratio(
                 find(&owned, "ni-lrp", None).and_then(p99),
                 // The best is the lowest.
                 best_linux(&owned, |series| p99(series).map(|time| -time)).map(|time| -time),
-            )).at_most(0.2),
-        Claim::new("unowned-vs-owned", "ni-lrp's echoes/s beside that blast at a port nobody owns, over those beside it at an owned one", ratio(unowned.map(|point| point.y), ours.map(|point| point.y))).at_least(0.8),
+            ),
+            0.2,
+        ),
+        Claim::at_least(
+            "unowned-vs-owned",
+            "ni-lrp's echoes/s beside that blast at a port nobody owns, over those \
+             beside it at an owned one",
+            ratio(unowned.map(|point| point.y), ours.map(|point| point.y)),
+            0.8,
+        ),
     ]
 }
 

@@ -284,33 +284,108 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
         .collect::<Option<Vec<f64>>>()
         .and_then(|ratios| ratios.into_iter().min_by(f64::total_cmp));
     vec![
-        Claim::new("flat", "ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)", ratio(at_most("ni-lrp"), peak(&plain, None))).paper(1.0).at_least(0.95),
-        Claim::new("peak-vs-linux", "ni-lrp's peak over that of the best Linux mode", 
-// Over 4.4BSD, in the paper.
-ratio(peak(&plain, None), best_linux(&plain, Series::peak))).paper(1.51).at_least(1.8),
-        Claim::new("vs-busy", "at the highest offered rate: ni-lrp over Linux, busy-polled", against("linux-busy")).at_least(3.0),
-        Claim::new("vs-rps", "at the highest offered rate: ni-lrp over Linux, packet steering", against("linux-rps")).at_least(20.0),
-        Claim::new("vs-timer", "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI", against("linux-timer")).at_least(50.0),
-        Claim::new("generic-flat", "by generic XDP, ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)", ratio(
+        Claim::at_least(
+            "flat",
+            "ni-lrp delivers its peak at the highest offered rate (fraction of its own \
+             peak)",
+            ratio(at_most("ni-lrp"), peak(&plain, None)),
+            0.95,
+        )
+        .paper(1.0),
+        Claim::at_least(
+            "peak-vs-linux",
+            "ni-lrp's peak over that of the best Linux mode",
+            // Over 4.4BSD, in the paper.
+            ratio(peak(&plain, None), best_linux(&plain, Series::peak)),
+            1.8,
+        )
+        .paper(1.51),
+        Claim::at_least(
+            "vs-busy",
+            "at the highest offered rate: ni-lrp over Linux, busy-polled",
+            against("linux-busy"),
+            3.0,
+        ),
+        Claim::at_least(
+            "vs-rps",
+            "at the highest offered rate: ni-lrp over Linux, packet steering",
+            against("linux-rps"),
+            20.0,
+        ),
+        Claim::at_least(
+            "vs-timer",
+            "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI",
+            against("linux-timer"),
+            50.0,
+        ),
+        Claim::at_least(
+            "generic-flat",
+            "by generic XDP, ni-lrp delivers its peak at the highest offered rate \
+             (fraction of its own peak)",
+            ratio(
                 at_most("ni-lrp-generic"),
                 find(&plain, "ni-lrp-generic", None).and_then(Series::peak),
-            )).at_least(0.9),
-        Claim::new("generic-vs-native", "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native XDP", ratio(at_most("ni-lrp-generic"), at_most("ni-lrp"))).at_least(0.3),
-        Claim::new("work-flat", "with 200 float multiplications a packet: ni-lrp at the highest offered rate, fraction of its peak", ratio(
+            ),
+            0.9,
+        ),
+        Claim::at_least(
+            "generic-vs-native",
+            "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native \
+             XDP",
+            ratio(at_most("ni-lrp-generic"), at_most("ni-lrp")),
+            0.3,
+        ),
+        Claim::at_least(
+            "work-flat",
+            "with 200 float multiplications a packet: ni-lrp at the highest offered \
+             rate, fraction of its peak",
+            ratio(
                 find(&work, "ni-lrp", Some(WORK))
                     .and_then(Series::last)
                     .map(|point| point.y),
                 peak(&work, Some(WORK)),
-            )).at_least(0.95),
-        Claim::new("work-above-linux", "with that work, from 300,000/s up: ni-lrp over the best Linux mode, smallest ratio of \
-             the points where not both deliver everything", work_above(&work)).above(1.0),
-        Claim::new("frames-vs-busy", "frames as from a network card, as fast as they go: ni-lrp over Linux, busy-polled", with_frames("linux-busy")).at_least(3.0),
-        Claim::new("frames-vs-timer", "the same: ni-lrp over Linux, timer-driven NAPI", with_frames("linux-timer")).at_least(50.0),
-        Claim::new("order", "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd (smallest ratio)", order).paper(1.0).at_least(1.0),
-        Claim::new("bsd-collapses", "bsd at the highest offered rate, fraction of its peak (the paper: near livelock)", ratio(
+            ),
+            0.95,
+        ),
+        Claim::above(
+            "work-above-linux",
+            "with that work, from 300,000/s up: ni-lrp over the best Linux mode, \
+             smallest ratio of the points where not both deliver everything",
+            work_above(&work),
+            1.0,
+        ),
+        Claim::at_least(
+            "frames-vs-busy",
+            "frames as from a network card, as fast as they go: ni-lrp over Linux, \
+             busy-polled",
+            with_frames("linux-busy"),
+            3.0,
+        ),
+        Claim::at_least(
+            "frames-vs-timer",
+            "the same: ni-lrp over Linux, timer-driven NAPI",
+            with_frames("linux-timer"),
+            50.0,
+        ),
+        Claim::at_least(
+            "order",
+            "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd \
+             (smallest ratio)",
+            order,
+            1.0,
+        )
+        .paper(1.0),
+        Claim::at_most(
+            "bsd-collapses",
+            "bsd at the highest offered rate, fraction of its peak (the paper: near \
+             livelock)",
+            ratio(
                 at_most("bsd"),
                 find(&plain, "bsd", None).and_then(Series::peak),
-            )).paper(0.0).at_most(0.1),
+            ),
+            0.1,
+        )
+        .paper(0.0),
     ]
 }
 

@@ -215,21 +215,21 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             .flatten()
     };
     vec![
-        Claim::new(
+        Claim::at_least(
             "share-low",
-            "the worker's share of the processor beside two servers, ni-lrp: the smallest of fast, \
-             medium and slow calls",
+            "the worker's share of the processor beside two servers, ni-lrp: the \
+             smallest of fast, medium and slow calls",
             extreme(f64::min),
+            0.31,
         )
-        .paper(0.29)
-        .at_least(0.31),
-        Claim::new(
+        .paper(0.29),
+        Claim::at_most(
             "share-high",
             "the same: the largest (a third is its due)",
             extreme(f64::max),
+            0.35,
         )
-        .paper(IDEAL)
-        .at_most(0.35),
+        .paper(IDEAL),
     ]
 }
 

@@ -230,38 +230,39 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     let kept_of = |setting| ours(setting).and_then(|series| kept(series, JUDGED));
     vec![
-        Claim::new(
+        Claim::at_least(
             "dummy-skb",
-            "ni-lrp's requests/s beside 400,000 SYN/s to another port, over those beside none",
+            "ni-lrp's requests/s beside 400,000 SYN/s to another port, over those \
+             beside none",
             kept_of(None),
-        )
-        .at_least(0.7),
-        Claim::new(
+            0.7,
+        ),
+        Claim::at_least(
             "dummy-frames",
             "the same with frames as from a network card",
             kept_of(Some(FRAMES)),
-        )
-        .at_least(0.85),
-        Claim::new(
+            0.85,
+        ),
+        Claim::at_least(
             "dummy-vs-linux",
-            "beside that flood (skb): ni-lrp's requests/s over the best Linux's, the defended ones \
-             included",
+            "beside that flood (skb): ni-lrp's requests/s over the best Linux's, the \
+             defended ones included",
             ratio(ours(None).and_then(at), best_linux(&plain, at)),
-        )
-        .at_least(VS_LINUX),
-        Claim::new(
+            VS_LINUX,
+        ),
+        Claim::at_least(
             "own-kept",
-            "400,000 SYN/s at the server's own port: ni-lrp's requests/s on connections from \
-             before, over those beside none",
+            "400,000 SYN/s at the server's own port: ni-lrp's requests/s on \
+             connections from before, over those beside none",
             kept_of(Some(OWN)),
-        )
-        .at_least(0.5),
-        Claim::new(
+            0.5,
+        ),
+        Claim::at_least(
             "own-new-clients",
             "beside that flood: share of new clients connected within 3 s, ni-lrp",
             ours(Some(OWN)).and_then(|series| series.at(JUDGED)?.values.get(CONNECTED).copied()),
-        )
-        .at_least(0.99),
+            0.99,
+        ),
     ]
 }
 

@@ -106,36 +106,36 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let (smallest, largest) = (of(2.0), of(3000.0));
     let overflow = |point: Option<&Point>| point?.values.get(OVERFLOW).copied();
     vec![
-        Claim::new(
+        Claim::at_least(
             "best-vs-3000",
-            "64 bytes, in the softirq: goodput at the best Bp over that at 3000, the most that one \
-             softirq may take",
+            "64 bytes, in the softirq: goodput at the best Bp over that at 3000, the \
+             most that one softirq may take",
             ratio(
                 best.map(|point| point.y),
                 largest.map(|point| point.y.max(1.0)),
             ),
-        )
-        .at_least(1.5),
-        Claim::new(
+            1.5,
+        ),
+        Claim::above(
             "overflow-at-3000",
             "packets/s that found the socket's buffer full at Bp = 3000",
             overflow(largest),
-        )
-        .above(0.0),
-        Claim::new(
+            0.0,
+        ),
+        Claim::at_most(
             "overflow-at-best",
             "packets/s that found it full at the best Bp",
             overflow(best),
+            0.0,
         )
-        .paper(0.0)
-        .at_most(0.0),
-        Claim::new(
+        .paper(0.0),
+        Claim::at_most(
             "smallest-vs-best",
-            "goodput at Bp = 2 over that at the best Bp: what changing between protocol and \
-             application costs",
+            "goodput at Bp = 2 over that at the best Bp: what changing between \
+             protocol and application costs",
             ratio(smallest.map(|point| point.y), best.map(|point| point.y)),
-        )
-        .at_most(0.95),
+            0.95,
+        ),
     ]
 }
 

@@ -31,7 +31,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "an echo service on one queue beside a blast on another, by traffic class",
     x: "0 alone, 1 control, 2 beside the blast",
     y: "echoes/s",
-    config: config,
+    config,
     run,
     claims,
 };
@@ -211,19 +211,19 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         .and_then(|series| series.points.iter().find(|point| point.x == BESIDE))
         .and_then(|point| point.values.get(DISCARDED).copied());
     vec![
-        Claim::new(
+        Claim::at_least(
             "class-kept",
-            "a class each queue: echoes/s beside the blast on the lower class's queue over those \
-             beside the same sender whose frames reach nobody",
+            "a class each queue: echoes/s beside the blast on the lower class's queue \
+             over those beside the same sender whose frames reach nobody",
             ratio(at(classed, BESIDE), at(classed, CONTROL)),
-        )
-        .at_least(0.8),
-        Claim::new(
+            0.8,
+        ),
+        Claim::above(
             "class-below-served",
             "the same: datagrams/s that the lower class's service gets meanwhile",
             discarded,
-        )
-        .above(0.0),
+            0.0,
+        ),
     ]
 }
 

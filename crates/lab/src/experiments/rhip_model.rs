@@ -217,12 +217,12 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
     ]
     .map(|(mode, id, text)| {
-        Claim::new(
+        Claim::at_most(
             id,
             format!("largest |measured/predicted goodput − 1| where {text}"),
             error(series, mode),
+            0.15,
         )
-        .at_most(0.15)
     })
     .into()
 }

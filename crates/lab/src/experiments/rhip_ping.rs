@@ -282,26 +282,68 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     };
     let qapolling = p99(PolicyKind::QaPolling, SOFTIRQ);
     vec![
-        Claim::new("p99-vs-qapolling", "beside the flood, in the softirq: 99th percentile of the round trip under rhip over \
-             that under qapolling", ratio(p99(PolicyKind::Rhip, SOFTIRQ), qapolling)).at_most(1.0),
-        Claim::new("p99-vs-qapolling-adaptive", "the same: adaptive over qapolling", ratio(p99(PolicyKind::Adaptive, SOFTIRQ), qapolling)).at_most(1.0),
-        Claim::new("steady", "beside the flood, in the softirq, rhip: largest 99th percentile of a second over the \
-             median of the seconds", flooded(PolicyKind::Rhip, SOFTIRQ).and_then(unsteadiness)).at_most(3.0),
-        Claim::new("steady-adaptive", "the same under adaptive", flooded(PolicyKind::Adaptive, SOFTIRQ).and_then(unsteadiness)).at_most(3.0),
-        Claim::new("steady-adaptive-receiver", "the same under adaptive, in the receiver", flooded(PolicyKind::Adaptive, RECEIVER).and_then(unsteadiness)).at_most(3.0),
-        Claim::new("interrupt-a-frame", "idle, in the softirq: echoes/s with one interrupt a frame over those with T = 1/8000 s", ratio(
+        Claim::at_most(
+            "p99-vs-qapolling",
+            "beside the flood, in the softirq: 99th percentile of the round trip under \
+             rhip over that under qapolling",
+            ratio(p99(PolicyKind::Rhip, SOFTIRQ), qapolling),
+            1.0,
+        ),
+        Claim::at_most(
+            "p99-vs-qapolling-adaptive",
+            "the same: adaptive over qapolling",
+            ratio(p99(PolicyKind::Adaptive, SOFTIRQ), qapolling),
+            1.0,
+        ),
+        Claim::at_most(
+            "steady",
+            "beside the flood, in the softirq, rhip: largest 99th percentile of a \
+             second over the median of the seconds",
+            flooded(PolicyKind::Rhip, SOFTIRQ).and_then(unsteadiness),
+            3.0,
+        ),
+        Claim::at_most(
+            "steady-adaptive",
+            "the same under adaptive",
+            flooded(PolicyKind::Adaptive, SOFTIRQ).and_then(unsteadiness),
+            3.0,
+        ),
+        Claim::at_most(
+            "steady-adaptive-receiver",
+            "the same under adaptive, in the receiver",
+            flooded(PolicyKind::Adaptive, RECEIVER).and_then(unsteadiness),
+            3.0,
+        ),
+        Claim::at_least(
+            "interrupt-a-frame",
+            "idle, in the softirq: echoes/s with one interrupt a frame over those with \
+             T = 1/8000 s",
+            ratio(
                 idle(PolicyKind::Napi.name(), EACH).map(|point| point.y),
                 idle(PolicyKind::Napi.name(), EIGHT_THOUSANDTH).map(|point| point.y),
-            )).paper(3.0).at_least(3.0),
-        Claim::new("idle-blocking", "idle, adaptive in the receiver without spinning: median round trip over that of \
-             Linux, busy-polled", ratio(
+            ),
+            3.0,
+        )
+        .paper(3.0),
+        Claim::at_most(
+            "idle-blocking",
+            "idle, adaptive in the receiver without spinning: median round trip over \
+             that of Linux, busy-polled",
+            ratio(
                 p50(PolicyKind::Adaptive.name(), BLOCKING),
                 p50("linux-busy", SPIN),
-            )).at_most(1.3),
-        Claim::new("idle-spin", "the same with a spin of at most 20 µs on both sides", ratio(
+            ),
+            1.3,
+        ),
+        Claim::at_most(
+            "idle-spin",
+            "the same with a spin of at most 20 µs on both sides",
+            ratio(
                 p50(PolicyKind::Adaptive.name(), SPIN),
                 p50("linux-busy", SPIN),
-            )).at_most(1.05),
+            ),
+            1.05,
+        ),
     ]
 }
 

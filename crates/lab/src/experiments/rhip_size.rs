@@ -240,27 +240,21 @@ pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
                 |point| Some(point.y),
             )
         };
-        claims.push(
-            Claim::new(
-                &place.claim("rhip-goodput"),
-                format!(
-                    "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
-                 smallest over {what}"
-                ),
-                least(PolicyKind::Rhip, &OTHERS),
-            )
-            .at_least(0.97),
-        );
-        claims.push(
-            Claim::new(
-                &place.claim("adaptive-goodput"),
-                format!(
-                    "{setting}: goodput of adaptive over the best of all, smallest over {what}"
-                ),
-                least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
-            )
-            .at_least(0.98),
-        );
+        claims.push(Claim::at_least(
+            place.claim("rhip-goodput"),
+            format!(
+                "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
+                     smallest over {what}"
+            ),
+            least(PolicyKind::Rhip, &OTHERS),
+            0.97,
+        ));
+        claims.push(Claim::at_least(
+            place.claim("adaptive-goodput"),
+            format!("{setting}: goodput of adaptive over the best of all, smallest over {what}"),
+            least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
+            0.98,
+        ));
     }
     claims
 }
@@ -269,55 +263,64 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let mut claims = goodput_claims(series, "the sizes");
     for place in Place::BOTH {
         for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
-            claims.push(Claim::new(&place.claim(&format!("overflow-{system}")), format!(
-                    "{}: packets/s that found the socket's buffer full under {system} in steady \
-                     state, largest over the sizes",
-                    place.setting()
-                ), rhip::largest(series, place.setting(), system, OVERFLOW)).paper(0.0).at_most(0.0));
+            claims.push(
+                Claim::at_most(
+                    place.claim(&format!("overflow-{system}")),
+                    format!(
+                        "{}: packets/s that found the socket's buffer full under {system} in \
+                         steady state, largest over the sizes",
+                        place.setting()
+                    ),
+                    rhip::largest(series, place.setting(), system, OVERFLOW),
+                    0.0,
+                )
+                .paper(0.0),
+            );
         }
     }
     for place in Place::BOTH {
         for system in [PolicyKind::Rhip, PolicyKind::Adaptive] {
-            claims.push(
-                Claim::new(
-                    &place.claim(&format!("idle-{system}")),
-                    format!(
-                        "{}, at half of the best goodput: idle CPU under {system} over the best of \
-                     napi, on-off, aic, qapolling, smallest over the sizes from 512 bytes",
-                        place.setting()
-                    ),
-                    rhip::least_ratio(
-                        series,
-                        half(place),
-                        system,
-                        &OTHERS,
-                        |point| point.x >= f64::from(LARGE),
-                        |point| Some(point.y),
-                    ),
-                )
-                .at_least(1.0),
-            );
+            claims.push(Claim::at_least(
+                place.claim(&format!("idle-{system}")),
+                format!(
+                    "{}, at half of the best goodput: idle CPU under {system} over the best of \
+                         napi, on-off, aic, qapolling, smallest over the sizes from 512 bytes",
+                    place.setting()
+                ),
+                rhip::least_ratio(
+                    series,
+                    half(place),
+                    system,
+                    &OTHERS,
+                    |point| point.x >= f64::from(LARGE),
+                    |point| Some(point.y),
+                ),
+                1.0,
+            ));
         }
     }
     let resting =
         |setting| find(series, PolicyKind::Adaptive.name(), Some(setting)).and_then(Series::last);
     for (place, setting) in [(Place::Softirq, REST_SOFTIRQ), (Place::Receiver, REST)] {
-        claims.push(Claim::new(&place.claim("no-traffic-idle"), format!(
-                "{}, adaptive without traffic: CPU time not used by the service's threads nor by \
-                 softirqs, %",
+        claims.push(Claim::at_least(
+            place.claim("no-traffic-idle"),
+            format!(
+                "{}, adaptive without traffic: CPU time not used by the service's threads \
+                     nor by softirqs, %",
                 place.setting()
-            ), resting(setting).map(|point| point.y)).at_least(99.5));
-        claims.push(
-            Claim::new(
-                &place.claim("no-traffic-wake-ups"),
-                format!(
-                    "{}, adaptive without traffic: wake-ups a second",
-                    place.setting()
-                ),
-                resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
-            )
-            .at_most(5.0),
-        );
+            ),
+            resting(setting).map(|point| point.y),
+            99.5,
+        ));
+        claims.push(Claim::at_most(
+            place.claim("no-traffic-wake-ups"),
+            format!(
+                "{}, adaptive without traffic: wake-ups a second",
+                place.setting()
+            ),
+            resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
+            5.0,
+        ));
     }
     claims
 }

@@ -236,11 +236,16 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                 let settled = find(series, system.name(), Some(settling(place)))
                     .and_then(|series| rhip::at(series, x))
                     .map(|point| point.y);
-                claims.push(Claim::new(&place.claim(&format!("settle-{system}-{name}")), format!(
+                claims.push(Claim::at_most(
+                    place.claim(&format!("settle-{system}-{name}")),
+                    format!(
                         "{}, {system}: ms until the delivered rate stays within 10 % of its final \
                          mean after a step in load {text}",
                         place.setting()
-                    ), settled).at_most(200.0));
+                    ),
+                    settled,
+                    200.0,
+                ));
             }
         }
     }

@@ -256,12 +256,25 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         last.values.contains_key(LOOP).then_some(last.y)
     };
     vec![
-        Claim::new("select-share", "750 cold connections, saturation: processor time of the new select over the classical one's (the \
-             paper: 11 % over 22 %)", ratio(
+        Claim::at_most(
+            "select-share",
+            "750 cold connections, saturation: processor time of the new select over \
+             the classical one's (the paper: 11 % over 22 %)",
+            ratio(
                 at_saturation(SELECT_NAME, WAITING),
                 at_saturation(CLASSICAL_NAME, WAITING),
-            )).paper(0.5).at_most(0.5),
-        Claim::new("allocator-share", "the same: percentage of the processor's time in the new allocator (the paper: virtually none)", at_saturation(SELECT_NAME, ALLOCATOR)).paper(0.0).at_most(2.0),
+            ),
+            0.5,
+        )
+        .paper(0.5),
+        Claim::at_most(
+            "allocator-share",
+            "the same: percentage of the processor's time in the new allocator (the \
+             paper: virtually none)",
+            at_saturation(SELECT_NAME, ALLOCATOR),
+            2.0,
+        )
+        .paper(0.0),
     ]
 }
 

@@ -77,14 +77,36 @@ fn run(
 
 fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
-        Claim::new("kept-750", "selector: saturation throughput with 750 cold connections over that with none, 1,259 bytes", ratio(
+        Claim::at_least(
+            "kept-750",
+            "selector: saturation throughput with 750 cold connections over that with \
+             none, 1,259 bytes",
+            ratio(
                 saturation(series, SELECTOR_NAME, REALISTIC_SMALL.0),
                 saturation(series, SELECTOR_NAME, NAIVE_SMALL.0),
-            )).at_least(0.98),
-        Claim::new("idle-kept", "selector: idle processor at 25 % of saturation with 750 cold connections over that with none", idle_kept(series, SELECTOR_NAME)).at_least(0.97),
-        Claim::new("gain-1259", "750 cold connections: saturation throughput of the new select and allocator over the classical \
-             and linear ones, 1,259 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL)).above(1.0),
-        Claim::new("gain-8192", "the same, 8,192 bytes", gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE)).above(1.0),
+            ),
+            0.98,
+        ),
+        Claim::at_least(
+            "idle-kept",
+            "selector: idle processor at 25 % of saturation with 750 cold connections \
+             over that with none",
+            idle_kept(series, SELECTOR_NAME),
+            0.97,
+        ),
+        Claim::above(
+            "gain-1259",
+            "750 cold connections: saturation throughput of the new select and \
+             allocator over the classical and linear ones, 1,259 bytes",
+            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL),
+            1.0,
+        ),
+        Claim::above(
+            "gain-8192",
+            "the same, 8,192 bytes",
+            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE),
+            1.0,
+        ),
     ]
 }
 

@@ -190,8 +190,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             Claim::new(
                 id,
                 format!(
-                    "bulk transfer, {setting}: Tidewall over a tap, 64 KiB segments, over the best \
-                     Linux mode over veth"
+                    "bulk transfer, {setting}: Tidewall over a tap, 64 KiB segments, over the \
+                     best Linux mode over veth"
                 ),
                 ratio(of("ni-lrp", setting), best(setting)),
             )

@@ -44,24 +44,18 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         ),
     ] {
         let ratios = ratios(series, work);
-        claims.push(
-            Claim::new(
-                format!("{id}-median"),
-                format!(
-                    "goodput of {text} over Linux's own, same impairment: median of all points"
-                ),
-                median(&ratios),
-            )
-            .at_least(0.9),
-        );
-        claims.push(
-            Claim::new(
-                format!("{id}-worst"),
-                format!("goodput of {text} over Linux's own, same impairment: worst point"),
-                worst(&ratios),
-            )
-            .at_least(0.8),
-        );
+        claims.push(Claim::at_least(
+            format!("{id}-median"),
+            format!("goodput of {text} over Linux's own, same impairment: median of all points"),
+            median(&ratios),
+            0.9,
+        ));
+        claims.push(Claim::at_least(
+            format!("{id}-worst"),
+            format!("goodput of {text} over Linux's own, same impairment: worst point"),
+            worst(&ratios),
+            0.8,
+        ));
     }
     let shares: Vec<f64> = find(series, Peer::Tidewall.name(), Some(SHARE))
         .map(|series| series.points.iter())
@@ -74,8 +68,20 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         })
         .map(|points| points.map(|point| point.y).collect())
         .unwrap_or_default();
-    claims.push(Claim::new("share-least", "share of a bottleneck against one Linux CUBIC flow, the smaller of both orders of start", worst(&shares)).at_least(0.4));
-    claims.push(Claim::new("share-most", "share of a bottleneck against one Linux CUBIC flow, the larger of both orders of start", shares.iter().copied().max_by(f64::total_cmp)).at_most(0.6));
+    claims.push(Claim::at_least(
+        "share-least",
+        "share of a bottleneck against one Linux CUBIC flow, the smaller of both \
+             orders of start",
+        worst(&shares),
+        0.4,
+    ));
+    claims.push(Claim::at_most(
+        "share-most",
+        "share of a bottleneck against one Linux CUBIC flow, the larger of both \
+             orders of start",
+        shares.iter().copied().max_by(f64::total_cmp),
+        0.6,
+    ));
     for (id, (_, percentile)) in [
         ("objects-p99", PERCENTILES[1]),
         ("objects-transfer-p99", PERCENTILES[2]),
@@ -89,42 +95,42 @@ pub fn claims(series: &[Series]) -> Vec<Claim> {
         let ratio = at(Peer::Tidewall.name())
             .zip(at(Peer::Linux.name()))
             .map(|(ours, theirs)| ours.y / theirs.y);
-        claims.push(
-            Claim::new(
-                id,
-                format!("completion of objects of 100 KB at 1 % loss over Linux's: {percentile}"),
-                ratio,
-            )
-            .at_most(1.1),
-        );
+        claims.push(Claim::at_most(
+            id,
+            format!("completion of objects of 100 KB at 1 % loss over Linux's: {percentile}"),
+            ratio,
+            1.1,
+        ));
     }
     let points: Vec<&Point> = series.iter().flat_map(|series| &series.points).collect();
     let of = |name: &str| {
         let values = points.iter().filter_map(|point| point.values.get(name));
         values.copied().collect::<Vec<_>>()
     };
-    claims.push(
-        Claim::new(
-            "bridge-lost",
-            "frames that the bridge lost itself, in the worst run",
-            of(LOST_ITSELF).into_iter().max_by(f64::total_cmp),
-        )
-        .at_most(0.0),
-    );
-    claims.push(
-        Claim::new(
-            "bridge-late",
-            "how late the bridge was, µs, 99th percentile, median of all points",
-            median(&of(LAG_P99)),
-        )
-        .at_most(LATE),
-    );
+    claims.push(Claim::at_most(
+        "bridge-lost",
+        "frames that the bridge lost itself, in the worst run",
+        of(LOST_ITSELF).into_iter().max_by(f64::total_cmp),
+        0.0,
+    ));
+    claims.push(Claim::at_most(
+        "bridge-late",
+        "how late the bridge was, µs, 99th percentile, median of all points",
+        median(&of(LAG_P99)),
+        LATE,
+    ));
     let sound = points
         .iter()
         .filter(|point| is_sound(&point.values))
         .count();
-    claims.push(Claim::new("bridge-sound", "share of the points at which the bridge lost nothing itself and was no later than a fifth \
-         of the shortest round trip (99th percentile): the others are not judged", ratio(sound, points.len())).at_least(0.9));
+    claims.push(Claim::at_least(
+        "bridge-sound",
+        "share of the points at which the bridge lost nothing itself and was no \
+             later than a fifth of the shortest round trip (99th percentile): the \
+             others are not judged",
+        ratio(sound, points.len()),
+        0.9,
+    ));
     claims
 }
 

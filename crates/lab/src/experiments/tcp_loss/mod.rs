@@ -37,7 +37,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "TCP under loss, reordering and delay, and on a shared bottleneck, against CUBIC",
     x: "packets lost (or held back), %",
     y: "Mbit/s a flow",
-    config: config,
+    config,
     run,
     claims,
 };
