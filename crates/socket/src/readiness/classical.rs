@@ -14,7 +14,7 @@ use super::classes::Classes;
 use super::descriptor_set::DescriptorSet;
 use super::interest::{Found, Selecting};
 use super::poll_context::{Interface, PollContext};
-use super::registration::{Parts, Registration, Source, Watched as _};
+use super::registration::{File as _, Registration};
 use super::thread_state::{ThreadState, with_thread_state};
 use crate::descriptor::{Descriptors, OpenFile};
 use crate::raw::poll;
@@ -116,7 +116,7 @@ impl Scan<'_> {
         selecting.each(|number, asked| {
             let file = self.file(number)?;
             if waits && found.len() == 0 {
-                self.register(&file.watched(), number, asked)?;
+                self.register(&file, number, asked)?;
             }
             found.push(number, self.ready(&file).and(asked));
             Ok(())
@@ -146,42 +146,41 @@ impl Scan<'_> {
         {
             return Classes::ready(state);
         }
-        let parts = file.watched();
-        let wanted = match parts.source {
-            Source::Kernel => Classes::ALL.interest().bits() as u16 as i16,
-            _ => libc::POLLIN,
+        let socket = file.pollable();
+        let wanted = match socket {
+            None => Classes::ALL.interest().bits() as u16 as i16,
+            Some(_) => libc::POLLIN,
         };
-        let kernel = match parts.descriptor {
+        let kernel = match file.descriptor() {
             -1 => 0,
             descriptor => poll::ready_now(descriptor, wanted),
         };
-        if matches!(parts.source, Source::Kernel) {
+        let Some(socket) = socket else {
             return Classes::ready(Events::from_bits(u32::from(kernel as u16)));
-        }
+        };
         if kernel != 0 {
-            parts.source.kernel_has_input();
+            socket.kernel_has_input();
         }
-        parts.source.process(self.core);
-        Classes::ready(parts.source.events())
+        socket.clone().process_frames(self.core);
+        Classes::ready(socket.events())
     }
 
-    fn register(&mut self, parts: &Parts<'_>, number: usize, asked: Classes) -> io::Result<()> {
+    fn register(&mut self, file: &OpenFile, number: usize, asked: Classes) -> io::Result<()> {
         let (key, interest) = (number as u64, asked.interest());
-        let registration = if parts.descriptor < 0 {
+        let registration = match file.pollable() {
             // All that is needed, and no more than Linux does: an entry in the
-            // socket's list. What it is ready for is asked next in any case.
-            let (context, source) = (self.context.clone(), parts.source.clone());
-            let new = Registration::new(context, source, -1, None, key, interest, Interface::Poll);
-            let new = Arc::new(new);
-            parts.wait_queue.register(new.clone());
-            new
-        } else {
-            let parts = Parts {
-                source: parts.source.clone(),
-                ..*parts
-            };
-            self.context
-                .register(parts, key, interest, Interface::Poll)?
+            // socket's wait queue. What it is ready for is asked next in any case.
+            Some(socket) if file.descriptor() < 0 => {
+                let (context, source) = (self.context.clone(), Arc::downgrade(&socket));
+                let poll = Interface::Poll;
+                let new = Registration::new(context, Some(source), -1, None, key, interest, poll);
+                let new = Arc::new(new);
+                socket.wait_queue().register(new.clone());
+                new
+            }
+            _ => self
+                .context
+                .register(file, key, interest, Interface::Poll)?,
         };
         self.registered.push(registration);
         Ok(())

@@ -14,10 +14,11 @@ use std::time::Duration;
 use slab::Slab;
 
 use super::poll_context::PollContext;
-use super::registration::{Parts, Registration, Source, Watched};
+use super::registration::{File, Pollable, Registration};
 use super::{Events, SignalSet};
 use crate::descriptor::OpenFile;
 use crate::stack::{Core, Stack, lock};
+use crate::wait_queue::WaitQueue;
 
 /// What `epoll_ctl` is given, and what `epoll_wait` reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,16 +192,20 @@ impl Drop for EpollSet {
     }
 }
 
-impl Watched for EpollSet {
-    fn watched(&self) -> Parts<'_> {
+impl File for EpollSet {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        Some(self.inner.clone())
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.inner.context.wait_queue
+    }
+
+    fn descriptor(&self) -> i32 {
+        // Its descriptors of the kernel are polled by the context above, too. Without
+        // one, they are seen when that looks.
         let context = &self.inner.context;
-        Parts {
-            source: Source::Set(Arc::downgrade(&self.inner)),
-            wait_queue: &context.wait_queue,
-            // Its descriptors of the kernel are polled above, too. Without one,
-            // they are seen when somebody looks.
-            descriptor: context.make_kernel_descriptor().unwrap_or(-1),
-        }
+        context.make_kernel_descriptor().unwrap_or(-1)
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
@@ -273,14 +278,8 @@ impl SetInner {
         context.requeue(&mut items.kept);
     }
 
-    /// What it is ready for as a file: it has something to report.
-    pub(crate) fn events(&self) -> Events {
-        let ready = self.context.kernel().is_ready() || self.has_ready();
-        Events::NONE.with_if(Events::READABLE, ready)
-    }
-
     /// True when something on the ready list is ready.
-    pub(super) fn has_ready(&self) -> bool {
+    fn has_ready(&self) -> bool {
         let _items = self.lock_items();
         let context = &self.context;
         for _ in 0..context.ready_len() {
@@ -298,6 +297,37 @@ impl SetInner {
             }
         }
         false
+    }
+}
+
+impl Pollable for SetInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.context.wait_queue
+    }
+
+    fn events(&self) -> Events {
+        let ready = self.context.kernel().is_ready() || self.has_ready();
+        Events::NONE.with_if(Events::READABLE, ready)
+    }
+
+    fn own_events(&self) -> Events {
+        Events::NONE.with_if(Events::READABLE, self.has_ready())
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        self.context.has_unprocessed_frames()
+    }
+
+    fn process_frames(self: Arc<Self>, core: &Core) {
+        self.context.process(core);
+    }
+
+    fn kernel_has_input(&self) {
+        self.context.kernel().note_ready();
+    }
+
+    fn is_epoll(&self) -> bool {
+        true
     }
 }
 

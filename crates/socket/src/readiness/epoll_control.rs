@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::Events;
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
 use super::poll_context::{Interface, PollContext};
-use super::registration::Watched as _;
+use super::registration::File as _;
 use crate::descriptor::OpenFile;
 
 /// What `epoll_ctl` does.
@@ -119,7 +119,7 @@ impl EpollSet {
             (Operation::Delete, Some(item)) => {
                 let registration = item.registration.clone();
                 registration.retire();
-                file.watched().wait_queue.unregister(&registration);
+                file.wait_queue().unregister(&registration);
                 items.remove(registration.slot());
                 Ok(())
             }
@@ -141,7 +141,7 @@ impl EpollSet {
         let registration =
             self.inner
                 .context
-                .register(file.watched(), data, interest, Interface::Epoll)?;
+                .register(&**file, data, interest, Interface::Epoll)?;
         registration.set_slot(items.next_slot());
         items.insert(registration, fd, file, nested);
         Ok(())

@@ -29,7 +29,7 @@ use slab::Slab;
 
 use super::Events;
 use super::poll_context::{Interface, PollContext};
-use super::registration::{Registration, Source, Watched};
+use super::registration::{File, Registration};
 use crate::raw::poll::WakeFd;
 use crate::stack::{Core, Stack, lock};
 use crate::{TcpListener, TcpStream, UdpSocket};
@@ -266,7 +266,7 @@ impl Slot {
     fn register(
         &self,
         stack: &Stack,
-        socket: &dyn Watched,
+        socket: &dyn File,
         registry: &Registry,
         token: Token,
         interest: Interest,
@@ -276,9 +276,8 @@ impl Slot {
         if place.is_some() {
             return errno(libc::EEXIST);
         }
-        let parts = socket.watched();
-        if matches!(parts.source, Source::Kernel) {
-            let descriptor = parts.descriptor;
+        if socket.pollable().is_none() {
+            let descriptor = socket.descriptor();
             SourceFd(&descriptor).register(registry, token, interest)?;
             *place = Some(Box::new(Placed::Kernel(descriptor)));
             return Ok(());
@@ -290,7 +289,7 @@ impl Slot {
             order: Mutex::new(()),
         });
         let key = core.notifier.insert(signal.clone());
-        let registered = context.register(parts, key as u64, events(interest), Interface::Epoll);
+        let registered = context.register(socket, key as u64, events(interest), Interface::Epoll);
         let registration = match registered {
             Ok(registration) => registration,
             Err(error) => {

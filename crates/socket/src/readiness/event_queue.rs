@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Events;
-use super::registration::{Source, Watched as _};
+use super::registration::File as _;
 use super::thread_state::{DescriptorContext, OpenFiles, ThreadState, with_thread_state};
 use crate::descriptor::Descriptors;
 
@@ -61,9 +61,9 @@ impl Descriptors {
             let reported = interest.without(Events::FLAGS) | Events::ALWAYS;
             // The kernel does not let an exclusive interest be changed; its own are
             // reported to everybody.
-            let exclusive = match file.watched().source {
-                Source::Kernel => Events::NONE,
-                _ => interest & Events::EXCLUSIVE,
+            let exclusive = match file.pollable() {
+                None => Events::NONE,
+                Some(_) => interest & Events::EXCLUSIVE,
             };
             let wanted = reported | Events::EDGE | exclusive;
             let known = files.by_number.get(number).cloned();

@@ -1,8 +1,9 @@
 //! Open files, as contexts poll them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use super::registration::{Parts, Source, Watched};
+use super::registration::{File, Pollable};
 use crate::descriptor::OpenFile;
 use crate::raw::epoll;
 use crate::stack::Stack;
@@ -36,13 +37,17 @@ impl Drop for KernelFile {
     }
 }
 
-impl Watched for KernelFile {
-    fn watched(&self) -> Parts<'_> {
-        Parts {
-            source: Source::Kernel,
-            wait_queue: &self.wait_queue,
-            descriptor: self.descriptor.as_raw_fd(),
-        }
+impl File for KernelFile {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        None
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.descriptor.as_raw_fd()
     }
 
     fn is_of(&self, _stack: &Stack) -> bool {
@@ -51,7 +56,7 @@ impl Watched for KernelFile {
 }
 
 impl OpenFile {
-    fn as_watched(&self) -> &dyn Watched {
+    fn as_file(&self) -> &dyn File {
         match self {
             OpenFile::Stream(stream) => stream,
             OpenFile::Listener(listener) => listener,
@@ -70,12 +75,20 @@ impl OpenFile {
     }
 }
 
-impl Watched for OpenFile {
-    fn watched(&self) -> Parts<'_> {
-        self.as_watched().watched()
+impl File for OpenFile {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        self.as_file().pollable()
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        self.as_file().wait_queue()
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.as_file().descriptor()
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
-        self.as_watched().is_of(stack)
+        self.as_file().is_of(stack)
     }
 }

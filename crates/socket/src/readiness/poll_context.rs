@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Events;
 use super::kernel_descriptors::KernelDescriptors;
-use super::registration::{Parts, Registration, Source};
+use super::registration::{File, Registration};
 use crate::raw::epoll::{Epoll, duplicate};
 use crate::stack::{Core, lock};
 use crate::tcp::helper::Helper;
@@ -145,24 +145,20 @@ impl PollContext {
     /// kernel's (EPERM, EBADF, ENOSPC, ENOMEM).
     pub(crate) fn register(
         self: &Arc<Self>,
-        parts: Parts<'_>,
+        file: &dyn File,
         key: u64,
         interest: Events,
         interface: Interface,
     ) -> io::Result<Arc<Registration>> {
-        let Parts {
-            source,
-            wait_queue,
-            descriptor,
-        } = parts;
-        let make = |source, descriptor, own| {
-            let context = self.clone();
+        let (source, wait_queue) = (file.pollable(), file.wait_queue());
+        let descriptor = file.descriptor();
+        let make = |descriptor, own| {
+            let (context, source) = (self.clone(), source.as_ref().map(Arc::downgrade));
             Arc::new(Registration::new(
                 context, source, descriptor, own, key, interest, interface,
             ))
         };
-        let kind = source.clone();
-        let mut registration = make(source, descriptor, None);
+        let mut registration = make(descriptor, None);
         if !wait_queue.register(registration.clone()) {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
         }
@@ -171,11 +167,11 @@ impl PollContext {
         {
             wait_queue.unregister(&registration);
             registration = match error.raw_os_error() {
-                Some(libc::EPERM) if interface == Interface::Poll => make(Source::Always, -1, None),
+                Some(libc::EPERM) if interface == Interface::Poll => make(-1, None),
                 // The same descriptor of the kernel's under another number.
                 Some(libc::EEXIST) => {
                     let own = duplicate(descriptor)?;
-                    let again = make(kind, own.as_raw_fd(), Some(own));
+                    let again = make(own.as_raw_fd(), Some(own));
                     self.kernel.add(&again, &self.wait_queue)?;
                     again
                 }
@@ -185,7 +181,7 @@ impl PollContext {
         }
         // What came before it was registered.
         registration.mark_at_first();
-        if registration.has_waiting_frames() {
+        if source.is_some_and(|source| source.has_unprocessed_frames()) {
             wait_queue.enter_frames_with_contexts();
         }
         Ok(registration)

@@ -1,133 +1,69 @@
-//! What is watched, and one of it in one context.
+//! A file that contexts poll, and its registration with one of them.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::Events;
-use super::epoll::SetInner;
 use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
 use crate::raw::poll;
 use crate::stack::{Core, Stack, lock};
-use crate::tcp::connection::ConnectionInner;
-use crate::tcp::listener::ListenerInner;
-use crate::udp::inner::SocketInner;
 use crate::wait_queue::WaitQueue;
 
-/// What is watched.
-#[derive(Clone)]
-pub(crate) enum Source {
-    Udp(Weak<SocketInner>),
-    Listener(Weak<ListenerInner>),
-    Connection(Weak<ConnectionInner>),
-    /// An epoll set.
-    Set(Weak<SetInner>),
-    /// A descriptor of the kernel's: only the context's epoll descriptor knows.
-    Kernel,
-    /// A file that epoll refuses: it never waits, as poll(2) has it.
-    Always,
-}
+/// A socket as contexts poll it, while it lives.
+pub(crate) trait Pollable: Send + Sync {
+    /// Who waits for it.
+    fn wait_queue(&self) -> &WaitQueue;
 
-impl Source {
-    /// What it is ready for now; of a descriptor of the kernel's only the kernel
-    /// can say.
-    pub(super) fn events(&self) -> Events {
-        match self {
-            Source::Udp(socket) => socket.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Listener(listener) => listener.upgrade().map_or(Events::NONE, |it| it.events()),
-            Source::Connection(connection) => connection
-                .upgrade()
-                .map_or(Events::NONE, |connection| connection.events()),
-            Source::Set(set) => set.upgrade().map_or(Events::NONE, |set| set.events()),
-            Source::Kernel => Events::NONE,
-            Source::Always => Events::READABLE | Events::WRITABLE,
-        }
+    /// What it is ready for now.
+    fn events(&self) -> Events;
+
+    /// As [`Pollable::events`], as far as it is known without asking the kernel, where
+    /// that reports its part by itself.
+    fn own_events(&self) -> Events {
+        self.events()
     }
 
-    /// Runs the protocol on the frames that wait for it.
-    pub(super) fn process(&self, core: &Core) {
-        match self {
-            Source::Connection(connection) => {
-                if let Some(connection) = connection.upgrade() {
-                    connection.process(core);
-                }
-            }
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.process(core);
-                }
-            }
-            Source::Set(set) => {
-                if let Some(set) = set.upgrade() {
-                    set.context.process(core);
-                }
-            }
-            Source::Udp(_) | Source::Kernel | Source::Always => {}
-        }
+    /// True while frames wait that the protocol has not processed.
+    fn has_unprocessed_frames(&self) -> bool {
+        false
     }
 
-    /// True while frames wait that the protocol has not seen.
-    fn has_waiting_frames(&self) -> bool {
-        match self {
-            Source::Connection(connection) => connection
-                .upgrade()
-                .is_some_and(|connection| connection.lock().has_frames()),
-            Source::Listener(listener) => listener
-                .upgrade()
-                .is_some_and(|listener| listener.has_waiting_frames()),
-            Source::Set(set) => set
-                .upgrade()
-                .is_some_and(|set| set.context.has_unprocessed_frames()),
-            Source::Udp(_) | Source::Kernel | Source::Always => false,
-        }
-    }
+    /// Runs the protocol on the frames that wait.
+    fn process_frames(self: Arc<Self>, _core: &Core) {}
 
     /// The kernel says that its descriptor of it has input.
-    pub(super) fn kernel_has_input(&self) {
-        use crate::wait_queue::Waitable;
-        match self {
-            Source::Listener(listener) => {
-                if let Some(listener) = listener.upgrade() {
-                    listener.kernel_has_input();
-                }
-            }
-            Source::Udp(socket) => {
-                if let Some(socket) = socket.upgrade() {
-                    Waitable::kernel_has_input(&*socket);
-                }
-            }
-            Source::Set(set) => {
-                if let Some(set) = set.upgrade() {
-                    set.context.kernel().note_ready();
-                }
-            }
-            Source::Connection(_) | Source::Kernel | Source::Always => {}
-        }
+    fn kernel_has_input(&self) {}
+
+    /// True for an epoll set: the kernel alone may know what it is ready for.
+    fn is_epoll(&self) -> bool {
+        false
     }
 }
 
-/// Something that contexts can poll.
-pub trait Watched {
-    /// What a context needs of it.
-    fn watched(&self) -> Parts<'_>;
+/// A file that contexts can poll.
+pub(crate) trait File {
+    /// What a registration asks; `None` for a descriptor of the kernel's, which only
+    /// the context's epoll descriptor knows about.
+    fn pollable(&self) -> Option<Arc<dyn Pollable>>;
+
+    /// Where its registrations are kept.
+    fn wait_queue(&self) -> &WaitQueue;
+
+    /// Its descriptor of the kernel; -1: none.
+    fn descriptor(&self) -> i32;
+
     /// True for one of this stack, or of none.
     fn is_of(&self, stack: &Stack) -> bool;
-}
-
-/// What a context needs of a socket.
-pub struct Parts<'a> {
-    pub(crate) source: Source,
-    /// Where its registrations are kept.
-    pub(crate) wait_queue: &'a WaitQueue,
-    /// Its descriptor of the kernel; -1: none.
-    pub(crate) descriptor: i32,
 }
 
 /// One socket in one context.
 pub(crate) struct Registration {
     pub(crate) context: Arc<PollContext>,
-    pub(super) source: Source,
+    /// The socket; `None`: only the kernel knows about the file, or nobody does if there
+    /// is no descriptor either: it is always ready, as poll(2) has it.
+    source: Option<Weak<dyn Pollable>>,
     /// Descriptor of the kernel that is polled too; -1: none.
     pub(super) descriptor: i32,
     /// That descriptor, where it is the registration's own.
@@ -162,7 +98,7 @@ impl std::fmt::Debug for Registration {
 impl Registration {
     pub(super) fn new(
         context: Arc<PollContext>,
-        source: Source,
+        source: Option<Weak<dyn Pollable>>,
         descriptor: i32,
         own: Option<OwnedFd>,
         key: u64,
@@ -249,12 +185,6 @@ impl Registration {
         self.interface == Interface::Selector
     }
 
-    /// True while frames wait for its protocol: those that came before it was
-    /// registered.
-    pub(super) fn has_waiting_frames(&self) -> bool {
-        self.source.has_waiting_frames()
-    }
-
     /// What the kernel's epoll is asked about its descriptor. Of what the kernel has
     /// but a part in it reports changes of the input alone, whatever is asked for.
     pub(super) fn kernel_interest(&self) -> u32 {
@@ -295,12 +225,15 @@ impl Registration {
     /// True for one of which only the kernel knows what it is ready for; a set may
     /// have such in it.
     pub(super) fn may_need_kernel(&self) -> bool {
-        matches!(&self.source, Source::Kernel | Source::Set(_))
+        match &self.source {
+            Some(source) => source.upgrade().is_some_and(|source| source.is_epoll()),
+            None => self.descriptor >= 0,
+        }
     }
 
     /// True for one that only the kernel knows about.
     pub(crate) fn is_kernel_only(&self) -> bool {
-        matches!(self.source, Source::Kernel)
+        self.source.is_none() && self.descriptor >= 0
     }
 
     /// It is being reported to the application: what its connection wants to send
@@ -322,12 +255,13 @@ impl Registration {
             return Events::NONE;
         }
         match &self.source {
-            Source::Kernel => {
+            Some(source) => source.upgrade().map_or(Events::NONE, |it| it.events()),
+            None if self.descriptor < 0 => Events::READABLE | Events::WRITABLE,
+            None => {
                 let wanted = self.interest().bits() & !Events::FLAGS.bits();
                 let ready = poll::ready_now(self.descriptor, wanted as u16 as i16);
                 Events::from_bits(u32::from(ready as u16) & !(libc::POLLNVAL as u32))
             }
-            source => source.events(),
         }
     }
 
@@ -360,10 +294,9 @@ impl Registration {
     /// As [`Registration::mark_if_ready`], for one that is new: what the kernel has for
     /// it, the kernel reports by itself.
     pub(super) fn mark_at_first(self: &Arc<Self>) {
-        match &self.source {
-            Source::Set(set) if self.descriptor >= 0 => {
-                let readable = self.interest().intersects(Events::READABLE);
-                if readable && set.upgrade().is_some_and(|set| set.has_ready()) {
+        match self.source.as_ref().and_then(Weak::upgrade) {
+            Some(source) if self.descriptor >= 0 => {
+                if source.own_events().intersects(self.interest()) {
                     self.mark_ready();
                 }
             }
@@ -383,43 +316,27 @@ impl Registration {
 
     /// Runs the protocol on the frames that wait for its socket.
     pub(super) fn process(&self, core: &Core) {
-        self.source.process(core);
+        if let Some(source) = self.source.as_ref().and_then(Weak::upgrade) {
+            source.process_frames(core);
+        }
     }
 
     /// The kernel says that a descriptor of a socket that it has a part in has
     /// input.
     pub(super) fn kernel_has_input(self: &Arc<Self>) {
-        self.source.kernel_has_input();
+        if let Some(source) = self.source.as_ref().and_then(Weak::upgrade) {
+            source.kernel_has_input();
+        }
         self.notify(Events::DATA_CAME);
     }
 
     /// It is removed: it is not reported any more, though it may be on the ready list.
     pub(crate) fn retire(&self) {
-        if self.deactivate() {
-            match &self.source {
-                Source::Udp(socket) => {
-                    if let Some(socket) = socket.upgrade() {
-                        socket.wait_queue.unregister(self);
-                    }
-                }
-                Source::Listener(listener) => {
-                    if let Some(listener) = listener.upgrade() {
-                        listener.wait_queue.unregister(self);
-                    }
-                }
-                Source::Connection(connection) => {
-                    if let Some(connection) = connection.upgrade() {
-                        connection.wait_queue.unregister(self);
-                    }
-                }
-                Source::Set(set) => {
-                    if let Some(set) = set.upgrade() {
-                        set.context.wait_queue.unregister(self);
-                    }
-                }
-                // Its place is cleared with the next registration there.
-                Source::Kernel | Source::Always => {}
-            }
+        // Of a file of the kernel's, its place is cleared with the next one there.
+        if self.deactivate()
+            && let Some(source) = self.source.as_ref().and_then(Weak::upgrade)
+        {
+            source.wait_queue().unregister(self);
         }
     }
 

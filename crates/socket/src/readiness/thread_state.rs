@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::classes::Classes;
 use super::interest::{Files, Found, Interest};
 use super::poll_context::{Interface, PollContext};
-use super::registration::{Registration, Watched as _};
+use super::registration::Registration;
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
 use crate::raw::poll;
@@ -114,7 +114,7 @@ impl DescriptorContext {
         interest: Events,
     ) -> io::Result<Arc<Registration>> {
         self.context
-            .register(file.watched(), number as u64, interest, Interface::Poll)
+            .register(file, number as u64, interest, Interface::Poll)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ByNumber> {

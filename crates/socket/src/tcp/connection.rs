@@ -24,6 +24,7 @@ use super::sending::{Again, Emitted, QUANTUM};
 use crate::channels::{ChannelSet, Usage};
 use crate::endpoint::Endpoint;
 use crate::readiness::Events;
+use crate::readiness::registration::Pollable;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -397,11 +398,6 @@ impl ConnectionInner {
     pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
         self.wait_queue.notify(Events::STATE_CHANGED);
-    }
-
-    /// What it is ready for now. A caller that finds no space is notified once there is some.
-    pub(crate) fn events(&self) -> Events {
-        self.look().events()
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
@@ -834,6 +830,25 @@ impl State {
 pub(crate) struct Waiting<'a> {
     pub(crate) connection: &'a ConnectionInner,
     pub(crate) want: Events,
+}
+
+impl Pollable for ConnectionInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    // A caller that finds no space is notified once there is some.
+    fn events(&self) -> Events {
+        self.look().events()
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        self.lock().has_frames()
+    }
+
+    fn process_frames(self: Arc<Self>, core: &Core) {
+        self.process(core);
+    }
 }
 
 impl Waitable for Waiting<'_> {

@@ -23,7 +23,7 @@ use crate::endpoint::Endpoint;
 use crate::kernel::KernelInput;
 use crate::raw::descriptor;
 use crate::readiness::Events;
-use crate::readiness::registration::{Parts, Source, Watched};
+use crate::readiness::registration::{File, Pollable};
 use crate::stack::{Core, Stack, lock};
 use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
@@ -286,7 +286,7 @@ impl TcpListener {
         let stream = TcpStream::own(connection, self.stack.clone(), self.inner.local.is_ipv6());
         let peer = stream.peer_address();
         core.tcp.counters.accepted(false);
-        if self.inner.has_waiting_frames() {
+        if self.inner.has_unprocessed_frames() {
             self.inner.process(core);
         }
         // What is left is another's, who was woken for none of it if it all
@@ -419,13 +419,17 @@ impl TcpListener {
     }
 }
 
-impl Watched for TcpListener {
-    fn watched(&self) -> Parts<'_> {
-        Parts {
-            source: Source::Listener(Arc::downgrade(&self.inner)),
-            wait_queue: &self.inner.wait_queue,
-            descriptor: self.inner.kernel_descriptor(),
-        }
+impl File for TcpListener {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        Some(self.inner.clone())
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.inner.wait_queue
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.inner.kernel_descriptor()
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
@@ -479,15 +483,6 @@ impl ListenerInner {
         state.channel.as_ref().map(|set| set.id.index())
     }
 
-    /// What it is ready for now.
-    pub(crate) fn events(&self) -> Events {
-        if self.is_shut() {
-            return Events::WRITABLE | Events::HUP;
-        }
-        let own = self.waiting.load(Ordering::SeqCst) > 0;
-        Events::NONE.with_if(Events::READABLE, own || self.kernel_has_connections())
-    }
-
     /// True when accepting would not wait, as far as anybody knows.
     fn may_accept(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.is_shut()
@@ -527,12 +522,6 @@ impl ListenerInner {
         self.waiting.load(Ordering::SeqCst) >= self.backlog
     }
 
-    pub(crate) fn has_waiting_frames(&self) -> bool {
-        let state = lock(&self.state);
-        let channel = state.channel.as_ref();
-        channel.is_some_and(|set| !set.looks_empty())
-    }
-
     fn pop(&self) -> Option<Arc<ConnectionInner>> {
         let mut accepted = lock(&self.accepted);
         let connection = accepted.pop_front();
@@ -558,13 +547,41 @@ impl Endpoint for ListenerInner {
     }
 }
 
+impl Pollable for ListenerInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    fn events(&self) -> Events {
+        if self.is_shut() {
+            return Events::WRITABLE | Events::HUP;
+        }
+        let own = self.waiting.load(Ordering::SeqCst) > 0;
+        Events::NONE.with_if(Events::READABLE, own || self.kernel_has_connections())
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        let state = lock(&self.state);
+        let channel = state.channel.as_ref();
+        channel.is_some_and(|set| !set.looks_empty())
+    }
+
+    fn process_frames(self: Arc<Self>, core: &Core) {
+        self.process(core);
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_input.note();
+    }
+}
+
 impl Waitable for ListenerInner {
     fn wait_queue(&self) -> &WaitQueue {
         &self.wait_queue
     }
 
     fn has_input(&self) -> bool {
-        self.may_accept() || (!self.is_full() && self.has_waiting_frames())
+        self.may_accept() || (!self.is_full() && self.has_unprocessed_frames())
     }
 
     fn is_exclusive(&self) -> bool {

@@ -9,10 +9,10 @@ use super::listener::TcpListener;
 use super::stream::TcpStream;
 use crate::readiness::Events;
 use crate::readiness::poll_context::{Interface, PollContext};
-use crate::readiness::registration::{Parts, Registration, Source, Watched};
+use crate::readiness::registration::{File, Pollable, Registration};
 use crate::stack::Stack;
 use crate::udp::UdpSocket;
-use crate::wait_queue::Waitable;
+use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
@@ -74,18 +74,44 @@ pub struct Selector {
 
 /// A socket that a [`Selector`] can watch: [`TcpStream`], [`TcpListener`],
 /// [`UdpSocket`].
-pub trait Selectable: Watched {}
-impl Selectable for TcpStream {}
-impl Selectable for TcpListener {}
-impl Selectable for UdpSocket {}
+pub trait Selectable {
+    #[doc(hidden)]
+    fn file(&self) -> Selected<'_>;
+}
 
-impl Watched for UdpSocket {
-    fn watched(&self) -> Parts<'_> {
-        Parts {
-            source: Source::Udp(Arc::downgrade(&self.inner)),
-            wait_queue: &self.inner.wait_queue,
-            descriptor: self.inner.kernel_descriptor(),
-        }
+/// A socket that a [`Selector`] is given. It cannot be named outside the crate, so that
+/// nobody else implements [`Selectable`].
+pub struct Selected<'a>(&'a dyn File);
+
+impl Selectable for TcpStream {
+    fn file(&self) -> Selected<'_> {
+        Selected(self)
+    }
+}
+
+impl Selectable for TcpListener {
+    fn file(&self) -> Selected<'_> {
+        Selected(self)
+    }
+}
+
+impl Selectable for UdpSocket {
+    fn file(&self) -> Selected<'_> {
+        Selected(self)
+    }
+}
+
+impl File for UdpSocket {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        Some(self.inner.clone())
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.inner.wait_queue
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.inner.kernel_descriptor()
     }
 
     fn is_of(&self, stack: &Stack) -> bool {
@@ -111,16 +137,12 @@ impl Selector {
     /// EEXIST when a selector watches it already; EINVAL for a socket of another
     /// stack; what epoll reports for sockets that the kernel has a part in.
     pub fn add(&self, socket: &impl Selectable, token: u64, interest: Interest) -> io::Result<()> {
-        if !socket.is_of(&self.stack) {
+        let Selected(file) = socket.file();
+        if !file.is_of(&self.stack) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.context
-            .register(
-                socket.watched(),
-                token,
-                interest.events(),
-                Interface::Selector,
-            )
+            .register(file, token, interest.events(), Interface::Selector)
             .map(drop)
     }
 
@@ -148,16 +170,13 @@ impl Selector {
     pub fn remove(&self, socket: &impl Selectable) -> io::Result<()> {
         let registration = self.registration(socket)?;
         registration.retire();
-        socket.watched().wait_queue.unregister(&registration);
+        socket.file().0.wait_queue().unregister(&registration);
         Ok(())
     }
 
     fn registration(&self, socket: &impl Selectable) -> io::Result<Arc<Registration>> {
-        socket
-            .watched()
-            .wait_queue
-            .find(&self.context)
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+        let found = socket.file().0.wait_queue().find(&self.context);
+        found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }
 
     /// Waits until a socket is ready and puts what is ready into `events`, which

@@ -13,8 +13,9 @@ use super::frames::Deferred;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
-use crate::readiness::registration::{Parts, Source, Watched};
+use crate::readiness::registration::{File, Pollable};
 use crate::stack::{Core, Stack};
+use crate::wait_queue::WaitQueue;
 
 mod connecting;
 mod io_traits;
@@ -556,19 +557,25 @@ impl TcpStream {
     }
 }
 
-impl Watched for TcpStream {
-    fn watched(&self) -> Parts<'_> {
+impl File for TcpStream {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
         match &self.inner {
-            Inner::Own { connection, .. } => Parts {
-                source: Source::Connection(Arc::downgrade(connection)),
-                wait_queue: &connection.wait_queue,
-                descriptor: -1,
-            },
-            Inner::Kernel(kernel) => Parts {
-                source: Source::Kernel,
-                wait_queue: &kernel.wait_queue,
-                descriptor: kernel.descriptor(),
-            },
+            Inner::Own { connection, .. } => Some(connection.clone()),
+            Inner::Kernel(_) => None,
+        }
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        match &self.inner {
+            Inner::Own { connection, .. } => &connection.wait_queue,
+            Inner::Kernel(kernel) => &kernel.wait_queue,
+        }
+    }
+
+    fn descriptor(&self) -> i32 {
+        match &self.inner {
+            Inner::Own { .. } => -1,
+            Inner::Kernel(kernel) => kernel.descriptor(),
         }
     }
 

@@ -21,6 +21,7 @@ use super::receive::Owned;
 use crate::endpoint::Endpoint;
 use crate::kernel::{KernelInput, PortReservation};
 use crate::readiness::Events;
+use crate::readiness::registration::Pollable;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -215,20 +216,6 @@ impl SocketInner {
         self.notify_input();
     }
 
-    /// What it is ready for now: sending waits for a frame at worst.
-    pub(crate) fn events(&self) -> Events {
-        let failed = self.pending_error.load(Ordering::Relaxed) != 0;
-        let events = Events::WRITABLE | Events::WRBAND;
-        let events = events.with_if(Events::ERR, failed);
-        let ended = self.is_shut(Shutdown::Read);
-        let both = ended && self.is_shut(Shutdown::Write);
-        let readable = ended || self.has_own_datagrams() || self.kernel_has_datagrams();
-        events
-            .with_if(Events::READABLE, readable)
-            .with_if(Events::RDHUP, ended)
-            .with_if(Events::HUP, both)
-    }
-
     /// True while the kernel has datagrams.
     fn kernel_has_datagrams(&self) -> bool {
         let descriptor = self.kernel_descriptor();
@@ -347,6 +334,30 @@ impl Endpoint for SocketInner {
 
     fn priority(&self) -> u8 {
         self.priority.load(Ordering::Relaxed)
+    }
+}
+
+impl Pollable for SocketInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    // Sending waits for a frame at worst.
+    fn events(&self) -> Events {
+        let failed = self.pending_error.load(Ordering::Relaxed) != 0;
+        let events = Events::WRITABLE | Events::WRBAND;
+        let events = events.with_if(Events::ERR, failed);
+        let ended = self.is_shut(Shutdown::Read);
+        let both = ended && self.is_shut(Shutdown::Write);
+        let readable = ended || self.has_own_datagrams() || self.kernel_has_datagrams();
+        events
+            .with_if(Events::READABLE, readable)
+            .with_if(Events::RDHUP, ended)
+            .with_if(Events::HUP, both)
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_input.note();
     }
 }
 
