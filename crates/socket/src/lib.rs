@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod channels;
+mod comparators;
 pub mod control;
 pub mod descriptor;
 mod endpoint;

@@ -67,10 +67,12 @@ fn part(function: &str) -> &'static str {
         "descriptor..bitmap",
         "descriptor6bitmap",
         "10descriptor6bitmap",
-        "descriptor::linear",
-        "descriptor..linear",
-        "10descriptor6linear",
-        "descriptor::table::Numbers",
+        "comparators::linear",
+        "comparators..linear",
+        "11comparators6linear",
+        "descriptor::numbers",
+        "descriptor..numbers",
+        "10descriptor7numbers",
         "Table<T>::allocate",
         "alloc_fd",
         "get_unused_fd",
@@ -82,6 +84,7 @@ fn part(function: &str) -> &'static str {
     let waiting = [
         "readiness",
         "wait_queue",
+        "classical_select",
         "select_host",
         // What a socket answers to the question whether it is ready.
         "TcpStream::look",
@@ -318,7 +321,7 @@ mod tests {
                 WAITING,
             ),
             (
-                "tidewall_socket::descriptor::linear::Linear::lowest",
+                "tidewall_socket::comparators::linear::Linear::first_free",
                 ALLOCATOR,
             ),
             (

@@ -8,7 +8,9 @@
 //!
 //! Read first: Banga and Mogul, USENIX 1998, section 5.2 (`ufalloc`).
 
-use super::NumbersError;
+use std::io;
+
+use super::error;
 
 /// Bits of a word, and as a shift.
 const BITS: u32 = u64::BITS;
@@ -20,14 +22,14 @@ const SHIFT: u32 = 6;
 /// Memory is a bit for each number up to the highest ever used, and a 64th of
 /// that for the levels above: words past a level's end are clear.
 #[derive(Clone, Debug)]
-pub struct Bitmap {
+pub(crate) struct Bitmap {
     /// The lowest level first; each a 64th of the one before.
     levels: Vec<Vec<u64>>,
 }
 
 impl Bitmap {
     /// An empty bitmap for numbers below `limit`.
-    pub fn new(limit: u32) -> Self {
+    pub(crate) fn new(limit: u32) -> Self {
         let mut bitmap = Bitmap {
             levels: vec![Vec::new()],
         };
@@ -36,7 +38,7 @@ impl Bitmap {
     }
 
     /// Makes room for numbers below `limit`; never less than there was.
-    pub fn deepen(&mut self, limit: u32) {
+    pub(crate) fn deepen(&mut self, limit: u32) {
         // The top is one word, whose bits stand for 64 words of the level below.
         while self.reach() < u64::from(limit) {
             // All of the old tree is below the first bit of the new top.
@@ -52,13 +54,14 @@ impl Bitmap {
     }
 
     /// Levels of the tree: words looked at to find a free number.
-    pub fn depth(&self) -> usize {
+    #[cfg(test)]
+    fn depth(&self) -> usize {
         self.levels.len()
     }
 
     /// The lowest free number that is not below `lowest`; `None` past the end of
     /// the tree. Looks at two words a level at most.
-    pub fn first_free(&self, lowest: u32) -> Option<u32> {
+    pub(crate) fn first_free(&self, lowest: u32) -> Option<u32> {
         let mut place = u64::from(lowest);
         if place >= self.reach() {
             return None;
@@ -87,7 +90,7 @@ impl Bitmap {
     }
 
     /// True for a number in use.
-    pub fn is_used(&self, number: u32) -> bool {
+    pub(crate) fn is_used(&self, number: u32) -> bool {
         let words = self.levels.first().map_or(&[][..], Vec::as_slice);
         word(words, u64::from(number >> SHIFT)) & bit(u64::from(number)) != 0
     }
@@ -95,12 +98,12 @@ impl Bitmap {
     /// Marks a number as in use.
     ///
     /// # Errors
-    /// When there is no memory for it, or it is past the end of the tree;
+    /// ENOMEM when there is no memory for it, or it is past the end of the tree;
     /// nothing has changed then.
-    pub fn set(&mut self, number: u32) -> Result<(), NumbersError> {
+    pub(crate) fn set(&mut self, number: u32) -> io::Result<()> {
         let number = u64::from(number);
         if number >= self.reach() {
-            return Err(NumbersError);
+            return Err(error(libc::ENOMEM));
         }
         // Memory first, so that an error leaves the tree as it was. Where the
         // lowest level has the word, the others have theirs.
@@ -111,7 +114,7 @@ impl Bitmap {
         let mut place = number;
         for words in &mut self.levels {
             let Some(word) = words.get_mut((place >> SHIFT) as usize) else {
-                return Err(NumbersError);
+                return Err(error(libc::ENOMEM));
             };
             *word |= bit(place);
             if *word != u64::MAX {
@@ -124,19 +127,19 @@ impl Bitmap {
 
     /// Makes every level long enough for a number.
     #[cold]
-    fn grow(&mut self, number: u64) -> Result<(), NumbersError> {
+    fn grow(&mut self, number: u64) -> io::Result<()> {
         let mut place = number;
         // The lowest level last: the others are never shorter than it needs.
         let mut needed = Vec::with_capacity(self.levels.len());
         for _ in &self.levels {
             place >>= SHIFT;
-            needed.push(usize::try_from(place).map_err(|_| NumbersError)? + 1);
+            needed.push(usize::try_from(place).map_err(|_| error(libc::ENOMEM))? + 1);
         }
         for (words, needed) in self.levels.iter_mut().zip(needed).rev() {
             if words.len() < needed {
                 words
                     .try_reserve(needed - words.len())
-                    .map_err(|_| NumbersError)?;
+                    .map_err(|_| error(libc::ENOMEM))?;
                 words.resize(needed, 0);
             }
         }
@@ -145,7 +148,7 @@ impl Bitmap {
 
     /// Marks a number as free. Words above change only while they said that all
     /// below them was in use: mostly none.
-    pub fn clear(&mut self, number: u32) {
+    pub(crate) fn clear(&mut self, number: u32) {
         let mut place = u64::from(number);
         for words in &mut self.levels {
             let Some(word) = words.get_mut((place >> SHIFT) as usize) else {
@@ -161,12 +164,12 @@ impl Bitmap {
     }
 
     /// The lowest number in use that is not below `lowest`.
-    pub fn next_used(&self, lowest: u32) -> Option<u32> {
+    pub(crate) fn next_used(&self, lowest: u32) -> Option<u32> {
         next_set(self.levels.first()?, lowest)
     }
 
     /// The highest number in use.
-    pub fn highest(&self) -> Option<u32> {
+    pub(crate) fn highest(&self) -> Option<u32> {
         let words = self.levels.first()?;
         let (place, word) = words
             .iter()
@@ -177,7 +180,8 @@ impl Bitmap {
     }
 
     /// Bytes that the tree takes.
-    pub fn memory(&self) -> usize {
+    #[cfg(test)]
+    fn memory(&self) -> usize {
         let words: usize = self.levels.iter().map(Vec::capacity).sum();
         words * size_of::<u64>()
     }

@@ -254,9 +254,9 @@ impl Descriptors {
         self.inner.table.is_empty()
     }
 
-    /// Tells `observer` of each number that no longer names what it named, before
-    /// it can name something else; see [`Closing`].
-    pub fn observe(&self, observer: Weak<dyn Closing>) {
+    /// Calls `observer` for each number that no longer names what it named, before it
+    /// can name something else; see [`Closing`].
+    pub(crate) fn observe<O: Closing + 'static>(&self, observer: &Arc<O>) {
         self.inner.table.observe(observer);
     }
 

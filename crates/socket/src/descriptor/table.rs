@@ -8,19 +8,17 @@ use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 use std::sync::{Mutex, MutexGuard};
 
-use super::bitmap::next_set;
-use super::{Allocator, Bitmap, Linear, NumbersError};
-use slots::{Slot, Slots};
-
-mod slots;
+use super::entries::{Entries, Slot};
+use super::numbers::Numbers;
+use super::{Allocator, error};
 
 /// Close these numbers on [`Table::exec`] instead of now
 /// ([`Table::close_range`]; Linux's value).
 pub const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
-/// Told of each number that no longer names what it named: closed, or made to
-/// name something else.
-pub trait Closing: Send + Sync {
+/// Hears of each number that no longer names what it named: closed, or made to name
+/// something else.
+pub(crate) trait Closing: Send + Sync {
     /// From now on `fd` does not name what it named. Called before the number
     /// can be given out again, under the table's lock: calls of the table from
     /// here would wait for ever.
@@ -37,44 +35,30 @@ pub trait Closing: Send + Sync {
 /// given back with the table.
 ///
 /// Errors are Linux's.
-#[derive(Debug)]
 pub struct Table<T> {
     /// Taken before a slot's lock, never after one.
-    numbers: Mutex<Numbers>,
-    /// Made when a number is first used, under `numbers`; found without.
-    slots: Slots<T>,
+    state: Mutex<State>,
+    /// Made when a number is first used, under `state`; found without.
+    entries: Entries<T>,
 }
 
-struct Numbers {
-    used: Used,
-    /// Numbers that [`Table::exec`] closes, as bits; those past the end are not.
-    close_on_exec: Vec<u64>,
-    limit: u32,
-    open: usize,
+struct State {
+    numbers: Numbers,
     observers: Vec<Weak<dyn Closing>>,
 }
 
-impl std::fmt::Debug for Numbers {
+impl<T> std::fmt::Debug for Table<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Numbers")
-            .field("open", &self.open)
-            .field("limit", &self.limit)
+        let state = lock(&self.state);
+        f.debug_struct("Table")
+            .field("open", &state.numbers.len())
+            .field("limit", &state.numbers.limit())
             .finish_non_exhaustive()
     }
 }
 
-#[derive(Clone)]
-enum Used {
-    Bitmap(Bitmap),
-    Linear(Linear),
-}
-
-fn error(errno: i32) -> io::Error {
-    io::Error::from_raw_os_error(errno)
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking thread left is whole: nothing here can panic half-way.
+    // What a panicking thread left is consistent: nothing here panics half-way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -88,96 +72,9 @@ fn descriptor(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-impl From<NumbersError> for io::Error {
-    fn from(_: NumbersError) -> Self {
-        error(libc::ENOMEM)
-    }
-}
-
-impl Used {
-    fn first_free(&self, lowest: u32) -> Option<u32> {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.first_free(lowest),
-            Used::Linear(linear) => linear.first_free(lowest),
-        }
-    }
-
-    fn is_used(&self, number: u32) -> bool {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.is_used(number),
-            Used::Linear(linear) => linear.is_used(number),
-        }
-    }
-
-    fn set(&mut self, number: u32) -> Result<(), NumbersError> {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.set(number),
-            Used::Linear(linear) => linear.set(number),
-        }
-    }
-
-    fn clear(&mut self, number: u32) {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.clear(number),
-            Used::Linear(linear) => linear.clear(number),
-        }
-    }
-
-    fn next_used(&self, lowest: u32) -> Option<u32> {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.next_used(lowest),
-            Used::Linear(linear) => linear.next_used(lowest),
-        }
-    }
-
-    fn highest(&self) -> Option<u32> {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.highest(),
-            Used::Linear(linear) => linear.highest(),
-        }
-    }
-
-    fn deepen(&mut self, limit: u32) {
-        match self {
-            Used::Bitmap(bitmap) => bitmap.deepen(limit),
-            Used::Linear(_) => {}
-        }
-    }
-}
-
-impl Numbers {
-    fn closes_on_exec(&self, number: u32) -> bool {
-        let word = self.close_on_exec.get((number / u64::BITS) as usize);
-        word.is_some_and(|word| word & (1 << (number % u64::BITS)) != 0)
-    }
-
-    fn set_close_on_exec(&mut self, number: u32, closes: bool) -> io::Result<()> {
-        let place = (number / u64::BITS) as usize;
-        let bit = 1 << (number % u64::BITS);
-        if closes && self.close_on_exec.len() <= place {
-            let missing = place + 1 - self.close_on_exec.len();
-            self.close_on_exec
-                .try_reserve(missing)
-                .map_err(|_| error(libc::ENOMEM))?;
-            self.close_on_exec.resize(place + 1, 0);
-        }
-        match self.close_on_exec.get_mut(place) {
-            Some(word) if closes => *word |= bit,
-            Some(word) => *word &= !bit,
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// A number is free again.
-    fn free(&mut self, number: u32) {
-        self.used.clear(number);
-        // Only setting it can fail.
-        let _ = self.set_close_on_exec(number, false);
-        self.open -= 1;
-    }
-
-    fn tell(&mut self, number: u32) {
+impl State {
+    /// A number does not name any more what it named.
+    fn notify_closing(&mut self, number: u32) {
         if self.observers.is_empty() {
             return;
         }
@@ -196,24 +93,16 @@ impl<T> Table<T> {
     /// An empty table for numbers below `limit` (at most 2^31 − 1; Linux calls it
     /// RLIMIT_NOFILE).
     pub fn new(limit: u32, allocator: Allocator) -> Self {
-        let limit = limit.min(i32::MAX as u32);
-        let used = match allocator {
-            Allocator::Bitmap => Used::Bitmap(Bitmap::new(limit)),
-            Allocator::Linear => Used::Linear(Linear::new()),
-        };
-        Self::with(Numbers {
-            used,
-            close_on_exec: Vec::new(),
-            limit,
-            open: 0,
-            observers: Vec::new(),
-        })
+        Self::with(Numbers::new(limit, allocator))
     }
 
     fn with(numbers: Numbers) -> Self {
         Table {
-            numbers: Mutex::new(numbers),
-            slots: Slots::default(),
+            state: Mutex::new(State {
+                numbers,
+                observers: Vec::new(),
+            }),
+            entries: Entries::default(),
         }
     }
 
@@ -226,16 +115,10 @@ impl<T> Table<T> {
         lowest: u32,
         close_on_exec: bool,
     ) -> io::Result<(u32, &Slot<T>)> {
-        let number = numbers
-            .used
-            .first_free(lowest)
-            .filter(|&number| number < numbers.limit)
-            .ok_or_else(|| error(libc::EMFILE))?;
+        let number = numbers.first_free(lowest)?;
         // What may fail before what changes something.
-        let slot = self.slots.make(number)?;
-        numbers.set_close_on_exec(number, close_on_exec)?;
-        numbers.used.set(number)?;
-        numbers.open += 1;
+        let slot = self.entries.make(number)?;
+        numbers.take(number, close_on_exec)?;
         Ok((number, slot))
     }
 
@@ -245,8 +128,8 @@ impl<T> Table<T> {
     /// EMFILE when that would be the limit or above; ENOMEM. The entry is
     /// dropped then.
     pub fn open(&self, entry: T, close_on_exec: bool) -> io::Result<i32> {
-        let mut numbers = lock(&self.numbers);
-        let (number, slot) = self.allocate(&mut numbers, 0, close_on_exec)?;
+        let numbers = &mut lock(&self.state).numbers;
+        let (number, slot) = self.allocate(numbers, 0, close_on_exec)?;
         *lock(slot) = Some(entry);
         Ok(descriptor(number))
     }
@@ -257,12 +140,12 @@ impl<T> Table<T> {
     /// As [`Table::open`]; EINVAL when `lowest` is negative or not below the
     /// limit.
     pub fn open_from(&self, entry: T, lowest: i32, close_on_exec: bool) -> io::Result<i32> {
-        let mut numbers = lock(&self.numbers);
+        let numbers = &mut lock(&self.state).numbers;
         let lowest = u32::try_from(lowest)
             .ok()
-            .filter(|&lowest| lowest < numbers.limit)
+            .filter(|&lowest| lowest < numbers.limit())
             .ok_or_else(|| error(libc::EINVAL))?;
-        let (number, slot) = self.allocate(&mut numbers, lowest, close_on_exec)?;
+        let (number, slot) = self.allocate(numbers, lowest, close_on_exec)?;
         *lock(slot) = Some(entry);
         Ok(descriptor(number))
     }
@@ -274,9 +157,8 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// As [`Table::open`].
-    pub fn reserve(&self, close_on_exec: bool) -> io::Result<Reservation<'_, T>> {
-        let mut numbers = lock(&self.numbers);
-        let (number, _) = self.allocate(&mut numbers, 0, close_on_exec)?;
+    pub(crate) fn reserve(&self, close_on_exec: bool) -> io::Result<Reservation<'_, T>> {
+        let (number, _) = self.allocate(&mut lock(&self.state).numbers, 0, close_on_exec)?;
         Ok(Reservation {
             table: self,
             number,
@@ -290,13 +172,9 @@ impl<T> Table<T> {
     /// EBADF.
     pub fn close(&self, fd: i32) -> io::Result<T> {
         let number = number(fd)?;
-        let slot = self.slots.get(number).ok_or_else(|| error(libc::EBADF))?;
-        let mut numbers = lock(&self.numbers);
         // A number without an entry is free, or reserved.
-        let entry = lock(slot).take().ok_or_else(|| error(libc::EBADF))?;
-        numbers.tell(number);
-        numbers.free(number);
-        Ok(entry)
+        self.take(&mut lock(&self.state), number)
+            .ok_or_else(|| error(libc::EBADF))
     }
 
     /// Closes the numbers from `first` to `last`, or lets [`Table::exec`] do so
@@ -310,44 +188,40 @@ impl<T> Table<T> {
             return Err(error(libc::EINVAL));
         }
         let mut closed = Vec::new();
-        let mut numbers = lock(&self.numbers);
-        let mut next = numbers.used.next_used(first);
+        let mut state = lock(&self.state);
+        let mut next = state.numbers.next_used(first);
         while let Some(number) = next.filter(|&number| number <= last) {
             if flags & CLOSE_RANGE_CLOEXEC != 0 {
-                numbers.set_close_on_exec(number, true)?;
+                state.numbers.set_close_on_exec(number, true)?;
             } else {
-                closed.extend(self.take(&mut numbers, number));
+                closed.extend(self.take(&mut state, number));
             }
-            next = number
-                .checked_add(1)
-                .and_then(|n| numbers.used.next_used(n));
+            next = state.numbers.next_used(number + 1);
         }
-        drop(numbers);
-        // Their ends are no business of those who wait for the lock.
+        // Entries end without the lock.
+        drop(state);
         drop(closed);
         Ok(())
     }
 
     /// Takes a number's entry, if it has one, and frees the number.
-    fn take(&self, numbers: &mut Numbers, number: u32) -> Option<T> {
-        let entry = lock(self.slots.get(number)?).take()?;
-        numbers.tell(number);
-        numbers.free(number);
+    fn take(&self, state: &mut State, number: u32) -> Option<T> {
+        let entry = lock(self.entries.get(number)?).take()?;
+        state.notify_closing(number);
+        state.numbers.free(number);
         Some(entry)
     }
 
     /// What `execve` does: closes the numbers whose close-on-exec flag is set.
     pub fn exec(&self) {
         let mut closed = Vec::new();
-        let mut numbers = lock(&self.numbers);
-        let mut next = next_set(&numbers.close_on_exec, 0);
+        let mut state = lock(&self.state);
+        let mut next = state.numbers.next_close_on_exec(0);
         while let Some(number) = next {
-            closed.extend(self.take(&mut numbers, number));
-            next = number
-                .checked_add(1)
-                .and_then(|n| next_set(&numbers.close_on_exec, n));
+            closed.extend(self.take(&mut state, number));
+            next = state.numbers.next_close_on_exec(number + 1);
         }
-        drop(numbers);
+        drop(state);
         drop(closed);
     }
 
@@ -357,9 +231,9 @@ impl<T> Table<T> {
     /// EBADF.
     pub fn close_on_exec(&self, fd: i32) -> io::Result<bool> {
         let number = number(fd)?;
-        let numbers = lock(&self.numbers);
+        let state = lock(&self.state);
         self.named(number)?;
-        Ok(numbers.closes_on_exec(number))
+        Ok(state.numbers.is_close_on_exec(number))
     }
 
     /// Says whether [`Table::exec`] closes a number (F_SETFD). The flag is the
@@ -369,14 +243,14 @@ impl<T> Table<T> {
     /// EBADF.
     pub fn set_close_on_exec(&self, fd: i32, closes: bool) -> io::Result<()> {
         let number = number(fd)?;
-        let mut numbers = lock(&self.numbers);
+        let mut state = lock(&self.state);
         self.named(number)?;
-        numbers.set_close_on_exec(number, closes)
+        state.numbers.set_close_on_exec(number, closes)
     }
 
     /// The slot of a number that names something.
     fn named(&self, number: u32) -> io::Result<&Slot<T>> {
-        self.slots
+        self.entries
             .get(number)
             .filter(|slot| lock(slot).is_some())
             .ok_or_else(|| error(libc::EBADF))
@@ -384,21 +258,18 @@ impl<T> Table<T> {
 
     /// The limit: the lowest number that is not given out.
     pub fn limit(&self) -> u32 {
-        lock(&self.numbers).limit
+        lock(&self.state).numbers.limit()
     }
 
     /// Sets the limit, at most 2^31 − 1. Numbers above a lowered one stay open, as
     /// on Linux.
     pub fn set_limit(&self, limit: u32) {
-        let mut numbers = lock(&self.numbers);
-        numbers.limit = limit.min(i32::MAX as u32);
-        let limit = numbers.limit;
-        numbers.used.deepen(limit);
+        lock(&self.state).numbers.set_limit(limit);
     }
 
     /// Numbers in use, reserved ones too.
     pub fn len(&self) -> usize {
-        lock(&self.numbers).open
+        lock(&self.state).numbers.len()
     }
 
     /// True when no number is in use.
@@ -408,14 +279,15 @@ impl<T> Table<T> {
 
     /// The highest number in use.
     pub fn highest(&self) -> Option<i32> {
-        lock(&self.numbers).used.highest().map(descriptor)
+        lock(&self.state).numbers.highest().map(descriptor)
     }
 
-    /// Tells `observer` of numbers that are closed, while it lives.
-    pub fn observe(&self, observer: Weak<dyn Closing>) {
-        let mut numbers = lock(&self.numbers);
-        numbers.observers.retain(|other| other.strong_count() > 0);
-        numbers.observers.push(observer);
+    /// Calls `observer` for each number that is closed, while it lives.
+    pub(crate) fn observe<O: Closing + 'static>(&self, observer: &Arc<O>) {
+        let observer: Weak<O> = Arc::downgrade(observer);
+        let mut state = lock(&self.state);
+        state.observers.retain(|other| other.strong_count() > 0);
+        state.observers.push(observer);
     }
 }
 
@@ -427,7 +299,7 @@ impl<T: Clone> Table<T> {
     pub fn get(&self, fd: i32) -> io::Result<T> {
         u32::try_from(fd)
             .ok()
-            .and_then(|number| lock(self.slots.get(number)?).clone())
+            .and_then(|number| lock(self.entries.get(number)?).clone())
             .ok_or_else(|| error(libc::EBADF))
     }
 
@@ -478,27 +350,26 @@ impl<T: Clone> Table<T> {
         let place = number(new)?;
         // Outlives the lock: another thread may make it the last of its kind.
         let entry;
-        let mut numbers = lock(&self.numbers);
-        if place >= numbers.limit {
+        let mut state = lock(&self.state);
+        let numbers = &mut state.numbers;
+        if place >= numbers.limit() {
             return Err(error(libc::EBADF));
         }
         entry = self.get(old)?;
-        let slot = self.slots.make(place)?;
-        let was_used = numbers.used.is_used(place);
-        if was_used && lock(slot).is_none() {
+        let slot = self.entries.make(place)?;
+        if !numbers.is_used(place) {
+            numbers.take(place, close_on_exec)?;
+        } else if lock(slot).is_none() {
             return Err(error(libc::EBUSY));
-        }
-        numbers.set_close_on_exec(place, close_on_exec)?;
-        if !was_used {
-            numbers.used.set(place)?;
-            numbers.open += 1;
+        } else {
+            numbers.set_close_on_exec(place, close_on_exec)?;
         }
         let replaced = lock(slot).replace(entry);
         if replaced.is_some() {
-            numbers.tell(place);
+            state.notify_closing(place);
         }
-        drop(numbers);
-        // Its end is no business of those who wait for the lock.
+        // It ends without the lock.
+        drop(state);
         drop(replaced);
         Ok(new)
     }
@@ -510,26 +381,18 @@ impl<T: Clone> Table<T> {
     /// # Errors
     /// ENOMEM.
     pub fn fork(&self) -> io::Result<Self> {
-        let numbers = lock(&self.numbers);
-        let child = Self::with(Numbers {
-            used: numbers.used.clone(),
-            close_on_exec: numbers.close_on_exec.clone(),
-            limit: numbers.limit,
-            open: numbers.open,
-            observers: Vec::new(),
-        });
+        let numbers = &lock(&self.state).numbers;
+        let child = Self::with(numbers.clone());
         {
-            let mut theirs = lock(&child.numbers);
-            let mut next = numbers.used.next_used(0);
+            let theirs = &mut lock(&child.state).numbers;
+            let mut next = numbers.next_used(0);
             while let Some(number) = next {
-                let entry = self.slots.get(number).and_then(|slot| lock(slot).clone());
+                let entry = self.entries.get(number).and_then(|slot| lock(slot).clone());
                 match entry {
-                    Some(entry) => *lock(child.slots.make(number)?) = Some(entry),
+                    Some(entry) => *lock(child.entries.make(number)?) = Some(entry),
                     None => theirs.free(number),
                 }
-                next = number
-                    .checked_add(1)
-                    .and_then(|n| numbers.used.next_used(n));
+                next = numbers.next_used(number + 1);
             }
         }
         Ok(child)
@@ -538,7 +401,7 @@ impl<T: Clone> Table<T> {
 
 /// A number that is taken, and names nothing yet ([`Table::reserve`]).
 #[derive(Debug)]
-pub struct Reservation<'a, T> {
+pub(crate) struct Reservation<'a, T> {
     table: &'a Table<T>,
     number: u32,
     installed: bool,
@@ -546,8 +409,8 @@ pub struct Reservation<'a, T> {
 
 impl<T> Reservation<'_, T> {
     /// Makes the number name `entry`, and returns it.
-    pub fn install(mut self, entry: T) -> i32 {
-        if let Some(slot) = self.table.slots.get(self.number) {
+    pub(crate) fn install(mut self, entry: T) -> i32 {
+        if let Some(slot) = self.table.entries.get(self.number) {
             *lock(slot) = Some(entry);
             self.installed = true;
         }
@@ -558,15 +421,9 @@ impl<T> Reservation<'_, T> {
 impl<T> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         if !self.installed {
-            lock(&self.table.numbers).free(self.number);
+            lock(&self.table.state).numbers.free(self.number);
         }
     }
-}
-
-/// A weak reference to an observer, for [`Table::observe`].
-pub fn weak<O: Closing + 'static>(observer: &Arc<O>) -> Weak<dyn Closing> {
-    let weak: Weak<O> = Arc::downgrade(observer);
-    weak
 }
 
 #[cfg(all(test, loom))]

@@ -5,12 +5,12 @@
 //! is reported. A lock serialises control and scans, as Linux's `ep->mtx` does;
 //! notifying does not take it.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use slab::Slab;
 
 use super::poll_context::PollContext;
@@ -234,7 +234,7 @@ impl SetInner {
             events: events.get_mut(..most).unwrap_or_default(),
             count: 0,
         };
-        // Where one kind alone fills the room, the other's turn comes next time.
+        // Where one kind alone fills the room, the other comes first next time.
         if self.kernel_first.fetch_xor(true, Ordering::Relaxed) {
             self.collect_kernel(insist, &mut found)?;
             self.collect_ready(&mut items, &mut found);

@@ -17,10 +17,10 @@ impl Descriptors {
         self.open(EpollSet::new(self.stack())?, flags)
     }
 
-    /// Adds a descriptor to a set, changes what it is watched for, or removes it.
+    /// Adds a descriptor to a set, changes what it is registered for, or removes it.
     ///
     /// What is in a set is a descriptor together with the open file that it named:
-    /// it is told of until that file is closed, which is when the last descriptor
+    /// it is reported until that file is closed, which is when the last descriptor
     /// of it is, whatever has become of this one (epoll(7), "Questions and
     /// answers", 6).
     ///
@@ -50,10 +50,10 @@ impl Descriptors {
     }
 
     /// Waits until something in a set is ready and puts it into `events`, as many as
-    /// there is room for; the others' turn comes first next time. Returns how many
+    /// there is room for; the others come first next time. Returns how many
     /// there are; none at the timeout. `None` waits for ever, zero does not wait.
     ///
-    /// While the device is flooded a call tells of fewer, so that the next one polls
+    /// While the device is flooded a call reports fewer, so that the next one polls
     /// it in time.
     ///
     /// # Errors

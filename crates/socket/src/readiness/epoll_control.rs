@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::Events;
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
 use super::poll_context::{Interface, PollContext};
-use super::registration::File as _;
 use crate::descriptor::OpenFile;
 
 /// What `epoll_ctl` does.
@@ -119,7 +118,7 @@ impl EpollSet {
             (Operation::Delete, Some(item)) => {
                 let registration = item.registration.clone();
                 registration.retire();
-                file.wait_queue().unregister(&registration);
+                file.polled().wait_queue().unregister(&registration);
                 items.remove(registration.slot());
                 Ok(())
             }
@@ -135,13 +134,13 @@ impl EpollSet {
         interest: Events,
         data: u64,
     ) -> io::Result<()> {
-        if !file.is_of(self.stack()) {
+        if !file.polled().is_of(self.stack()) {
             return refuse(libc::EINVAL);
         }
         let registration =
             self.inner
                 .context
-                .register(&**file, data, interest, Interface::Epoll)?;
+                .register(file.polled(), data, interest, Interface::Epoll)?;
         registration.set_slot(items.next_slot());
         items.insert(registration, fd, file, nested);
         Ok(())

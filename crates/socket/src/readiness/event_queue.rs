@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Events;
-use super::registration::File as _;
 use super::thread_state::{DescriptorContext, OpenFiles, ThreadState, with_thread_state};
 use crate::descriptor::Descriptors;
 
@@ -61,7 +60,7 @@ impl Descriptors {
             let reported = interest.without(Events::FLAGS) | Events::ALWAYS;
             // The kernel does not let an exclusive interest be changed; its own are
             // reported to everybody.
-            let exclusive = match file.pollable() {
+            let exclusive = match file.polled().pollable() {
                 None => Events::NONE,
                 Some(_) => interest & Events::EXCLUSIVE,
             };
@@ -97,7 +96,7 @@ impl Descriptors {
     /// does not wait.
     ///
     /// An event says what the descriptor is ready for when it is given out; what
-    /// was over before, or undone by the application itself, is not reported. What is
+    /// ended before, or was undone by the application itself, is not reported. What is
     /// reported is not reported again until something else happens: read until EAGAIN.
     ///
     /// # Errors

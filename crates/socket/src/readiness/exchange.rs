@@ -47,7 +47,7 @@ impl Default for Role {
 }
 
 impl Role {
-    /// True when it is the caller's, who has told the others that it is here before.
+    /// True when it is the caller's, which is in the others' list already.
     pub(super) fn take(&self, own: usize) -> bool {
         let taken = self
             .0
@@ -104,7 +104,7 @@ mod loom_tests {
         }
     }
 
-    /// Edges: whoever looks last has seen every change.
+    /// Edges: the thread that looks last has seen every change.
     #[test]
     fn loom_a_change_is_seen_or_enters_again() {
         loom::model(|| {
@@ -174,7 +174,7 @@ mod loom_tests {
             }
             let has = comes.join().unwrap();
             assert!(has || woken.load(Ordering::SeqCst));
-            // Whoever leaves without it offers it too, if it is nobody's.
+            // One that leaves without it offers it too, if it is nobody's.
             assert_eq!(role.leave(3), !has);
         });
     }

@@ -56,7 +56,8 @@ impl File for KernelFile {
 }
 
 impl OpenFile {
-    fn as_file(&self) -> &dyn File {
+    /// What of it contexts poll.
+    pub(crate) fn polled(&self) -> &dyn File {
         match self {
             OpenFile::Stream(stream) => stream,
             OpenFile::Listener(listener) => listener,
@@ -72,23 +73,5 @@ impl OpenFile {
             OpenFile::Kernel(file) => epoll::can_poll(file.as_fd()),
             _ => true,
         }
-    }
-}
-
-impl File for OpenFile {
-    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        self.as_file().pollable()
-    }
-
-    fn wait_queue(&self) -> &WaitQueue {
-        self.as_file().wait_queue()
-    }
-
-    fn descriptor(&self) -> i32 {
-        self.as_file().descriptor()
-    }
-
-    fn is_of(&self, stack: &Stack) -> bool {
-        self.as_file().is_of(stack)
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! and nothing else: a descriptor that had nothing and was not hinted has
 //! nothing. The last term is there because the application may have left what
-//! it was told of. What holds between calls, for every number and class in
+//! it was given. What holds between calls, for every number and class in
 //! INTERESTED that is neither in HINTS nor in READY: the file has nothing of
 //! that class ([`Classes::pending`]), and when that changes it will be hinted.
 //!
@@ -234,7 +234,7 @@ impl Interest {
         }
     }
 
-    /// What is watched of a number.
+    /// What is in INTERESTED of a number.
     pub(crate) fn interested(&self, number: usize) -> Classes {
         let place = number / BITS;
         let words = self
@@ -272,8 +272,8 @@ impl Interest {
         }
     }
 
-    /// A file that is watched has changed. False when nobody asks about it:
-    /// nothing of it is watched, or its last hint has not been looked at. It
+    /// A file has changed. False when nobody asks about it: nothing of it is in
+    /// INTERESTED, or its last hint has not been looked at. It
     /// need not be hinted again then until it is examined.
     pub(crate) fn hint(&mut self, number: usize) -> bool {
         let (place, bit) = (number / BITS, 1 << (number % BITS));
@@ -364,7 +364,7 @@ impl Interest {
 
     /// Puts what is ready of `selecting` into `found`, examining what the rule
     /// says. On an error, which is the first number's that is not open, what was
-    /// learnt of the others before stays known.
+    /// found of the others before stays known.
     pub(crate) fn select<F: Files>(
         &mut self,
         selecting: &Selecting<'_>,

@@ -49,7 +49,7 @@ pub(super) struct KernelDescriptors {
     kernel_only: AtomicUsize,
     /// Somebody has said that some are ready, and nobody has looked since.
     ready: AtomicBool,
-    /// Whose waker sleeps on `epoll`, as an address.
+    /// The waker of the thread that polls `epoll`, as an address.
     watcher: Role,
 }
 
@@ -88,7 +88,7 @@ impl KernelDescriptors {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// The kernel has said so, or whoever wants it looked at.
+    /// The kernel has said so, or somebody wants it asked.
     pub(super) fn note_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
@@ -173,7 +173,7 @@ impl KernelDescriptors {
         }
     }
 
-    /// True when only the kernel knows what some are ready for: whoever must not miss
+    /// True when only the kernel knows what some are ready for: a call that must not miss
     /// them insists.
     pub(super) fn has_kernel_only(&self) -> bool {
         self.kernel_only.load(Ordering::Relaxed) != 0
@@ -181,7 +181,7 @@ impl KernelDescriptors {
 
     // ---- What is ready ------------------------------------------------------
 
-    /// True when the kernel has something to tell; asks it.
+    /// True when some are ready; asks the kernel.
     pub(super) fn is_ready(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
             && self
@@ -191,9 +191,9 @@ impl KernelDescriptors {
     }
 
     /// Asks the kernel which descriptors are ready, `most` of them: when it has said
-    /// that some are, every so many turns, and if `insist`. Those that only the
+    /// that some are, every so many waits, and if `insist`. Those that only the
     /// kernel knows about are given to `each`, with what they are ready for; sockets
-    /// that it has a part in get a hint.
+    /// that it has a part in are notified.
     ///
     /// # Errors
     /// EINTR.
@@ -237,8 +237,8 @@ impl KernelDescriptors {
         asked
     }
 
-    /// As [`KernelDescriptors::poll`], for all that are ready: hints for whoever treats them
-    /// as any other.
+    /// As [`KernelDescriptors::poll`], and puts all that are ready on the ready list: for
+    /// calls that treat them as any other.
     ///
     /// # Errors
     /// EINTR.

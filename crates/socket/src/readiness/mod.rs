@@ -50,9 +50,8 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
-mod classes;
-mod classical;
-mod descriptor_set;
+pub(crate) mod classes;
+pub(crate) mod descriptor_set;
 mod epoll;
 mod epoll_calls;
 mod epoll_control;
@@ -61,13 +60,13 @@ pub(crate) mod event_loop;
 mod event_queue;
 mod exchange;
 mod files;
-mod interest;
+pub(crate) mod interest;
 mod kernel_descriptors;
 mod poll;
 pub(crate) mod poll_context;
 pub(crate) mod registration;
 mod select;
-mod thread_state;
+pub(crate) mod thread_state;
 
 pub use crate::raw::poll::SignalSet;
 pub use descriptor_set::{DescriptorSet, Iter};
@@ -108,7 +107,7 @@ impl Events {
     /// The peer has closed its half.
     pub const RDHUP: Self = Self(libc::EPOLLRDHUP as u32);
 
-    /// A flag for `epoll_ctl`: of several sets that watch a file, one is woken.
+    /// A flag for `epoll_ctl`: of several sets that a file is in, one is woken.
     pub const EXCLUSIVE: Self = Self(libc::EPOLLEXCLUSIVE as u32);
     /// A flag for `epoll_ctl`: the system may not be suspended. Ignored.
     pub const WAKEUP: Self = Self(libc::EPOLLWAKEUP as u32);

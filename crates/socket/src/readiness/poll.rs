@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::classes::Classes;
 use super::interest::Interest;
-use super::thread_state::{OpenFiles, ThreadState, interrupted_by_pending, with_thread_state};
+use super::thread_state::{Call, OpenFiles, ThreadState, with_thread_state};
 use super::{Events, SignalSet};
 use crate::descriptor::Descriptors;
 
@@ -89,30 +89,12 @@ impl Descriptors {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         with_thread_state(self, |thread| {
-            let context = thread.polled.context.clone();
-            let core = self.stack().here()?;
-            let mut call = Call {
+            let mut call = Poll {
                 list,
                 ready: 0,
                 order: Order::Unknown,
             };
-            let mut first = true;
-            let found = context.wait(core, timeout, signals, &mut |insist| {
-                if std::mem::take(&mut first) {
-                    thread.take_hints(self, insist)?;
-                    call.look_at_all(self, thread)?;
-                } else {
-                    call.look_again(self, thread, insist)?;
-                }
-                if context.has_unprocessed_frames() {
-                    // Frames that were there before their socket was watched.
-                    context.process(core);
-                    call.look_again(self, thread, false)?;
-                }
-                Ok(call.ready)
-            })?;
-            interrupted_by_pending(found, timeout, signals)?;
-            Ok(found)
+            thread.wait(self, timeout, signals, &mut call)
         })
     }
 }
@@ -127,63 +109,40 @@ enum Order {
     Repeats,
 }
 
-struct Call<'a> {
+/// A call of `poll`.
+struct Poll<'a> {
     list: &'a mut [PollFd],
     /// Entries with something in `revents`.
     ready: usize,
     order: Order,
 }
 
-impl Call<'_> {
-    /// Asks about every entry; those that the rule leaves out cost a look at two
-    /// bitmaps.
-    fn look_at_all(
+impl Call for Poll<'_> {
+    // Entries that the rule leaves out cost a look at two bitmaps.
+    fn examine_all(
         &mut self,
-        descriptors: &Descriptors,
         thread: &mut ThreadState,
+        files: &mut OpenFiles<'_>,
     ) -> io::Result<()> {
-        let ThreadState {
-            polled, interest, ..
-        } = thread;
-        let mut files = OpenFiles::new(descriptors, polled);
         self.ready = 0;
         for entry in self.list.iter_mut() {
-            entry.revents = look(entry, interest, &mut files)?;
+            entry.revents = look(entry, &mut thread.interest, files)?;
             self.ready += usize::from(entry.revents != 0);
         }
         Ok(())
     }
 
-    /// Asks about those that were hinted or closed in the meantime.
-    fn look_again(
+    fn examine_changed(
         &mut self,
-        descriptors: &Descriptors,
         thread: &mut ThreadState,
-        insist: bool,
+        files: &mut OpenFiles<'_>,
     ) -> io::Result<()> {
         let ThreadState {
-            polled,
             interest,
-            taken,
             changed,
             places,
             ..
         } = thread;
-        changed.clear();
-        polled.take_closed(|number| {
-            interest.forget(number);
-            changed.push(number);
-        });
-        let mut files = OpenFiles::new(descriptors, polled);
-        files.mark_kernel_ready(insist)?;
-        polled.context.take_all(taken);
-        for registration in taken.drain(..) {
-            if files.by_number.is_current(&registration) {
-                let number = registration.key() as usize;
-                interest.hint(number);
-                changed.push(number);
-            }
-        }
         if changed.is_empty() {
             return Ok(());
         }
@@ -196,7 +155,7 @@ impl Call<'_> {
                 if usize::try_from(entry.fd) == Ok(number) {
                     asked = true;
                     let before = entry.revents != 0;
-                    entry.revents = look(entry, interest, &mut files)?;
+                    entry.revents = look(entry, interest, files)?;
                     self.ready += usize::from(entry.revents != 0);
                     self.ready -= usize::from(before);
                 }
@@ -213,11 +172,14 @@ impl Call<'_> {
                 }
             }
             if !asked {
-                // It woke us for nothing; it need not again.
                 files.park(number);
             }
         }
         Ok(())
+    }
+
+    fn found(&self, _thread: &ThreadState) -> usize {
+        self.ready
     }
 }
 

@@ -332,7 +332,8 @@ impl PollContext {
             return false;
         }
         let has_thread = self.wake_for_frames(wake);
-        has_thread | self.wait_queue.enter_frames(wake && !has_thread).has_thread
+        let above = self.wait_queue.enter_frames(wake && !has_thread, false);
+        has_thread | above.has_thread
     }
 
     /// Frames wait in sockets of this context; `wake`: a thread is woken for them.

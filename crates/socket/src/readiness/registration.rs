@@ -96,7 +96,7 @@ impl std::fmt::Debug for Registration {
 }
 
 impl Registration {
-    pub(super) fn new(
+    pub(crate) fn new(
         context: Arc<PollContext>,
         source: Option<Weak<dyn Pollable>>,
         descriptor: i32,
@@ -153,7 +153,7 @@ impl Registration {
     /// What epoll reports of a descriptor of the kernel's.
     pub(crate) fn set_interest(&self, interest: Events) -> std::io::Result<()> {
         self.interest.store(interest.bits(), Ordering::Relaxed);
-        // Either whoever notifies sees it, or we see what it is about.
+        // Either a notifier sees it, or we see what it is about.
         fence(Ordering::SeqCst);
         self.context.kernel().change(self)
     }

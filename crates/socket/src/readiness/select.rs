@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::SignalSet;
 use super::descriptor_set::DescriptorSet;
 use super::interest::Selecting;
-use super::thread_state::{OpenFiles, ThreadState, interrupted_by_pending, with_thread_state};
+use super::thread_state::{Call, OpenFiles, ThreadState, with_thread_state};
 use crate::descriptor::Descriptors;
 
 impl Descriptors {
@@ -22,7 +22,7 @@ impl Descriptors {
     ///
     /// Of a word of 64 descriptors that `nfds` cuts, the rest is cleared, as
     /// Linux does. A descriptor that another thread closes in the meantime is
-    /// ready in every set: whoever tries it gets EBADF.
+    /// ready in every set: a call on it gets EBADF.
     ///
     /// # Errors
     /// EBADF for a set that names a descriptor below `nfds` which is not open;
@@ -61,108 +61,53 @@ impl Descriptors {
                 .each_ref()
                 .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
             let selecting = Selecting::new(words, count);
-            thread.select(self, &selecting, timeout, signals)?;
+            thread.found.clear();
+            thread.wait(self, timeout, signals, &mut Select { selecting })?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
             Ok(thread.found.write(sets, count))
         })
     }
 }
 
-impl ThreadState {
-    fn select(
-        &mut self,
-        descriptors: &Descriptors,
-        selecting: &Selecting<'_>,
-        timeout: Option<Duration>,
-        signals: Option<&SignalSet>,
-    ) -> io::Result<()> {
-        let context = self.polled.context.clone();
-        let core = descriptors.stack().here()?;
-        self.found.clear();
-        let mut first = true;
-        let found = context.wait(core, timeout, signals, &mut |insist| {
-            if std::mem::take(&mut first) {
-                self.take_hints(descriptors, insist)?;
-                let mut files = OpenFiles::new(descriptors, &self.polled);
-                self.interest
-                    .select(selecting, &mut files, &mut self.found)?;
-            } else {
-                self.look_again(descriptors, selecting, insist)?;
-            }
-            if context.has_unprocessed_frames() {
-                // Frames that were there before their socket was watched.
-                context.process(core);
-                self.look_again(descriptors, selecting, false)?;
-            }
-            Ok(self.found.len())
-        })?;
-        interrupted_by_pending(found, timeout, signals)
-    }
+/// A call of `select`.
+struct Select<'a> {
+    selecting: Selecting<'a>,
+}
 
-    /// Learns what was closed and what has changed since the thread's last call.
-    pub(super) fn take_hints(&mut self, descriptors: &Descriptors, insist: bool) -> io::Result<()> {
-        let interest = &mut self.interest;
-        self.polled.take_closed(|number| interest.forget(number));
-        let mut files = OpenFiles::new(descriptors, &self.polled);
-        files.mark_kernel_ready(insist)?;
-        self.polled.context.take_all(&mut self.taken);
-        for registration in self.taken.drain(..) {
-            let number = registration.key() as usize;
-            if files.by_number.is_current(&registration) && !interest.hint(number) {
-                files.park(number);
-            }
-        }
-        Ok(())
-    }
-
-    /// Examines what was hinted or closed in the meantime, nothing else.
-    fn look_again(
+impl Call for Select<'_> {
+    fn examine_all(
         &mut self,
-        descriptors: &Descriptors,
-        selecting: &Selecting<'_>,
-        insist: bool,
+        thread: &mut ThreadState,
+        files: &mut OpenFiles<'_>,
     ) -> io::Result<()> {
         let ThreadState {
-            polled,
-            interest,
-            found,
-            taken,
-            changed,
-            ..
-        } = self;
-        changed.clear();
-        polled.take_closed(|number| {
-            interest.forget(number);
-            changed.push(number);
-        });
-        let mut files = OpenFiles::new(descriptors, polled);
-        for number in changed.drain(..) {
-            let asked = selecting.classes(number);
-            if !asked.is_none() {
-                // Another file may have the number by now.
-                let ready = interest.see(number, asked, &mut files);
-                found.push(number, ready.unwrap_or(asked));
-            }
-        }
-        files.mark_kernel_ready(insist)?;
-        polled.context.take_all(taken);
-        // All are noted before one is examined, which may fail.
-        for registration in taken.drain(..) {
-            if files.by_number.is_current(&registration) {
-                let number = registration.key() as usize;
-                interest.hint(number);
-                changed.push(number);
-            }
-        }
-        for number in changed.drain(..) {
-            let asked = selecting.classes(number);
+            interest, found, ..
+        } = thread;
+        interest.select(&self.selecting, files, found)
+    }
+
+    fn examine_changed(
+        &mut self,
+        thread: &mut ThreadState,
+        files: &mut OpenFiles<'_>,
+    ) -> io::Result<()> {
+        for number in thread.changed.drain(..) {
+            let asked = self.selecting.classes(number);
             if asked.is_none() {
-                // It woke us for nothing; it need not again.
                 files.park(number);
-            } else {
-                found.push(number, interest.see(number, asked, &mut files)?);
+                continue;
             }
+            let ready = match thread.interest.see(number, asked, files) {
+                // Closed: ready in every set.
+                Err(error) if error.raw_os_error() == Some(libc::EBADF) => asked,
+                ready => ready?,
+            };
+            thread.found.push(number, ready);
         }
         Ok(())
+    }
+
+    fn found(&self, thread: &ThreadState) -> usize {
+        thread.found.len()
     }
 }

@@ -11,7 +11,7 @@ use super::interest::{Files, Found, Interest};
 use super::poll_context::{Interface, PollContext};
 use super::registration::Registration;
 use super::{Events, SignalSet};
-use crate::descriptor::{Closing, Descriptors, Identity, OpenFile, weak};
+use crate::descriptor::{Closing, Descriptors, Identity, OpenFile};
 use crate::raw::poll;
 use crate::stack::{Core, lock};
 
@@ -99,7 +99,7 @@ impl DescriptorContext {
             by_number: Mutex::default(),
             has_closed: AtomicBool::new(false),
         });
-        descriptors.observe(weak(&polled));
+        descriptors.observe(&polled);
         Ok(polled)
     }
 
@@ -114,7 +114,7 @@ impl DescriptorContext {
         interest: Events,
     ) -> io::Result<Arc<Registration>> {
         self.context
-            .register(file, number as u64, interest, Interface::Poll)
+            .register(file.polled(), number as u64, interest, Interface::Poll)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ByNumber> {
@@ -148,21 +148,21 @@ impl DescriptorContext {
 
 /// A thread's state for one table: that of `select` and `poll`, and, once it was
 /// asked for, its event queue.
-pub(super) struct ThreadState {
+pub(crate) struct ThreadState {
     table: Identity,
     core: Weak<Core>,
     pub(super) polled: Arc<DescriptorContext>,
     pub(super) interest: Interest,
     /// Reused from call to call.
-    pub(super) found: Found,
-    pub(super) taken: Vec<Arc<Registration>>,
-    /// Numbers that were hinted or closed while a call waited.
+    pub(crate) found: Found,
+    pub(crate) taken: Vec<Arc<Registration>>,
+    /// Numbers that were closed or became ready while a call waited.
     pub(super) changed: Vec<usize>,
     /// Places of descriptors in the list of the `poll` that sleeps, by number.
     pub(super) places: Vec<u32>,
     pub(super) events: Option<Arc<DescriptorContext>>,
     /// Where a classical `select` sleeps; empty between calls.
-    pub(super) classical: Option<Arc<PollContext>>,
+    pub(crate) classical: Option<Arc<PollContext>>,
 }
 
 impl Drop for ThreadState {
@@ -189,8 +189,8 @@ thread_local! {
 }
 
 /// Gives the calling thread's state for a table to `call`: an empty one at
-/// first, so also in the child of a fork, whose table is another.
-pub(super) fn with_thread_state<T>(
+/// first, so also in the child of a fork, which has another table.
+pub(crate) fn with_thread_state<T>(
     descriptors: &Descriptors,
     call: impl FnOnce(&mut ThreadState) -> io::Result<T>,
 ) -> io::Result<T> {
@@ -231,6 +231,103 @@ pub(super) fn with_thread_state<T>(
     result
 }
 
+/// What `select` and `poll` do each in its way.
+pub(super) trait Call {
+    /// Examines what the rule says of all that is asked about.
+    fn examine_all(
+        &mut self,
+        thread: &mut ThreadState,
+        files: &mut OpenFiles<'_>,
+    ) -> io::Result<()>;
+
+    /// Examines the numbers in [`ThreadState::changed`] that are asked about; the others
+    /// need not wake the thread again.
+    fn examine_changed(
+        &mut self,
+        thread: &mut ThreadState,
+        files: &mut OpenFiles<'_>,
+    ) -> io::Result<()>;
+
+    /// Descriptors that were found ready.
+    fn found(&self, thread: &ThreadState) -> usize;
+}
+
+impl ThreadState {
+    /// Waits until `call` finds something ready. Returns how many descriptors are; 0 at
+    /// the timeout.
+    ///
+    /// # Errors
+    /// As [`PollContext::wait`]; EINTR also for a signal that was pending.
+    pub(super) fn wait(
+        &mut self,
+        descriptors: &Descriptors,
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        call: &mut dyn Call,
+    ) -> io::Result<usize> {
+        let polled = self.polled.clone();
+        let context = &polled.context;
+        let core = descriptors.stack().here()?;
+        let mut first = true;
+        let found = context.wait(core, timeout, signals, &mut |insist| {
+            let mut files = self.gather(&polled, descriptors, insist, first)?;
+            if std::mem::take(&mut first) {
+                call.examine_all(self, &mut files)?;
+            } else {
+                call.examine_changed(self, &mut files)?;
+            }
+            drop(files);
+            if context.has_unprocessed_frames() {
+                // Frames that were there before their socket was registered.
+                context.process(core);
+                let mut files = self.gather(&polled, descriptors, false, false)?;
+                call.examine_changed(self, &mut files)?;
+            }
+            Ok(call.found(self))
+        })?;
+        // A signal that is pending ends a call that does not wait, too, if it is not
+        // blocked for its time.
+        if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
+            poll::readable_masked(&[], timeout, signals, &mut Vec::new())?;
+        }
+        Ok(found)
+    }
+
+    /// Learns what was closed and what has changed since the thread last looked. Unless
+    /// it looks at all for the `first` time in a call, these are in `changed`.
+    fn gather<'a>(
+        &mut self,
+        polled: &'a DescriptorContext,
+        descriptors: &'a Descriptors,
+        insist: bool,
+        first: bool,
+    ) -> io::Result<OpenFiles<'a>> {
+        let (interest, changed) = (&mut self.interest, &mut self.changed);
+        changed.clear();
+        polled.take_closed(|number| {
+            interest.forget(number);
+            changed.push(number);
+        });
+        let mut files = OpenFiles::new(descriptors, polled);
+        files.mark_kernel_ready(insist)?;
+        polled.context.take_all(&mut self.taken);
+        // All are noted before one is examined, which may fail.
+        for registration in self.taken.drain(..) {
+            let number = registration.key() as usize;
+            if !files.by_number.is_current(&registration) {
+                continue;
+            }
+            let is_asked = interest.hint(number);
+            if !first {
+                changed.push(number);
+            } else if !is_asked {
+                files.park(number);
+            }
+        }
+        Ok(files)
+    }
+}
+
 /// The files of a table, as [`Interest`] examines them.
 pub(super) struct OpenFiles<'a> {
     descriptors: &'a Descriptors,
@@ -260,22 +357,6 @@ impl<'a> OpenFiles<'a> {
     pub(super) fn park(&mut self, number: usize) {
         self.narrow(number, Classes::NONE);
     }
-}
-
-/// A signal that is pending ends a call that does not wait, too, if it is not
-/// blocked for its time.
-///
-/// # Errors
-/// EINTR.
-pub(super) fn interrupted_by_pending(
-    found: usize,
-    timeout: Option<Duration>,
-    signals: Option<&SignalSet>,
-) -> io::Result<()> {
-    if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
-        poll::readable_masked(&[], timeout, signals, &mut Vec::new())?;
-    }
-    Ok(())
 }
 
 /// What a registration for these classes is interested in. Descriptors of the

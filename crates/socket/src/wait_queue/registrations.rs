@@ -9,7 +9,6 @@ use crate::readiness::Events;
 use crate::readiness::poll_context::PollContext;
 use crate::readiness::registration::Registration;
 use crate::stack::lock;
-use crate::tcp::helper::Helper;
 
 /// Registrations with an endpoint. Most have one at most, which needs no list.
 #[derive(Default)]
@@ -86,7 +85,7 @@ impl WaitQueue {
         drop(list);
         // Its owner may be the last that holds what it points to.
         drop(dead);
-        // Either whoever notifies sees it, or we see what it is about.
+        // Either a notifier sees it, or we see what it is about.
         fence(Ordering::SeqCst);
         !taken
     }
@@ -166,10 +165,14 @@ impl WaitQueue {
     /// Something changed, or is so: registrations that are interested go on their
     /// contexts' ready lists. Of the exclusive ones those do, in order, until a thread
     /// takes it; all of them when the state changed.
+    #[inline]
     pub(crate) fn notify_registrations(&self, changed: Events) {
-        if self.registration_count.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.registration_count.load(Ordering::Relaxed) != 0 {
+            self.notify_all_registrations(changed);
         }
+    }
+
+    fn notify_all_registrations(&self, changed: Events) {
         let list = lock(&self.registrations);
         let all = list.as_slice();
         let is_exclusive = |it: &&Arc<Registration>| it.interest().contains(Events::EXCLUSIVE);
@@ -188,21 +191,24 @@ impl WaitQueue {
 
     /// Frames wait for the endpoint's protocol; false when no context polls it.
     pub(crate) fn enter_frames_with_contexts(&self) -> bool {
-        let entered = self.enter_frames(true);
-        if let Some(helper) = entered.helper {
-            helper.wake();
-        }
-        entered.is_polled
+        self.enter_frames(true, true).is_polled
     }
 
     /// Enters the endpoint with every context that polls it, for whichever thread
-    /// waits there first, and (`wake`) wakes one.
-    pub(crate) fn enter_frames(&self, wake: bool) -> Entered {
-        let mut entered = Entered::default();
+    /// waits there first, and (`wake`) wakes one. Where none is in any of them, the
+    /// stack's helper thread is asked (`ask_helper`).
+    #[inline]
+    pub(crate) fn enter_frames(&self, wake: bool, ask_helper: bool) -> Entered {
         // A fence comes before: that of `wake_any`, or of a new registration.
         if self.registration_count.load(Ordering::Relaxed) == 0 {
-            return entered;
+            return Entered::default();
         }
+        self.enter_frames_with_all(wake, ask_helper)
+    }
+
+    fn enter_frames_with_all(&self, wake: bool, ask_helper: bool) -> Entered {
+        let mut entered = Entered::default();
+        let mut helper = None;
         let list = lock(&self.registrations);
         for registration in list.as_slice().iter().filter(|it| it.is_live()) {
             entered.is_polled = true;
@@ -217,22 +223,20 @@ impl WaitQueue {
             if context.push_unprocessed(registration.clone(), wake) {
                 entered.has_thread = true;
             } else {
-                entered.helper = Some(context.helper().clone());
+                helper = Some(context.helper());
             }
         }
-        if entered.has_thread {
-            entered.helper = None;
+        if let Some(helper) = helper.filter(|_| ask_helper && !entered.has_thread) {
+            helper.wake();
         }
         entered
     }
 }
 
 /// What became of frames that were entered with contexts.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Entered {
     is_polled: bool,
     /// A thread is in one of the contexts.
     pub(crate) has_thread: bool,
-    /// No thread is: the helper thread processes them.
-    helper: Option<Arc<Helper>>,
 }

@@ -306,7 +306,7 @@ fn an_observer_is_told_once_before_a_number_is_reused() {
     }
     let table = Table::new(100, Allocator::Bitmap);
     let log = Arc::new(Log(Mutex::new(Vec::new())));
-    table.observe(weak(&log));
+    table.observe(&log);
     let said = || std::mem::take(&mut *lock(&log.0));
     for fd in 0..6 {
         table.open(fd, fd == 5).unwrap();

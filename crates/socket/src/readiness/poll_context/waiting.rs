@@ -111,7 +111,7 @@ impl PollContext {
     }
 
     /// Waits until `collect` finds something: it is called once what came is
-    /// processed, is told whether the kernel's descriptors must be polled, and
+    /// processed, is given whether the kernel's descriptors must be polled, and
     /// returns how many events there are. Returns that; 0 at the timeout. `None` waits
     /// for ever. `signals` are blocked instead of those that are while it sleeps.
     ///

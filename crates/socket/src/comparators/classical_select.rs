@@ -9,15 +9,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Events;
-use super::classes::Classes;
-use super::descriptor_set::DescriptorSet;
-use super::interest::{Found, Selecting};
-use super::poll_context::{Interface, PollContext};
-use super::registration::{File as _, Registration};
-use super::thread_state::{ThreadState, with_thread_state};
 use crate::descriptor::{Descriptors, OpenFile};
 use crate::raw::poll;
+use crate::readiness::Events;
+use crate::readiness::classes::Classes;
+use crate::readiness::descriptor_set::DescriptorSet;
+use crate::readiness::interest::{Found, Selecting};
+use crate::readiness::poll_context::{Interface, PollContext};
+use crate::readiness::registration::Registration;
+use crate::readiness::thread_state::{ThreadState, with_thread_state};
 use crate::stack::Core;
 
 impl Descriptors {
@@ -146,6 +146,7 @@ impl Scan<'_> {
         {
             return Classes::ready(state);
         }
+        let file = file.polled();
         let socket = file.pollable();
         let wanted = match socket {
             None => Classes::ALL.interest().bits() as u16 as i16,
@@ -166,7 +167,7 @@ impl Scan<'_> {
     }
 
     fn register(&mut self, file: &OpenFile, number: usize, asked: Classes) -> io::Result<()> {
-        let (key, interest) = (number as u64, asked.interest());
+        let (file, key, interest) = (file.polled(), number as u64, asked.interest());
         let registration = match file.pollable() {
             // All that is needed, and no more than Linux does: an entry in the
             // socket's wait queue. What it is ready for is asked next in any case.

@@ -10,11 +10,13 @@
 //!
 //! Read first: Banga and Mogul, USENIX 1998, section 3.2.
 
-use super::NumbersError;
+use std::io;
+
+use crate::descriptor::error;
 
 /// The numbers in use, found one by one.
 #[derive(Clone, Debug, Default)]
-pub struct Linear {
+pub(crate) struct Linear {
     /// As wide as the kernel's pointers to open files, so that the walk costs
     /// the same memory traffic; 0: free.
     files: Vec<usize>,
@@ -22,12 +24,12 @@ pub struct Linear {
 
 impl Linear {
     /// An empty table.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Linear::default()
     }
 
     /// The lowest free number that is not below `lowest`.
-    pub fn first_free(&self, lowest: u32) -> Option<u32> {
+    pub(crate) fn first_free(&self, lowest: u32) -> Option<u32> {
         let start = lowest as usize;
         let found = match self.files.get(start..) {
             Some(rest) => {
@@ -43,7 +45,7 @@ impl Linear {
     }
 
     /// True for a number in use.
-    pub fn is_used(&self, number: u32) -> bool {
+    pub(crate) fn is_used(&self, number: u32) -> bool {
         self.files
             .get(number as usize)
             .is_some_and(|&file| file != 0)
@@ -52,13 +54,13 @@ impl Linear {
     /// Marks a number as in use.
     ///
     /// # Errors
-    /// When there is no memory for it; nothing has changed then.
-    pub fn set(&mut self, number: u32) -> Result<(), NumbersError> {
+    /// ENOMEM; nothing has changed then.
+    pub(crate) fn set(&mut self, number: u32) -> io::Result<()> {
         let place = number as usize;
         if self.files.len() <= place {
             self.files
                 .try_reserve(place + 1 - self.files.len())
-                .map_err(|_| NumbersError)?;
+                .map_err(|_| error(libc::ENOMEM))?;
             self.files.resize(place + 1, 0);
         }
         if let Some(file) = self.files.get_mut(place) {
@@ -68,14 +70,14 @@ impl Linear {
     }
 
     /// Marks a number as free.
-    pub fn clear(&mut self, number: u32) {
+    pub(crate) fn clear(&mut self, number: u32) {
         if let Some(file) = self.files.get_mut(number as usize) {
             *file = 0;
         }
     }
 
     /// The lowest number in use that is not below `lowest`.
-    pub fn next_used(&self, lowest: u32) -> Option<u32> {
+    pub(crate) fn next_used(&self, lowest: u32) -> Option<u32> {
         let start = lowest as usize;
         let rest = self.files.get(start..)?;
         let found = start + rest.iter().position(|&file| file != 0)?;
@@ -83,7 +85,7 @@ impl Linear {
     }
 
     /// The highest number in use.
-    pub fn highest(&self) -> Option<u32> {
+    pub(crate) fn highest(&self) -> Option<u32> {
         let found = self.files.iter().rposition(|&file| file != 0)?;
         u32::try_from(found).ok()
     }

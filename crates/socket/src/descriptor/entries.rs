@@ -3,7 +3,12 @@
 use std::io;
 use std::sync::OnceLock;
 
-use super::{Mutex, error};
+#[cfg(loom)]
+use loom::sync::Mutex;
+#[cfg(not(loom))]
+use std::sync::Mutex;
+
+use super::error;
 
 /// Slots of a chunk. Few where loom follows every lock.
 const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };
@@ -19,19 +24,19 @@ type Directory<T> = Box<[OnceLock<Chunk<T>>]>;
 /// Slots by number, in chunks that are made when one of them is first used and stay
 /// where they are.
 #[derive(Debug)]
-pub(super) struct Slots<T> {
+pub(super) struct Entries<T> {
     directories: [OnceLock<Directory<T>>; DIRECTORIES],
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for Entries<T> {
     fn default() -> Self {
-        Slots {
+        Entries {
             directories: [const { OnceLock::new() }; DIRECTORIES],
         }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> Entries<T> {
     /// Directory, place in it, and place in the chunk, of a number.
     fn place(number: u32) -> (usize, usize, usize) {
         let chunk = number / CHUNK + 1;
@@ -50,7 +55,7 @@ impl<T> Slots<T> {
         chunks.get(chunk)?.get()?.get(slot)
     }
 
-    /// A number's slot, made if need be. The caller holds `numbers`.
+    /// A number's slot, made if need be. The caller holds the table's lock.
     pub(super) fn make(&self, number: u32) -> io::Result<&Slot<T>> {
         if let Some(slot) = self.get(number) {
             return Ok(slot);
