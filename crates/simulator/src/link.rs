@@ -385,7 +385,6 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// Puts a packet onto the wire.
     fn fly(&mut self, sent: Duration, bytes: u32, marked: bool, packet: P) {
         let mut at = sent.saturating_add(self.impairment.delay);
         let jitter = self.impairment.jitter;

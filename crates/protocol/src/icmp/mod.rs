@@ -17,30 +17,19 @@ use crate::ip;
 
 /// Linux's numbers of the errors used in this crate; the same on every
 /// architecture that Tidewall knows.
+#[expect(missing_docs, reason = "the names are the meaning")]
 pub mod errno {
-    /// Permission denied.
     pub const EACCES: i32 = 13;
-    /// Invalid argument.
     pub const EINVAL: i32 = 22;
-    /// Machine is not on the network.
     pub const ENONET: i32 = 64;
-    /// Protocol error.
     pub const EPROTO: i32 = 71;
-    /// Message too long.
     pub const EMSGSIZE: i32 = 90;
-    /// Protocol not available.
     pub const ENOPROTOOPT: i32 = 92;
-    /// Operation not supported.
     pub const EOPNOTSUPP: i32 = 95;
-    /// Address family not supported by protocol.
     pub const EAFNOSUPPORT: i32 = 97;
-    /// Network is unreachable.
     pub const ENETUNREACH: i32 = 101;
-    /// Connection refused.
     pub const ECONNREFUSED: i32 = 111;
-    /// Host is down.
     pub const EHOSTDOWN: i32 = 112;
-    /// No route to host.
     pub const EHOSTUNREACH: i32 = 113;
 }
 

@@ -165,7 +165,6 @@ impl Connection {
         Ok(taken)
     }
 
-    /// Takes bytes into the buffer.
     #[inline]
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         if let Some(error) = self.error.take() {

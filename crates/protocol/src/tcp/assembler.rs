@@ -41,7 +41,6 @@ impl ReceiveLimits for QueueLimits {
     }
 }
 
-/// The receive buffer.
 #[derive(Default)]
 pub(super) struct Assembler {
     /// Bytes in order that nobody has read.
@@ -308,7 +307,6 @@ impl Assembler {
         self.data.fit();
     }
 
-    /// Drops everything that is held.
     pub(super) fn clear(&mut self) {
         *self = Self::new(self.next);
     }

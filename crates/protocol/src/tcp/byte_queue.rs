@@ -77,12 +77,10 @@ impl ByteQueue {
         self.ring.fit(self.len as usize);
     }
 
-    /// Drops everything.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Bytes allocated.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.ring.capacity()

@@ -37,7 +37,6 @@ impl Connection {
         Ok(())
     }
 
-    /// A FIN follows what was written.
     fn finish_writing(&mut self) {
         if self.send.closed {
             return;

@@ -59,7 +59,6 @@ impl Pending {
     /// What Nagle, cork or silly-window avoidance hold back has waited long
     /// enough.
     pub(super) const OVERRIDE: u8 = 32;
-    /// All of them.
     pub(super) const ALL: u8 = 63;
 
     pub(super) fn add(&mut self, what: u8) {
@@ -99,7 +98,6 @@ pub(super) struct Send {
     pub(super) cwnd_usage_seq: u32,
     /// When the congestion window was last used up, in microseconds that wrap.
     pub(super) cwnd_stamp: u32,
-    /// Payload of a full segment.
     pub(super) mss: u16,
     pub(super) peer_mss: u16,
     /// The peer's.
@@ -230,7 +228,6 @@ pub struct Connection {
     pub(super) more: bool,
     /// The last write found no room (Linux `SOCK_NOSPACE`).
     pub(super) no_space: bool,
-    /// What sending waits for.
     pub(super) chrono: ChronoKind,
     /// How the memory of all connections stands.
     pub(super) pressure: MemoryPressure,
@@ -524,7 +521,6 @@ impl Connection {
         if unsent == u32::MAX { 0 } else { unsent }
     }
 
-    /// True once our FIN was sent.
     #[inline]
     pub(super) fn fin_sent(&self) -> bool {
         self.send.closed && self.send.nxt == self.send.write_seq.wrapping_add(1)
@@ -570,7 +566,6 @@ impl Connection {
         Duration::from_micros(self.retransmission_micros())
     }
 
-    /// The same in microseconds.
     #[inline]
     pub(super) fn retransmission_micros(&self) -> u64 {
         self.round_trip.timeout(self.config.timeout_max.micros())

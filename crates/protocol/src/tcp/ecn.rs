@@ -13,13 +13,11 @@ use tidewall_wire::tcp::Flags;
 const FIELD: u8 = 3;
 /// ECN-capable transport, the codepoint that senders use.
 pub(super) const ECT_0: u8 = 2;
-/// Congestion experienced.
 const EXPERIENCED: u8 = 3;
 
 /// Acknowledgments that are not delayed when the sender's window may be small.
 const QUICK: u8 = 2;
 
-/// ECN's part of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct EcnState {
     pub(super) flags: u8,
@@ -36,7 +34,6 @@ impl EcnState {
     const REDUCED: u8 = 4;
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     const SEEN: u8 = 8;
-    /// All of them.
     pub(super) const ALL: u8 = 15;
 
     /// Whether both ends have agreed on it.

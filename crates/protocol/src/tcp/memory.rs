@@ -81,7 +81,6 @@ impl Connection {
         self.send.buffer.fit();
     }
 
-    /// True while memory is short.
     #[inline]
     pub(super) fn is_short_of_memory(&self) -> bool {
         self.pressure != MemoryPressure::None

@@ -104,7 +104,6 @@ pub enum Notification {
     },
 }
 
-/// The end of a write.
 #[derive(Clone, Copy)]
 struct Mark {
     /// Sequence number of its last byte.

@@ -54,7 +54,6 @@ impl QueueLimits {
         }
     }
 
-    /// Nothing is held.
     pub(super) const NOTHING: Self = Self {
         ranges: 0,
         min_len: 0,
@@ -107,17 +106,14 @@ pub(super) struct OutOfOrderQueue {
 }
 
 impl OutOfOrderQueue {
-    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// True when there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Bytes of memory in use.
     pub(super) fn memory(&self) -> usize {
         if self.is_empty() {
             return 0;

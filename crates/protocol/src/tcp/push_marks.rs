@@ -15,12 +15,10 @@ use tidewall_wire::tcp::before;
 /// again may lack its PSH.
 const PUSHES_MAX: usize = 1024;
 
-/// One place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark {
     /// The sequence number after the last byte before it.
     pub(super) at: u32,
-    /// A record ends here.
     pub(super) record: bool,
 }
 
@@ -41,7 +39,6 @@ pub(super) struct PushMarks {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Earlier {
     marks: VecDeque<Mark>,
-    /// How many of them are records.
     records: u32,
 }
 

@@ -34,7 +34,6 @@ pub(super) enum CaState {
 }
 
 impl CaState {
-    /// Every phase, in the order of its number.
     pub(super) const ALL: [Self; 5] = [
         Self::Open,
         Self::Disorder,
@@ -58,7 +57,6 @@ pub(super) enum RtxTimer {
 }
 
 impl RtxTimer {
-    /// Every kind, in the order of its number.
     pub(super) const ALL: [Self; 3] = [Self::Retransmission, Self::Probe, Self::Reordering];
 }
 

@@ -9,7 +9,6 @@ use super::tail_probe::TailProbe;
 /// Of one reduction; in bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reduction {
-    /// The window before it.
     pub(super) prior_cwnd: u32,
     /// What has arrived since it began.
     pub(super) delivered: u32,

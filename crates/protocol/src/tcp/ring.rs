@@ -19,7 +19,6 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Bytes allocated.
     pub(super) fn capacity(&self) -> usize {
         self.bytes.len()
     }
@@ -107,7 +106,6 @@ impl Ring {
         self.write(0, bytes);
     }
 
-    /// Moves the head forward.
     #[inline]
     pub(super) fn advance(&mut self, bytes: usize) {
         if !self.bytes.is_empty() {

@@ -45,7 +45,6 @@ impl RoundTrip {
         self.srtt_8 / 8
     }
 
-    /// In microseconds.
     pub(super) fn rttvar(&self) -> u32 {
         self.rttvar_4 / 4
     }

@@ -23,7 +23,6 @@ const RUNS_MAX: usize = 4096;
 
 /// Selectively acknowledged (RFC 2018).
 pub(super) const SACKED: u8 = 1;
-/// Considered lost.
 pub(super) const LOST: u8 = 2;
 /// Retransmitted, and that retransmission is in flight.
 pub(super) const RETRANSMITTED: u8 = 4;
@@ -78,10 +77,8 @@ fn needs_retransmit(flags: u8) -> bool {
     flags & (LOST | RETRANSMITTED) == LOST
 }
 
-/// What is in flight.
 #[derive(Default)]
 pub(super) struct Scoreboard {
-    /// SND.UNA.
     una: u32,
     /// All runs but the last one sent, which is here too once any flag was set.
     earlier: VecDeque<Run>,
@@ -122,7 +119,6 @@ impl Scoreboard {
             .wrapping_sub(self.retransmitted)
     }
 
-    /// SND.UNA.
     pub(super) fn una(&self) -> u32 {
         self.una
     }
@@ -380,13 +376,11 @@ impl Scoreboard {
         Some((end.wrapping_sub(data + fin), end))
     }
 
-    /// The first piece.
     pub(super) fn head(&self) -> Option<Piece> {
         let run = self.earlier.front().or(self.last.as_ref())?;
         Some(run.starting_at(self.una))
     }
 
-    /// All pieces, in order.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
         let mut start = self.una;
         self.earlier

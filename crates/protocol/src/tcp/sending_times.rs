@@ -38,7 +38,6 @@ pub(super) enum ChronoKind {
 }
 
 impl ChronoKind {
-    /// In the order of their numbers.
     pub(super) const ALL: [Self; 4] = [
         Self::Idle,
         Self::Busy,

@@ -141,7 +141,6 @@ impl Connection {
         Some(self.retransmission(start, end))
     }
 
-    /// The probe has left.
     pub(super) fn probe_sent(&mut self, again: bool, now: Time) {
         self.recovery.probe = TailProbe::Sent {
             end: self.send.nxt,

@@ -377,7 +377,6 @@ impl TimeWaitTable {
         }
     }
 
-    /// Makes room for one more.
     fn make_room(&mut self) -> Option<FourTuple> {
         if self.queue.len() < self.limit {
             return None;

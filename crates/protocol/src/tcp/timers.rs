@@ -5,7 +5,6 @@ use core::time::Duration;
 
 use super::Time;
 
-/// What a timer is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(super) enum Timer {
@@ -25,7 +24,6 @@ pub(super) enum Timer {
     Pace = 5,
 }
 
-/// Every kind, in order.
 pub(super) const TIMERS: [Timer; 6] = [
     Timer::Retransmit,
     Timer::Acknowledge,
@@ -35,7 +33,6 @@ pub(super) const TIMERS: [Timer; 6] = [
     Timer::Pace,
 ];
 
-/// Not running.
 const NEVER: u64 = u64::MAX;
 
 /// When each timer expires, in microseconds.
@@ -53,7 +50,6 @@ fn microseconds(time: Time) -> u64 {
 }
 
 impl Timers {
-    /// None running.
     pub(super) const fn new() -> Self {
         Self {
             at: [NEVER; TIMERS.len()],

@@ -46,7 +46,6 @@ pub struct Reading {
 }
 
 impl Default for Reading {
-    /// Everything at once.
     fn default() -> Self {
         Self {
             at_once: usize::MAX,
@@ -110,7 +109,6 @@ pub(super) struct Flow {
     pub(super) hosts: [Host; 2],
     pub(super) refusals: u64,
     id: FlowId,
-    /// Connections so far.
     connections: u32,
     /// When the next connection, or exchange, begins.
     next: Option<Duration>,

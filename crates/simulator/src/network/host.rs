@@ -21,7 +21,6 @@ pub(super) struct Goal {
     pub(super) close: bool,
 }
 
-/// What can go wrong at a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HostError {
     /// Bytes came that were not sent, or not there.

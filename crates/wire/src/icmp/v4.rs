@@ -5,34 +5,25 @@ use crate::EmitError;
 use crate::checksum::{self, Sum};
 
 /// Message types (RFC 792).
+#[expect(missing_docs, reason = "the names are the meaning")]
 pub mod kind {
-    /// Echo reply.
     pub const ECHO_REPLY: u8 = 0;
-    /// Destination unreachable.
     pub const DESTINATION_UNREACHABLE: u8 = 3;
-    /// Source quench, deprecated by RFC 6633.
+    /// Deprecated by RFC 6633.
     pub const SOURCE_QUENCH: u8 = 4;
-    /// Redirect.
     pub const REDIRECT: u8 = 5;
-    /// Echo.
     pub const ECHO: u8 = 8;
-    /// Time exceeded.
     pub const TIME_EXCEEDED: u8 = 11;
-    /// Parameter problem.
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
 
 /// Codes of destination unreachable (RFC 792, RFC 1122 §3.2.2.1, RFC 1812 §5.2.7.1).
+#[expect(missing_docs, reason = "the names are the meaning")]
 pub mod unreachable {
-    /// Net unreachable.
     pub const NET: u8 = 0;
-    /// Host unreachable.
     pub const HOST: u8 = 1;
-    /// Protocol unreachable.
     pub const PROTOCOL: u8 = 2;
-    /// Port unreachable.
     pub const PORT: u8 = 3;
-    /// Fragmentation needed and don't-fragment set.
     pub const FRAGMENTATION_NEEDED: u8 = 4;
 }
 

@@ -8,36 +8,26 @@ use crate::checksum::{self, Sum};
 use crate::{EmitError, Protocol};
 
 /// Message types (RFC 4443). Errors are below 128.
+#[expect(missing_docs, reason = "the names are the meaning")]
 pub mod kind {
-    /// Destination unreachable.
     pub const DESTINATION_UNREACHABLE: u8 = 1;
-    /// Packet too big.
     pub const PACKET_TOO_BIG: u8 = 2;
-    /// Time exceeded.
     pub const TIME_EXCEEDED: u8 = 3;
-    /// Parameter problem.
     pub const PARAMETER_PROBLEM: u8 = 4;
-    /// Echo request.
     pub const ECHO_REQUEST: u8 = 128;
-    /// Echo reply.
     pub const ECHO_REPLY: u8 = 129;
 }
 
 /// Codes of destination unreachable (RFC 4443 §3.1).
+#[expect(missing_docs, reason = "the names are the meaning")]
 pub mod unreachable {
-    /// No route to destination.
     pub const NO_ROUTE: u8 = 0;
-    /// Administratively prohibited.
     pub const PROHIBITED: u8 = 1;
-    /// Beyond scope of source address.
     pub const SCOPE: u8 = 2;
-    /// Address unreachable.
     pub const ADDRESS: u8 = 3;
-    /// Port unreachable.
     pub const PORT: u8 = 4;
-    /// Source address failed ingress or egress policy.
+    /// Of ingress or egress filters.
     pub const POLICY: u8 = 5;
-    /// Reject route to destination.
     pub const REJECT: u8 = 6;
 }
 

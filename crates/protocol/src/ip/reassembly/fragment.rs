@@ -12,7 +12,6 @@ use crate::ip::{cause_extensions, cause_v4, cause_v6};
 /// IPv4's cannot have fewer, being a multiple of eight long.
 const TRANSPORT_MIN: usize = 8;
 
-/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,

@@ -25,9 +25,7 @@ const ELAPSED_MAX: u32 = 1 << 20;
 /// What an acknowledgment says while the window is full.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
-    /// Bytes acknowledged.
     pub(super) bytes: u32,
-    /// Payload of a full segment.
     pub(super) mss: u32,
     /// The smoothed round trip, in microseconds.
     pub(super) srtt: u32,

@@ -64,16 +64,13 @@ pub(super) struct Acknowledged {
     pub(super) round_trip: Option<u32>,
     /// The smoothed round trip, in microseconds.
     pub(super) srtt: u32,
-    /// The time.
     pub(super) now: Time,
-    /// Payload of a full segment.
     pub(super) mss: u32,
 }
 
 /// No window grows beyond what a scaled window field can say.
 const WINDOW_MAX: u32 = 1 << 30;
 
-/// What an algorithm remembers.
 #[derive(Clone, Copy, Debug)]
 enum Algorithm {
     /// CUBIC before it has left slow start for the first time.
@@ -115,7 +112,6 @@ impl Controller {
         }
     }
 
-    /// The algorithm.
     pub(super) fn congestion(&self) -> Congestion {
         match self.algorithm {
             Algorithm::HyStart(_) | Algorithm::Cubic(_) => Congestion::Cubic,
@@ -141,7 +137,6 @@ impl Controller {
         }
     }
 
-    /// The congestion window.
     #[inline]
     pub(super) fn window(&self) -> u32 {
         self.window

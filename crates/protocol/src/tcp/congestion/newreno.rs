@@ -2,7 +2,6 @@
 
 use super::WINDOW_MAX;
 
-/// What NewReno remembers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NewReno {
     /// Bytes acknowledged since the window last grew, in congestion avoidance.
