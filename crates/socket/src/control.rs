@@ -87,13 +87,13 @@ impl Control {
     pub(crate) fn start(core: &Arc<Core>, listens: bool, watch: LinkWatch) -> io::Result<Self> {
         let listener = listens.then(listen).transpose()?;
         let path = listener.as_ref().map(|listener| listener.path().to_owned());
-        let removal = core.device.as_ref().and_then(|device| {
+        let removal = core.netdev.device.as_ref().and_then(|device| {
             let device = lock(device);
             // A socket that is left behind is no reason not to start.
             device.restorer()?.on_exit_remove(path.as_ref()?).ok()
         });
         let stop = Arc::new(AtomicBool::new(false));
-        let link = core.link.clone();
+        let link = core.netdev.link.clone();
         let (weak, ended, wake) = (Arc::downgrade(core), stop.clone(), link.clone());
         let thread = std::thread::Builder::new()
             .name("tw-control".to_owned())
@@ -191,7 +191,7 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
 }
 
 fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
-    let Some(device) = &core.device else {
+    let Some(device) = &core.netdev.device else {
         return Trace::default();
     };
     core.trace.take();

@@ -103,9 +103,9 @@ impl LinkWatch {
             return;
         }
         if addresses {
-            core.read_addresses();
+            core.netdev.read_addresses(&core.trusted);
         }
-        if core.link.doubts.swap(false, Ordering::Relaxed) {
+        if core.netdev.link.doubts.swap(false, Ordering::Relaxed) {
             self.check_napi(core, false);
         }
         self.check_program(core);
@@ -127,11 +127,11 @@ impl LinkWatch {
                 .map(|q| q.shared.memory().frame_size());
             let most = receivable(frames.min().unwrap_or(0));
             if mtu > most {
-                core.warn(format!(
+                core.netdev.warn(format!(
                     "{}: the MTU is {mtu} now, and frames were made for another: datagrams longer \
                      than {most} bytes are lost (lost-in-ring) until the service is restarted, or: \
                      ip link set dev {} mtu {most}",
-                    core.name, core.name
+                    core.netdev.name, core.netdev.name
                 ));
             }
         }
@@ -173,7 +173,8 @@ impl LinkWatch {
                 None => was_reset && ids.next().is_some(),
             };
             if lost && let Err(error) = poller.rediscover() {
-                core.warn(format!("{}: NAPI id discovery: {error}", core.name));
+                core.netdev
+                    .warn(format!("{}: NAPI id discovery: {error}", core.netdev.name));
             }
         }
     }
@@ -203,16 +204,16 @@ impl LinkWatch {
             check.missed = false;
             check.attachments += 1;
             if check.attachments > ATTACHMENTS {
-                core.warn(format!(
+                core.netdev.warn(format!(
                     "{}: the driver runs the program no more since the device was reset: \
                      restart this process",
-                    core.name
+                    core.netdev.name
                 ));
                 self.program = None;
                 return;
             }
-            if let Err(error) = core.attach_again() {
-                core.warn(format!("{}: {error}", core.name));
+            if let Err(error) = core.netdev.attach_again() {
+                core.netdev.warn(format!("{}: {error}", core.netdev.name));
             }
         } else {
             check.missed |= moved;

@@ -24,6 +24,7 @@ pub(crate) struct Causes {
     socket_full: AtomicU64,
     icmp_errors: AtomicU64,
     copied_out: AtomicU64,
+    kernel_delivered: AtomicU64,
 }
 
 impl Default for Causes {
@@ -34,6 +35,7 @@ impl Default for Causes {
             socket_full: AtomicU64::new(0),
             icmp_errors: AtomicU64::new(0),
             copied_out: AtomicU64::new(0),
+            kernel_delivered: AtomicU64::new(0),
         }
     }
 }
@@ -59,6 +61,11 @@ impl Causes {
     /// An ICMP error about a flow of ours.
     pub(crate) fn icmp_error(&self) {
         self.icmp_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A datagram or segment came through the kernel.
+    pub(crate) fn kernel_delivered(&self) {
+        self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Datagrams moved out of frames because frame memory was short.
@@ -141,8 +148,8 @@ impl DeviceLosses {
     /// What the interface of a stack has lost since it was made; none where there
     /// is no interface that was taken over.
     pub(crate) fn of(core: &Core) -> Option<Self> {
-        let device = core.device_snapshot.as_ref()?;
-        let interface = lock(&core.routes).interface();
+        let device = core.netdev.snapshot.as_ref()?;
+        let interface = lock(&core.ip.routes).interface();
         let veth = device.driver == "veth";
         let mut netlink = Rtnetlink::open().ok()?;
         let link = netlink.link(interface).ok()?;
@@ -567,7 +574,7 @@ impl StackSnapshot {
                 dropped_full,
             })
         });
-        let fragments = lock(&core.fragments).counters();
+        let fragments = lock(&core.ip.fragments).counters();
         let named = [
             ("fragments", fragments.fragments),
             ("reassembled", fragments.reassembled),
@@ -585,14 +592,15 @@ impl StackSnapshot {
         ];
         let mut snapshot = StackSnapshot {
             process: std::process::id(),
-            interface: core.name.clone(),
+            interface: core.netdev.name.clone(),
             architecture: core.receiver.architecture.name().to_owned(),
-            device: core.device_snapshot.clone(),
+            device: core.netdev.snapshot.clone(),
             deferred: core.receiver.deferral.is_on(),
             microseconds: core.now().as_micros() as u64,
             received: None,
-            losses: DeviceLosses::of(core)
-                .map(|losses| losses.since(core.losses_before.get().copied().unwrap_or_default())),
+            losses: DeviceLosses::of(core).map(|losses| {
+                losses.since(core.netdev.losses_before.get().copied().unwrap_or_default())
+            }),
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
@@ -611,11 +619,11 @@ impl StackSnapshot {
             socket_full: read(&core.causes.socket_full),
             icmp_errors: read(&core.causes.icmp_errors),
             copied_out: read(&core.causes.copied_out),
-            kernel_delivered: read(&core.kernel_delivered),
-            warnings: core.warnings(),
+            kernel_delivered: read(&core.causes.kernel_delivered),
+            warnings: core.netdev.warnings(&core.receiver.queues),
         };
-        if core.device.is_some() {
-            snapshot.received = received(&core.name);
+        if core.netdev.device.is_some() {
+            snapshot.received = received(&core.netdev.name);
         }
         snapshot
     }

@@ -49,39 +49,63 @@ impl Sleep<'_> {
 }
 
 /// What time it is for a stack.
-pub(crate) enum Clock {
+pub(crate) struct Clock {
+    source: Source,
+    /// When it was at zero.
+    origin: Instant,
+}
+
+enum Source {
     /// Time since any fixed moment; threads sleep in real time.
     Given(Box<dyn Fn() -> Duration + Send + Sync>),
     Virtual(Arc<dyn VirtualTime>),
 }
 
+impl Source {
+    fn now(&self) -> Duration {
+        match self {
+            Source::Given(clock) => clock(),
+            Source::Virtual(time) => time.now(),
+        }
+    }
+}
+
 impl Clock {
+    fn new(source: Source) -> Self {
+        let now = Instant::now();
+        let origin = now.checked_sub(source.now()).unwrap_or(now);
+        Clock { source, origin }
+    }
+
     /// The machine's, from zero on.
     pub(crate) fn real() -> Self {
         let start = Instant::now();
-        Clock::Given(Box::new(move || start.elapsed()))
+        Self::given(move || start.elapsed())
+    }
+
+    /// `clock`: time since any fixed moment.
+    pub(crate) fn given(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self::new(Source::Given(Box::new(clock)))
     }
 
     pub(crate) fn now(&self) -> Duration {
-        match self {
-            Clock::Given(clock) => clock(),
-            Clock::Virtual(time) => time.now(),
-        }
+        self.source.now()
     }
 }
 
 impl Core {
     /// Now, for deadlines of calls that wait.
     pub(crate) fn instant_now(&self) -> Instant {
-        match &self.clock {
-            Clock::Given(_) => Instant::now(),
-            Clock::Virtual(time) => self.instant(time.now()),
+        match &self.clock.source {
+            Source::Given(_) => Instant::now(),
+            Source::Virtual(time) => self.instant(time.now()),
         }
     }
 
     /// A time of the stack's clock.
     pub(crate) fn instant(&self, at: Duration) -> Instant {
-        self.origin.checked_add(at).unwrap_or(self.origin)
+        let origin = self.clock.origin;
+        origin.checked_add(at).unwrap_or(origin)
     }
 
     /// Sleeps as [`poll::readable_masked`] does, on the stack's time.
@@ -92,7 +116,7 @@ impl Core {
         signals: Option<&SignalSet>,
         fired: &mut Vec<usize>,
     ) -> io::Result<()> {
-        let Clock::Virtual(time) = &self.clock else {
+        let Source::Virtual(time) = &self.clock.source else {
             return poll::readable_masked(descriptors, timeout, signals, fired);
         };
         let sleep = Sleep {
@@ -117,7 +141,7 @@ impl Stack {
         config: MemoryConfig,
         time: Arc<dyn VirtualTime>,
     ) -> io::Result<Self> {
-        Self::on_link(end, config, Clock::Virtual(time), false)
+        Self::on_link(end, config, Clock::new(Source::Virtual(time)), false)
     }
 
     /// Does once what the helper thread does when it wakes: receives, runs the
@@ -137,14 +161,14 @@ impl Stack {
     pub fn next_timeout(&self) -> Option<Duration> {
         let core = self.here().ok()?;
         let now = core.now();
-        let fragments = lock(&core.fragments).next_expiry(now);
+        let fragments = lock(&core.ip.fragments).next_expiry(now);
         let next = core.tcp.next_timer(now).into_iter().chain(fragments).min();
         next.map(|left| now + left)
     }
 
     /// The time on the stack's clock that an [`Instant`] it has given stands for.
     pub fn age_at(&self, instant: Instant) -> Duration {
-        instant.saturating_duration_since(self.core().origin)
+        instant.saturating_duration_since(self.core().clock.origin)
     }
 
     /// Longest IP datagram that the interface sends, in bytes.

@@ -20,9 +20,9 @@ use tidewall_receive::architecture::{Architecture, HostCounters};
 use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use tidewall_receive::poller::{Poller, Shared};
 
+use crate::ip::transmit::Transmitter;
 use crate::raw::poll;
 use crate::stack::{Core, lock};
-use crate::transmit::Transmitter;
 use crate::wait_queue::{Leadership, thread_waker};
 use classes::ClassShare;
 pub use classes::TrafficClass;

@@ -64,7 +64,7 @@ impl Receiver {
     }
 
     fn rounds(&self, core: &Core, leads: bool, returns: bool) -> io::Result<Progress> {
-        if self.architecture.has_threads() || core.check_device().is_err() {
+        if self.architecture.has_threads() || core.netdev.check().is_err() {
             return Ok(Progress::default());
         }
         // A leader that sleeps while we poll needs the interrupt too. Where
@@ -137,7 +137,7 @@ impl Receiver {
                 }
             }
             if self.deferral.came(round.frames, &mut poller) {
-                core.link.wake.signal();
+                core.netdev.link.wake.signal();
             }
             let stopped = self.control(core, queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
@@ -154,7 +154,7 @@ impl Receiver {
             progress.missing |= round.missing > 0;
             self.deliver(core, poller, ready);
         }
-        if !leads && !progress.armed && !core.has_kernel && self.leadership.is_taken() {
+        if !leads && !progress.armed && !core.netdev.has_kernel && self.leadership.is_taken() {
             // The in-memory device has no timer that ends a deferral.
             self.leadership.wake_leader();
         }
@@ -256,7 +256,7 @@ impl Receiver {
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
                 if self.deferral.came(round.frames, &mut poller) {
-                    core.link.wake.signal();
+                    core.netdev.link.wake.signal();
                 }
                 self.control(core, queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
@@ -279,7 +279,7 @@ impl Receiver {
         let doubts = poller.take_doubt();
         drop(poller);
         if doubts {
-            core.link.doubt();
+            core.netdev.link.doubt();
         }
         for (kernel_delivered, payload) in kernel_delivered {
             core.deliver_from_kernel(kernel_delivered, &payload);

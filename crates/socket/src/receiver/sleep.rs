@@ -70,7 +70,7 @@ impl Receiver {
         if has_input() {
             return Ok(true);
         }
-        core.check_device()?;
+        core.netdev.check()?;
         let polls = !self.spin.most.is_zero() && !self.architecture.has_threads();
         let answered = polls && self.answered();
         let began = core.instant_now();
@@ -151,7 +151,7 @@ impl Receiver {
         let mut rounds = 0u32;
         let mut sends = false;
         loop {
-            core.check_device()?;
+            core.netdev.check()?;
             let mut progress = Progress::default();
             if sleeper.leads && (sends || !self.device_polls()) {
                 progress = self.round(core, true)?;
@@ -214,7 +214,7 @@ impl Receiver {
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
             }
-            if let Some(expiry) = lock(&core.fragments).next_expiry(core.now()) {
+            if let Some(expiry) = lock(&core.ip.fragments).next_expiry(core.now()) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
             if let Some(next) = core.tcp.next_timer(core.now()).filter(|_| sleeper.leads) {
@@ -263,7 +263,7 @@ impl Receiver {
             } else {
                 sleeper.leads = self.leadership.lead(sleeper.waker);
             }
-            lock(&core.fragments).expire(core.now(), &core.causes);
+            lock(&core.ip.fragments).expire(core.now(), &core.causes);
             if has_input() {
                 return Ok(true);
             }

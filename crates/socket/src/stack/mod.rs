@@ -2,13 +2,12 @@
 //! and the one thread at a time that polls them.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tidewall_device::afxdp::HELPER_PORTS;
-use tidewall_device::demux::layout::{LOCALS, Metadata, Protocol};
+use tidewall_device::demux::layout::{Metadata, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
@@ -27,17 +26,18 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
 use crate::endpoint::Endpoint;
-use crate::fragments::{FragmentEndpoint, Fragments};
 use crate::host::{self, Interface};
-use crate::link::{LinkState, LinkWatch};
-use crate::path_mtu::KernelIcmp;
+use crate::ip::fragments::FragmentEndpoint;
+use crate::ip::routes::Routes;
+use crate::ip::transmit::Transmitter;
+use crate::ip::{FRAGMENT_LIMIT, Ip};
+use crate::link::LinkWatch;
+use crate::netdev::{NetDevice, set_locals};
 use crate::receiver::{QueueHandle, Receiver, TrafficClass};
-use crate::routes::Routes;
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
 use crate::trace::TraceLog;
-use crate::transmit::Transmitter;
 use crate::udp::inner::SocketInner;
 use crate::udp::{Udp, UdpSocket};
 use crate::virtual_time::Clock;
@@ -45,8 +45,6 @@ use crate::wait_queue::Waitable;
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
-/// Frames of fragments that may wait.
-pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 /// How to start a stack on the in-memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
@@ -100,35 +98,19 @@ pub(crate) struct Core {
     pub(crate) tables: Arc<ApplicationTables>,
     /// What only the device's owner writes: an embedded stack is that too.
     pub(crate) trusted: Arc<TrustedTables>,
+    pub(crate) ip: Ip,
     pub(crate) channels: ChannelPool,
     pub(crate) udp: Udp,
     pub(crate) tcp: Tcp,
     #[cfg(feature = "mio")]
     pub(crate) notifier: crate::readiness::event_loop::Notifier,
-    pub(crate) routes: Mutex<Routes>,
-    /// Where the kernel has routes, too.
-    pub(crate) kernel_icmp: Option<KernelIcmp>,
-    pub(crate) fragments: Mutex<Fragments>,
-    pub(crate) input_options: InputOptions,
     pub(crate) causes: Causes,
     pub(crate) trace: TraceLog,
-    /// False on the in-memory device: there is no kernel to hold ports.
-    pub(crate) has_kernel: bool,
-    pub(crate) name: String,
-    pub(crate) kernel_delivered: AtomicU64,
     /// Held while a socket is bound, connected or closed. Taken before a
     /// queue's poller.
     pub(crate) binding: Mutex<()>,
     pub(crate) clock: Clock,
-    /// When the clock was at zero.
-    pub(crate) origin: Instant,
-    /// Keeps the driver program attached and the knobs set.
-    pub(crate) device: Option<Mutex<AfXdp>>,
-    pub(crate) device_snapshot: Option<DeviceSnapshot>,
-    /// What the device had lost when the stack started.
-    pub(crate) losses_before: OnceLock<DeviceLosses>,
-    pub(crate) warnings: Mutex<Vec<String>>,
-    pub(crate) link: Arc<LinkState>,
+    pub(crate) netdev: NetDevice,
 }
 
 impl Stack {
@@ -240,7 +222,7 @@ impl Stack {
         config: MemoryConfig,
         clock: impl Fn() -> Duration + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::on_link(port, config, Clock::Given(Box::new(clock)), false)
+        Self::on_link(port, config, Clock::given(clock), false)
     }
 
     pub(crate) fn on_link(
@@ -344,35 +326,34 @@ impl Stack {
             parts.spin,
             !parts.classes.is_empty(),
         );
+        let ip = Ip::new(
+            routes,
+            fragment_channels,
+            parts.input_options,
+            parts.has_kernel,
+        )?;
         let core = Arc::new(Core {
             process: Process::current()?,
             receiver,
             tables: tables.embedded,
             trusted: tables.trusted,
+            ip,
             channels: ChannelPool::default(),
             udp: Udp::default(),
             tcp,
-            routes: Mutex::new(routes),
-            kernel_icmp: parts.has_kernel.then(KernelIcmp::open).transpose()?,
-            fragments: Mutex::new(Fragments::new(fragment_channels)),
-            input_options: parts.input_options,
             causes: Causes::default(),
             trace: TraceLog::default(),
-            has_kernel: parts.has_kernel,
-            name: parts.name,
-            kernel_delivered: AtomicU64::new(0),
             #[cfg(feature = "mio")]
             notifier: Default::default(),
             binding: Mutex::new(()),
-            origin: Instant::now()
-                .checked_sub(clock.now())
-                .unwrap_or_else(Instant::now),
             clock,
-            device_snapshot,
-            losses_before: OnceLock::new(),
-            device: device.map(Mutex::new),
-            warnings: Mutex::new(parts.warnings),
-            link: Arc::new(LinkState::new()?),
+            netdev: NetDevice::new(
+                parts.name,
+                parts.has_kernel,
+                device,
+                device_snapshot,
+                parts.warnings,
+            )?,
         });
         let Channels {
             shared, time_wait, ..
@@ -387,7 +368,7 @@ impl Stack {
         }
         core.tcp.set_cookie_parameters(&core);
         if let Some(losses) = DeviceLosses::of(&core) {
-            let _ = core.losses_before.set(losses);
+            let _ = core.netdev.losses_before.set(losses);
         }
         let mut threads = Vec::new();
         if architecture.has_threads() {
@@ -467,7 +448,7 @@ impl Stack {
     /// and what went wrong with the interface since.
     pub fn warnings(&self) -> Vec<String> {
         match self.here() {
-            Ok(core) => core.warnings(),
+            Ok(core) => core.netdev.warnings(&core.receiver.queues),
             Err(error) => vec![error.to_string()],
         }
     }
@@ -543,18 +524,6 @@ struct Parts {
     device: Option<AfXdp>,
 }
 
-fn set_locals(tables: &TrustedTables, addresses: &[IpAddr]) -> io::Result<()> {
-    tables.set_locals(addresses).map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!(
-                "{} addresses of this host do not fit into the driver's table of {LOCALS}",
-                addresses.len()
-            ),
-        )
-    })
-}
-
 fn upcalls(core: &Arc<Core>) -> Upcalls {
     let weak = || Arc::downgrade(core);
     let (input, ready, sent, kernel_delivered, doubt) = (weak(), weak(), weak(), weak(), weak());
@@ -562,7 +531,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         input: Box::new(move |shared: &Shared, frame: &Frame, metadata: &Metadata| {
             input
                 .upgrade()
-                .is_some_and(|core| core.verify(shared, frame, metadata))
+                .is_some_and(|core| core.ip.verify(&core, shared, frame, metadata))
         }),
         ready: Box::new(move |channel| {
             if let Some(core) = ready.upgrade() {
@@ -581,7 +550,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
         }),
         doubt: Box::new(move || {
             if let Some(core) = doubt.upgrade() {
-                core.link.doubt();
+                core.netdev.link.doubt();
             }
         }),
     }
@@ -614,20 +583,12 @@ impl Core {
         self.clock.now()
     }
 
-    /// ENODEV once the interface is no more.
-    pub(crate) fn check_device(&self) -> io::Result<()> {
-        if self.link.gone.load(Ordering::Relaxed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
-        Ok(())
-    }
-
     /// The interface is no more: all that wait or call get ENODEV.
     pub(crate) fn lose_device(&self) {
-        if self.link.gone.swap(true, Ordering::SeqCst) {
+        if self.netdev.link.gone.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.warn(format!("{} is no more", self.name));
+        self.netdev.warn(format!("{} is no more", self.netdev.name));
         for socket in self.udp.all() {
             socket.fail(libc::ENODEV);
         }
@@ -640,63 +601,10 @@ impl Core {
         self.receiver.leadership.wake_leader();
     }
 
-    /// Tells the driver which addresses are this host's now.
-    pub(crate) fn read_addresses(&self) {
-        let set = crate::raw::options::local_addresses(&self.name)
-            .and_then(|addresses| set_locals(&self.trusted, &addresses));
-        if let Err(error) = set {
-            self.warn(format!("{}: {error}", self.name));
-        }
-    }
-
-    /// Attaches the driver program anew.
-    pub(crate) fn attach_again(&self) -> io::Result<()> {
-        let Some(device) = &self.device else {
-            return Ok(());
-        };
-        let mut device = lock(device);
-        let mode = device.mode;
-        device.program.attach(&self.name, mode)
-    }
-
-    pub(crate) fn warn(&self, warning: String) {
-        let mut warnings = lock(&self.warnings);
-        if !warnings.contains(&warning) {
-            warnings.push(warning);
-        }
-    }
-
-    /// See [`Stack::warnings`].
-    pub(crate) fn warnings(&self) -> Vec<String> {
-        let mut warnings = lock(&self.warnings).clone();
-        let blocked = |queue: &&QueueHandle| lock(&queue.poller).napi().blocked;
-        if self.receiver.queues.iter().any(|queue| blocked(&queue)) {
-            let (name, ports) = (&self.name, HELPER_PORTS);
-            let (first, last) = (ports.start(), ports.end());
-            warnings.push(format!(
-                "{name}: the receiver does not poll, since the datagrams from which it has the \
-                 NAPI id do not reach it: a firewall or rp_filter drops what comes in to UDP \
-                 ports {first} to {last} (see: nft add rule inet filter input iifname {name} \
-                 udp dport {first}-{last} accept)"
-            ));
-        }
-        warnings
-    }
-
-    /// How to send to `destination`, as [`crate::routes::Routes::find`].
-    pub(crate) fn route(
-        &self,
-        destination: SocketAddr,
-        source: Option<IpAddr>,
-        named: bool,
-    ) -> crate::routes::Route {
-        lock(&self.routes).find(destination.ip(), source, named, Instant::now())
-    }
-
     /// A datagram or segment that came through the kernel while NAPI ids were
     /// discovered.
     pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
-        self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
+        self.causes.kernel_delivered();
         match from.protocol {
             Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
             _ => self.udp.deliver_from_kernel(self, from, payload),

@@ -807,7 +807,7 @@ impl State {
         let FourTuple { local, remote } = *self.connection.flow();
         // Somebody may be waiting for the kernel's answer with the routes locked;
         // nobody who has a connection locked waits for that.
-        let routes = match core.routes.try_lock() {
+        let routes = match core.ip.routes.try_lock() {
             Ok(routes) => Some(routes),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,

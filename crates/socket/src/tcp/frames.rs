@@ -101,7 +101,7 @@ impl Tcp {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
                     verified: core.receiver.architecture.verifies_eagerly(),
-                    ..core.input_options
+                    ..core.ip.input_options
                 };
                 match tcp::input(bytes, transport, &options) {
                     Ok(segment) => {
@@ -122,7 +122,9 @@ impl Tcp {
             Some(Kind::FirstFragment) => {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                let complete = core.first_fragment(bytes, owner, &mut deferred.reassembled);
+                let complete =
+                    core.ip
+                        .first_fragment(core, bytes, owner, &mut deferred.reassembled);
                 deferred.reassembled.extend(complete);
                 Content::Nothing
             }
@@ -149,7 +151,7 @@ impl Tcp {
             self.take_misdirected(core, &misdirected);
         }
         if !deferred.reassembled.is_empty() {
-            core.hand_out(deferred.reassembled);
+            core.ip.deliver(core, deferred.reassembled);
         }
     }
 
@@ -158,7 +160,7 @@ impl Tcp {
         let taken = if misdirected.error {
             icmp::tcp_error(bytes, transport).map(|error| self.icmp_error(core, &error))
         } else {
-            tcp::input(bytes, transport, &core.input_options).map(|segment| {
+            tcp::input(bytes, transport, &core.ip.input_options).map(|segment| {
                 self.dispatch(core, &segment, misdirected.neighbour, misdirected.queue)
             })
         };
@@ -182,7 +184,7 @@ impl Tcp {
             bytes, transport, ..
         } in datagrams
         {
-            match tcp::input(&bytes, transport, &core.input_options) {
+            match tcp::input(&bytes, transport, &core.ip.input_options) {
                 Ok(segment) => match self.flows.find(&segment.flow) {
                     Some(connection) => connection.input(core, &segment, 0),
                     None => core.causes.protocol(DropReason::TcpNoConnection),
@@ -206,7 +208,7 @@ impl Tcp {
         let Some(addresses) = addresses else {
             return core.causes.protocol(DropReason::MartianSource);
         };
-        let segment = match tcp::input_bare(bytes, addresses, &core.input_options) {
+        let segment = match tcp::input_bare(bytes, addresses, &core.ip.input_options) {
             Ok(segment) => segment,
             Err(cause) => return core.causes.protocol(cause),
         };

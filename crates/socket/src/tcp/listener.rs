@@ -151,7 +151,7 @@ impl TcpListener {
         let core = stack.here()?;
         Helper::start(core)?;
         let binding = lock(&core.binding);
-        let (kernel, local) = if core.has_kernel {
+        let (kernel, local) = if core.netdev.has_kernel {
             let kernel = hold(address, &options)?;
             let local = kernel.local_addr()?;
             (Some(Unshared::new(kernel)?), local)
@@ -259,7 +259,7 @@ impl TcpListener {
             if inner.process_and_take(core) > 0 {
                 continue;
             }
-            core.check_device()?;
+            core.netdev.check()?;
             if nonblocking {
                 // A selector polls, and asks the kernel.
                 if !polled && !inner.wait_queue.is_polled() {

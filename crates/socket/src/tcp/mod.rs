@@ -350,7 +350,7 @@ impl Tcp {
 impl Tcp {
     /// Tells the driver what its SYN cookies are made of.
     pub(crate) fn set_cookie_parameters(&self, core: &Core) {
-        let epoch = if core.has_kernel {
+        let epoch = if core.netdev.has_kernel {
             poll::monotonic().saturating_sub(core.now())
         } else {
             // Link and stack have one clock.
@@ -371,7 +371,7 @@ impl Tcp {
         if questions.len() < QUESTIONS_MAX && !questions.contains(&(remote, local)) {
             questions.push((remote, local));
             drop(questions);
-            core.link.wake.signal();
+            core.netdev.link.wake.signal();
         }
     }
 
@@ -380,7 +380,7 @@ impl Tcp {
     pub(crate) fn resolve_routes(&self, core: &Core) {
         let questions = std::mem::take(&mut *lock(&self.questions));
         for (remote, local) in questions {
-            lock(&core.routes).neighbour(remote, Some(local), Instant::now());
+            lock(&core.ip.routes).neighbour(remote, Some(local), Instant::now());
         }
     }
 

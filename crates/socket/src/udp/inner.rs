@@ -8,12 +8,9 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, 
 use std::sync::{Arc, Mutex};
 
 use tidewall_device::demux::ChannelId;
-use tidewall_device::demux::layout::{Kind, Metadata};
-use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
-use tidewall_protocol::{tcp, udp};
-use tidewall_receive::poller::{Channel, Shared};
+use tidewall_receive::poller::Channel;
 
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
@@ -379,30 +376,5 @@ impl Waitable for SocketInner {
 
     fn kernel_has_input(&self) {
         self.kernel_input.note();
-    }
-}
-
-impl Core {
-    /// The protocol's checks alone, for the softirq of host architectures.
-    pub(crate) fn verify(&self, shared: &Shared, frame: &Frame, metadata: &Metadata) -> bool {
-        if metadata.kind() != Some(Kind::Datagram) {
-            return true;
-        }
-        let packet = shared.memory().packet(frame);
-        let bytes = packet.get(usize::from(metadata.network)..usize::from(metadata.end));
-        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        let bytes = bytes.unwrap_or_default();
-        let checked = if metadata.protocol == libc::IPPROTO_TCP as u8 {
-            tcp::input(bytes, transport, &self.input_options).map(drop)
-        } else {
-            udp::input(bytes, transport, &self.input_options).map(drop)
-        };
-        match checked {
-            Ok(()) => true,
-            Err(cause) => {
-                self.causes.protocol(cause);
-                false
-            }
-        }
     }
 }

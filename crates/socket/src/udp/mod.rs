@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use tidewall_device::demux::layout::Protocol;
 
 use crate::channels::ChannelSet;
+use crate::ip::routes::Route;
+use crate::ip::transmit::Heading;
 use crate::kernel::PortReservation;
-use crate::routes::Route;
 use crate::stack::{Stack, lock};
-use crate::transmit::Heading;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
 
@@ -115,7 +115,7 @@ impl UdpSocket {
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
         let core = stack.here()?;
         let binding = lock(&core.binding);
-        let (reservation, local) = if core.has_kernel {
+        let (reservation, local) = if core.netdev.has_kernel {
             let reservation = PortReservation::bind(address, &how)?;
             let local = reservation.local_addr()?;
             (Some(reservation), local)
@@ -187,7 +187,7 @@ impl UdpSocket {
                 reservation.connect(peer)?;
                 reservation.local_addr()?
             }
-            None => match core.route(peer, specified(before.bound), false) {
+            None => match core.ip.route(peer, specified(before.bound), false) {
                 Route::Link { source, .. } => SocketAddr::new(source, before.local.port()),
                 Route::Kernel => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
             },
@@ -391,7 +391,7 @@ impl UdpSocket {
             SocketAddr::V6(mut source)
                 if source.ip().is_unicast_link_local() && source.scope_id() == 0 =>
             {
-                source.set_scope_id(lock(&self.stack.core().routes).interface());
+                source.set_scope_id(lock(&self.stack.core().ip.routes).interface());
                 each(Received {
                     source: source.into(),
                     ..received
@@ -445,7 +445,7 @@ impl UdpSocket {
                 continue;
             }
             self.take_pending()?;
-            core.check_device()?;
+            core.netdev.check()?;
             if nonblocking {
                 if self
                     .empty_receives
@@ -649,14 +649,14 @@ impl UdpSocket {
             return errno(libc::EINVAL);
         }
         let core = self.stack.here()?;
-        core.check_device()?;
+        core.netdev.check()?;
         let length = mtu::datagram_length(wire, payload.len());
         self.inner.look_for_errors(core, wire, length);
         let source = named.or_else(|| specified(ends.local));
         let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
             Route::Kernel
         } else {
-            core.route(wire, source, named.is_some())
+            core.ip.route(wire, source, named.is_some())
         };
         let Some((number, queue)) = self.transmit_queue() else {
             return errno(libc::ENETDOWN);
@@ -721,7 +721,7 @@ impl UdpSocket {
                     // Only an address of a link needs to say which.
                     let interface = match named {
                         IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
-                            lock(&core.routes).interface()
+                            lock(&core.ip.routes).interface()
                         }
                         _ => 0,
                     };
@@ -732,7 +732,8 @@ impl UdpSocket {
             }
             // As the kernel says of such a source.
             None if named.is_some_and(|named| {
-                (named.is_ipv6() || stays_with_kernel(named)) && !lock(&core.routes).is_own(named)
+                (named.is_ipv6() || stays_with_kernel(named))
+                    && !lock(&core.ip.routes).is_own(named)
             }) =>
             {
                 errno(libc::EINVAL)

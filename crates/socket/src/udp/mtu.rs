@@ -12,8 +12,8 @@ use tidewall_wire::ethernet::HEADER_LEN;
 
 use super::inner::{SocketInner, same};
 use super::{UdpSocket, specified};
+use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
-use crate::routes::Route;
 use crate::stack::{Core, lock};
 
 /// How often a socket that sends long datagrams and receives nothing looks whether
@@ -150,14 +150,14 @@ impl SocketInner {
             let (remote, local) = (error.remote.ip(), error.local.ip());
             // A router that does not know MTUs (RFC 1191 §5): the kernel guesses.
             let bytes = error.mtu.map_or(0, |mtu| mtu as usize);
-            let reported = lock(&core.routes).report_mtu(remote, local, bytes, Instant::now());
-            match (reported, &core.kernel_icmp) {
+            let reported = lock(&core.ip.routes).report_mtu(remote, local, bytes, Instant::now());
+            match (reported, &core.ip.kernel_icmp) {
                 (None, _) => return false,
                 (Some(true), Some(kernel)) => {
                     if let Err(error) = kernel.put(datagram, local) {
-                        core.warn(format!(
+                        core.netdev.warn(format!(
                             "{}: the kernel does not hear of path MTUs: {error}",
-                            core.name
+                            core.netdev.name
                         ));
                     }
                     if is_peers && let Some(reservation) = &self.reservation {
@@ -204,7 +204,7 @@ impl UdpSocket {
         let peer = super::canonical(self.peer_addr()?);
         let core = self.stack.here()?;
         let source = specified(self.inner.ends().local);
-        let route = core.route(peer, source, false);
+        let route = core.ip.route(peer, source, false);
         match (route, self.transmit_queue(), &self.inner.reservation) {
             (Route::Link { mtu, .. }, Some((_, queue)), _) => {
                 Ok(lock(&queue.transmitter).mtu().min(mtu))

@@ -126,7 +126,7 @@ impl Udp {
         address: SocketAddr,
         how: &BindOptions,
     ) -> io::Result<SocketAddr> {
-        if specified(address).is_some_and(|address| !lock(&core.routes).is_own(address)) {
+        if specified(address).is_some_and(|address| !lock(&core.ip.routes).is_own(address)) {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
         }
         let shares = how.reuse_address || how.reuse_port;

@@ -121,7 +121,7 @@ impl SocketInner {
         }
         // They may be ours.
         drop(waiting);
-        core.hand_out(others);
+        core.ip.deliver(core, others);
     }
 
     /// The datagram of a frame in a buffer of its own, which keeps the frame's
@@ -262,7 +262,7 @@ impl SocketInner {
             Some(Kind::Datagram) => {
                 let options = InputOptions {
                     verified: core.receiver.architecture.verifies_eagerly(),
-                    ..core.input_options
+                    ..core.ip.input_options
                 };
                 let found = match udp::input(bytes, transport, &options) {
                     Ok(found) => found,
@@ -283,7 +283,8 @@ impl SocketInner {
             Some(Kind::FirstFragment) => {
                 core.trace
                     .line(metadata.trace, "fragment", || "first fragment".to_owned());
-                core.first_fragment(bytes, self.id(), others)
+                core.ip
+                    .first_fragment(core, bytes, self.id(), others)
                     .and_then(|datagram| self.reassembled(core, &datagram))
                     .map_or(Outcome::Nothing, Outcome::Owned)
             }
@@ -307,7 +308,7 @@ impl SocketInner {
 
     /// A reassembled datagram; counted when it is refused.
     pub(super) fn reassembled(&self, core: &Core, datagram: &Reassembled) -> Option<Owned> {
-        match udp::input(&datagram.bytes, datagram.transport, &core.input_options) {
+        match udp::input(&datagram.bytes, datagram.transport, &core.ip.input_options) {
             Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
             Err(cause) => {
                 core.causes.protocol(cause);
@@ -438,7 +439,9 @@ impl Drop for Batch<'_> {
         self.socket.give_back(self.shared, done, kept);
         let delivered = self.delivered as u64;
         self.socket.received.fetch_add(delivered, Ordering::Relaxed);
-        self.core.hand_out(std::mem::take(&mut self.others));
+        self.core
+            .ip
+            .deliver(self.core, std::mem::take(&mut self.others));
         let _ = FRAMES.try_with(|place| place.replace(std::mem::take(&mut self.frames)));
     }
 }

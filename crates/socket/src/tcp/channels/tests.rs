@@ -136,7 +136,7 @@ fn a_reassembled_segment_waits_for_no_lock() {
     let (done, seen) = channel();
     let other = stack.clone();
     let thread = std::thread::spawn(move || {
-        other.core().hand_out(vec![datagram]);
+        other.core().ip.deliver(other.core(), vec![datagram]);
         done.send(()).unwrap();
     });
     let in_time = seen.recv_timeout(Duration::from_secs(10)).is_ok();
@@ -161,7 +161,7 @@ fn sending_waits_for_no_route() {
         .tcp
         .open(core, connection, neighbour, 0, 64, &mut deferred)
         .unwrap();
-    let asking = lock(&core.routes);
+    let asking = lock(&core.ip.routes);
     let (done, seen) = channel();
     let other = stack.clone();
     let thread = std::thread::spawn(move || {

@@ -104,7 +104,7 @@ impl Tcp {
         core: &Core,
         address: SocketAddr,
     ) -> io::Result<SocketAddr> {
-        if specified(address).is_some_and(|address| !lock(&core.routes).is_own(address)) {
+        if specified(address).is_some_and(|address| !lock(&core.ip.routes).is_own(address)) {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
         }
         let taken = |port: u16| {

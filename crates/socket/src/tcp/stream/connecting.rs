@@ -9,9 +9,9 @@ use tidewall_device::forked::Unshared;
 use tidewall_protocol::tcp::{Config, Connection, FourTuple, State as Phase, StreamOptions, isn};
 
 use super::{Inner, TcpStream};
+use crate::ip::routes::Neighbour;
 use crate::raw::options as raw_options;
 use crate::readiness::Events;
-use crate::routes::Neighbour;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::Tcp;
@@ -206,7 +206,7 @@ impl TcpStream {
         let way = if stays_with_kernel(remote.ip()) {
             Neighbour::Kernel
         } else {
-            lock(&core.routes).neighbour(remote.ip(), named, Instant::now())
+            lock(&core.ip.routes).neighbour(remote.ip(), named, Instant::now())
         };
         let (source, neighbour) = match way {
             Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
@@ -215,7 +215,9 @@ impl TcpStream {
             Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
                 (source, None)
             }
-            _ if core.has_kernel => return Self::begin_in_kernel(stack, remote, wait, options),
+            _ if core.netdev.has_kernel => {
+                return Self::begin_in_kernel(stack, remote, wait, options);
+            }
             _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         };
         Helper::start(core)?;
@@ -302,7 +304,7 @@ impl Tcp {
         core: &Core,
         source: SocketAddr,
     ) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
-        if !core.has_kernel {
+        if !core.netdev.has_kernel {
             let port = match source.port() {
                 0 => self.free_port()?,
                 port => port,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tidewall_sys::netlink::{self, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::path_mtu::PathMtus;
+use crate::ip::path_mtu::PathMtus;
 
 /// How long an answer counts. A neighbour that moves announces it to the
 /// kernel, and we follow within this time.

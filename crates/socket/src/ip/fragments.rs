@@ -11,13 +11,14 @@ use tidewall_device::demux::layout::{METADATA_LENGTH, Metadata};
 use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembler};
 use tidewall_receive::poller::{Channel, Done};
 
+use super::Ip;
 use crate::endpoint::Endpoint;
 use crate::snapshot::Causes;
 use crate::stack::{Core, lock};
 
 /// Fragments taken from the fragment channel of a queue at a time: all that
 /// may wait there, for nobody looks again before the next fragment comes.
-const BATCH: usize = crate::stack::FRAGMENT_LIMIT as usize;
+const BATCH: usize = super::FRAGMENT_LIMIT as usize;
 
 pub(crate) struct Fragments {
     reassembler: Reassembler,
@@ -81,45 +82,46 @@ impl Fragments {
     }
 }
 
-impl Core {
+impl Ip {
     /// Empties the fragment channel and hands reassembled datagrams to their owners.
-    pub(crate) fn reassemble(&self) {
+    pub(crate) fn reassemble(&self, core: &Core) {
         let mut reassembled = Vec::new();
-        lock(&self.fragments).take_waiting(self.now(), &mut reassembled);
-        self.hand_out(reassembled);
+        lock(&self.fragments).take_waiting(core.now(), &mut reassembled);
+        self.deliver(core, reassembled);
     }
 
     /// Gives reassembled datagrams to the sockets that took their first fragments.
     /// No socket may be locked by the caller.
-    pub(crate) fn hand_out(&self, reassembled: Vec<Reassembled>) {
+    pub(crate) fn deliver(&self, core: &Core, reassembled: Vec<Reassembled>) {
         for datagram in reassembled {
             let id = datagram
                 .tag
                 .and_then(|tag| u32::try_from(tag).ok())
                 .map(ChannelId::from_value);
             let Some(id) = id else {
-                self.causes.no_socket();
+                core.causes.no_socket();
                 continue;
             };
-            match self.channels.endpoint(id.index()) {
-                Some(endpoint) => endpoint.on_reassembled(self, id, datagram),
-                None => self.causes.no_socket(),
+            match core.channels.endpoint(id.index()) {
+                Some(endpoint) => endpoint.on_reassembled(core, id, datagram),
+                None => core.causes.no_socket(),
             }
         }
     }
 
     /// Takes a first fragment on its owner's behalf. The datagram, if all its
     /// other fragments were waiting already. Others that became reassembled on the
-    /// way are added to `others`, for [`Core::hand_out`].
+    /// way are added to `others`, for [`Ip::deliver`].
     pub(crate) fn first_fragment(
         &self,
+        core: &Core,
         bytes: &[u8],
         owner: ChannelId,
         others: &mut Vec<Reassembled>,
     ) -> Option<Reassembled> {
         {
             let mut fragments = lock(&self.fragments);
-            let now = self.now();
+            let now = core.now();
             // Those that overtook their first fragment.
             fragments.take_waiting(now, others);
             let tag = Some(u64::from(owner.value()));
@@ -133,6 +135,6 @@ pub(crate) struct FragmentEndpoint;
 
 impl Endpoint for FragmentEndpoint {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        core.reassemble();
+        core.ip.reassemble(core);
     }
 }

@@ -1,0 +1,93 @@
+//! IP: routes, path MTUs, fragments, and the frames that are sent.
+
+pub(crate) mod fragments;
+pub(crate) mod path_mtu;
+pub(crate) mod routes;
+pub(crate) mod transmit;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use tidewall_device::demux::layout::{Kind, Metadata};
+use tidewall_device::frame::Frame;
+use tidewall_protocol::{InputOptions, tcp, udp};
+use tidewall_receive::poller::{Channel, Shared};
+
+use crate::stack::{Core, lock};
+use fragments::Fragments;
+use path_mtu::KernelIcmp;
+use routes::{Route, Routes};
+
+/// Frames of fragments that may wait.
+pub(crate) const FRAGMENT_LIMIT: u32 = 256;
+
+/// IP of one stack.
+pub(crate) struct Ip {
+    pub(crate) routes: Mutex<Routes>,
+    /// Where the kernel has routes, too.
+    pub(crate) kernel_icmp: Option<KernelIcmp>,
+    pub(crate) fragments: Mutex<Fragments>,
+    pub(crate) input_options: InputOptions,
+}
+
+impl Ip {
+    /// `fragment_channels`: of each queue, that of fragments without a transport
+    /// header. `has_kernel`: the kernel is to hear of path MTUs.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_RAW.
+    pub(crate) fn new(
+        routes: Routes,
+        fragment_channels: Vec<Channel>,
+        input_options: InputOptions,
+        has_kernel: bool,
+    ) -> io::Result<Self> {
+        Ok(Ip {
+            routes: Mutex::new(routes),
+            kernel_icmp: has_kernel.then(KernelIcmp::open).transpose()?,
+            fragments: Mutex::new(Fragments::new(fragment_channels)),
+            input_options,
+        })
+    }
+
+    /// How to send to `destination`, as [`Routes::find`].
+    pub(crate) fn route(
+        &self,
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+        named: bool,
+    ) -> Route {
+        lock(&self.routes).find(destination.ip(), source, named, Instant::now())
+    }
+
+    /// The protocol's checks alone, for the softirq of host architectures.
+    pub(crate) fn verify(
+        &self,
+        core: &Core,
+        shared: &Shared,
+        frame: &Frame,
+        metadata: &Metadata,
+    ) -> bool {
+        if metadata.kind() != Some(Kind::Datagram) {
+            return true;
+        }
+        let packet = shared.memory().packet(frame);
+        let bytes = packet.get(usize::from(metadata.network)..usize::from(metadata.end));
+        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
+        let bytes = bytes.unwrap_or_default();
+        let checked = if metadata.protocol == libc::IPPROTO_TCP as u8 {
+            tcp::input(bytes, transport, &self.input_options).map(drop)
+        } else {
+            udp::input(bytes, transport, &self.input_options).map(drop)
+        };
+        match checked {
+            Ok(()) => true,
+            Err(cause) => {
+                core.causes.protocol(cause);
+                false
+            }
+        }
+    }
+}
