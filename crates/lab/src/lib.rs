@@ -7,8 +7,8 @@
 //! run the same service code of `tidewall-service` under the same load of
 //! `tidewall-load`.
 //!
-//! Read first: docs/lab.md; LRP (Druschel & Banga, OSDI 1996) §4;
-//! docs/testbed.md on what a veth pair can and cannot show.
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §4; docs/decisions.md on what a
+//! veth pair can and cannot show.
 //!
 //! ```text
 //!  run ─► experiment ─► sweep ─► bench ─┬─ service worker (server's namespace, CPU 1) ─► counters

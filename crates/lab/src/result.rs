@@ -1,7 +1,6 @@
 //! What an experiment found, as it is written to its JSON file.
 //!
-//! The fields are those of docs/lab.md; the ones it does not name are left out
-//! of the file when they are empty.
+//! Fields that are empty are left out of the file, but for those of every experiment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +50,7 @@ pub struct Axes {
 /// One curve.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Whose it is; names are listed in docs/lab.md.
+    /// Whose it is, by the names of [`crate::system`].
     pub system: String,
     /// What differs from the plain experiment, in words. Curves of one setting
     /// are drawn together.

@@ -1,4 +1,4 @@
-//! The systems that are compared, by the names of docs/lab.md.
+//! The systems that are compared, by name.
 
 use tidewall_service::linux::{self, BusyPoll, Receive};
 use tidewall_socket::{Architecture, PolicyKind, XdpMode};

@@ -2,7 +2,7 @@
 //! of the same program, and beside a blast at a port that nobody owns.
 //!
 //! One queue for all systems: with a queue each, ping-pong and blast do not
-//! meet (docs/testbed.md §3), for Linux as for Tidewall. A request not answered
+//! meet, for Linux as for Tidewall. A request not answered
 //! within 20 ms counts as lost and the next one is sent; LRP's client waited
 //! for ever.
 

@@ -323,7 +323,7 @@ fn account_of_stack(snapshot: &StackSnapshot) -> Account {
 }
 
 /// Picks the ways to die out of a snapshot, and gives them the places' names
-/// of docs/lab.md. Ways that the driver program shares with passing on to the
+/// of the result files. Ways that the driver program shares with passing on to the
 /// kernel are not drops.
 fn drops_of_snapshot(snapshot: &Value) -> Drops {
     let mut drops = Drops::new();
