@@ -4,7 +4,7 @@
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test build setup check loom instructions kernels clean
+.PHONY: demo test build setup check loom sanitize instructions kernels clean
 
 ## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
 demo: setup
@@ -32,6 +32,12 @@ check:
 ## loom: the memory model of the shared structures
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
+
+## sanitize: the driver program, compiled for the processor, with every access checked (needs GCC's libasan)
+sanitize:
+	TIDEWALL_SANITIZE=1 $(CARGO) test --locked -p tidewall-device --target-dir target/sanitize --no-run
+	TIDEWALL_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$$(gcc -print-file-name=libasan.so)" \
+		$(CARGO) test --locked -p tidewall-device --target-dir target/sanitize --lib --test demux_fuzz --test demux_emulated --test demux_parser
 
 ## instructions: what the hot paths cost, counted by valgrind and of the driver program by an emulator, beside what is kept
 instructions:

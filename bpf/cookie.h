@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * SYN cookies (RFC 4987 section 3.6). Twins: crates/device/src/demux/cookie.rs,
- * step by step, and crates/protocol/src/tcp/cookie.rs, which makes and checks the
- * same bits.
+ * SYN cookies (RFC 4987 section 3.6). crates/protocol/src/tcp/cookie.rs makes and
+ * checks the same bits.
  *
  * The 32 bits of a cookie, our initial sequence number:
  *   31..4  MAC of the flow, the peer's initial sequence number and the rest

@@ -5,8 +5,8 @@
  * application's frame which channel gets it and whether that has room (LRP,
  * Druschel & Banga, OSDI 1996, sections 3.1 and 3.2).
  *
- * crates/device/src/demux/drive.rs is the same function in Rust; a test runs
- * both on one corpus and asks for the same answer. Change both or neither.
+ * Devices without a driver run it, too, compiled for the processor (native.c);
+ * a test runs both on one corpus and asks for the same answer.
  *
  * The common case, a UDP datagram for a socket bound to any address, runs
  * straight through demux(). Everything rare is in global functions: the
@@ -234,12 +234,12 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (unlikely(kind == TW_KIND_FRAGMENT)) {
 			channel = READ_ONCE(application->fragment_channel);
 		} else if (unlikely(kind == TW_KIND_ICMP_ERROR)) {
-			channel = quoted_channel(ctx, application, control, HERE);
+			channel = quoted_channel(ctx, application, &control->hash_key, HERE);
 		} else {
 			struct tw_listener *entry = &application->listeners[listener];
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
 			if (unlikely(READ_ONCE(entry->flags))) {
-				__u64 found = flow_channel(ctx, application, control, HERE);
+				__u64 found = flow_channel(ctx, application, &control->hash_key, HERE);
 				if (found & COOKIE_VALID)
 					count(queue, TW_COUNT_COOKIE_VALID);
 				if (found & COOKIE_FAILED)
@@ -292,7 +292,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	struct tw_metadata *metadata;
 	if (likely(!bpf_xdp_adjust_meta(ctx, -(int)sizeof(*metadata)))) {
 		metadata = (void *)(long)ctx->data_meta;
-		if ((void *)(metadata + 1) > (void *)(long)ctx->data)
+		if ((void *)(metadata + 1) > METADATA_END(ctx))
 			DATAGRAM_TO_KERNEL(TW_COUNT_NO_METADATA);
 	} else {
 		if (!metadata_in_frame(ctx, queue))
@@ -345,4 +345,6 @@ SEC("xdp") int demux(struct xdp_md *ctx)
 	return action;
 }
 
+#ifndef TIDEWALL_NATIVE
 char license_text[] SEC("license") = "Dual MIT/GPL";
+#endif

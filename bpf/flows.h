@@ -11,9 +11,9 @@
 
 /* SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
  * know the key cannot fill one bucket. */
-INLINE __u64 flow_hash(const struct tw_control *control, const struct ends *ends)
+INLINE __u64 flow_hash(const struct tw_hash_key *key, const struct ends *ends)
 {
-	__u64 k0 = control->hash_key[0], k1 = control->hash_key[1];
+	__u64 k0 = key->words[0], k1 = key->words[1];
 	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
 	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
 	__u64 length;
@@ -87,11 +87,11 @@ INLINE __u32 within_share(struct tw_application *application, struct tw_flow *fl
 }
 
 /* Channel of an exact entry, or 0; see within_share(). */
-GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *control, struct ends *ends)
+GLOBAL __u32 find_flow(struct tw_application *application, struct tw_hash_key *key, struct ends *ends)
 {
-	if (!application || !control || !ends)
+	if (!application || !key || !ends)
 		return 0;
-	__u64 hash = flow_hash(control, ends);
+	__u64 hash = flow_hash(key, ends);
 	__u64 tag = flow_tag(hash);
 	for (int choice = 0; choice < 2; choice++) {
 		/* Two buckets to choose from: the table fills to seven tenths before
@@ -115,23 +115,23 @@ GLOBAL __u32 find_flow(struct tw_application *application, struct tw_control *co
 }
 
 /* Channel of a listener on the local address, or 0. */
-GLOBAL __u32 find_local(struct tw_application *application, struct tw_control *control, struct ends *ends)
+GLOBAL __u32 find_local(struct tw_application *application, struct tw_hash_key *key, struct ends *ends)
 {
-	if (!application || !control || !ends)
+	if (!application || !key || !ends)
 		return 0;
 	struct ends listening = *ends;
 	listening.remote[0] = 0;
 	listening.remote[1] = 0;
 	listening.remote_port = 0;
-	return find_flow(application, control, &listening);
+	return find_flow(application, key, &listening);
 }
 
 /* Channel of a port's listener: on the local address, then on any; 0: none. */
-INLINE __u32 listener_channel(struct tw_application *application, struct tw_control *control, struct ends *ends,
+INLINE __u32 listener_channel(struct tw_application *application, struct tw_hash_key *key, struct ends *ends,
 			      const struct tw_listener *listener)
 {
 	if (READ_ONCE(listener->flags) & TW_LISTEN_LOCAL) {
-		__u32 channel = find_local(application, control, ends);
+		__u32 channel = find_local(application, key, ends);
 		if (channel)
 			return channel;
 	}
@@ -140,20 +140,20 @@ INLINE __u32 listener_channel(struct tw_application *application, struct tw_cont
 
 /* Channel of the flow that an ICMP error quotes: exact, then the listener's,
  * but for a strict port; 0: none. */
-GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
 			    __u64 place)
 {
 	struct ends ends = {};
-	if (!application || !control || !quoted_ends(ctx, &ends, place))
+	if (!application || !key || !quoted_ends(ctx, &ends, place))
 		return 0;
 	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
 	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, control, &ends);
+		__u32 channel = find_flow(application, key, &ends);
 		if (channel)
 			return channel;
 	}
-	return flags & TW_LISTEN_TCP_STRICT ? 0 : listener_channel(application, control, &ends, listener);
+	return flags & TW_LISTEN_TCP_STRICT ? 0 : listener_channel(application, key, &ends, listener);
 }
 
 #endif

@@ -42,10 +42,6 @@ struct ends {
 /* Frames are shorter, which bounds offsets for the verifier. */
 #define FRAME_MASK 0x3fff
 
-/* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows it to be and
- * a verifier, or the next, does not; the compiler may not take it out again. */
-#define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
-
 /* Keeps the compiler from concluding from a check of another pointer that one
  * of this is not needed: a verifier knows only what was checked of each. */
 #define CHECKED_ALONE(pointer) asm volatile("" : "+r"(pointer))

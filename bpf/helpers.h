@@ -5,12 +5,25 @@
 #ifndef TIDEWALL_HELPERS_H
 #define TIDEWALL_HELPERS_H
 
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef TIDEWALL_NATIVE
+#include "native.h"
+#else
 #include <linux/bpf.h>
 
 #define SEC(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
 /* Verified by itself, for any arguments: pointers may be null. */
 #define GLOBAL __attribute__((noinline))
+/* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows it to be and
+ * a verifier, or the next, does not; the compiler may not take it out again. */
+#define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
+/* What the metadata, which lie before the frame, must end before. */
+#define METADATA_END(ctx) ((void *)(long)(ctx)->data)
+/* A frame goes to the kernel, and this class paid for it. */
+#define PASSED(class)
+#endif
+
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
@@ -27,6 +40,7 @@
 #define ntohs htons
 #define htonl(x) ((__u32)htons((x) >> 16) | (__u32)htons((x) & 0xffff) << 16)
 
+#ifndef TIDEWALL_NATIVE
 /* The helpers used here (man 7 bpf-helpers), by number. */
 static void *(*const bpf_map_lookup_elem)(const void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
 static long (*const bpf_map_update_elem)(const void *map, const void *key, const void *value, __u64 flags) =
@@ -53,5 +67,6 @@ static void (*const bpf_ringbuf_submit)(void *record, __u64 flags) = (void *)BPF
 /* Map definitions, in the form that loaders read from BTF. */
 #define NUMBER(name, value) int (*name)[value]
 #define TYPE(name, type) type *name
+#endif
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * Frames that are the kernel's: their class, its token bucket, and the shares of
- * those who find it empty. crates/device/src/demux/kernel.rs is the same in Rust.
+ * those who find it empty.
  */
 #ifndef TIDEWALL_KERNEL_H
 #define TIDEWALL_KERNEL_H
@@ -171,6 +171,7 @@ GLOBAL int limited(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u6
 		}
 	}
 	queue->classes[paid].passed++;
+	PASSED(paid);
 	return XDP_PASS;
 }
 
@@ -183,6 +184,7 @@ INLINE int unlimited_or(struct xdp_md *ctx, struct tw_queue *queue, __u32 class,
 	if (READ_ONCE(bucket->rate))
 		return limited(ctx, queue, class, place);
 	bucket->passed++;
+	PASSED(class);
 	return XDP_PASS;
 }
 

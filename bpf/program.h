@@ -32,6 +32,7 @@ SIZE(tw_owner_key, 20);
 SIZE(tw_fragment_key, 40);
 SIZE(tw_trace, 296); AT(tw_trace, captured, 32); AT(tw_trace, bytes, 36);
 
+#ifndef TIDEWALL_NATIVE
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	NUMBER(max_entries, 1);
@@ -83,6 +84,7 @@ struct {
 	NUMBER(type, BPF_MAP_TYPE_RINGBUF);
 	NUMBER(max_entries, 256 * 1024);
 } traces SEC(".maps");
+#endif
 
 /* Offsets in a frame; the Ethernet header is never tagged when we parse on. */
 #define NETWORK 14

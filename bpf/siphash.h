@@ -32,7 +32,7 @@ GLOBAL __u64 hash_words(__u64 first, __u64 second, __u64 third)
 	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
 	if (!state)
 		return 0;
-	__u64 k0 = state->control.hash_key[0], k1 = state->control.hash_key[1];
+	__u64 k0 = state->control.hash_key.words[0], k1 = state->control.hash_key.words[1];
 	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
 	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
 	ABSORB(first);

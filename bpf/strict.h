@@ -18,10 +18,10 @@
 #define COOKIE_FAILED (1ULL << 36)
 
 /* Channel of a segment at a strict TCP port that is of no known flow. */
-GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
 			    struct ends *ends, __u64 place)
 {
-	if (!application || !control || !ends)
+	if (!application || !key || !ends)
 		return IGNORED;
 	const struct tw_listener *listener = &application->listeners[port_index(TCP, ends->local_port)];
 	__u32 flags = READ_ONCE(listener->flags);
@@ -30,7 +30,7 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 		return IGNORED;
 	__u8 control_bits = header[13] & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
 	if (control_bits == TCP_SYN) {
-		__u32 channel = listener_channel(application, control, ends, listener);
+		__u32 channel = listener_channel(application, key, ends, listener);
 		if (channel && flags & TW_LISTEN_COOKIES && answer_with_cookie(ctx, application, ends, place, flags))
 			return ANSWERED;
 		return channel;
@@ -43,7 +43,7 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 	__u32 sequence = htonl(*(__u32 *)(header + 4)), acknowledgment = htonl(*(__u32 *)(header + 8));
 	__u32 payload = PLACE_TRANSPORT(place) + (header[12] >> 4) * 4 < PLACE_END(place);
 	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment)) {
-		__u32 channel = listener_channel(application, control, ends, listener);
+		__u32 channel = listener_channel(application, key, ends, listener);
 		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
 	}
 	/* Data may overtake the application, which has yet to enter the flow of
@@ -53,21 +53,21 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 
 /* Channel of a frame for a port with more than listeners on any address: exact
  * flow, then what a strict port makes of it, or the listener's; 0: none. */
-GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_control *control,
+GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
 			  __u64 place)
 {
 	struct ends ends;
-	if (!application || !control || !frame_ends(ctx, &ends, place))
+	if (!application || !key || !frame_ends(ctx, &ends, place))
 		return 0;
 	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
 	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, control, &ends);
+		__u32 channel = find_flow(application, key, &ends);
 		if (channel)
 			return channel;
 	}
-	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, control, &ends, place) :
-					      listener_channel(application, control, &ends, listener);
+	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, key, &ends, place) :
+					      listener_channel(application, key, &ends, listener);
 }
 
 #endif

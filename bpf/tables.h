@@ -118,9 +118,13 @@ enum tw_counter {
 	TW_COUNTERS = 24,
 };
 
+struct tw_hash_key {               /* of SipHash */
+	__u64 words[2];
+};
+
 /* Device-wide state. Writer: manager, unless a field says otherwise. */
 struct tw_control {
-	__u64 hash_key[2];             /* SipHash key of flows and of places */
+	struct tw_hash_key hash_key;   /* of flows and of places */
 	__u32 raw;                     /* 1: redirect owned frames without demultiplexing */
 	__u32 fragment_application;    /* 1 + application that gets orphan fragments; 0: none */
 	__u32 trace_remaining;         /* frames still to sample. Writer: manager sets, driver counts down */

@@ -1,14 +1,21 @@
 //! Compiles the driver programs, `bpf/*.bpf.c`, with clang.
 
-use std::env;
 use std::path::{Path, PathBuf};
-use std::process::{Command, exit};
+use std::process::{Command, ExitStatus, exit};
+use std::{env, fs};
 
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
 /// The demultiplexer, what tests the kernel's input path, and of the laboratory
 /// what it compares with and what its load generator runs.
 const PROGRAMS: [&str; 4] = ["demux", "pass", "syn_limit", "load"];
+
+/// For `make sanitize`. Headers lie at any alignment; see `native`.
+const SANITIZERS: [&str; 3] = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover=all",
+];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
@@ -18,12 +25,58 @@ fn main() {
     for program in PROGRAMS {
         let source = root.join(format!("{program}.bpf.c"));
         let object = PathBuf::from(variable("OUT_DIR")).join(format!("{program}.bpf.o"));
-        compile(&clang, &source, &object);
+        let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" {
+            "bpfeb"
+        } else {
+            "bpfel"
+        };
+        let flags = ["-mcpu=v3", "-target", target];
+        compile(&clang, &flags, &source, &object);
     }
+    native(&clang, &root.join("native.c"));
 }
 
-fn compile(clang: &str, source: &Path, object: &Path) {
-    let output = command(clang, source, object).output();
+/// The demultiplexer for the processor, in an archive that goes into the crate.
+fn native(clang: &str, source: &Path) {
+    let target = format!("{}-linux-gnu", variable("CARGO_CFG_TARGET_ARCH"));
+    let folder = PathBuf::from(variable("OUT_DIR"));
+    let (object, archive) = (folder.join("native.o"), folder.join("libtidewall_demux.a"));
+    // As eBPF, it reads headers at any alignment and by any type.
+    let mut flags = vec![
+        "-target",
+        &target,
+        "-fmax-type-align=1",
+        "-fno-strict-aliasing",
+        "-fPIC",
+        "-fvisibility=hidden",
+        // Valgrind, which counts instructions, does not read the next.
+        "-gdwarf-4",
+    ];
+    println!("cargo::rerun-if-env-changed=TIDEWALL_SANITIZE");
+    if env::var_os("TIDEWALL_SANITIZE").is_some() {
+        flags.extend(SANITIZERS);
+        for library in ["asan", "ubsan"] {
+            println!("cargo::rustc-link-lib={library}");
+        }
+    }
+    compile(clang, &flags, source, &object);
+    // `ar` adds to an archive that is there.
+    let _ = fs::remove_file(&archive);
+    let status = Command::new("ar")
+        .arg("crs")
+        .args([&archive, &object])
+        .status();
+    if !status.as_ref().is_ok_and(ExitStatus::success) {
+        stop(&format!(
+            "ar: {status:?}. On Debian or Ubuntu: apt-get install binutils"
+        ));
+    }
+    println!("cargo::rustc-link-search=native={}", folder.display());
+    println!("cargo::rustc-link-lib=static=tidewall_demux");
+}
+
+fn compile(clang: &str, flags: &[&str], source: &Path, object: &Path) {
+    let output = command(clang, source, object).args(flags).output();
     let output = match output {
         Ok(output) => output,
         Err(error) => stop(&format!("cannot run {clang}: {error}. {REMEDY}")),
@@ -72,15 +125,8 @@ fn find_clang() -> String {
 }
 
 fn command(clang: &str, source: &Path, object: &Path) -> Command {
-    let target = if variable("CARGO_CFG_TARGET_ENDIAN") == "big" {
-        "bpfeb"
-    } else {
-        "bpfel"
-    };
     let mut command = Command::new(clang);
-    command.args([
-        "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-mcpu=v3", "-target", target,
-    ]);
+    command.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
     // Debian keeps <asm/…> in a directory named after the architecture, which
     // clang does not search when it compiles for bpf.
     let architecture = variable("CARGO_CFG_TARGET_ARCH");

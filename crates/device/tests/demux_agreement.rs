@@ -1,5 +1,5 @@
-//! The driver program and its twin in Rust must agree on every input: verdict,
-//! frame, metadata, every counter, every channel's account.
+//! The driver program in the kernel and compiled for the processor must agree on
+//! every input: verdict, frame, metadata, every counter, every channel's account.
 
 mod demux_support;
 
@@ -92,7 +92,7 @@ impl Pair {
         );
         assert_eq!(
             ours, theirs,
-            "Rust (left) and the driver (right) on {name}: {bytes:02x?}"
+            "native (left) and the driver (right) on {name}: {bytes:02x?}"
         );
         Some(verdict)
     }

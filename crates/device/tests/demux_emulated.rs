@@ -1,4 +1,4 @@
-//! The driver program, emulated, and its twin in Rust must agree, as
+//! The driver program, emulated and compiled for the processor, must agree, as
 //! `demux_agreement` asks of the program in the kernel: without a privilege, at a
 //! time that does not pass by itself, with every access checked.
 
@@ -48,7 +48,7 @@ fn agree(act: impl Fn(&Tables), frames: impl IntoIterator<Item = (String, Vec<u8
         let found = Outcome::new(&theirs, run.action, run.frame, metadata);
         assert_eq!(
             expected, found,
-            "Rust (left) and the driver (right) on {name}: {bytes:02x?}"
+            "native (left) and the driver (right) on {name}: {bytes:02x?}"
         );
     }
 }

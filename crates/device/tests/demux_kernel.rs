@@ -1,6 +1,6 @@
 //! What the kernel gets of a queue while somebody sends more than it may have:
 //! a host must not be worse off than without Tidewall. Every scene is played by
-//! the driver program, emulated, and by its twin in Rust.
+//! the driver program, emulated and compiled for the processor.
 
 mod demux_support;
 mod emulator;
@@ -151,7 +151,7 @@ fn play<'a>(mut driver: impl Driver, senders: &[Sender<'a>], time: u64) -> Passe
     }
 }
 
-/// Plays a scene for two seconds with the twin, and the beginning of it with
+/// Plays a scene for two seconds compiled for the processor, and the beginning of it with
 /// both; all but the "blast" must get 99 % through, and that no more than `most`
 /// a second.
 fn hold(senders: &[Sender<'_>], most: u64) {
@@ -162,7 +162,7 @@ fn hold(senders: &[Sender<'_>], most: u64) {
     assert_eq!(
         play(&ours, senders, EMULATED),
         play(driver, senders, EMULATED),
-        "Rust (left) and the driver (right)"
+        "native (left) and the driver (right)"
     );
     let seconds = 2;
     for (name, (passed, sent)) in play(&tables(), senders, seconds * SECOND) {

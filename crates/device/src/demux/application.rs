@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::ChannelId;
-use super::headers::{Ends, address_words};
+use super::ends::Ends;
 use super::layout::{
     Application, CHANNELS, ChannelApplication, ChannelDriver, LISTEN_LOCAL, Listener, Protocol,
 };
@@ -114,7 +114,7 @@ impl ApplicationTables {
         check(channel)?;
         match specified(address) {
             Some(address) => self.insert_flow(
-                &Ends::listening(address_words(address), port, protocol as u8),
+                &Ends::listening(protocol, address, port),
                 (channel, 0),
                 LISTEN_LOCAL,
             ),
@@ -132,10 +132,9 @@ impl ApplicationTables {
     /// Undoes [`ApplicationTables::listen`]. Nothing happens when nobody listened.
     pub fn unlisten(&self, protocol: Protocol, address: Option<IpAddr>, port: u16) {
         match specified(address) {
-            Some(address) => self.remove_flow(
-                &Ends::listening(address_words(address), port, protocol as u8),
-                LISTEN_LOCAL,
-            ),
+            Some(address) => {
+                self.remove_flow(&Ends::listening(protocol, address, port), LISTEN_LOCAL)
+            }
             None => {
                 let _state = self.state();
                 if let Ok(listener) = self.listener(protocol, port) {

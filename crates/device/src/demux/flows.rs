@@ -2,17 +2,18 @@
 //! share.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
 
 use super::application::check;
-use super::headers::{Ends, flow_hash, flow_tag};
+use super::ends::{Ends, address_of, flow_tag};
 use super::layout::{
-    FLOW_BUCKETS, FLOW_WAYS, FlowEntry, LISTEN_CONNECTED, OVER_SHARE, Protocol, SHARE, SHARE_SHIFT,
-    SHARES, Share,
+    FLOW_BUCKETS, FLOW_WAYS, FlowEntry, LISTEN_CONNECTED, Protocol, SHARE, SHARE_SHIFT, SHARES,
+    Share,
 };
 use super::maps::no_room;
+use super::raw_native::flow_hash;
 use super::tables::{invalid, port_index};
 use super::{ApplicationTables, ChannelId};
 
@@ -57,7 +58,7 @@ impl ApplicationTables {
             return Err(invalid("port 0"));
         }
         self.insert_flow(
-            &Ends::connected(local, remote, protocol as u8),
+            &Ends::connected(protocol, local, remote),
             (channel, share),
             LISTEN_CONNECTED,
         )
@@ -65,10 +66,7 @@ impl ApplicationTables {
 
     /// Undoes [`ApplicationTables::connect`]. Nothing happens when there was no such flow.
     pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
-        self.remove_flow(
-            &Ends::connected(local, remote, protocol as u8),
-            LISTEN_CONNECTED,
-        );
+        self.remove_flow(&Ends::connected(protocol, local, remote), LISTEN_CONNECTED);
     }
 
     /// Entries of the flow table.
@@ -86,7 +84,7 @@ impl ApplicationTables {
         remote: SocketAddr,
         channel: ChannelId,
     ) -> Option<(SocketAddr, SocketAddr)> {
-        let ends = Ends::connected(local, remote, protocol as u8);
+        let ends = Ends::connected(protocol, local, remote);
         let _state = self.state();
         let places = self.flow_places(flow_hash(self.hash_key, &ends));
         let found = places
@@ -94,8 +92,8 @@ impl ApplicationTables {
             .flat_map(|(_, flows)| flows)
             .find(|flow| flow.channel.load(Acquire) & !SHARE == channel.value())?;
         let end = |address: &[AtomicU64; 2], port: &AtomicU16| {
-            let port = u16::from_be(port.load(Relaxed));
-            SocketAddr::new(address_of(address), port)
+            let words = address.each_ref().map(|word| word.load(Relaxed));
+            SocketAddr::new(address_of(words), u16::from_be(port.load(Relaxed)))
         };
         let local = end(&found.local, &found.local_port);
         Some((local, end(&found.remote, &found.remote_port)))
@@ -123,31 +121,6 @@ impl ApplicationTables {
     pub fn renew_shares(&self, share: u8) {
         if let Some(share) = self.share(share) {
             share.epoch.fetch_add(1, Release);
-        }
-    }
-
-    /// The channel of an entry, or, where the flow has had its share, an id with [`OVER_SHARE`] in its index. Counts the frame that it is asked for.
-    fn within_share(&self, flow: &FlowEntry, channel: ChannelId) -> ChannelId {
-        let share = (channel.value() & SHARE) >> SHARE_SHIFT;
-        let Some(share) = self.share(share as u8) else {
-            return channel;
-        };
-        let channel = ChannelId::from_value(channel.value() & !SHARE);
-        let most = share.most.load(Relaxed);
-        if most == 0 {
-            return channel;
-        }
-        let epoch = share.epoch.load(Relaxed);
-        let came = if flow.epoch.swap(epoch, Relaxed) == epoch {
-            flow.came.load(Relaxed)
-        } else {
-            0
-        };
-        flow.came.store(came.saturating_add(1), Relaxed);
-        if came < most {
-            channel
-        } else {
-            ChannelId::from_value(channel.value() | OVER_SHARE)
         }
     }
 
@@ -192,12 +165,8 @@ impl ApplicationTables {
         (channel, share): (ChannelId, u8),
         flag: u32,
     ) -> io::Result<()> {
-        let protocol = if ends.protocol == 6 {
-            Protocol::Tcp
-        } else {
-            Protocol::Udp
-        };
-        let listener = self.listener(protocol, ends.local_port)?;
+        let (protocol, port) = ends.port();
+        let listener = self.listener(protocol, port)?;
         // Before the lock: the key never changes.
         let hash = flow_hash(self.hash_key, ends);
         let channel = channel.value() | u32::from(share) << SHARE_SHIFT;
@@ -215,15 +184,12 @@ impl ApplicationTables {
         for (place, word) in flow.remote.iter().zip(ends.remote) {
             place.store(word, Release);
         }
-        flow.local_port.store(ends.local_port.to_be(), Release);
-        flow.remote_port.store(ends.remote_port.to_be(), Release);
+        flow.local_port.store(ends.local_port, Release);
+        flow.remote_port.store(ends.remote_port, Release);
         flow.protocol.store(ends.protocol, Release);
         flow.channel.store(channel, Release);
         tag.store(flow_tag(hash), Release);
-        let counts = state
-            .flows
-            .entry(port_index(protocol, ends.local_port))
-            .or_default();
+        let counts = state.flows.entry(port_index(protocol, port)).or_default();
         let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
         *count += 1;
         if *count == 1 {
@@ -234,11 +200,7 @@ impl ApplicationTables {
     }
 
     pub(super) fn remove_flow(&self, ends: &Ends, flag: u32) {
-        let protocol = if ends.protocol == 6 {
-            Protocol::Tcp
-        } else {
-            Protocol::Udp
-        };
+        let (protocol, port) = ends.port();
         let hash = flow_hash(self.hash_key, ends);
         let mut state = self.state();
         let Some((tag, flow)) = self.held_flow(hash, ends) else {
@@ -246,12 +208,12 @@ impl ApplicationTables {
         };
         flow.channel.store(0, Release);
         tag.store(0, Release);
-        let index = port_index(protocol, ends.local_port);
+        let index = port_index(protocol, port);
         let counts = state.flows.entry(index).or_default();
         let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
         *count = count.saturating_sub(1);
         if *count == 0
-            && let Ok(listener) = self.listener(protocol, ends.local_port)
+            && let Ok(listener) = self.listener(protocol, port)
         {
             listener.flags.fetch_and(!flag, Release);
         }
@@ -259,26 +221,6 @@ impl ApplicationTables {
             state.flows.remove(&index);
         }
         state.entries = state.entries.saturating_sub(1);
-    }
-
-    /// Channel of an exact entry of the flow table; see
-    /// [`ApplicationTables::within_share`].
-    pub(super) fn find_flow(&self, ends: &Ends) -> ChannelId {
-        let hash = flow_hash(self.hash_key, ends);
-        let tag = flow_tag(hash);
-        for (tags, flows) in self.flow_places(hash) {
-            for (place, flow) in tags.iter().zip(flows) {
-                if place.load(Acquire) != tag {
-                    continue;
-                }
-                let channel = flow.channel.load(Acquire);
-                // The same before and after the key was read: the key is its own.
-                if channel != 0 && holds(flow, ends) && flow.channel.load(Acquire) == channel {
-                    return self.within_share(flow, ChannelId::from_value(channel));
-                }
-            }
-        }
-        ChannelId::NONE
     }
 }
 
@@ -290,19 +232,7 @@ fn holds(flow: &FlowEntry, ends: &Ends) -> bool {
     flow.channel.load(Acquire) != 0
         && words(&flow.local) == ends.local
         && words(&flow.remote) == ends.remote
-        && u16::from_be(flow.local_port.load(Acquire)) == ends.local_port
-        && u16::from_be(flow.remote_port.load(Acquire)) == ends.remote_port
+        && flow.local_port.load(Acquire) == ends.local_port
+        && flow.remote_port.load(Acquire) == ends.remote_port
         && flow.protocol.load(Acquire) == ends.protocol
-}
-
-/// An address from the words that the tables hold.
-fn address_of(words: &[AtomicU64; 2]) -> IpAddr {
-    let [high, low] = words
-        .each_ref()
-        .map(|word| word.load(Relaxed).to_ne_bytes());
-    let mut bytes = [0; 16];
-    let (front, back) = bytes.split_at_mut(8);
-    front.copy_from_slice(&high);
-    back.copy_from_slice(&low);
-    Ipv6Addr::from(bytes).to_canonical()
 }

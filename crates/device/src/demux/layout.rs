@@ -4,6 +4,7 @@
 //! shared memory need no further care. The C side asserts the same sizes and
 //! offsets as the tests below.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -327,6 +328,15 @@ pub struct Queue {
     pub metadata_in_frame: AtomicU32,
     /// Zero.
     pub pad: u32,
+}
+
+impl Queue {
+    /// Counts one more; for its only writer.
+    pub(super) fn count(&self, counter: Counter) {
+        if let Some(place) = self.counters.get(counter as usize) {
+            place.store(place.load(Relaxed).wrapping_add(1), Relaxed);
+        }
+    }
 }
 
 /// Trusted level.

@@ -1,13 +1,12 @@
-//! Whose is this frame? The demultiplexer in the driver, its tables, and its
-//! twin in Rust.
+//! Whose is this frame? The demultiplexer in the driver and its tables.
 //!
 //! Two levels. *Trusted*: (protocol, local address, port) → application,
 //! written by the device's owner alone ([`TrustedTables`]). *Application*: exact flow or
 //! listener → channel, in the application's own mapping, so that a socket
-//! costs no system call ([`ApplicationTables`]). The driver program is `bpf/demux.bpf.c`; [`drive`] is
-//! the same function over the same [`Tables`], for devices without a driver,
-//! and a test holds the two to one answer on every input. [`classify_host`] is
-//! the application level alone, for architectures that demultiplex on the host.
+//! costs no system call ([`ApplicationTables`]). The driver program is
+//! `bpf/demux.bpf.c`; [`drive`] runs it, compiled for the processor, over [`Tables`]
+//! on the heap, for devices without a driver. [`classify_host`] is the application
+//! level alone, for architectures that demultiplex on the host.
 //!
 //! ```text
 //!  frame ─► headers sane? ─► ours? ─► owned (trusted)? ─► channel (application) ─► room? ─► metadata
@@ -17,30 +16,27 @@
 //! Not here: rings, sockets, protocol processing, what a channel does.
 
 mod application;
-mod classify;
-mod cookie;
 mod counters;
 mod drive;
+mod ends;
 mod flows;
-mod headers;
 mod kernel;
 pub mod layout;
 mod listen;
 mod maps;
 pub mod programs;
 #[allow(unsafe_code)]
+mod raw_native;
+#[allow(unsafe_code)]
 mod raw_tables;
-mod siphash;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod trusted;
 
 pub use application::ApplicationTables;
-pub use classify::classify_host;
-pub use cookie::Answer;
 pub use counters::DriverCounters;
-pub use drive::{Verdict, drive};
+pub use drive::{Answer, Verdict, classify_host, drive};
 pub use kernel::{ClassCounts, ClassLimit};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use maps::KernelMaps;

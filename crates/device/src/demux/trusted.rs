@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::counters::DriverCounters;
-use super::headers::{address_bytes, address_words, local_slot};
+use super::ends::{address_bytes, address_words};
 use super::kernel::ClassCounts;
 use super::layout::{
     APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
     OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
 };
 use super::maps::{KernelMaps, Maps, no_room};
+use super::raw_native::local_slot;
 use super::raw_tables::Memory;
 use super::tables::{invalid, port_index, specified};
 

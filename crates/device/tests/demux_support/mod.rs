@@ -170,7 +170,7 @@ pub fn set_up(tables: &Tables) {
             .set_cookies(port, CookieMode::Answer)
             .unwrap();
     }
-    // The driver's clock runs on, the twin's as it is told: unbounded here.
+    // In the kernel its clock runs on, here as it is told: unbounded.
     tables
         .trusted
         .set_class(0, Class::NoConnection, ClassLimit::NONE);

@@ -49,7 +49,8 @@ impl Outcome {
         }
     }
 
-    /// After the twin's run on a frame, which is given as it is then.
+    /// After a run of [`tidewall_device::demux::drive`] on a frame, which is given as it
+    /// is then.
     pub fn of_verdict(tables: &Tables, verdict: Verdict, frame: Vec<u8>) -> Self {
         let (action, frame, metadata) = match verdict {
             Verdict::Answered(answer) => (TRANSMIT, answer.as_bytes().to_vec(), None),

@@ -49,6 +49,11 @@ impl Class {
         Class::NoConnection,
     ];
 
+    /// The class at a place in the table.
+    pub fn from_index(index: u32) -> Option<Class> {
+        Class::ALL.get(index as usize).copied()
+    }
+
     /// Name for people: lower case, one word.
     pub fn name(self) -> &'static str {
         match self {
