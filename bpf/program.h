@@ -9,7 +9,7 @@
 #include "helpers.h"
 #include "tables.h"
 
-/* crates/device/src/demux/layout.rs asserts the same numbers. */
+/* Of crates/device/src/demux/layout.rs, too. */
 #define SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type)
 #define AT(type, field, offset) _Static_assert(__builtin_offsetof(struct type, field) == (offset), #type "." #field)
 SIZE(tw_metadata, 24); AT(tw_metadata, kind, 12); AT(tw_metadata, network, 16); AT(tw_metadata, fragment, 22);

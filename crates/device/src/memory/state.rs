@@ -48,7 +48,6 @@ pub(super) struct State {
 
 impl State {
     /// Also gives what each end's queues are made of, and its tables.
-    #[expect(clippy::type_complexity, reason = "taken apart by its one caller")]
     pub(super) fn new(
         config: &LinkConfig,
         clock: Clock,
@@ -65,7 +64,7 @@ impl State {
                 let state = QueueState::new(memory.clone(), config.rings, POLL_MAX)?;
                 parts.push(Parts {
                     memory,
-                    counters: tables.trusted.counters(queue as u32),
+                    counters: tables.trusted.counters(queue),
                     descriptor: state.descriptor(),
                     checksum_offload: config.checksum_offload,
                 });
