@@ -17,7 +17,7 @@ use crate::readiness::descriptor_set::DescriptorSet;
 use crate::readiness::interest::{Found, Selecting};
 use crate::readiness::poll_context::{Interface, PollContext};
 use crate::readiness::registration::Registration;
-use crate::readiness::thread_state::{ThreadState, with_thread_state};
+use crate::readiness::thread_state::ThreadState;
 use crate::stack::Core;
 
 impl Descriptors {
@@ -34,16 +34,8 @@ impl Descriptors {
         except: Option<&mut DescriptorSet>,
         timeout: Option<Duration>,
     ) -> io::Result<usize> {
-        let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let sets = [read, write, except];
-        with_thread_state(self, |thread| {
-            let words = sets
-                .each_ref()
-                .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
-            let selecting = Selecting::new(words, count);
-            thread.classical_select(self, &selecting, timeout)?;
-            let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
-            Ok(thread.found.write(sets, count))
+        self.with_sets(nfds, [read, write, except], |thread, selecting| {
+            thread.classical_select(self, &selecting, timeout)
         })
     }
 }

@@ -37,7 +37,8 @@ const PIECES_MAX: usize = 1024;
 /// An `Arc` of it is its identity: as long as anybody holds one, or a `Weak`, no
 /// other open file is at its address, whatever becomes of the number.
 ///
-/// Each call fails as Linux's does on a file of the kind. None raises SIGPIPE.
+/// Each call fails as Linux's does on a file of the kind. None raises SIGPIPE. It is an
+/// enum because options and the like are the kind's own.
 #[non_exhaustive]
 pub enum OpenFile {
     /// A TCP connection.

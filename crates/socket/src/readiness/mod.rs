@@ -45,6 +45,12 @@
 //! those of a set in it, and a socket's before its contexts' lists: a socket is
 //! notified with its lock held.
 //!
+//! Of the ways to wait, [`Selector`](crate::Selector) is for programs written for this
+//! stack; `select`, `poll` and `epoll_wait` of [`Descriptors`](crate::Descriptors) for
+//! those written for Linux; `get_next_event` for threads that share a table and want
+//! events alone; mio (a feature) for loops that sleep in the kernel;
+//! [`Stack::wait`](crate::Stack::wait) for a few UDP sockets by priority.
+//!
 //! Read first: Banga & Mogul, USENIX 1998 and (with Druschel) USENIX 1999; epoll(7).
 
 use std::fmt;

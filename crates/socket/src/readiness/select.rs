@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use super::SignalSet;
+use super::classes::CLASSES;
 use super::descriptor_set::DescriptorSet;
 use super::interest::Selecting;
 use super::thread_state::{Call, OpenFiles, ThreadState, with_thread_state};
@@ -54,15 +55,26 @@ impl Descriptors {
         timeout: Option<Duration>,
         signals: Option<&SignalSet>,
     ) -> io::Result<usize> {
+        self.with_sets(nfds, [read, write, except], |thread, selecting| {
+            thread.found.clear();
+            thread.wait(self, timeout, signals, &mut Select { selecting })?;
+            Ok(())
+        })
+    }
+
+    /// Gives what the sets ask about to `call`, and makes them what it found.
+    pub(crate) fn with_sets(
+        &self,
+        nfds: i32,
+        sets: [Option<&mut DescriptorSet>; CLASSES],
+        call: impl FnOnce(&mut ThreadState, Selecting<'_>) -> io::Result<()>,
+    ) -> io::Result<usize> {
         let count = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let sets = [read, write, except];
         with_thread_state(self, |thread| {
             let words = sets
                 .each_ref()
                 .map(|set| set.as_ref().map_or(&[][..], |set| set.words()));
-            let selecting = Selecting::new(words, count);
-            thread.found.clear();
-            thread.wait(self, timeout, signals, &mut Select { selecting })?;
+            call(thread, Selecting::new(words, count))?;
             let sets = sets.map(|set| set.map(DescriptorSet::words_mut));
             Ok(thread.found.write(sets, count))
         })
