@@ -27,7 +27,7 @@ use tidewall_manager::restore::Undo;
 use crate::link::{LinkState, LinkWatch};
 use crate::raw::poll;
 use crate::snapshot::StackSnapshot;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::trace::Line;
 use listener::Listener;
 
@@ -87,11 +87,10 @@ impl Control {
     pub(crate) fn start(core: &Arc<Core>, listens: bool, watch: LinkWatch) -> io::Result<Self> {
         let listener = listens.then(listen).transpose()?;
         let path = listener.as_ref().map(|listener| listener.path().to_owned());
-        let removal = core.netdev.device.as_ref().and_then(|device| {
-            let device = lock(device);
-            // A socket that is left behind is no reason not to start.
-            device.restorer()?.on_exit_remove(path.as_ref()?).ok()
-        });
+        // A socket that is left behind is no reason not to start.
+        let removal = path
+            .as_deref()
+            .and_then(|path| core.netdev.owner.remove_on_exit(path));
         let stop = Arc::new(AtomicBool::new(false));
         let link = core.netdev.link.clone();
         let (weak, ended, wake) = (Arc::downgrade(core), stop.clone(), link.clone());
@@ -191,18 +190,16 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
 }
 
 fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
-    let Some(device) = &core.netdev.device else {
+    if !core.netdev.owner.has_driver() {
         return Trace::default();
-    };
+    }
     core.trace.take();
     let mut found = Vec::new();
-    // What a trace that was given up may have left in the ring.
-    lock(device).program.traces().for_each(drop);
-    core.trusted.start_trace(frames);
+    core.netdev.owner.start_trace(frames);
     let end = Instant::now() + TRACE_TIME;
     while found.len() < frames as usize && Instant::now() < end && !stop.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(5));
-        found.extend(lock(device).program.traces().map(|record| {
+        found.extend(core.netdev.owner.traced().map(|record| {
             TracedFrame {
                 frame: record.trace,
                 nanoseconds: record.time,
@@ -221,7 +218,7 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
             }
         }));
     }
-    core.trusted.start_trace(0);
+    core.netdev.owner.start_trace(0);
     // Let the last frame reach its socket.
     std::thread::sleep(Duration::from_millis(20));
     Trace {

@@ -20,6 +20,7 @@ mod channels;
 mod comparators;
 pub mod control;
 pub mod descriptor;
+mod device_owner;
 mod endpoint;
 mod host;
 mod ip;

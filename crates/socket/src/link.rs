@@ -103,7 +103,7 @@ impl LinkWatch {
             return;
         }
         if addresses {
-            core.netdev.read_addresses(&core.trusted);
+            core.netdev.read_addresses();
         }
         if core.netdev.link.doubts.swap(false, Ordering::Relaxed) {
             self.check_napi(core, false);
@@ -212,7 +212,7 @@ impl LinkWatch {
                 self.program = None;
                 return;
             }
-            if let Err(error) = core.netdev.attach_again() {
+            if let Err(error) = core.netdev.owner.attach_again(&core.netdev.name) {
                 core.netdev.warn(format!("{}: {error}", core.netdev.name));
             }
         } else {

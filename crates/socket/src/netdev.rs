@@ -1,15 +1,12 @@
 //! The device that a stack has taken over, and what is known of it.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tidewall_device::afxdp::HELPER_PORTS;
-use tidewall_device::demux::TrustedTables;
-use tidewall_device::demux::layout::LOCALS;
-use tidewall_manager::AfXdp;
 
+use crate::device_owner::DeviceOwner;
 use crate::link::LinkState;
 use crate::receiver::QueueHandle;
 use crate::snapshot::{DeviceLosses, DeviceSnapshot};
@@ -20,8 +17,7 @@ pub(crate) struct NetDevice {
     pub(crate) name: String,
     /// False on the in-memory device: there is no kernel to hold ports.
     pub(crate) has_kernel: bool,
-    /// Keeps the driver program attached and the knobs set.
-    pub(crate) device: Option<Mutex<AfXdp>>,
+    pub(crate) owner: DeviceOwner,
     pub(crate) snapshot: Option<DeviceSnapshot>,
     /// What the device had lost when the stack started.
     pub(crate) losses_before: OnceLock<DeviceLosses>,
@@ -35,14 +31,14 @@ impl NetDevice {
     pub(crate) fn new(
         name: String,
         has_kernel: bool,
-        device: Option<AfXdp>,
+        owner: DeviceOwner,
         snapshot: Option<DeviceSnapshot>,
         warnings: Vec<String>,
     ) -> io::Result<Self> {
         Ok(NetDevice {
             name,
             has_kernel,
-            device: device.map(Mutex::new),
+            owner,
             snapshot,
             losses_before: OnceLock::new(),
             warnings: Mutex::new(warnings),
@@ -59,22 +55,12 @@ impl NetDevice {
     }
 
     /// Tells the driver which addresses are this host's now.
-    pub(crate) fn read_addresses(&self, tables: &TrustedTables) {
+    pub(crate) fn read_addresses(&self) {
         let set = crate::raw::options::local_addresses(&self.name)
-            .and_then(|addresses| set_locals(tables, &addresses));
+            .and_then(|addresses| self.owner.set_locals(&addresses));
         if let Err(error) = set {
             self.warn(format!("{}: {error}", self.name));
         }
-    }
-
-    /// Attaches the driver program anew.
-    pub(crate) fn attach_again(&self) -> io::Result<()> {
-        let Some(device) = &self.device else {
-            return Ok(());
-        };
-        let mut device = lock(device);
-        let mode = device.mode;
-        device.program.attach(&self.name, mode)
     }
 
     pub(crate) fn warn(&self, warning: String) {
@@ -100,17 +86,4 @@ impl NetDevice {
         }
         warnings
     }
-}
-
-/// Enters the addresses of this host into the driver's table.
-pub(crate) fn set_locals(tables: &TrustedTables, addresses: &[IpAddr]) -> io::Result<()> {
-    tables.set_locals(addresses).map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!(
-                "{} addresses of this host do not fit into the driver's table of {LOCALS}",
-                addresses.len()
-            ),
-        )
-    })
 }

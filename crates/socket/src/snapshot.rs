@@ -622,7 +622,7 @@ impl StackSnapshot {
             kernel_delivered: read(&core.causes.kernel_delivered),
             warnings: core.netdev.warnings(&core.receiver.queues),
         };
-        if core.netdev.device.is_some() {
+        if core.netdev.owner.has_driver() {
             snapshot.received = received(&core.netdev.name);
         }
         snapshot

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{Metadata, Protocol};
-use tidewall_device::demux::{ApplicationTables, ChannelId, Tables, TrustedTables};
+use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::queue_count;
@@ -25,6 +25,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
+use crate::device_owner::DeviceOwner;
 use crate::endpoint::Endpoint;
 use crate::host::{self, Interface};
 use crate::ip::fragments::FragmentEndpoint;
@@ -32,7 +33,7 @@ use crate::ip::routes::Routes;
 use crate::ip::transmit::Transmitter;
 use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
-use crate::netdev::{NetDevice, set_locals};
+use crate::netdev::NetDevice;
 use crate::receiver::{QueueHandle, Receiver, TrafficClass};
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
@@ -96,8 +97,6 @@ pub(crate) struct Core {
     pub(crate) process: Process,
     pub(crate) receiver: Receiver,
     pub(crate) tables: Arc<ApplicationTables>,
-    /// What only the device's owner writes: an embedded stack is that too.
-    pub(crate) trusted: Arc<TrustedTables>,
     pub(crate) ip: Ip,
     pub(crate) channels: ChannelPool,
     pub(crate) udp: Udp,
@@ -149,7 +148,6 @@ impl Stack {
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();
-        set_locals(&tables.trusted, &interface.addresses)?;
         tables.trusted.set_raw(config.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         tables
@@ -169,16 +167,21 @@ impl Stack {
             }
         }
         let queues = std::mem::take(&mut device.queues);
+        let snapshot = DeviceSnapshot::of(&device, queues.len() as u32);
+        let checksum_offload_possible = device.checksum_offload_possible;
+        let warnings = device.warnings.clone();
+        let owner = DeviceOwner::new(&tables, Some(device));
+        owner.set_locals(&interface.addresses)?;
         let parts = Parts {
             queues,
-            tables,
+            tables: tables.embedded,
             mac: interface.mac,
             mtu: interface.mtu,
             routes: Routes::of_interface(interface.index)?,
             architecture: config.architecture,
             receiver_cpu: config.receiver_cpu,
             input_options: InputOptions {
-                checksum_offload_possible: device.checksum_offload_possible,
+                checksum_offload_possible,
                 verified: false,
             },
             spin: config.spin,
@@ -189,8 +192,9 @@ impl Stack {
             helper: true,
             sysctl: config.tcp.unwrap_or_else(host::sysctl),
             name: config.interface.clone(),
-            warnings: device.warnings.clone(),
-            device: Some(device),
+            warnings,
+            snapshot: Some(snapshot),
+            owner,
         };
         let stack = Self::assemble(parts, config.control, Clock::real())?;
         if let Some(bytes) = config.tcp_memory {
@@ -231,10 +235,11 @@ impl Stack {
         clock: Clock,
         helper: bool,
     ) -> io::Result<Self> {
-        port.tables.trusted.set_locals(&config.addresses)?;
+        let owner = DeviceOwner::new(&port.tables, None);
+        owner.set_locals(&config.addresses)?;
         let parts = Parts {
             queues: port.queues,
-            tables: port.tables,
+            tables: port.tables.embedded,
             mac: config.mac,
             mtu: port.mtu.into(),
             routes: Routes::fixed(config.addresses, config.peer),
@@ -257,7 +262,8 @@ impl Stack {
             sysctl: Sysctl::default(),
             name: "memory".to_owned(),
             warnings: Vec::new(),
-            device: None,
+            snapshot: None,
+            owner,
         };
         Self::assemble(parts, false, clock)
     }
@@ -271,12 +277,13 @@ impl Stack {
             routes,
             architecture,
             receiver_cpu,
-            device,
+            owner,
+            snapshot,
             helper,
             ..
         } = parts;
-        let watch = device
-            .is_some()
+        let watch = owner
+            .has_driver()
             .then(|| LinkWatch::open(routes.interface()));
         let mut handles = Vec::new();
         let mut fragment_channels = Vec::new();
@@ -284,12 +291,8 @@ impl Stack {
         for (number, queue) in queues.into_iter().enumerate() {
             // Of a small memory no more than half, or nothing could be received.
             let transmit_frames = TRANSMIT_FRAMES.min(queue.frames.len() / 2);
-            let (mut poller, shared, transmit, frames) = poller::open(
-                number as u32,
-                queue,
-                tables.embedded.clone(),
-                transmit_frames,
-            );
+            let (mut poller, shared, transmit, frames) =
+                poller::open(number as u32, queue, tables.clone(), transmit_frames);
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
             if architecture.is_controlled() {
@@ -304,20 +307,16 @@ impl Stack {
             let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
             handles.push(QueueHandle::new(poller, shared, transmitter));
         }
-        let device_snapshot = device
-            .as_ref()
-            .map(|device| DeviceSnapshot::of(device, handles.len() as u32));
         // Unknown is as many as receive.
-        let transmit_queues = device_snapshot
+        let transmit_queues = snapshot
             .as_ref()
             .map_or(0, |device| device.transmit_queues as usize);
         let transmit_queues = match transmit_queues {
             0 => handles.len(),
             queues => queues.min(handles.len()),
         };
-        tables.embedded.set_fragment_channel(fragment_id);
-        let application = tables.embedded.number();
-        tables.trusted.set_fragment_application(Some(application));
+        tables.set_fragment_channel(fragment_id);
+        owner.own_orphan_fragments();
         let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
         let receiver = Receiver::new(
             handles,
@@ -335,8 +334,7 @@ impl Stack {
         let core = Arc::new(Core {
             process: Process::current()?,
             receiver,
-            tables: tables.embedded,
-            trusted: tables.trusted,
+            tables,
             ip,
             channels: ChannelPool::default(),
             udp: Udp::default(),
@@ -350,8 +348,8 @@ impl Stack {
             netdev: NetDevice::new(
                 parts.name,
                 parts.has_kernel,
-                device,
-                device_snapshot,
+                owner,
+                snapshot,
                 parts.warnings,
             )?,
         });
@@ -503,7 +501,7 @@ impl Stack {
 /// What the two kinds of stack bring.
 struct Parts {
     queues: Vec<Queue>,
-    tables: Tables,
+    tables: Arc<ApplicationTables>,
     mac: MacAddress,
     mtu: usize,
     routes: Routes,
@@ -521,7 +519,8 @@ struct Parts {
     sysctl: Sysctl,
     name: String,
     warnings: Vec<String>,
-    device: Option<AfXdp>,
+    owner: DeviceOwner,
+    snapshot: Option<DeviceSnapshot>,
 }
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {

@@ -68,10 +68,11 @@ impl Stack {
             mtu: config.mtu,
             frames: config.frames,
         })?;
-        device.tables.trusted.set_locals(&addresses)?;
+        let owner = DeviceOwner::new(&device.tables, None);
+        owner.set_locals(&addresses)?;
         let parts = Parts {
             queues: vec![device.queue],
-            tables: device.tables,
+            tables: device.tables.embedded,
             mac: device.own,
             mtu: usize::from(config.mtu),
             routes: Routes::fixed(addresses, config.peer.unwrap_or(device.kernel)),
@@ -94,7 +95,8 @@ impl Stack {
             sysctl: host::sysctl(),
             name: config.name,
             warnings: Vec::new(),
-            device: None,
+            snapshot: None,
+            owner,
         };
         Self::assemble(parts, config.control, Clock::real())
     }

@@ -543,7 +543,7 @@ impl ConnectionInner {
             core.channels.give_back(core, set, deferred);
         }
         if !lingers {
-            core.tcp.ports.leave(&core.trusted, flow.local.port());
+            core.tcp.ports.leave(&core.netdev.owner, flow.local.port());
         }
         core.tcp.timers.remove(self.timer);
         core.tcp.counters.closed(state.orphan);

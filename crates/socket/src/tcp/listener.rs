@@ -215,7 +215,7 @@ impl TcpListener {
         let listens = core
             .tcp
             .ports
-            .enter(&core.trusted, key, local.port(), None)
+            .enter(&core.netdev.owner, key, local.port(), None)
             .and_then(|()| core.tables.listen_tcp(key, local.port(), id, &offer));
         drop(binding);
         listens.map(|()| listener)
@@ -359,7 +359,9 @@ impl TcpListener {
             core.channels.set_endpoint(set.id.index(), None);
             core.channels.close(&core.receiver.queues, set);
         }
-        core.tcp.ports.leave(&core.trusted, self.inner.local.port());
+        core.tcp
+            .ports
+            .leave(&core.netdev.owner, self.inner.local.port());
     }
 
     /// Changes what connections accepted from now on begin with, and Fast Open. The

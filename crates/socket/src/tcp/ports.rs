@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::demux::{EMBEDDED_APPLICATION, TrustedTables};
 use tidewall_device::forked::Unshared;
+
+use crate::device_owner::DeviceOwner;
 
 /// Ports with listeners or connections. A port's frames are ours until the
 /// last of its users is gone, those in TIME-WAIT included; what belongs to none
@@ -41,7 +42,7 @@ impl Ports {
     /// What the tables report.
     pub(crate) fn enter(
         &self,
-        tables: &TrustedTables,
+        owner: &DeviceOwner,
         address: Option<IpAddr>,
         port: u16,
         held: Option<Unshared<OwnedFd>>,
@@ -49,8 +50,7 @@ impl Ports {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = used.entry(port).or_default();
         if !entry.owned.contains(&address) {
-            if let Err(error) = tables.own_port(Protocol::Tcp, address, port, EMBEDDED_APPLICATION)
-            {
+            if let Err(error) = owner.own_port(Protocol::Tcp, address, port) {
                 if entry.users == 0 {
                     used.remove(&port);
                 }
@@ -74,7 +74,7 @@ impl Ports {
     }
 
     /// One user less.
-    pub(crate) fn leave(&self, tables: &TrustedTables, port: u16) {
+    pub(crate) fn leave(&self, owner: &DeviceOwner, port: u16) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = used.get_mut(&port) else {
             return;
@@ -84,8 +84,7 @@ impl Ports {
             && let Some(entry) = used.remove(&port)
         {
             for address in entry.owned {
-                // A table that cannot forget costs the driver one look.
-                let _ = tables.disown_port(Protocol::Tcp, address, port);
+                owner.disown_port(Protocol::Tcp, address, port);
             }
         }
     }

@@ -84,7 +84,7 @@ impl Tcp {
         for flow in flows {
             core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
-            self.ports.leave(&core.trusted, flow.local.port());
+            self.ports.leave(&core.netdev.owner, flow.local.port());
         }
     }
 }

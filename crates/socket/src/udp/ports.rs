@@ -74,7 +74,7 @@ impl Udp {
         let _ = self.unlisten(core, socket);
         let (address, port) = table_key(socket);
         if !self.port_in_use(address, port) {
-            let _ = core.trusted.disown_port(Protocol::Udp, address, port);
+            core.netdev.owner.disown_port(Protocol::Udp, address, port);
         }
     }
 
@@ -83,8 +83,7 @@ impl Udp {
         let (address, port) = table_key(socket);
         core.tables
             .listen(Protocol::Udp, address, port, socket.id())?;
-        core.trusted
-            .own_port(Protocol::Udp, address, port, core.tables.number())
+        core.netdev.owner.own_port(Protocol::Udp, address, port)
     }
 
     /// The socket no longer takes datagrams from anyone; another one that

@@ -231,7 +231,7 @@ impl TcpStream {
             };
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
-            core.tcp.ports.enter(&core.trusted, None, port, held)?;
+            core.tcp.ports.enter(&core.netdev.owner, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp.new_connection(core, flow, &config, options);
             let mut deferred = Deferred::default();
@@ -240,7 +240,7 @@ impl TcpStream {
                 .open(core, connection, neighbour, 0, HOP_LIMIT, &mut deferred);
             core.tcp.run_deferred(core, deferred);
             // The connection is a user of the port now, or nobody is.
-            core.tcp.ports.leave(&core.trusted, port);
+            core.tcp.ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
                 stream.send_now();
