@@ -1,6 +1,6 @@
 //! One measurement: a service on a system, a load, and what came of it.
 
-mod front;
+mod defence;
 mod idle;
 mod loads;
 mod processes;
@@ -16,8 +16,8 @@ use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::linux::Receive;
 use tidewall_service::{Kind, Reader, ServiceSpec};
 
-use front::Standing;
-pub(crate) use front::{Front, SYN_LIMIT};
+use defence::Standing;
+pub(crate) use defence::{Defence, SYN_LIMIT};
 pub(crate) use idle::Held;
 use idle::open;
 pub(crate) use loads::{blast, flood, load, server};
@@ -173,7 +173,9 @@ impl Bench {
     pub(crate) fn possible(&mut self, systems: &[System]) -> Vec<System> {
         let mut possible = Vec::new();
         for &system in systems {
-            let tried = system.front().map(|front| front.put(&self.testbed, &[1]));
+            let tried = system
+                .defence()
+                .map(|defence| defence.put(&self.testbed, &[1]));
             match tried.transpose() {
                 Ok(_) => possible.push(system),
                 Err(error) => {
@@ -188,12 +190,12 @@ impl Bench {
     /// Starts a service, which has answered where it answers datagrams: what it
     /// leaves unanswered from then on is a result.
     pub(crate) fn serve(&mut self, setup: &Setup) -> anyhow::Result<Session<'_>> {
-        let front = match (setup.system.front(), &setup.tcp) {
-            (Some(front), Some(tcp)) => {
+        let defence = match (setup.system.defence(), &setup.tcp) {
+            (Some(defence), Some(tcp)) => {
                 // A program changes the device's poll, which is bound anew.
                 self.testbed.forget_mode();
                 let ports = [&[tcp.port], tcp.dummies.as_slice()].concat();
-                Some(front.put(&self.testbed, &ports)?)
+                Some(defence.put(&self.testbed, &ports)?)
             }
             _ => None,
         };
@@ -251,7 +253,7 @@ impl Bench {
         let session = Session {
             governor,
             child,
-            front,
+            defence,
             serving,
             bench: self,
             counters,
@@ -286,7 +288,7 @@ pub(crate) struct Session<'a> {
     // Before the bench: the service ends before anything else changes.
     child: Child,
     /// What stands in front of the kernel's stack.
-    front: Option<Standing>,
+    defence: Option<Standing>,
     /// The process that serves: the child, or a program that it has started.
     serving: u32,
     bench: &'a mut Bench,
@@ -297,7 +299,7 @@ pub(crate) struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if self.governor.take().is_some() || self.front.is_some() {
+        if self.governor.take().is_some() || self.defence.is_some() {
             self.bench.testbed.forget_mode();
         }
         // The worker does it itself unless it had to be killed.

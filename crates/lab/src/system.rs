@@ -3,7 +3,7 @@
 use tidewall_service::linux::{self, BusyPoll, Receive};
 use tidewall_socket::{Architecture, PolicyKind, XdpMode};
 
-use crate::bench::{Front, SYN_LIMIT};
+use crate::bench::{Defence, SYN_LIMIT};
 use crate::testbed::Mode;
 use crate::worker::{ClassSpec, HostSpec};
 
@@ -101,10 +101,10 @@ impl System {
     }
 
     /// What stands in front of its stack against a SYN flood.
-    pub(crate) fn front(self) -> Option<Front> {
+    pub(crate) fn defence(self) -> Option<Defence> {
         match self {
-            System::LinuxXdp => Some(Front::SynLimit),
-            System::LinuxSynproxy => Some(Front::Synproxy),
+            System::LinuxXdp => Some(Defence::SynLimit),
+            System::LinuxSynproxy => Some(Defence::Synproxy),
             _ => None,
         }
     }

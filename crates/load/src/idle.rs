@@ -94,7 +94,7 @@ pub(crate) struct Idle {
     run_at: Option<u64>,
     opened: u32,
     counts: IdleCounts,
-    told: IdleCounts,
+    reported: IdleCounts,
 }
 
 impl Idle {
@@ -111,7 +111,7 @@ impl Idle {
         let mut idle = Idle::new(spec)?;
         let clock = Instant::now();
         let patience = nanoseconds(spec.opening_max());
-        let mut told = Duration::ZERO;
+        let mut reported = Duration::ZERO;
         loop {
             let now = nanoseconds(clock.elapsed());
             if idle.open == spec.connections as usize
@@ -122,9 +122,9 @@ impl Idle {
             }
             let busy = idle.poll_at(now)?;
             let elapsed = clock.elapsed();
-            if elapsed - told >= interval {
-                progress(elapsed, elapsed - told, idle.since_progress());
-                told = elapsed;
+            if elapsed - reported >= interval {
+                progress(elapsed, elapsed - reported, idle.since_progress());
+                reported = elapsed;
             }
             if !busy {
                 let gap = idle.look_at.saturating_sub(nanoseconds(clock.elapsed()));
@@ -170,7 +170,7 @@ impl Idle {
             run_at: None,
             opened: 0,
             counts: IdleCounts::default(),
-            told: IdleCounts::default(),
+            reported: IdleCounts::default(),
         })
     }
 
@@ -190,7 +190,7 @@ impl Idle {
     }
 
     pub(crate) fn since_progress(&mut self) -> IdleCounts {
-        self.counts - std::mem::replace(&mut self.told, self.counts)
+        self.counts - std::mem::replace(&mut self.reported, self.counts)
     }
 
     /// Looks for those that have ended, and closes all.
@@ -345,7 +345,7 @@ impl Idle {
             State::Open if event.ended => return self.ended(index),
             _ => return,
         }
-        // The end may have come with what was waited for: it is told once.
+        // The end may have come with what was waited for: it is reported once.
         if event.ended {
             match self.places.get(index as usize).map(|place| place.state) {
                 Some(State::Asked) => self.read_document(index, now),

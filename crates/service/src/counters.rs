@@ -259,7 +259,7 @@ fn bump(word: Option<&AtomicU64>, by: u64) {
     }
 }
 
-/// The page, for whoever looks on.
+/// A reader of the page.
 #[derive(Debug)]
 pub struct Reader {
     page: SharedPage,

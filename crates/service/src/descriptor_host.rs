@@ -17,10 +17,10 @@ use crate::stream::{Event, Interest};
 
 /// Events taken with one call.
 const EVENTS: usize = 512;
-/// What a stream is watched for, once and for all: each change is told once.
+/// What a stream is watched for, once and for all: each change is reported once.
 const ALL: Events = Events::IN.with(Events::OUT).with(Events::RDHUP);
 
-/// What a server is told.
+/// Events of a server.
 fn event(token: u64, found: Events) -> Event {
     let broken = found.intersects(Events::ERR.with(Events::HUP));
     let ended = broken || found.intersects(Events::RDHUP);
@@ -131,8 +131,8 @@ struct Queue {
     found: Box<[DescriptorEvent]>,
     /// By descriptor; what is not a stream is a listener.
     tokens: Vec<Option<(u64, bool)>>,
-    /// Listeners that were told of: connections may be left, which are no news.
-    told: Vec<i32>,
+    /// Listeners reported ready: connections may be left, of which no event comes.
+    ready_listeners: Vec<i32>,
 }
 
 impl Queue {
@@ -166,7 +166,7 @@ impl DescriptorQueue {
             state: RefCell::new(Queue {
                 found: vec![DescriptorEvent::default(); EVENTS].into(),
                 tokens: Vec::new(),
-                told: Vec::new(),
+                ready_listeners: Vec::new(),
             }),
         })
     }
@@ -198,7 +198,7 @@ impl Waiter for DescriptorQueue {
     fn clear_listener(&self, number: i32) -> io::Result<()> {
         let mut state = self.state.borrow_mut();
         state.set(number, None);
-        state.told.retain(|&told| told != number);
+        state.ready_listeners.retain(|&ready| ready != number);
         self.declare(number, Events::NONE)
     }
 
@@ -222,9 +222,9 @@ impl Waiter for DescriptorQueue {
         let Queue {
             found,
             tokens,
-            told,
+            ready_listeners,
         } = &mut *state;
-        for number in told.drain(..) {
+        for number in ready_listeners.drain(..) {
             // One that has been closed is of no interest any more.
             let _ = self.declare(number, Events::IN);
         }
@@ -235,7 +235,7 @@ impl Waiter for DescriptorQueue {
             if let Some(&Some((token, listener))) = tokens.get(place) {
                 events.push(event(token, found.events));
                 if listener {
-                    told.push(found.fd);
+                    ready_listeners.push(found.fd);
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::work::multiply;
 /// Most datagrams that one service takes before the next one's turn.
 pub const BATCH: usize = 64;
 /// Longest time between `stop` being set and [`serve`] noticing it asleep.
-/// Short enough for whoever stops it, long enough that an idle service wakes
+/// Short enough for the thread that stops it, long enough that an idle service wakes
 /// less than three times a second.
 pub const STOP_WITHIN: Duration = Duration::from_millis(400);
 /// Bytes that an acknowledgement carries back: the number of the request.
@@ -194,7 +194,7 @@ fn turn<S: Datagrams>(
         Some(timeout) => socket.receive_waiting(batch, timeout, each)?,
         None => socket.receive(batch, each)?,
     };
-    // Counted before the replies leave, so that whoever has one finds it here.
+    // Counted before the replies leave, so that a client with a reply finds it here.
     if count > 0 {
         counters.batch(number, count as u64, bytes, replies);
     }

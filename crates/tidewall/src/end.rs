@@ -1,5 +1,5 @@
 //! How a command ends: its exit code, and one message that names the cause and
-//! the cure.
+//! the remedy.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -59,7 +59,7 @@ impl Failure {
             error.kind(),
             InvalidInput | NotFound | PermissionDenied | Unsupported
         );
-        let cure = match error.raw_os_error() {
+        let remedy = match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
                 "\n  run it as root, or see: tidewall doctor (capabilities)"
             }
@@ -80,7 +80,7 @@ impl Failure {
         };
         Failure {
             code: if blame { 2 } else { 1 },
-            message: format!("{what}: {error}{cure}"),
+            message: format!("{what}: {error}{remedy}"),
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_interface_is_named_with_the_cure() {
+    fn an_unknown_interface_is_named_with_the_remedy() {
         let failure = check_interface("tw-none-such").expect_err("there is no such interface");
         assert_eq!(failure.code, 2);
         assert_eq!(

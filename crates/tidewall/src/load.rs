@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 /// What goes to `--json`.
 #[derive(Serialize)]
-struct Whole<'a> {
+struct RunRecord<'a> {
     load: &'a LoadSpec,
     report: &'a LoadReport,
     intervals: &'a [Progress],
@@ -148,11 +148,11 @@ impl Sink {
         }
     }
 
-    fn write(self, whole: &Whole<'_>) -> Outcome {
+    fn write(self, record: &RunRecord<'_>) -> Outcome {
         match self {
             Sink::Nowhere => Ok(()),
-            Sink::Output => say_json(whole),
-            Sink::File(mut file, path) => serde_json::to_writer(&mut file, whole)
+            Sink::Output => say_json(record),
+            Sink::File(mut file, path) => serde_json::to_writer(&mut file, record)
                 .map_err(io::Error::from)
                 .and_then(|()| file.write_all(b"\n"))
                 .map_err(|error| Failure::answer(format!("{}: {error}", path.display()))),
@@ -189,7 +189,7 @@ fn put(load: &impl Load) -> Outcome {
     if !matches!(sink, Sink::Output) {
         say(&text::report(&spec, &report))?;
     }
-    sink.write(&Whole {
+    sink.write(&RunRecord {
         load: &spec,
         report: &report,
         intervals: &intervals,

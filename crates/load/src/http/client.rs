@@ -147,7 +147,7 @@ pub(crate) struct Client {
     poller_retry: u64,
     counts: HttpCounts,
     mark: HttpCounts,
-    told: HttpCounts,
+    reported: HttpCounts,
     /// From when requests were due.
     latency: Histogram<u64>,
     /// From when they were begun.
@@ -206,7 +206,7 @@ impl Client {
             poller_retry: 0,
             counts: HttpCounts::default(),
             mark: HttpCounts::default(),
-            told: HttpCounts::default(),
+            reported: HttpCounts::default(),
             latency: histogram()?,
             raw: histogram()?,
             recent: histogram()?,
@@ -264,8 +264,8 @@ impl Client {
     pub(crate) fn since_progress(&mut self) -> (HttpCounts, Option<Latency>) {
         let latency = Latency::of(&self.recent);
         self.recent.reset();
-        let told = std::mem::replace(&mut self.told, self.counts);
-        (self.counts - told, latency)
+        let reported = std::mem::replace(&mut self.reported, self.counts);
+        (self.counts - reported, latency)
     }
 
     pub(crate) fn report(self, measured: bool, duration: Duration) -> HttpReport {

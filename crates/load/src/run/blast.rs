@@ -34,7 +34,7 @@ pub(super) struct Blast {
     /// Counts when measuring began.
     pub(super) mark: BlastCounts,
     /// Counts at the last progress.
-    told: BlastCounts,
+    reported: BlastCounts,
 }
 
 impl Blast {
@@ -62,7 +62,7 @@ impl Blast {
             counters: counters(&path.link.name),
             interface: path.link.name,
             mark: BlastCounts::default(),
-            told: BlastCounts::default(),
+            reported: BlastCounts::default(),
         })
     }
 
@@ -120,7 +120,7 @@ impl Blast {
 
     pub(super) fn since_progress(&mut self) -> BlastCounts {
         let counts = self.counts();
-        counts - std::mem::replace(&mut self.told, counts)
+        counts - std::mem::replace(&mut self.reported, counts)
     }
 
     pub(super) fn report(self, measured: bool, duration: Duration) -> BlastReport {

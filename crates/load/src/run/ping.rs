@@ -28,7 +28,7 @@ pub(super) struct Ping {
     /// Round trips since the last progress.
     recent: Histogram<u64>,
     pub(super) mark: PingCounts,
-    told: PingCounts,
+    reported: PingCounts,
 }
 
 impl Ping {
@@ -69,7 +69,7 @@ impl Ping {
             latency: histogram.clone(),
             recent: histogram,
             mark: PingCounts::default(),
-            told: PingCounts::default(),
+            reported: PingCounts::default(),
         })
     }
 
@@ -136,7 +136,10 @@ impl Ping {
         let counts = self.exchange.counts();
         let latency = Latency::of(&self.recent);
         self.recent.reset();
-        (counts - std::mem::replace(&mut self.told, counts), latency)
+        (
+            counts - std::mem::replace(&mut self.reported, counts),
+            latency,
+        )
     }
 
     pub(super) fn report(self, measured: bool, duration: Duration) -> PingReport {

@@ -54,7 +54,7 @@ pub(crate) struct SClients {
     deadline: u64,
     local_error: Option<String>,
     mark: SClientCounts,
-    told: SClientCounts,
+    reported: SClientCounts,
     connect: Histogram<u64>,
     corrected: Histogram<u64>,
     raw: Histogram<u64>,
@@ -107,7 +107,7 @@ impl SClients {
             deadline: 0,
             local_error: None,
             mark: SClientCounts::default(),
-            told: SClientCounts::default(),
+            reported: SClientCounts::default(),
             connect: histogram()?,
             corrected: histogram()?,
             raw: histogram()?,
@@ -163,7 +163,10 @@ impl SClients {
         let latency = Latency::of(&self.recent);
         self.recent.reset();
         let counts = self.accounts.counts();
-        (counts - std::mem::replace(&mut self.told, counts), latency)
+        (
+            counts - std::mem::replace(&mut self.reported, counts),
+            latency,
+        )
     }
 
     pub(crate) fn report(self, measured: bool, duration: Duration) -> SClientReport {

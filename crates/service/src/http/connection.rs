@@ -510,7 +510,7 @@ impl Connection {
     }
 
     /// Ends it once what there is has been sent: what was begun cannot be
-    /// finished, but what came before it may be whole.
+    /// finished, but what came before it may be complete.
     pub(super) fn abort(&mut self) {
         self.held = false;
         self.state = State::Last { linger: true };

@@ -26,8 +26,8 @@ pub(super) trait Back<H: StreamHost>: Sized {
     /// The clients' part.
     type ClientConnection: ClientConnection;
 
-    /// How long may be waited for events when something else is awaited, too.
-    fn patience(&self) -> Option<Duration> {
+    /// Longest wait for events, where something else is awaited too.
+    fn max_wait(&self) -> Option<Duration> {
         None
     }
 
@@ -165,7 +165,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         }
         let paused = self.listener.paused_until.is_some();
         let most = if paused { PAUSE } else { STOP_WITHIN };
-        self.back.patience().map_or(most, |least| least.min(most))
+        self.back.max_wait().map_or(most, |least| least.min(most))
     }
 
     /// Takes note of an event; returns the client that needs to run for it.

@@ -30,8 +30,8 @@ pub struct Entry {
     pub content_type: String,
     /// The fields Last-Modified, ETag and Accept-Ranges, with line ends.
     pub fields: String,
-    /// All fields of a response with the whole content, with line ends.
-    pub whole: String,
+    /// All fields of a response with the full content, with line ends.
+    pub full: String,
 }
 
 impl Entry {
@@ -54,7 +54,7 @@ impl Entry {
             "Last-Modified: {}\r\nETag: {etag}\r\nAccept-Ranges: bytes\r\n",
             date(seconds)
         );
-        let whole = format!("Content-Type: {content_type}\r\nContent-Length: {size}\r\n{fields}");
+        let full = format!("Content-Type: {content_type}\r\nContent-Length: {size}\r\n{fields}");
         Entry {
             bytes,
             size,
@@ -62,7 +62,7 @@ impl Entry {
             modified: seconds,
             content_type,
             fields,
-            whole,
+            full,
         }
     }
 }

@@ -20,7 +20,7 @@ const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// An access log: `address - - [06/Nov/1994:08:49:37 +0000] "GET / HTTP/1.1" 200 1300`
 /// a request. Lines are collected and written together, about once a second, by
-/// a thread of their own: whoever serves never waits for a disk or a pipe. What
+/// a thread of their own: the server never waits for a disk or a pipe. What
 /// it cannot take is lost, and counted.
 pub struct Log {
     buffer: Vec<u8>,

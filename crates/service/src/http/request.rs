@@ -156,7 +156,7 @@ pub(super) fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
     }
 }
 
-/// Whether the first line is too long, even if it is not whole.
+/// Whether the first line is too long, even if it is incomplete.
 fn too_long(bytes: &[u8], limits: &Limits) -> bool {
     // Method, spaces and version.
     let allowed = limits.target_bytes.saturating_add(32);

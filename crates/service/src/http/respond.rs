@@ -136,7 +136,7 @@ impl Connection {
             }
         }
         self.begin(Status::OK, &site.clock);
-        self.out().extend_from_slice(entry.whole.as_bytes());
+        self.out().extend_from_slice(entry.full.as_bytes());
         self.finish(head.version, last);
         let sent = self.content(head, entry, 0..entry.size);
         self.account(Some(head), Status::OK, sent, site);

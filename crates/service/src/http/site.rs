@@ -77,10 +77,10 @@ impl Clock {
     }
 }
 
-/// What connections have done, to be collected by whoever counts.
+/// What connections have done, since they were last counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests whose head was whole and well-formed.
+    /// Requests whose head was complete and well-formed.
     pub requests: u64,
     /// Responses begun, those to requests that were no good included.
     pub responses: u64,

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_classes_together_is_named_with_its_cure() {
+    fn what_keeps_classes_together_is_named_with_its_remedy() {
         let channels = |now, most, most_combined| Channels {
             now,
             most,

@@ -137,15 +137,11 @@ fn loaded(result: io::Result<Duration>) -> Finding {
         Err(error) => error,
     };
     match error.get_ref().and_then(|error| error.downcast_ref()) {
-        Some(Refused {
-            cause,
-            log,
-            remedy: cure,
-        }) => {
+        Some(Refused { cause, log, remedy }) => {
             // The complaint; starting a service shows what led to it.
             let last = log.last().map(|line| format!(": {line}"));
             let text = format!("{cause}{}", last.unwrap_or_default());
-            Finding::problem(CHECK, text, cure)
+            Finding::problem(CHECK, text, remedy)
         }
         None => Finding {
             severity: Severity::Problem,
@@ -267,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_program_is_a_problem_with_its_cause_and_cure() {
+    fn a_refused_program_is_a_problem_with_its_cause_and_remedy() {
         let finding = loaded(Ok(Duration::from_millis(120)));
         assert_eq!(finding.severity, Severity::Ok);
         assert!(

@@ -13,7 +13,7 @@ use tidewall_sys::netlink::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_
 
 use super::{Finding, control, line_of, queues, tool};
 use crate::stat::Pair;
-use crate::stat::view::{UNSEEN_CAUSE, UNSEEN_CURE};
+use crate::stat::view::{UNSEEN_CAUSE, UNSEEN_REMEDY};
 
 /// Largest MTU at which a driver attaches a program that takes frames whole,
 /// as veth measured it (one page less headroom and tail).
@@ -321,7 +321,7 @@ pub fn unseen(pair: &Pair) -> Option<Finding> {
     Some(Finding::problem(
         "frames past Tidewall",
         format!(
-            "{packets} packets came to {}, and the driver program saw none of them. {UNSEEN_CAUSE} {UNSEEN_CURE}",
+            "{packets} packets came to {}, and the driver program saw none of them. {UNSEEN_CAUSE} {UNSEEN_REMEDY}",
             stack.interface
         ),
         format!("kill -TERM {}", stack.process),

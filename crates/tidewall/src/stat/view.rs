@@ -352,7 +352,7 @@ pub const UNSEEN_CAUSE: &str = "The kernel gets them all: owned ports are served
      discard. The driver no longer runs the program, although it may be shown as attached: vmxnet3 loses it \
      when the interface goes down and up.";
 /// What to do about it.
-pub const UNSEEN_CURE: &str = "Start the service anew, which attaches the program again.";
+pub const UNSEEN_REMEDY: &str = "Start the service anew, which attaches the program again.";
 
 /// What an operator must know although nothing was lost by it; empty where
 /// there is nothing of the kind.
@@ -372,7 +372,7 @@ fn warning(pair: &Pair) -> String {
             count(packets),
             pair.now.interface
         );
-        warning(&what, UNSEEN_CAUSE, UNSEEN_CURE);
+        warning(&what, UNSEEN_CAUSE, UNSEEN_REMEDY);
     }
     let frames = pair.now.no_metadata();
     let entry = explain::find(Place::Driver, Counter::NoMetadata.name());
@@ -422,15 +422,15 @@ fn losses_text(pair: &Pair) -> String {
         ]);
     }
     let mut text = format!("\ndrops by cause and place\n{}", table.text());
-    let mut told = Vec::new();
+    let mut explained = Vec::new();
     for loss in &losses {
         let Some(entry) = explain::find(loss.place, &loss.name) else {
             continue;
         };
-        if told.contains(&(loss.place, entry.name)) {
+        if explained.contains(&(loss.place, entry.name)) {
             continue;
         }
-        told.push((loss.place, entry.name));
+        explained.push((loss.place, entry.name));
         // Writing to a String cannot fail.
         let _ = write!(text, "\n  {}: {}", entry.place.name(), entry.name);
         text.push('\n');

@@ -107,7 +107,7 @@ fn ip4(decoded: &mut Decoded, bytes: &[u8], cut: bool) -> String {
         ));
     }
     decoded.layers.push(layer);
-    let whole = !cut && !packet.is_fragment();
+    let complete = !cut && !packet.is_fragment();
     network(
         decoded,
         source,
@@ -115,7 +115,7 @@ fn ip4(decoded: &mut Decoded, bytes: &[u8], cut: bool) -> String {
         packet.protocol(),
         packet.payload(),
         offset,
-        whole,
+        complete,
     )
 }
 
@@ -156,7 +156,7 @@ fn ip6(decoded: &mut Decoded, bytes: &[u8], cut: bool) -> String {
     }
     decoded.layers.push(layer);
     let payload = packet.payload().get(extended..).unwrap_or_default();
-    let whole = !cut && piece.is_none();
+    let complete = !cut && piece.is_none();
     network(
         decoded,
         source,
@@ -164,7 +164,7 @@ fn ip6(decoded: &mut Decoded, bytes: &[u8], cut: bool) -> String {
         extensions.protocol,
         payload,
         offset,
-        whole,
+        complete,
     )
 }
 
@@ -187,7 +187,7 @@ fn network(
     protocol: Protocol,
     payload: &[u8],
     offset: u16,
-    whole: bool,
+    complete: bool,
 ) -> String {
     decoded.source = Some(source);
     decoded.destination = Some(destination);
@@ -210,7 +210,7 @@ fn network(
             let from = SocketAddr::new(source, ports.0);
             let to = SocketAddr::new(destination, ports.1);
             let detail = match protocol {
-                Protocol::UDP => udp_detail(source, destination, payload, whole),
+                Protocol::UDP => udp_detail(source, destination, payload, complete),
                 _ => tcp_flags(payload),
             };
             decoded.layers.push(format!(
@@ -232,20 +232,20 @@ fn network(
     }
 }
 
-fn udp_detail(source: IpAddr, destination: IpAddr, payload: &[u8], whole: bool) -> String {
+fn udp_detail(source: IpAddr, destination: IpAddr, payload: &[u8], complete: bool) -> String {
     let Ok(packet) = udp::Packet::new(payload) else {
         // The length is all that a cut capture tells.
         return match payload {
             [_, _, _, _, high, low, ..] => {
                 let length = u16::from_be_bytes([*high, *low]);
-                let note = if whole { ", length WRONG" } else { "" };
+                let note = if complete { ", length WRONG" } else { "" };
                 format!(", {} bytes{note}", length.saturating_sub(8))
             }
             _ => ", header cut".to_owned(),
         };
     };
     let bytes = packet.payload().len();
-    if !whole {
+    if !complete {
         return format!(", {bytes} bytes");
     }
     let state = match (source, destination) {

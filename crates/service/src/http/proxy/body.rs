@@ -1,4 +1,4 @@
-//! The content of a message, told from what follows it (RFC 9112 §§6, 7).
+//! The content of a message and its end (RFC 9112 §§6, 7).
 
 use std::ops::Range;
 

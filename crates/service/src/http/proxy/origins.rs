@@ -168,7 +168,7 @@ impl<S: Stream> Origins<S> {
                 }
             }
         };
-        // Of the origin that the proxy was told there is no doubt.
+        // A configured origin needs no check.
         let has_some = !addresses.is_empty();
         if spec.origin.is_none() {
             addresses.retain(|address| spec.access.reaches(address.ip()));
@@ -344,7 +344,7 @@ impl<S: Stream> Origins<S> {
     }
 }
 
-/// What the client is told of it.
+/// The failure that the client sees.
 fn failure_of(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::TimedOut => Failure::Timeout,

@@ -32,7 +32,7 @@ type Addresses = Vec<IpAddr>;
 pub(super) enum Known {
     /// These addresses, perhaps none.
     Addresses(Addresses),
-    /// It is being looked up: whoever has asked will be named by
+    /// It is being looked up: its clients will be named by
     /// [`Resolver::collect`].
     Soon,
     /// Too much is being looked up.

@@ -57,7 +57,7 @@ pub fn serve<H: StreamHost>(
 impl<H: StreamHost> Back<H> for Origins<H::Stream> {
     type ClientConnection = Session;
 
-    fn patience(&self) -> Option<Duration> {
+    fn max_wait(&self) -> Option<Duration> {
         self.resolver.is_busy().then_some(RESOLVING)
     }
 

@@ -13,7 +13,7 @@ pub struct Target<'a> {
     pub path: &'a str,
 }
 
-/// Reads the target of a request that is to go to whoever it names.
+/// Reads the target of a request that is to go to the host it names.
 ///
 /// # Errors
 /// 400 for a target without a host, or a malformed one; 501 for another scheme

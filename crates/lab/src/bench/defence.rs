@@ -17,7 +17,7 @@ const TABLE: &str = "tidewall_lab";
 
 /// A defence in front of the server's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Front {
+pub(crate) enum Defence {
     /// An XDP program that limits the SYNs to each port.
     SynLimit,
     /// The kernel's SYN proxy, by nftables: cookies before any socket, and
@@ -33,14 +33,14 @@ pub(crate) enum Standing {
     Rules { _undo: Undo },
 }
 
-impl Front {
+impl Defence {
     /// Puts it in front of these TCP ports of the server.
     ///
     /// # Errors
     /// What loading the program or the rules reports: a kernel without either,
     /// a missing `nft`.
     pub(crate) fn put(self, testbed: &Testbed, ports: &[u16]) -> anyhow::Result<Standing> {
-        if self == Front::SynLimit {
+        if self == Defence::SynLimit {
             let place = Place {
                 namespace: testbed.server(),
                 cpu: testbed.config().client_cpu,
@@ -107,7 +107,7 @@ mod tests {
         }
         let testbed = Testbed::new(Config::default()).unwrap();
         let listed = || testbed.in_server(&["nft", "list", "ruleset"]).unwrap();
-        let standing = match Front::Synproxy.put(&testbed, &[80, 81]) {
+        let standing = match Defence::Synproxy.put(&testbed, &[80, 81]) {
             Ok(standing) => standing,
             Err(error) => return tidewall_skip::inapplicable(test, format!("{error:#}")),
         };
