@@ -378,7 +378,7 @@ impl TcpSnapshot {
             *snapshot.states.entry(name.to_owned()).or_default() += 1;
             snapshot.with_channel += u64::from(state.has_channel());
         }
-        let waiting = lock(&core.tcp.time_wait).len() as u64;
+        let waiting = lock(&core.tcp.time_wait.table).len() as u64;
         if waiting > 0 {
             *snapshot
                 .states

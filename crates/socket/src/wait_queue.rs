@@ -20,7 +20,7 @@
 //! ```
 //!
 //! The check after `enter` closes the window in which something comes and finds
-//! nobody to wake; the fence in [`WaitQueue::has_threads`] orders it. `Core::sleep`
+//! nobody to wake; the fence in [`WaitQueue::has_threads`] orders it. `Receiver::sleep`
 //! does this for every call; [`PollContext::wait`] for every context.
 //!
 //! [`PollContext::wait`]: crate::readiness::poll_context::PollContext::wait

@@ -4,10 +4,14 @@
 //! Order of locks: a listener's state, a connection's state, then everything
 //! else, which nobody holds while taking one of these.
 
+mod endpoint;
+mod output;
+mod state;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::icmp::FlowError;
@@ -20,20 +24,12 @@ use super::channels::Part;
 use super::frames::{Content, Deferred};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
-use super::sending::{Again, Emitted, QUANTUM};
 use crate::channels::{ChannelSet, Usage};
-use crate::endpoint::Endpoint;
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{WaitQueue, Waitable};
 
-/// How long a neighbour's address is used without asking.
-const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
-/// When to try again what the device had no room for.
-const CONGESTED: Duration = Duration::from_millis(1);
-/// When to ask again for a neighbour that the kernel is looking for.
-const RESOLVING: Duration = Duration::from_millis(10);
 /// Segments through the shared channel after which a connection is busy enough
 /// for one of its own.
 const BUSY: u8 = 16;
@@ -67,14 +63,9 @@ pub(crate) struct State {
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
     armed: Duration,
-    neighbour: Option<MacAddress>,
-    /// When to ask for it again, ns.
-    neighbour_until: u64,
+    pub(crate) path: Path,
     /// How much came lately.
     usage: Usage,
-    /// Queue that its frames come on.
-    queue: u8,
-    pub(crate) hop_limit: u8,
     /// Segments that came through the shared channel since a channel was asked for.
     through_shared: u8,
     /// The application has closed it.
@@ -83,17 +74,33 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
-    /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
-    awaits_syn_data: bool,
-    /// Opened with Fast Open, and something is to be learned from it.
-    fast: bool,
-    /// Whose SYN with data has opened it, until the handshake has ended.
-    opened_at: Option<Weak<ListenerInner>>,
+    opening: Opening,
     /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are notified
     /// once there is some.
     no_space: bool,
     /// What watchers were notified of last.
     reported: Reported,
+}
+
+/// How its segments leave.
+pub(crate) struct Path {
+    neighbour: Option<MacAddress>,
+    /// When to ask for it again, ns.
+    neighbour_until: u64,
+    /// Queue that its frames come on.
+    queue: u8,
+    pub(crate) hop_limit: u8,
+}
+
+/// What is left of the handshake with Fast Open.
+struct Opening {
+    /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
+    awaits_syn_data: bool,
+    /// Opened with Fast Open, and something is to be learned from it.
+    fast: bool,
+    /// The listener for which a SYN with data has opened it, until the handshake has
+    /// ended.
+    opened_at: Option<Weak<ListenerInner>>,
 }
 
 impl Drop for ConnectionInner {
@@ -127,11 +134,6 @@ impl Reported {
             notified: connection.notification_count(),
         }
     }
-}
-
-/// A time of the stack's, half as large: there are many connections.
-fn nanoseconds(time: Duration) -> u64 {
-    time.as_nanos() as u64
 }
 
 /// The engine's errno as an error.
@@ -200,7 +202,7 @@ impl ConnectionInner {
         let State {
             connection,
             channel: Some(set),
-            queue,
+            path,
             usage,
             ..
         } = state
@@ -232,7 +234,7 @@ impl ConnectionInner {
                 done.add(&shared, frame);
             }
             if taken > before {
-                *queue = number as u8;
+                path.queue = number as u8;
             }
             shared.give_back(set.id, done);
         }
@@ -262,7 +264,7 @@ impl ConnectionInner {
         // Those that came before it, by its own channel.
         self.take_frames(core, &mut state, deferred);
         let now = core.now();
-        state.queue = queue as u8;
+        state.path.queue = queue as u8;
         state.connection.input(segment, now);
         state.usage.add(1, now);
         if state.channel.is_none() && !state.is_done() {
@@ -312,7 +314,7 @@ impl ConnectionInner {
             return;
         }
         state.update_fast_open(core);
-        if state.awaits_syn_data {
+        if state.opening.awaits_syn_data {
             return;
         }
         if state.connection.wants_output() {
@@ -352,18 +354,6 @@ impl ConnectionInner {
         }
     }
 
-    /// Puts it among those that want to send.
-    fn schedule_output(self: &Arc<Self>, core: &Core) {
-        if self.becomes_dirty() {
-            core.tcp.schedule_output(self.clone());
-        }
-    }
-
-    /// True for who must put it among those that want to send: it is not there.
-    pub(super) fn becomes_dirty(&self) -> bool {
-        !self.dirty.swap(true, Ordering::AcqRel)
-    }
-
     /// Notifies watchers of what has changed since they were last notified: as Linux
     /// does, so that edge-triggered watchers (EPOLLET) are notified of the
     /// same ones.
@@ -398,91 +388,6 @@ impl ConnectionInner {
     pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
         self.wait_queue.notify(Events::STATE_CHANGED);
-    }
-
-    /// Sends what may be sent in one turn: into frames of its queue, which the
-    /// caller makes the device send.
-    pub(super) fn emit(self: &Arc<Self>, core: &Core) -> Emitted {
-        self.dirty.store(false, Ordering::Release);
-        let mut deferred = Deferred::default();
-        let emitted = {
-            let mut state = self.lock();
-            self.emit_locked(core, &mut state, &mut deferred)
-        };
-        core.tcp.run_deferred(core, deferred);
-        emitted
-    }
-
-    fn emit_locked(
-        self: &Arc<Self>,
-        core: &Core,
-        state: &mut State,
-        deferred: &mut Deferred,
-    ) -> Emitted {
-        let mut emitted = Emitted::default();
-        if state.detached || state.awaits_syn_data || !state.connection.wants_output() {
-            return emitted;
-        }
-        let now = core.now();
-        let mut retry = None;
-        match state.find_neighbour(core, now) {
-            Some(neighbour) => {
-                let Some((number, queue)) = core.receiver.sending_queue(usize::from(state.queue))
-                else {
-                    return emitted;
-                };
-                emitted.queue = Some(number);
-                let flow = *state.connection.flow();
-                let hop_limit = state.hop_limit;
-                let mut transmitter = lock(&queue.transmitter);
-                let mut quantum = QUANTUM.min(transmitter.room());
-                if !core.receiver.architecture.has_threads() {
-                    quantum = quantum.min(queue.room());
-                }
-                if quantum == 0 {
-                    emitted.again = self.again(Again::Full);
-                    return emitted;
-                }
-                let notified = state.connection.notification_count();
-                state.connection.output(now, &mut |outgoing| {
-                    if quantum == 0 {
-                        emitted.again = Again::Later;
-                        return false;
-                    }
-                    quantum -= 1;
-                    let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
-                    if sent.is_err() {
-                        retry = Some(CONGESTED);
-                    }
-                    sent.is_ok()
-                });
-                drop(transmitter);
-                self.notify_notifications(state, notified);
-            }
-            None => retry = Some(RESOLVING),
-        }
-        state.held_up = retry.is_some();
-        if let Some(after_this) = retry {
-            core.tcp.counters.held_up();
-            if state.connection.state() == Phase::Closed {
-                // A reset is not worth waiting for.
-                self.detach(core, state, false, deferred);
-                return emitted;
-            }
-            self.arm(core, state, now + after_this);
-        }
-        emitted.again = self.again(emitted.again);
-        self.update(core, state, deferred);
-        emitted
-    }
-
-    /// As it is for the caller to enter it: not if it is entered already.
-    fn again(&self, again: Again) -> Again {
-        if again != Again::No && self.becomes_dirty() {
-            again
-        } else {
-            Again::No
-        }
     }
 
     /// Gives it a channel of its own if there is one, else (`first`) the shared
@@ -559,7 +464,7 @@ impl ConnectionInner {
             let mut state = self.lock();
             self.take_frames(core, &mut state, &mut deferred);
             state.orphan = true;
-            state.awaits_syn_data = false;
+            state.opening.awaits_syn_data = false;
             state.connection.close(linger, core.now());
             if !state.detached {
                 core.tcp.limit_orphan(&mut state);
@@ -585,244 +490,6 @@ impl ConnectionInner {
     /// True once nothing is left for the stack to do.
     pub(crate) fn is_over(&self) -> bool {
         self.look().detached
-    }
-}
-
-impl Endpoint for ConnectionInner {
-    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        let polled = self.wait_queue.frames_arrived();
-        if self.closed.load(Ordering::Acquire) {
-            // No application does.
-            core.tcp.on_closing_frames(core, &self);
-        } else if !polled && self.becomes_pending() {
-            core.tcp.add_pending_connection(self);
-        }
-    }
-
-    fn on_timer(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
-            if state.detached {
-                return;
-            }
-            let now = core.now();
-            state.armed = NEVER;
-            // An acknowledgment that waits in the channel may make the timer
-            // void.
-            self.take_frames(core, &mut state, &mut deferred);
-            if state
-                .connection
-                .next_timeout()
-                .is_some_and(|due| due <= now)
-            {
-                state.connection.timeout(now);
-            }
-            state.held_up = false;
-            self.update(core, &mut state, &mut deferred);
-            self.notify_changes(&mut state);
-        }
-        core.tcp.run_deferred(core, deferred);
-    }
-
-    fn copy_out(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let Some(mut state) = self.try_lock() else {
-                return;
-            };
-            if self.take_frames(core, &mut state, &mut deferred) > 0 {
-                self.update(core, &mut state, &mut deferred);
-                self.notify_changes(&mut state);
-            }
-        }
-        core.tcp.run_deferred(core, deferred);
-    }
-
-    fn channel_usage(&self, now: Duration) -> Option<u16> {
-        let state = self.try_lock()?;
-        let has_channel = state.channel.is_some();
-        has_channel.then(|| state.usage.frames(now))
-    }
-
-    fn give_up_channel(&self, core: &Core, deferred: &mut Deferred) -> Option<ChannelSet> {
-        // Locked until its flow is elsewhere: it may not end before.
-        let mut state = self.try_lock()?;
-        let mut set = state.channel.take()?;
-        core.tcp
-            .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
-        core.channels.keep(&set);
-        set.empty(deferred);
-        Some(set)
-    }
-
-    fn reclaim(&self) -> Option<usize> {
-        let mut state = self.try_lock()?;
-        state.connection.prune();
-        state.is_orphan().then(|| state.connection.memory())
-    }
-
-    fn reset(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
-            state.connection.abort();
-            self.update(core, &mut state, &mut deferred);
-        }
-        core.tcp.run_deferred(core, deferred);
-    }
-}
-
-impl State {
-    /// What it is ready for now, as Linux's tcp_poll has it. A caller that finds no space
-    /// is notified once there is some.
-    pub(crate) fn events(&mut self) -> Events {
-        if self.awaits_syn_data {
-            return Events::WRITABLE;
-        }
-        let connection = &self.connection;
-        let mut events = Events::NONE;
-        let received = connection.receive_closed();
-        if received {
-            events |= Events::READABLE | Events::RDHUP;
-        } else if connection.readable() {
-            events |= Events::READABLE;
-        }
-        if received && connection.send_closed() {
-            events |= Events::HUP;
-        }
-        if connection.writable() {
-            events |= Events::WRITABLE;
-        } else {
-            self.no_space = true;
-        }
-        events.with_if(
-            Events::ERR,
-            connection.has_error() || connection.has_notifications(),
-        )
-    }
-
-    /// Somebody has found no space to write.
-    pub(crate) fn note_no_space(&mut self) {
-        self.no_space = true;
-    }
-
-    /// What has changed since the last call.
-    fn changes(&mut self) -> Events {
-        let now = Reported::of(&self.connection);
-        let mut changed = Events::NONE;
-        if now != self.reported {
-            let reported = self.reported;
-            if now.received_to != reported.received_to {
-                changed |= Events::DATA_CAME;
-            }
-            if now.notified != reported.notified {
-                changed |= Events::ERR;
-            }
-            let same_state = Reported {
-                received_to: now.received_to,
-                notified: now.notified,
-                ..reported
-            };
-            if now != same_state {
-                changed = Events::STATE_CHANGED;
-            }
-            self.reported = now;
-        }
-        if self.no_space && self.connection.writable() {
-            self.no_space = false;
-            changed |= Events::SPACE_CAME;
-        }
-        changed
-    }
-
-    /// Lets a SYN go that waits for what is written first. True if it did.
-    pub(crate) fn begin(&mut self) -> bool {
-        std::mem::take(&mut self.awaits_syn_data)
-    }
-
-    /// True while the SYN waits for what is written first.
-    pub(crate) fn awaits_syn_data(&self) -> bool {
-        self.awaits_syn_data
-    }
-
-    /// Says which listener is to hear of the end of its handshake.
-    pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
-        if self.detached {
-            listener.fast_open_done(false);
-        } else {
-            self.opened_at = Some(Arc::downgrade(listener));
-        }
-    }
-
-    /// Learns from a connection that was opened with Fast Open, and frees the place
-    /// of one that a SYN has opened.
-    fn update_fast_open(&mut self, core: &Core) {
-        if self.fast {
-            let (flow, now) = (*self.connection.flow(), core.now());
-            if let Some(outcome) = self.connection.take_fast_open_outcome() {
-                core.tcp.fast_open.learn(&flow, &outcome, now);
-            }
-            if self.connection.take_fast_open_black_hole() {
-                core.tcp.fast_open.suspect(now);
-            }
-            self.fast = self.connection.state() != Phase::Closed;
-        }
-        if self.opened_at.is_some()
-            && let Some(reset) = self.connection.take_fast_open_done()
-            && let Some(listener) = self
-                .opened_at
-                .take()
-                .and_then(|listener| listener.upgrade())
-        {
-            listener.fast_open_done(reset);
-        }
-    }
-
-    /// True once the application has closed it.
-    pub(super) fn is_orphan(&self) -> bool {
-        self.orphan
-    }
-
-    /// True when the application is gone and the peer has got everything: only its
-    /// FIN is waited for.
-    fn is_done(&self) -> bool {
-        self.orphan && self.connection.state() == Phase::FinWait2
-    }
-
-    /// True when frames wait in its channel.
-    pub(crate) fn has_frames(&self) -> bool {
-        self.channel.as_ref().is_some_and(|set| !set.looks_empty())
-    }
-
-    /// True when it has a channel of its own.
-    pub(crate) fn has_channel(&self) -> bool {
-        self.channel.is_some()
-    }
-
-    fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
-        if nanoseconds(now) < self.neighbour_until && self.neighbour.is_some() {
-            return self.neighbour;
-        }
-        let FourTuple { local, remote } = *self.connection.flow();
-        // Somebody may be waiting for the kernel's answer with the routes locked;
-        // nobody who has a connection locked waits for that.
-        let routes = match core.ip.routes.try_lock() {
-            Ok(routes) => Some(routes),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let known = routes.and_then(|mut it| it.known(remote.ip(), local.ip(), Instant::now()));
-        let lifetime = if known.is_some() {
-            self.neighbour = known;
-            NEIGHBOUR_LIFETIME
-        } else {
-            // Where its frames came from last will do until the answer is there.
-            core.tcp.ask_route(core, remote.ip(), local.ip());
-            RESOLVING
-        };
-        self.neighbour_until = nanoseconds(now + lifetime);
-        self.neighbour
     }
 }
 
@@ -897,18 +564,22 @@ impl Tcp {
                     charged: 0,
                     channel: None,
                     armed: NEVER,
-                    neighbour,
-                    neighbour_until: 0,
+                    path: Path {
+                        neighbour,
+                        neighbour_until: 0,
+                        queue: queue as u8,
+                        hop_limit,
+                    },
                     usage: Usage::default(),
-                    queue: queue as u8,
-                    hop_limit,
                     through_shared: 0,
                     orphan: false,
                     detached: false,
                     held_up: false,
-                    awaits_syn_data,
-                    fast,
-                    opened_at: None,
+                    opening: Opening {
+                        awaits_syn_data,
+                        fast,
+                        opened_at: None,
+                    },
                     no_space: false,
                     reported: Reported::of(&connection),
                     connection,

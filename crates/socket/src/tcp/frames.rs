@@ -172,14 +172,14 @@ impl Tcp {
     /// A segment was reassembled from fragments, by a thread that may hold what its
     /// connection needs: those that sleep in the stack, or call, see to it.
     pub(crate) fn keep_reassembled(&self, core: &Core, datagram: Reassembled) {
-        lock(&self.reassembled).push(datagram);
+        lock(&self.pending.reassembled).push(datagram);
         self.defer_shared(core);
     }
 
     /// Runs the protocol on reassembled segments: nobody sends such, so nothing is
     /// made easy for them.
     pub(super) fn take_reassembled(&self, core: &Core) {
-        let datagrams = std::mem::take(&mut *lock(&self.reassembled));
+        let datagrams = std::mem::take(&mut *lock(&self.pending.reassembled));
         for Reassembled {
             bytes, transport, ..
         } in datagrams

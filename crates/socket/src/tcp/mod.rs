@@ -52,6 +52,7 @@ use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
 use sending::Sending;
+use time_wait::TimeWait;
 use timers::Timers;
 
 pub use listener::{ListenOptions, TcpListener};
@@ -84,32 +85,37 @@ pub(crate) struct Tcp {
     pub(crate) ports: Ports,
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
     pub(crate) sending: Sending,
-    /// Connections with frames that no selector watches.
-    pending_connections: Mutex<Vec<Arc<ConnectionInner>>>,
-    /// Listeners have some.
-    pending_listeners: AtomicBool,
+    pending: Pending,
     pub(crate) channels: Channels,
-    /// Ways that connections ask for: to a remote address from a local one.
-    questions: Mutex<Vec<(IpAddr, IpAddr)>>,
-    /// Segments from fragments, for a thread that may run the protocol.
-    reassembled: Mutex<Vec<Reassembled>>,
-    pub(crate) time_wait: Mutex<TimeWaitTable>,
-    time_wait_timer: u32,
+    pub(crate) time_wait: TimeWait,
     pub(crate) secrets: Secrets,
     pub(crate) fast_open: FastOpen,
     pub(crate) helper: Arc<Helper>,
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
-    /// Payload of a segment over IPv4 by the link's MTU, over IPv6 20 bytes less.
-    mss: u16,
-    /// Longest payload of one frame where the device cuts it; else 0.
-    offload: u32,
     begins: RwLock<Begins>,
+}
+
+/// What waits for a thread that may run the protocol, or ask the kernel.
+#[derive(Default)]
+struct Pending {
+    /// With frames that no selector watches.
+    connections: Mutex<Vec<Arc<ConnectionInner>>>,
+    /// Listeners have some.
+    listeners: AtomicBool,
+    /// Routes that connections need: to a remote address from a local one.
+    routes: Mutex<Vec<(IpAddr, IpAddr)>>,
+    /// Segments from fragments.
+    reassembled: Mutex<Vec<Reassembled>>,
 }
 
 /// What connections begin with.
 struct Begins {
     sysctl: Sysctl,
+    /// Payload of a segment over IPv4 by the link's MTU, over IPv6 20 bytes less.
+    mss: u16,
+    /// Longest payload of one frame where the device cuts it; else 0.
+    offload: u32,
     v4: Config,
     v6: Config,
 }
@@ -122,7 +128,13 @@ impl Begins {
             ..sysctl.config()
         };
         let (v4, v6) = (config(mss), config(mss.saturating_sub(20).max(MSS_LEAST)));
-        Begins { sysctl, v4, v6 }
+        Begins {
+            sysctl,
+            mss: v4.mss,
+            offload,
+            v4,
+            v6,
+        }
     }
 }
 
@@ -243,13 +255,12 @@ impl Tcp {
             ports: Ports::default(),
             listeners: Mutex::default(),
             sending: Sending::default(),
-            pending_connections: Mutex::default(),
-            pending_listeners: AtomicBool::new(false),
+            pending: Pending::default(),
             channels,
-            questions: Mutex::default(),
-            reassembled: Mutex::default(),
-            time_wait: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
-            time_wait_timer,
+            time_wait: TimeWait {
+                table: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
+                timer: time_wait_timer,
+            },
             secrets: Secrets { sequence, cookie },
             fast_open: FastOpen::new(sysctl.fast_open_keys.unwrap_or(FastOpenKeys {
                 primary: fast_open,
@@ -258,8 +269,6 @@ impl Tcp {
             helper: Arc::new(Helper::new(helped)?),
             counters: Counters::default(),
             memory: Arc::default(),
-            mss,
-            offload,
             begins: RwLock::new(Begins::new(sysctl, mss, offload)),
         })
     }
@@ -274,7 +283,8 @@ impl Tcp {
     }
 
     pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {
-        let begins = Begins::new(sysctl.clone(), self.mss, self.offload);
+        let Begins { mss, offload, .. } = *self.begins();
+        let begins = Begins::new(sysctl.clone(), mss, offload);
         *self.begins.write().unwrap_or_else(PoisonError::into_inner) = begins;
     }
 
@@ -308,20 +318,20 @@ impl Tcp {
 
     /// A connection has frames, and no selector watches it.
     pub(crate) fn add_pending_connection(&self, connection: Arc<ConnectionInner>) {
-        lock(&self.pending_connections).push(connection);
+        lock(&self.pending.connections).push(connection);
         self.helper.wake();
     }
 
     /// A listener has frames, and no selector watches it.
     pub(crate) fn add_pending_listener(&self) {
-        self.pending_listeners.store(true, Ordering::Release);
+        self.pending.listeners.store(true, Ordering::Release);
         self.helper.wake();
     }
 
     /// True when connections or listeners have frames that no selector watches.
     pub(crate) fn has_pending(&self) -> bool {
-        self.pending_listeners.load(Ordering::Acquire)
-            || !lock(&self.pending_connections).is_empty()
+        self.pending.listeners.load(Ordering::Acquire)
+            || !lock(&self.pending.connections).is_empty()
     }
 
     /// Connections that the application has closed.
@@ -366,7 +376,7 @@ impl Tcp {
 
     /// Has the control thread ask the kernel for the way to a remote address.
     fn ask_route(&self, core: &Core, remote: IpAddr, local: IpAddr) {
-        let mut questions = lock(&self.questions);
+        let mut questions = lock(&self.pending.routes);
         // Of the others the connections ask again.
         if questions.len() < QUESTIONS_MAX && !questions.contains(&(remote, local)) {
             questions.push((remote, local));
@@ -378,7 +388,7 @@ impl Tcp {
     /// Asks the kernel for the ways that connections need. The answers are kept
     /// with the routes, where the connections look again.
     pub(crate) fn resolve_routes(&self, core: &Core) {
-        let questions = std::mem::take(&mut *lock(&self.questions));
+        let questions = std::mem::take(&mut *lock(&self.pending.routes));
         for (remote, local) in questions {
             lock(&core.ip.routes).neighbour(remote, Some(local), Instant::now());
         }
@@ -411,12 +421,12 @@ impl Tcp {
     pub(crate) fn process_pending(&self, core: &Core) {
         // Handshakes are completed up to the backlog while the application is
         // elsewhere, as by Linux.
-        if self.pending_listeners.swap(false, Ordering::AcqRel) {
+        if self.pending.listeners.swap(false, Ordering::AcqRel) {
             for listener in self.all_listeners() {
                 listener.process(core);
             }
         }
-        let pending = std::mem::take(&mut *lock(&self.pending_connections));
+        let pending = std::mem::take(&mut *lock(&self.pending.connections));
         for connection in pending {
             connection.clear_pending();
             connection.process(core);

@@ -1,25 +1,33 @@
 //! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
 
+use std::sync::Mutex;
+
 use tidewall_device::demux::layout::Protocol;
-use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction};
+use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction, TimeWaitTable};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
 use crate::stack::{Core, lock};
+
+/// TIME-WAIT of one stack.
+pub(crate) struct TimeWait {
+    pub(crate) table: Mutex<TimeWaitTable>,
+    pub(super) timer: u32,
+}
 
 impl Tcp {
     /// Enters a connection, whose port keeps a user.
     pub(crate) fn enter_time_wait(&self, core: &Core, entry: TimeWaitEntry) {
         let now = core.now();
         let (forgotten, next) = {
-            let mut table = lock(&self.time_wait);
+            let mut table = lock(&self.time_wait.table);
             let forgotten = table.insert(&entry, now);
             (forgotten, table.next_timeout(now))
         };
         self.evicted(core, forgotten.as_slice());
         self.bound_time_wait(core);
         if let Some(next) = next {
-            self.arm(self.time_wait_timer, next);
+            self.arm(self.time_wait.timer, next);
         }
     }
 
@@ -34,7 +42,7 @@ impl Tcp {
         queue: usize,
     ) -> TimeWaitReaction {
         let now = core.now();
-        let reaction = lock(&self.time_wait).input(segment, now, &mut |flow, outgoing| {
+        let reaction = lock(&self.time_wait.table).input(segment, now, &mut |flow, outgoing| {
             self.send_segment(core, flow, outgoing, neighbour, queue);
         });
         if matches!(reaction, TimeWaitReaction::Reuse(_)) {
@@ -47,13 +55,13 @@ impl Tcp {
         let now = core.now();
         let mut forgotten = Vec::new();
         let next = {
-            let mut table = lock(&self.time_wait);
+            let mut table = lock(&self.time_wait.table);
             table.expire(now, &mut |flow: &FourTuple| forgotten.push(*flow));
             table.next_timeout(now)
         };
         self.forget_flows(core, &forgotten);
         if let Some(next) = next {
-            self.arm(self.time_wait_timer, next);
+            self.arm(self.time_wait.timer, next);
         }
     }
 
@@ -61,7 +69,7 @@ impl Tcp {
     /// the driver's table: the oldest go.
     pub(super) fn bound_time_wait(&self, core: &Core) {
         while self.has_many_flows(core) {
-            let Some(oldest) = lock(&self.time_wait).evict() else {
+            let Some(oldest) = lock(&self.time_wait.table).evict() else {
                 return;
             };
             self.evicted(core, &[oldest]);
@@ -70,7 +78,7 @@ impl Tcp {
 
     /// Ends TIME-WAIT early: another flow needs the place of this one.
     pub(super) fn evict_time_wait(&self, core: &Core, flow: FourTuple) {
-        if lock(&self.time_wait).remove(&flow) {
+        if lock(&self.time_wait.table).remove(&flow) {
             self.evicted(core, &[flow]);
         }
     }

@@ -60,16 +60,28 @@ pub(crate) struct SocketInner {
     /// Halves that are closed.
     shut: AtomicU8,
     pub(super) pending_error: AtomicI32,
-    pub(super) priority: AtomicU8,
-    pub(super) traffic_class: AtomicU8,
-    pub(super) hop_limit: AtomicU8,
-    pub(super) mtu_discover: AtomicU8,
+    pub(super) options: SocketOptions,
     pub(super) error_look: ErrorLook,
-    pub(super) limit: AtomicU32,
     families: Families,
     /// SO_REUSEADDR or SO_REUSEPORT, where no kernel socket knows it.
     pub(super) shares_port: bool,
     pub(super) last_queue: AtomicUsize,
+    pub(super) counts: ReceiveCounts,
+}
+
+/// What the application has set.
+pub(super) struct SocketOptions {
+    pub(super) priority: AtomicU8,
+    pub(super) traffic_class: AtomicU8,
+    pub(super) hop_limit: AtomicU8,
+    pub(super) mtu_discover: AtomicU8,
+    /// Frames that may wait, a queue.
+    pub(super) limit: AtomicU32,
+}
+
+/// Datagrams received, and how many of them came through the kernel.
+#[derive(Default)]
+pub(super) struct ReceiveCounts {
     pub(super) received: AtomicU64,
     pub(super) through_kernel: AtomicU64,
 }
@@ -107,17 +119,18 @@ impl SocketInner {
             kernel_input: KernelInput::default(),
             shut: AtomicU8::new(0),
             pending_error: AtomicI32::new(0),
-            priority: AtomicU8::new(0),
-            traffic_class: AtomicU8::new(0),
-            hop_limit: AtomicU8::new(64),
-            mtu_discover: AtomicU8::new(MtuDiscover::default() as u8),
+            options: SocketOptions {
+                priority: AtomicU8::new(0),
+                traffic_class: AtomicU8::new(0),
+                hop_limit: AtomicU8::new(64),
+                mtu_discover: AtomicU8::new(MtuDiscover::default() as u8),
+                limit: AtomicU32::new(limit),
+            },
             error_look: ErrorLook::default(),
-            limit: AtomicU32::new(limit),
             families: Families::of(local, how),
             shares_port: how.reuse_address || how.reuse_port,
             last_queue: AtomicUsize::new(0),
-            received: AtomicU64::new(0),
-            through_kernel: AtomicU64::new(0),
+            counts: ReceiveCounts::default(),
         }
     }
 
@@ -141,14 +154,14 @@ impl SocketInner {
     /// Datagrams received, and how many of them came through the kernel.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (
-            self.received.load(Ordering::Relaxed),
-            self.through_kernel.load(Ordering::Relaxed),
+            self.counts.received.load(Ordering::Relaxed),
+            self.counts.through_kernel.load(Ordering::Relaxed),
         )
     }
 
     /// Most frames that may wait, a queue.
     pub(crate) fn limit(&self) -> u32 {
-        self.limit.load(Ordering::Relaxed)
+        self.options.limit.load(Ordering::Relaxed)
     }
 
     /// True when a receive call would not wait.
@@ -330,7 +343,7 @@ impl Endpoint for SocketInner {
     }
 
     fn priority(&self) -> u8 {
-        self.priority.load(Ordering::Relaxed)
+        self.options.priority.load(Ordering::Relaxed)
     }
 }
 

@@ -2,20 +2,20 @@
 
 pub(crate) mod inner;
 mod mtu;
+mod options;
 mod ports;
 pub(crate) mod receive;
+mod sending;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
 
 use crate::channels::ChannelSet;
 use crate::ip::routes::Route;
-use crate::ip::transmit::Heading;
 use crate::kernel::PortReservation;
 use crate::stack::{Stack, lock};
 pub use mtu::MtuDiscover;
@@ -27,16 +27,12 @@ use inner::{Ends, Receiving, SocketInner};
 /// poll delivers up to 128, so this is room for several while the application
 /// works on a batch.
 pub const DEFAULT_RECEIVE_LIMIT: u32 = 512;
-/// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
-const PAYLOAD_MAX: usize = 65_507;
 /// Nonblocking receives that find nothing before the kernel socket is asked
 /// although nobody has said that it has input.
 const ASK_KERNEL_EVERY: u64 = 16;
 /// Receives in a row that find datagrams in user space before the kernel socket
 /// is asked all the same.
 const ASK_KERNEL_AFTER: u64 = 64;
-/// How long a blocking send waits for a frame.
-const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A datagram as the application sees it, in the frame it came in.
 #[derive(Clone, Copy, Debug)]
@@ -213,122 +209,6 @@ impl UdpSocket {
         core.udp.unlisten(core, &self.inner)
     }
 
-    /// Sends to an address.
-    ///
-    /// # Errors
-    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES as the
-    /// kernel's routes say; EAGAIN when nonblocking and no frame is free; an
-    /// error that ICMP reported about an earlier datagram of a connected socket.
-    pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
-        self.take_pending()?;
-        let sent = self.send_one(payload, None, destination, true)?;
-        self.inner.note_sent();
-        Ok(sent)
-    }
-
-    /// Sends to an address from a given one of this host, as Linux does with
-    /// IP_PKTINFO and IPV6_PKTINFO: also from another than the one that the
-    /// socket is bound to. From the unspecified address is as
-    /// [`UdpSocket::send_to`]. The port is the socket's.
-    ///
-    /// # Errors
-    /// As Linux: EINVAL for a source that is a group's, of another family than
-    /// the destination or, over IPv6, not this host's; of IPv4 that is
-    /// ENETUNREACH (EINVAL where the kernel is older); as [`UdpSocket::send_to`].
-    pub fn send_from(
-        &self,
-        payload: &[u8],
-        source: IpAddr,
-        destination: SocketAddr,
-    ) -> io::Result<usize> {
-        self.take_pending()?;
-        let sent = self.send_one(payload, Some(source), destination, true)?;
-        self.inner.note_sent();
-        Ok(sent)
-    }
-
-    /// Sends to the peer.
-    ///
-    /// # Errors
-    /// EDESTADDRREQ without [`UdpSocket::connect`]; as [`UdpSocket::send_to`].
-    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
-        let peer = self
-            .inner
-            .peer()
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
-        self.take_pending()?;
-        let sent = self.send_one(payload, None, peer, true)?;
-        self.inner.note_sent();
-        Ok(sent)
-    }
-
-    /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
-    /// system call.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::send_to`].
-    pub fn queue_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
-        self.send_one(payload, None, destination, false).map(drop)
-    }
-
-    /// As [`UdpSocket::queue_to`], from a given address of this host.
-    ///
-    /// ```no_run
-    /// # fn answer(socket: &tidewall_socket::UdpSocket) -> std::io::Result<()> {
-    /// socket.recv_batch(64, |asked| {
-    ///     // The thread that asked one address of many takes an answer from that one.
-    ///     let _ = socket.queue_from(b"answer", asked.local, asked.source);
-    /// })?;
-    /// socket.flush()
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`UdpSocket::send_from`].
-    pub fn queue_from(
-        &self,
-        payload: &[u8],
-        source: IpAddr,
-        destination: SocketAddr,
-    ) -> io::Result<()> {
-        self.send_one(payload, Some(source), destination, false)
-            .map(drop)
-    }
-
-    /// Sends what was queued.
-    ///
-    /// # Errors
-    /// ENETDOWN and what else the device reports.
-    pub fn flush(&self) -> io::Result<()> {
-        let core = self.stack.here()?;
-        match self.transmit_queue() {
-            Some((number, queue)) => core.receiver.send_queue(core, number, queue),
-            None => Ok(()),
-        }
-    }
-
-    /// Sends a batch with one system call; stops at the first datagram that
-    /// cannot be sent. Returns how many were.
-    ///
-    /// # Errors
-    /// The first datagram's error, when it was the first.
-    pub fn send_batch<'a>(
-        &self,
-        batch: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
-    ) -> io::Result<usize> {
-        let mut sent = 0;
-        for (payload, destination) in batch {
-            match self.queue_to(payload, destination) {
-                Ok(()) => sent += 1,
-                Err(error) if sent == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        self.flush()?;
-        self.inner.note_sent();
-        Ok(sent)
-    }
-
     /// Receives one datagram; a longer one is cut to the buffer, as by Linux.
     ///
     /// # Errors
@@ -495,108 +375,6 @@ impl UdpSocket {
         self.peer_addr().map(drop)
     }
 
-    /// Makes receiving and sending return EAGAIN instead of waiting.
-    ///
-    /// # Errors
-    /// None; the signature is the standard library's.
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Whether receiving and sending return EAGAIN instead of waiting.
-    pub fn is_nonblocking(&self) -> bool {
-        self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    /// Bounds how long receiving waits (SO_RCVTIMEO).
-    ///
-    /// # Errors
-    /// EINVAL for a zero duration.
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let nanoseconds = match timeout {
-            None => 0,
-            Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
-            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-        };
-        self.read_timeout.store(nanoseconds, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// The bound on waiting, if any.
-    pub fn read_timeout(&self) -> Option<Duration> {
-        match self.read_timeout.load(Ordering::Relaxed) {
-            0 => None,
-            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
-        }
-    }
-
-    /// Sets how many frames may wait for this socket on each queue, 1 to
-    /// 65,536; the driver drops the excess. What SO_RCVBUF is to Linux, in
-    /// frames instead of bytes.
-    ///
-    /// # Errors
-    /// EINVAL out of range.
-    pub fn set_receive_limit(&self, frames: u32) -> io::Result<()> {
-        if !(1..=65_536).contains(&frames) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.inner.limit.store(frames, Ordering::Relaxed);
-        let core = self.stack.here()?;
-        for queue in &core.receiver.queues {
-            core.tables
-                .set_limit(queue.shared.queue(), self.inner.id().index(), frames);
-        }
-        Ok(())
-    }
-
-    /// Frames that may wait for this socket on each queue.
-    pub fn receive_limit(&self) -> u32 {
-        self.inner.limit()
-    }
-
-    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
-    ///
-    /// # Errors
-    /// What the kernel socket reports.
-    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
-        if let Some(reservation) = &self.inner.reservation {
-            reservation.set_traffic_class(tos)?;
-        }
-        self.inner.traffic_class.store(tos, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
-    ///
-    /// # Errors
-    /// EINVAL for 0.
-    pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
-        if ttl == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        if let Some(reservation) = &self.inner.reservation {
-            reservation.set_hop_limit(ttl)?;
-        }
-        self.inner.hop_limit.store(ttl, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Sets the priority among the stack's sockets, 0 (default) to 6:
-    /// [`Stack::wait`] reports higher ones first, and when frame memory runs
-    /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
-    /// is to Linux.
-    ///
-    /// # Errors
-    /// EINVAL over 6.
-    pub fn set_priority(&self, priority: u8) -> io::Result<()> {
-        if priority > 6 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.inner.priority.store(priority, Ordering::Relaxed);
-        Ok(())
-    }
-
     /// Takes the pending error, if any (SO_ERROR).
     ///
     /// # Errors
@@ -613,135 +391,6 @@ impl UdpSocket {
 
     fn take_pending(&self) -> io::Result<()> {
         self.inner.take_error().map_or(Ok(()), Err)
-    }
-
-    fn transmit_queue(&self) -> Option<(usize, &crate::receiver::QueueHandle)> {
-        // Answers leave by the queue their questions came in on.
-        let queue = self.inner.last_queue.load(Ordering::Relaxed);
-        self.stack.core().receiver.sending_queue(queue)
-    }
-
-    /// `named`: the source that the application gives, if any.
-    fn send_one(
-        &self,
-        payload: &[u8],
-        named: Option<IpAddr>,
-        destination: SocketAddr,
-        flush: bool,
-    ) -> io::Result<usize> {
-        let errno = |errno| Err(io::Error::from_raw_os_error(errno));
-        if payload.len() > PAYLOAD_MAX {
-            return errno(libc::EMSGSIZE);
-        }
-        if self.inner.is_shut(Shutdown::Write) {
-            return errno(libc::EPIPE);
-        }
-        if destination.port() == 0 {
-            return errno(libc::EINVAL);
-        }
-        let ends = self.inner.ends();
-        let wire = canonical(destination);
-        if ends.bound.is_ipv4() && wire.is_ipv6() {
-            return errno(libc::EAFNOSUPPORT);
-        }
-        let named = named.and_then(|named| specified(SocketAddr::new(named, 0)));
-        if named.is_some_and(|named| named.is_ipv4() != wire.is_ipv4()) {
-            return errno(libc::EINVAL);
-        }
-        let core = self.stack.here()?;
-        core.netdev.check()?;
-        let length = mtu::datagram_length(wire, payload.len());
-        self.inner.look_for_errors(core, wire, length);
-        let source = named.or_else(|| specified(ends.local));
-        let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
-            Route::Kernel
-        } else {
-            core.ip.route(wire, source, named.is_some())
-        };
-        let Some((number, queue)) = self.transmit_queue() else {
-            return errno(libc::ENETDOWN);
-        };
-        if let Route::Link {
-            source,
-            neighbour,
-            mtu,
-        } = route
-            && source.is_ipv4() == wire.is_ipv4()
-        {
-            let heading = Heading {
-                source: SocketAddr::new(source, ends.local.port()),
-                destination: wire,
-                neighbour,
-                traffic_class: self.inner.traffic_class.load(Ordering::Relaxed),
-                hop_limit: self.inner.hop_limit.load(Ordering::Relaxed),
-            };
-            let give_up = Instant::now() + SEND_TIMEOUT;
-            loop {
-                let mut transmitter = lock(&queue.transmitter);
-                if length > transmitter.mtu() || !self.inner.fits(wire, length, mtu) {
-                    break;
-                }
-                match transmitter.queue(&heading, payload) {
-                    Ok(()) if flush => {
-                        drop(transmitter);
-                        return core
-                            .receiver
-                            .send_queue(core, number, queue)
-                            .map(|()| payload.len());
-                    }
-                    Ok(()) => return Ok(payload.len()),
-                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                        drop(transmitter);
-                        if self.nonblocking.load(Ordering::Relaxed) {
-                            // Nobody says when a frame comes back, which is soon:
-                            // an edge-triggered caller may try again.
-                            self.inner.note_sent();
-                            return Err(io::ErrorKind::WouldBlock.into());
-                        }
-                        if Instant::now() >= give_up {
-                            return Err(error);
-                        }
-                        std::thread::yield_now();
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            if self.inner.mtu_discover().refuses() {
-                return errno(libc::EMSGSIZE);
-            }
-        }
-        match &self.inner.reservation {
-            Some(reservation) => {
-                let destination = if ends.bound.is_ipv6() {
-                    to_v6(destination)
-                } else {
-                    wire
-                };
-                if let Some(named) = named {
-                    // Only an address of a link needs to say which.
-                    let interface = match named {
-                        IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
-                            lock(&core.ip.routes).interface()
-                        }
-                        _ => 0,
-                    };
-                    return reservation.send_from(payload, named, interface, destination);
-                }
-                let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
-                reservation.send_to(payload, destination, connected)
-            }
-            // As the kernel says of such a source.
-            None if named.is_some_and(|named| {
-                (named.is_ipv6() || stays_with_kernel(named))
-                    && !lock(&core.ip.routes).is_own(named)
-            }) =>
-            {
-                errno(libc::EINVAL)
-            }
-            // Nobody there who could cut it into fragments.
-            None if matches!(route, Route::Link { .. }) => errno(libc::EMSGSIZE),
-            None => errno(libc::ENETUNREACH),
-        }
     }
 }
 
@@ -778,13 +427,6 @@ pub(crate) fn stays_with_kernel(address: IpAddr) -> bool {
 pub(crate) fn specified(bound: SocketAddr) -> Option<IpAddr> {
     let address = bound.ip().to_canonical();
     (!address.is_unspecified()).then_some(address)
-}
-
-fn scope(address: SocketAddr) -> u32 {
-    match address {
-        SocketAddr::V6(v6) => v6.scope_id(),
-        SocketAddr::V4(_) => 0,
-    }
 }
 
 /// An IPv4-mapped address as IPv4.

@@ -105,7 +105,7 @@ pub(super) struct ErrorLook {
 impl SocketInner {
     /// What it does about path MTUs.
     pub(super) fn mtu_discover(&self) -> MtuDiscover {
-        MtuDiscover::of(self.mtu_discover.load(Ordering::Relaxed))
+        MtuDiscover::of(self.options.mtu_discover.load(Ordering::Relaxed))
     }
 
     /// Whether a datagram of so many bytes may go in a frame of our own, by a
@@ -132,7 +132,7 @@ impl SocketInner {
             return;
         }
         look.at.store(now, Ordering::Relaxed);
-        let received = self.received.load(Ordering::Relaxed);
+        let received = self.counts.received.load(Ordering::Relaxed);
         if look.received.swap(received, Ordering::Relaxed) == received {
             // What a poll may fail of, receiving reports.
             let _ = core.receiver.round(core, false);
@@ -185,7 +185,7 @@ impl UdpSocket {
         if let Some(reservation) = &self.inner.reservation {
             reservation.set_mtu_discover(manner as u8)?;
         }
-        let place = &self.inner.mtu_discover;
+        let place = &self.inner.options.mtu_discover;
         place.store(manner as u8, Ordering::Relaxed);
         Ok(())
     }

@@ -189,7 +189,7 @@ impl SocketInner {
             {
                 queue.shared.give_credit(self.id(), 1);
             }
-            self.received.fetch_add(1, Ordering::Relaxed);
+            self.counts.received.fetch_add(1, Ordering::Relaxed);
             each(datagram.borrow());
         }
         count
@@ -337,8 +337,8 @@ impl SocketInner {
                     let address = datagram.destination.unwrap_or(ends.local.ip());
                     let any = || unspecified(address.is_ipv6());
                     given += 1;
-                    self.received.fetch_add(1, Ordering::Relaxed);
-                    self.through_kernel.fetch_add(1, Ordering::Relaxed);
+                    self.counts.received.fetch_add(1, Ordering::Relaxed);
+                    self.counts.through_kernel.fetch_add(1, Ordering::Relaxed);
                     each(Received {
                         payload: buffer.get(..datagram.length).unwrap_or_default(),
                         source: datagram.source,
@@ -438,7 +438,10 @@ impl Drop for Batch<'_> {
         let done = std::mem::take(&mut self.done);
         self.socket.give_back(self.shared, done, kept);
         let delivered = self.delivered as u64;
-        self.socket.received.fetch_add(delivered, Ordering::Relaxed);
+        self.socket
+            .counts
+            .received
+            .fetch_add(delivered, Ordering::Relaxed);
         self.core
             .ip
             .deliver(self.core, std::mem::take(&mut self.others));

@@ -57,7 +57,7 @@ fn wait(core: &Core, flow: FourTuple) {
 }
 
 fn waiting(core: &Core) -> usize {
-    lock(&core.tcp.time_wait).len()
+    lock(&core.tcp.time_wait.table).len()
 }
 
 #[test]

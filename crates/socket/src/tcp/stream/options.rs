@@ -460,7 +460,7 @@ impl TcpStream {
         }
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.set_ttl(ttl.into()),
-            Inner::Own { .. } => self.change(|state, _| state.hop_limit = ttl),
+            Inner::Own { .. } => self.change(|state, _| state.path.hop_limit = ttl),
         }
     }
 

@@ -1,0 +1,97 @@
+//! A connection as the owner of a channel and a timer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{ConnectionInner, NEVER};
+use crate::channels::ChannelSet;
+use crate::endpoint::Endpoint;
+use crate::stack::Core;
+use crate::tcp::channels::Part;
+use crate::tcp::frames::Deferred;
+
+impl Endpoint for ConnectionInner {
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        let polled = self.wait_queue.frames_arrived();
+        if self.closed.load(Ordering::Acquire) {
+            // No application does.
+            core.tcp.on_closing_frames(core, &self);
+        } else if !polled && self.becomes_pending() {
+            core.tcp.add_pending_connection(self);
+        }
+    }
+
+    fn on_timer(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let mut state = self.lock();
+            if state.detached {
+                return;
+            }
+            let now = core.now();
+            state.armed = NEVER;
+            // An acknowledgment that waits in the channel may make the timer
+            // void.
+            self.take_frames(core, &mut state, &mut deferred);
+            if state
+                .connection
+                .next_timeout()
+                .is_some_and(|due| due <= now)
+            {
+                state.connection.timeout(now);
+            }
+            state.held_up = false;
+            self.update(core, &mut state, &mut deferred);
+            self.notify_changes(&mut state);
+        }
+        core.tcp.run_deferred(core, deferred);
+    }
+
+    fn copy_out(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let Some(mut state) = self.try_lock() else {
+                return;
+            };
+            if self.take_frames(core, &mut state, &mut deferred) > 0 {
+                self.update(core, &mut state, &mut deferred);
+                self.notify_changes(&mut state);
+            }
+        }
+        core.tcp.run_deferred(core, deferred);
+    }
+
+    fn channel_usage(&self, now: Duration) -> Option<u16> {
+        let state = self.try_lock()?;
+        let has_channel = state.channel.is_some();
+        has_channel.then(|| state.usage.frames(now))
+    }
+
+    fn give_up_channel(&self, core: &Core, deferred: &mut Deferred) -> Option<ChannelSet> {
+        // Locked until its flow is elsewhere: it may not end before.
+        let mut state = self.try_lock()?;
+        let mut set = state.channel.take()?;
+        core.tcp
+            .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
+        core.channels.keep(&set);
+        set.empty(deferred);
+        Some(set)
+    }
+
+    fn reclaim(&self) -> Option<usize> {
+        let mut state = self.try_lock()?;
+        state.connection.prune();
+        state.is_orphan().then(|| state.connection.memory())
+    }
+
+    fn reset(self: Arc<Self>, core: &Core) {
+        let mut deferred = Deferred::default();
+        {
+            let mut state = self.lock();
+            state.connection.abort();
+            self.update(core, &mut state, &mut deferred);
+        }
+        core.tcp.run_deferred(core, deferred);
+    }
+}

@@ -1,0 +1,151 @@
+//! Sending a connection's segments: in its turn, and to which neighbour.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::{FourTuple, State as Phase};
+use tidewall_wire::ethernet::MacAddress;
+
+use super::{ConnectionInner, State};
+use crate::stack::{Core, lock};
+use crate::tcp::frames::Deferred;
+use crate::tcp::sending::{Again, Emitted, QUANTUM};
+
+/// How long a neighbour's address is used without asking.
+const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
+/// When to try again what the device had no room for.
+const CONGESTED: Duration = Duration::from_millis(1);
+/// When to ask again for a neighbour that the kernel is looking for.
+const RESOLVING: Duration = Duration::from_millis(10);
+/// A time of the stack's, half as large: there are many connections.
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+impl ConnectionInner {
+    /// Puts it among those that want to send.
+    pub(super) fn schedule_output(self: &Arc<Self>, core: &Core) {
+        if self.becomes_dirty() {
+            core.tcp.schedule_output(self.clone());
+        }
+    }
+
+    /// True for who must put it among those that want to send: it is not there.
+    pub(in crate::tcp) fn becomes_dirty(&self) -> bool {
+        !self.dirty.swap(true, Ordering::AcqRel)
+    }
+
+    /// Sends what may be sent in one turn: into frames of its queue, which the
+    /// caller makes the device send.
+    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core) -> Emitted {
+        self.dirty.store(false, Ordering::Release);
+        let mut deferred = Deferred::default();
+        let emitted = {
+            let mut state = self.lock();
+            self.emit_locked(core, &mut state, &mut deferred)
+        };
+        core.tcp.run_deferred(core, deferred);
+        emitted
+    }
+
+    fn emit_locked(
+        self: &Arc<Self>,
+        core: &Core,
+        state: &mut State,
+        deferred: &mut Deferred,
+    ) -> Emitted {
+        let mut emitted = Emitted::default();
+        if state.detached || state.opening.awaits_syn_data || !state.connection.wants_output() {
+            return emitted;
+        }
+        let now = core.now();
+        let mut retry = None;
+        match state.find_neighbour(core, now) {
+            Some(neighbour) => {
+                let Some((number, queue)) =
+                    core.receiver.sending_queue(usize::from(state.path.queue))
+                else {
+                    return emitted;
+                };
+                emitted.queue = Some(number);
+                let flow = *state.connection.flow();
+                let hop_limit = state.path.hop_limit;
+                let mut transmitter = lock(&queue.transmitter);
+                let mut quantum = QUANTUM.min(transmitter.room());
+                if !core.receiver.architecture.has_threads() {
+                    quantum = quantum.min(queue.room());
+                }
+                if quantum == 0 {
+                    emitted.again = self.again(Again::Full);
+                    return emitted;
+                }
+                let notified = state.connection.notification_count();
+                state.connection.output(now, &mut |outgoing| {
+                    if quantum == 0 {
+                        emitted.again = Again::Later;
+                        return false;
+                    }
+                    quantum -= 1;
+                    let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
+                    if sent.is_err() {
+                        retry = Some(CONGESTED);
+                    }
+                    sent.is_ok()
+                });
+                drop(transmitter);
+                self.notify_notifications(state, notified);
+            }
+            None => retry = Some(RESOLVING),
+        }
+        state.held_up = retry.is_some();
+        if let Some(after_this) = retry {
+            core.tcp.counters.held_up();
+            if state.connection.state() == Phase::Closed {
+                // A reset is not worth waiting for.
+                self.detach(core, state, false, deferred);
+                return emitted;
+            }
+            self.arm(core, state, now + after_this);
+        }
+        emitted.again = self.again(emitted.again);
+        self.update(core, state, deferred);
+        emitted
+    }
+
+    /// As it is for the caller to enter it: not if it is entered already.
+    fn again(&self, again: Again) -> Again {
+        if again != Again::No && self.becomes_dirty() {
+            again
+        } else {
+            Again::No
+        }
+    }
+}
+
+impl State {
+    fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
+        if nanoseconds(now) < self.path.neighbour_until && self.path.neighbour.is_some() {
+            return self.path.neighbour;
+        }
+        let FourTuple { local, remote } = *self.connection.flow();
+        // Somebody may be waiting for the kernel's answer with the routes locked;
+        // nobody who has a connection locked waits for that.
+        let routes = match core.ip.routes.try_lock() {
+            Ok(routes) => Some(routes),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let known = routes.and_then(|mut it| it.known(remote.ip(), local.ip(), Instant::now()));
+        let lifetime = if known.is_some() {
+            self.path.neighbour = known;
+            NEIGHBOUR_LIFETIME
+        } else {
+            // Where its frames came from last will do until the answer is there.
+            core.tcp.ask_route(core, remote.ip(), local.ip());
+            RESOLVING
+        };
+        self.path.neighbour_until = nanoseconds(now + lifetime);
+        self.path.neighbour
+    }
+}

@@ -1,0 +1,139 @@
+//! What a connection is ready for, what has changed about it, and its opening.
+
+use std::sync::Arc;
+
+use tidewall_protocol::tcp::State as Phase;
+
+use super::{Reported, State};
+use crate::readiness::Events;
+use crate::stack::Core;
+use crate::tcp::listener::ListenerInner;
+
+impl State {
+    /// What it is ready for now, as Linux's tcp_poll has it. A caller that finds no space
+    /// is notified once there is some.
+    pub(crate) fn events(&mut self) -> Events {
+        if self.opening.awaits_syn_data {
+            return Events::WRITABLE;
+        }
+        let connection = &self.connection;
+        let mut events = Events::NONE;
+        let received = connection.receive_closed();
+        if received {
+            events |= Events::READABLE | Events::RDHUP;
+        } else if connection.readable() {
+            events |= Events::READABLE;
+        }
+        if received && connection.send_closed() {
+            events |= Events::HUP;
+        }
+        if connection.writable() {
+            events |= Events::WRITABLE;
+        } else {
+            self.no_space = true;
+        }
+        events.with_if(
+            Events::ERR,
+            connection.has_error() || connection.has_notifications(),
+        )
+    }
+
+    /// Somebody has found no space to write.
+    pub(crate) fn note_no_space(&mut self) {
+        self.no_space = true;
+    }
+
+    /// What has changed since the last call.
+    pub(super) fn changes(&mut self) -> Events {
+        let now = Reported::of(&self.connection);
+        let mut changed = Events::NONE;
+        if now != self.reported {
+            let reported = self.reported;
+            if now.received_to != reported.received_to {
+                changed |= Events::DATA_CAME;
+            }
+            if now.notified != reported.notified {
+                changed |= Events::ERR;
+            }
+            let same_state = Reported {
+                received_to: now.received_to,
+                notified: now.notified,
+                ..reported
+            };
+            if now != same_state {
+                changed = Events::STATE_CHANGED;
+            }
+            self.reported = now;
+        }
+        if self.no_space && self.connection.writable() {
+            self.no_space = false;
+            changed |= Events::SPACE_CAME;
+        }
+        changed
+    }
+
+    /// Lets a SYN go that waits for what is written first. True if it did.
+    pub(crate) fn begin(&mut self) -> bool {
+        std::mem::take(&mut self.opening.awaits_syn_data)
+    }
+
+    /// True while the SYN waits for what is written first.
+    pub(crate) fn awaits_syn_data(&self) -> bool {
+        self.opening.awaits_syn_data
+    }
+
+    /// Says which listener is to hear of the end of its handshake.
+    pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
+        if self.detached {
+            listener.fast_open_done(false);
+        } else {
+            self.opening.opened_at = Some(Arc::downgrade(listener));
+        }
+    }
+
+    /// Learns from a connection that was opened with Fast Open, and frees the place
+    /// of one that a SYN has opened.
+    pub(super) fn update_fast_open(&mut self, core: &Core) {
+        if self.opening.fast {
+            let (flow, now) = (*self.connection.flow(), core.now());
+            if let Some(outcome) = self.connection.take_fast_open_outcome() {
+                core.tcp.fast_open.learn(&flow, &outcome, now);
+            }
+            if self.connection.take_fast_open_black_hole() {
+                core.tcp.fast_open.suspect(now);
+            }
+            self.opening.fast = self.connection.state() != Phase::Closed;
+        }
+        if self.opening.opened_at.is_some()
+            && let Some(reset) = self.connection.take_fast_open_done()
+            && let Some(listener) = self
+                .opening
+                .opened_at
+                .take()
+                .and_then(|listener| listener.upgrade())
+        {
+            listener.fast_open_done(reset);
+        }
+    }
+
+    /// True once the application has closed it.
+    pub(in crate::tcp) fn is_orphan(&self) -> bool {
+        self.orphan
+    }
+
+    /// True when the application is gone and the peer has got everything: only its
+    /// FIN is waited for.
+    pub(super) fn is_done(&self) -> bool {
+        self.orphan && self.connection.state() == Phase::FinWait2
+    }
+
+    /// True when frames wait in its channel.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.channel.as_ref().is_some_and(|set| !set.looks_empty())
+    }
+
+    /// True when it has a channel of its own.
+    pub(crate) fn has_channel(&self) -> bool {
+        self.channel.is_some()
+    }
+}

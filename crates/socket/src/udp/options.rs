@@ -1,0 +1,117 @@
+//! Options of UDP sockets.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::UdpSocket;
+
+impl UdpSocket {
+    /// Makes receiving and sending return EAGAIN instead of waiting.
+    ///
+    /// # Errors
+    /// None; the signature is the standard library's.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether receiving and sending return EAGAIN instead of waiting.
+    pub fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Bounds how long receiving waits (SO_RCVTIMEO).
+    ///
+    /// # Errors
+    /// EINVAL for a zero duration.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let nanoseconds = match timeout {
+            None => 0,
+            Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
+            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+        };
+        self.read_timeout.store(nanoseconds, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The bound on waiting, if any.
+    pub fn read_timeout(&self) -> Option<Duration> {
+        match self.read_timeout.load(Ordering::Relaxed) {
+            0 => None,
+            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// Sets how many frames may wait for this socket on each queue, 1 to
+    /// 65,536; the driver drops the excess. What SO_RCVBUF is to Linux, in
+    /// frames instead of bytes.
+    ///
+    /// # Errors
+    /// EINVAL out of range.
+    pub fn set_receive_limit(&self, frames: u32) -> io::Result<()> {
+        if !(1..=65_536).contains(&frames) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.inner.options.limit.store(frames, Ordering::Relaxed);
+        let core = self.stack.here()?;
+        for queue in &core.receiver.queues {
+            core.tables
+                .set_limit(queue.shared.queue(), self.inner.id().index(), frames);
+        }
+        Ok(())
+    }
+
+    /// Frames that may wait for this socket on each queue.
+    pub fn receive_limit(&self) -> u32 {
+        self.inner.limit()
+    }
+
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
+    ///
+    /// # Errors
+    /// What the kernel socket reports.
+    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.set_traffic_class(tos)?;
+        }
+        self.inner
+            .options
+            .traffic_class
+            .store(tos, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
+    ///
+    /// # Errors
+    /// EINVAL for 0.
+    pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
+        if ttl == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.set_hop_limit(ttl)?;
+        }
+        self.inner.options.hop_limit.store(ttl, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the priority among the stack's sockets, 0 (default) to 6:
+    /// [`Stack::wait`] reports higher ones first, and when frame memory runs
+    /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
+    /// is to Linux.
+    ///
+    /// # Errors
+    /// EINVAL over 6.
+    pub fn set_priority(&self, priority: u8) -> io::Result<()> {
+        if priority > 6 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.inner
+            .options
+            .priority
+            .store(priority, Ordering::Relaxed);
+        Ok(())
+    }
+}

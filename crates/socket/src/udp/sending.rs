@@ -1,0 +1,271 @@
+//! Sending: in a frame of our own, or through the kernel's socket.
+
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{UdpSocket, canonical, mtu, specified, stays_with_kernel, to_v6};
+use crate::ip::routes::Route;
+use crate::ip::transmit::Heading;
+use crate::receiver::QueueHandle;
+use crate::stack::lock;
+
+/// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
+const PAYLOAD_MAX: usize = 65_507;
+/// How long a blocking send waits for a frame.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
+
+impl UdpSocket {
+    /// Sends to an address.
+    ///
+    /// # Errors
+    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES as the
+    /// kernel's routes say; EAGAIN when nonblocking and no frame is free; an
+    /// error that ICMP reported about an earlier datagram of a connected socket.
+    pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
+        self.take_pending()?;
+        let sent = self.send_one(payload, None, destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
+    }
+
+    /// Sends to an address from a given one of this host, as Linux does with
+    /// IP_PKTINFO and IPV6_PKTINFO: also from another than the one that the
+    /// socket is bound to. From the unspecified address is as
+    /// [`UdpSocket::send_to`]. The port is the socket's.
+    ///
+    /// # Errors
+    /// As Linux: EINVAL for a source that is a group's, of another family than
+    /// the destination or, over IPv6, not this host's; of IPv4 that is
+    /// ENETUNREACH (EINVAL where the kernel is older); as [`UdpSocket::send_to`].
+    pub fn send_from(
+        &self,
+        payload: &[u8],
+        source: IpAddr,
+        destination: SocketAddr,
+    ) -> io::Result<usize> {
+        self.take_pending()?;
+        let sent = self.send_one(payload, Some(source), destination, true)?;
+        self.inner.note_sent();
+        Ok(sent)
+    }
+
+    /// Sends to the peer.
+    ///
+    /// # Errors
+    /// EDESTADDRREQ without [`UdpSocket::connect`]; as [`UdpSocket::send_to`].
+    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        let peer = self
+            .inner
+            .peer()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ))?;
+        self.take_pending()?;
+        let sent = self.send_one(payload, None, peer, true)?;
+        self.inner.note_sent();
+        Ok(sent)
+    }
+
+    /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one
+    /// system call.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`].
+    pub fn queue_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<()> {
+        self.send_one(payload, None, destination, false).map(drop)
+    }
+
+    /// As [`UdpSocket::queue_to`], from a given address of this host.
+    ///
+    /// ```no_run
+    /// # fn answer(socket: &tidewall_socket::UdpSocket) -> std::io::Result<()> {
+    /// socket.recv_batch(64, |asked| {
+    ///     // The thread that asked one address of many takes an answer from that one.
+    ///     let _ = socket.queue_from(b"answer", asked.local, asked.source);
+    /// })?;
+    /// socket.flush()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_from`].
+    pub fn queue_from(
+        &self,
+        payload: &[u8],
+        source: IpAddr,
+        destination: SocketAddr,
+    ) -> io::Result<()> {
+        self.send_one(payload, Some(source), destination, false)
+            .map(drop)
+    }
+
+    /// Sends what was queued.
+    ///
+    /// # Errors
+    /// ENETDOWN and what else the device reports.
+    pub fn flush(&self) -> io::Result<()> {
+        let core = self.stack.here()?;
+        match self.transmit_queue() {
+            Some((number, queue)) => core.receiver.send_queue(core, number, queue),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a batch with one system call; stops at the first datagram that
+    /// cannot be sent. Returns how many were.
+    ///
+    /// # Errors
+    /// The first datagram's error, when it was the first.
+    pub fn send_batch<'a>(
+        &self,
+        batch: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        let mut sent = 0;
+        for (payload, destination) in batch {
+            match self.queue_to(payload, destination) {
+                Ok(()) => sent += 1,
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.flush()?;
+        self.inner.note_sent();
+        Ok(sent)
+    }
+
+    pub(super) fn transmit_queue(&self) -> Option<(usize, &QueueHandle)> {
+        // Answers leave by the queue their questions came in on.
+        let queue = self.inner.last_queue.load(Ordering::Relaxed);
+        self.stack.core().receiver.sending_queue(queue)
+    }
+
+    /// `named`: the source that the application gives, if any.
+    fn send_one(
+        &self,
+        payload: &[u8],
+        named: Option<IpAddr>,
+        destination: SocketAddr,
+        flush: bool,
+    ) -> io::Result<usize> {
+        let errno = |errno| Err(io::Error::from_raw_os_error(errno));
+        if payload.len() > PAYLOAD_MAX {
+            return errno(libc::EMSGSIZE);
+        }
+        if self.inner.is_shut(Shutdown::Write) {
+            return errno(libc::EPIPE);
+        }
+        if destination.port() == 0 {
+            return errno(libc::EINVAL);
+        }
+        let ends = self.inner.ends();
+        let wire = canonical(destination);
+        if ends.bound.is_ipv4() && wire.is_ipv6() {
+            return errno(libc::EAFNOSUPPORT);
+        }
+        let named = named.and_then(|named| specified(SocketAddr::new(named, 0)));
+        if named.is_some_and(|named| named.is_ipv4() != wire.is_ipv4()) {
+            return errno(libc::EINVAL);
+        }
+        let core = self.stack.here()?;
+        core.netdev.check()?;
+        let length = mtu::datagram_length(wire, payload.len());
+        self.inner.look_for_errors(core, wire, length);
+        let source = named.or_else(|| specified(ends.local));
+        let route = if stays_with_kernel(wire.ip()) || named.is_some_and(stays_with_kernel) {
+            Route::Kernel
+        } else {
+            core.ip.route(wire, source, named.is_some())
+        };
+        let Some((number, queue)) = self.transmit_queue() else {
+            return errno(libc::ENETDOWN);
+        };
+        if let Route::Link {
+            source,
+            neighbour,
+            mtu,
+        } = route
+            && source.is_ipv4() == wire.is_ipv4()
+        {
+            let heading = Heading {
+                source: SocketAddr::new(source, ends.local.port()),
+                destination: wire,
+                neighbour,
+                traffic_class: self.inner.options.traffic_class.load(Ordering::Relaxed),
+                hop_limit: self.inner.options.hop_limit.load(Ordering::Relaxed),
+            };
+            let give_up = Instant::now() + SEND_TIMEOUT;
+            loop {
+                let mut transmitter = lock(&queue.transmitter);
+                if length > transmitter.mtu() || !self.inner.fits(wire, length, mtu) {
+                    break;
+                }
+                match transmitter.queue(&heading, payload) {
+                    Ok(()) if flush => {
+                        drop(transmitter);
+                        return core
+                            .receiver
+                            .send_queue(core, number, queue)
+                            .map(|()| payload.len());
+                    }
+                    Ok(()) => return Ok(payload.len()),
+                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                        drop(transmitter);
+                        if self.nonblocking.load(Ordering::Relaxed) {
+                            // Nobody says when a frame comes back, which is soon:
+                            // an edge-triggered caller may try again.
+                            self.inner.note_sent();
+                            return Err(io::ErrorKind::WouldBlock.into());
+                        }
+                        if Instant::now() >= give_up {
+                            return Err(error);
+                        }
+                        std::thread::yield_now();
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.inner.mtu_discover().refuses() {
+                return errno(libc::EMSGSIZE);
+            }
+        }
+        match &self.inner.reservation {
+            Some(reservation) => {
+                let destination = if ends.bound.is_ipv6() {
+                    to_v6(destination)
+                } else {
+                    wire
+                };
+                if let Some(named) = named {
+                    // Only an address of a link needs to say which.
+                    let interface = match named {
+                        IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
+                            lock(&core.ip.routes).interface()
+                        }
+                        _ => 0,
+                    };
+                    return reservation.send_from(payload, named, interface, destination);
+                }
+                let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
+                reservation.send_to(payload, destination, connected)
+            }
+            // As the kernel says of such a source.
+            None if named.is_some_and(|named| {
+                (named.is_ipv6() || stays_with_kernel(named))
+                    && !lock(&core.ip.routes).is_own(named)
+            }) =>
+            {
+                errno(libc::EINVAL)
+            }
+            // Nobody there who could cut it into fragments.
+            None if matches!(route, Route::Link { .. }) => errno(libc::EMSGSIZE),
+            None => errno(libc::ENETUNREACH),
+        }
+    }
+}
+
+fn scope(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    }
+}
