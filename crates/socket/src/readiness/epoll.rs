@@ -217,13 +217,13 @@ impl SetInner {
     /// The items, without those whose files have ended.
     pub(super) fn lock_items(&self) -> MutexGuard<'_, Items> {
         let mut items = lock(&self.items);
-        for slot in self.context.take_retired() {
+        self.context.take_retired(|slot| {
             // It may be another's by now.
             let ended = |item: &Item| !item.registration.is_active();
             if items.items.get(slot).is_some_and(ended) {
                 items.remove(slot);
             }
-        }
+        });
         items
     }
 

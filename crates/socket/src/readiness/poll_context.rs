@@ -194,12 +194,12 @@ impl PollContext {
         }
     }
 
-    /// Slots of registrations that were retired since the last call.
-    pub(crate) fn take_retired(&self) -> VecDeque<usize> {
-        if self.retired.len() == 0 {
-            return VecDeque::new();
+    /// Calls `each` with the slots of registrations that were retired since the last
+    /// call.
+    pub(super) fn take_retired(&self, each: impl FnMut(usize)) {
+        if self.retired.len() != 0 {
+            self.retired.take().into_iter().for_each(each);
         }
-        self.retired.take()
     }
 
     /// True for an epoll set's.
@@ -371,7 +371,14 @@ impl PollContext {
     }
 
     /// Runs the protocol on the frames that wait.
+    #[inline]
     pub(crate) fn process(&self, core: &Core) {
+        if self.has_unprocessed_frames() {
+            self.process_all(core);
+        }
+    }
+
+    fn process_all(&self, core: &Core) {
         let mut taken = VecDeque::new();
         while self.has_unprocessed_frames() {
             // Each lends the other its memory.
