@@ -28,8 +28,8 @@
 //! its own notes, look for this:
 //!
 //! - `throughput`: goodput near 100 without loss; with loss no less than the law
-//!   says; no more segments sent again than were lost.
-//! - `reordering`, `pauses`: nothing is lost here, so whatever is sent again
+//!   says; no more segments retransmitted than were lost.
+//! - `reordering`, `pauses`: nothing is lost here, so whatever is retransmitted
 //!   beyond what the queue dropped is a mistake.
 //! - `bursts`, `tail_loss`, `acknowledgments`: timeouts where a fast
 //!   retransmission or a probe would have done.

@@ -87,23 +87,23 @@ impl Connection {
             return false;
         }
         self.more = false;
-        let first = self.send.una;
+        let una = self.send.una;
         let has_sack = self.sack && !header.options.sack.is_empty();
         let ece = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
-        if before(acknowledgment, first) {
+        if before(acknowledgment, una) {
             // RFC 5961 §5.2: one that is older than any window is an attack.
-            if first.wrapping_sub(acknowledgment) > self.send.max_window {
+            if una.wrapping_sub(acknowledgment) > self.send.max_window {
                 self.challenge(now);
                 return false;
             }
-            if has_sack && first != self.send.nxt {
+            if has_sack && una != self.send.nxt {
                 self.acknowledge_slow(header, false, now);
             }
             return true;
         }
         let window = self.scaled_window(header);
         let (old_window, updates) = (self.send.wnd, window != self.send.wnd);
-        let advances = acknowledgment != first;
+        let advances = acknowledgment != una;
         if updates || advances || before(self.send.wl1, header.sequence) {
             self.update_window(header, window);
         }
@@ -202,8 +202,8 @@ impl Connection {
     #[cold]
     fn acknowledge_slow(&mut self, header: &Header, plain: bool, now: Time) {
         let acknowledgment = header.acknowledgment;
-        let first = self.send.una;
-        if first == self.send.nxt {
+        let una = self.send.una;
+        if una == self.send.nxt {
             self.acknowledge_idle(header, plain, now);
             return;
         }
@@ -212,7 +212,7 @@ impl Connection {
         }
         let mut seen = self.feedback(header, plain);
         let furthest = self.recovery.board.highest_sack();
-        if before(first, acknowledgment) {
+        if before(una, acknowledgment) {
             seen.advanced = true;
             self.advance(acknowledgment);
         }
@@ -227,7 +227,7 @@ impl Connection {
             .rack
             .update_reo_wnd(counts, sequences.0, sequences.1);
         self.judge_probe(acknowledgment, &seen);
-        seen.duplicate = plain && !seen.advanced && !seen.dsack && !before(acknowledgment, first);
+        seen.duplicate = plain && !seen.advanced && !seen.dsack && !before(acknowledgment, una);
         let usual = (seen.advanced || !plain)
             && !seen.sacked
             && !seen.dsack
@@ -274,7 +274,7 @@ impl Connection {
     /// what is in flight are forged or old, and not taken.
     fn take_sack(&mut self, header: &Header, seen: &mut Feedback, now: Time) {
         let blocks = header.options.sack.as_slice();
-        let (first, next, mss) = (self.send.una, self.send.nxt, u32::from(self.send.mss));
+        let (una, nxt, mss) = (self.send.una, self.send.nxt, u32::from(self.send.mss));
         let dsack = self.take_duplicate_block(header, seen);
         let now = microseconds(now);
         let min = self.round_trip.min;
@@ -287,7 +287,7 @@ impl Connection {
         } = &mut self.recovery;
         let furthest = board.highest_sack();
         for (index, &(start, end)) in blocks.iter().enumerate() {
-            if !before(start, end) || !before(first, start) || before(next, end) {
+            if !before(start, end) || !before(una, start) || before(nxt, end) {
                 continue;
             }
             if dsack && index == 0 {

@@ -12,7 +12,7 @@ pub struct SendFlags {
     /// but the end of a record.
     pub more: bool,
     /// A record ends with the last byte (`MSG_EOR`): no segment carries bytes from
-    /// before and after it, when they are sent again neither. It counts once all
+    /// before and after it, when they are retransmitted neither. It counts once all
     /// bytes are taken. The peer does not know (TCP has no records), but it sees
     /// them in segments of their own as long as nobody in between puts segments
     /// together. Each record takes eight bytes of the send buffer until it is

@@ -93,7 +93,7 @@ impl Connection {
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
         let mut traffic_class = self.config.traffic_class;
-        // What is sent again is not marked (RFC 3168 §6.1.5).
+        // What is retransmitted is not marked (RFC 3168 §6.1.5).
         let new = !before(header.sequence, self.send.nxt);
         if self.ecn.is_agreed() && length > 0 && new {
             traffic_class |= ECT_0;

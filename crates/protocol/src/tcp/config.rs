@@ -102,9 +102,9 @@ pub struct Config {
     /// Give up when data is not acknowledged for so long (`TCP_USER_TIMEOUT`,
     /// RFC 5482). Without one, [`Config::retries`] decides.
     pub user_timeout: Option<Duration>,
-    /// SYNs sent again before `connect` fails (`tcp_syn_retries`).
+    /// SYNs retransmitted before `connect` fails (`tcp_syn_retries`).
     pub syn_retries: u8,
-    /// SYN-ACKs sent again before a half-open connection is forgotten
+    /// SYN-ACKs retransmitted before a half-open connection is forgotten
     /// (`tcp_synack_retries`); one more where a SYN with data has opened it (RFC
     /// 7413).
     pub syn_ack_retries: u8,

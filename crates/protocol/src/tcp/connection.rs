@@ -75,7 +75,7 @@ impl Pending {
 /// The send sequence space (RFC 9293 §3.3.1) and what belongs to it.
 pub(super) struct Send {
     pub(super) una: u32,
-    /// Never goes back: [`Recovery`] says what is sent again.
+    /// Never goes back: [`Recovery`] says what is retransmitted.
     pub(super) nxt: u32,
     /// The sequence number after the last byte written: that of the FIN, once
     /// there is one.
@@ -107,7 +107,7 @@ pub(super) struct Send {
     pub(super) closed: bool,
     /// Times the same was sent without an answer.
     pub(super) retries: u8,
-    /// When what is sent again without an answer was first sent, about.
+    /// When what is retransmitted without an answer was first sent, about.
     pub(super) stalled_since: Option<Time>,
     pub(super) last_sent: Time,
     /// The earliest departure time of the next segment, in microseconds that wrap;
@@ -435,7 +435,7 @@ impl Connection {
         self.update_mss();
     }
 
-    /// The handshake is complete. `lost` when a SYN had to be sent again: the
+    /// The handshake is complete. `lost` when a SYN had to be retransmitted: the
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;

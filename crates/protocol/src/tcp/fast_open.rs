@@ -74,7 +74,7 @@ pub struct FastOpenOutcome {
     pub cookie: Option<FastOpen>,
     /// The server's maximum segment size.
     pub mss: u16,
-    /// The SYN had to be sent again, and its answer knew nothing of the first:
+    /// The SYN had to be retransmitted, and its answer knew nothing of the first:
     /// either the SYN with data was lost or its answer was.
     pub syn_lost: bool,
     /// What is to be known of the form of the option.
@@ -92,7 +92,7 @@ pub enum FastOpenFailure {
     CookieUnavailable = 1,
     /// The SYN-ACK has acknowledged the SYN alone.
     DataNotAcknowledged = 2,
-    /// So it has, and the SYN had to be sent again.
+    /// So it has, and the SYN had to be retransmitted.
     SynRetransmitted = 3,
 }
 

@@ -74,7 +74,7 @@ pub struct Info {
     pub bytes_acknowledged: u64,
     /// `tcpi_bytes_received`: in order.
     pub bytes_received: u64,
-    /// `tcpi_total_retrans`: segments sent again.
+    /// `tcpi_total_retrans`: segments retransmitted.
     pub retransmissions: u32,
     /// Retransmission timeouts since the connection began.
     pub timeouts: u32,
@@ -94,7 +94,7 @@ pub struct Info {
     pub sacked: u32,
     /// `tcpi_lost`, in bytes.
     pub lost: u32,
-    /// `tcpi_retrans`, in bytes: sent again and not acknowledged.
+    /// `tcpi_retrans`, in bytes: retransmitted and not acknowledged.
     pub retransmitted: u32,
     /// `tcpi_retransmits`: retransmission timeouts without an answer.
     pub retries: u8,
@@ -107,7 +107,7 @@ pub struct Info {
     /// `tcpi_dsack_dups`: segments that D-SACKs have reported.
     pub duplicates: u32,
     /// `tcpi_delivered`: segments that have arrived, our SYN among them, even
-    /// where what they carried was sent again; counted from the bytes that each
+    /// where what they carried was retransmitted; counted from the bytes that each
     /// acknowledgment covers, as full segments.
     pub delivered: u32,
     /// `tcpi_delivered_ce`: segments whose acknowledgments had ECE

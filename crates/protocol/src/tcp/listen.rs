@@ -472,7 +472,7 @@ impl Listener {
     }
 
     /// Says where the segments that are given from now on come from, in a form of
-    /// the caller's: the link's sender, for one. An answer that is sent again goes
+    /// the caller's: the link's sender, for one. An answer that is retransmitted goes
     /// there.
     pub fn set_origin(&mut self, origin: u64) {
         self.origin = origin;

@@ -28,7 +28,7 @@ pub enum MemoryPressure {
     /// only and send buffers not at all, empty buffers are given back at once.
     Short = 1,
     /// There is none left: besides, no connection takes more than 4 KiB, or a
-    /// segment, in either direction; what more comes is dropped, to be sent again.
+    /// segment, in either direction; what more comes is dropped, to be retransmitted.
     Exhausted = 2,
 }
 

@@ -279,7 +279,7 @@ impl Connection {
         if timestamping == self.timestamping() {
             return;
         }
-        let (first, written) = (self.send.una, self.send.write_seq);
+        let (una, written) = (self.send.una, self.send.write_seq);
         let old = (self.receive.assembler.unread() > 0).then(|| self.receive.assembler.next());
         let error_queue = self.error_queue.get_or_insert_default();
         let keys = timestamping.keys;
@@ -287,7 +287,7 @@ impl Connection {
             error_queue.base = if keys == TimestampKeys::FromWritten {
                 written
             } else {
-                first
+                una
             };
         }
         if timestamping.received != error_queue.timestamping.received {
@@ -427,13 +427,13 @@ impl Connection {
     /// SND.UNA has moved.
     #[cold]
     pub(super) fn timestamp_acknowledged(&mut self, now: Time) {
-        let first = self.send.una;
+        let una = self.send.una;
         let Some(error_queue) = &mut self.error_queue else {
             return;
         };
         while let Some(mark) = error_queue
             .marks
-            .pop_front_if(|mark| before(mark.last, first))
+            .pop_front_if(|mark| before(mark.last, una))
         {
             error_queue.left = error_queue.left.saturating_sub(1);
             if mark.acknowledged {

@@ -116,7 +116,7 @@ impl Connection {
         self.config.user_timeout()
     }
 
-    /// SYNs sent again before the attempt to connect fails (`TCP_SYNCNT`).
+    /// SYNs retransmitted before the attempt to connect fails (`TCP_SYNCNT`).
     pub fn set_syn_retries(&mut self, count: u8) {
         self.config.syn_retries = count;
     }

@@ -34,7 +34,7 @@ pub(super) const RANGE_OVERHEAD: usize = 112;
 pub(super) const FIRST_RANGE_OVERHEAD: usize = 512;
 
 /// What may be held beyond holes; what is not is dropped, as RFC 2018 §8 allows,
-/// and sent again.
+/// and retransmitted.
 #[derive(Clone, Copy)]
 pub(super) struct QueueLimits {
     /// At most; zero lets nothing be held.

@@ -6,7 +6,7 @@
 //! what a probe needs, and that the loss of one is no congestion.
 //!
 //! A probe is one segment of data that is larger than the others. If it alone is
-//! lost, its size is too large; what it carried is sent again in ordinary ones.
+//! lost, its size is too large; what it carried is retransmitted in ordinary ones.
 
 use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
@@ -264,7 +264,7 @@ impl Connection {
             .saturating_add(self.timestamps_len());
         let end = start.wrapping_add(payload);
         self.recovery.path_probe = Some((start, end));
-        // What follows is counted, and sent again, apart from it.
+        // What follows is counted, and retransmitted, apart from it.
         self.send.snd_sml = end;
     }
 

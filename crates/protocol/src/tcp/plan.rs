@@ -67,10 +67,10 @@ impl Connection {
         let Some((sequence, end)) = self.recovery.board.next_to_retransmit(mss) else {
             return self.plan_new();
         };
-        let first = self.send.una;
+        let una = self.send.una;
         // The window may have shrunk; the first segment is always tried, for its
         // acknowledgment brings the window (as Linux).
-        if sequence != first && !before(sequence, first.wrapping_add(self.send.wnd)) {
+        if sequence != una && !before(sequence, una.wrapping_add(self.send.wnd)) {
             return None;
         }
         let length = end.wrapping_sub(sequence);
@@ -103,14 +103,14 @@ impl Connection {
             return fin.then_some(Plan::Fin);
         }
         let window_end = self.send.window_end();
-        let next = self.send.nxt;
-        if !before(next, window_end) || self.timers.is_running(Timer::Pace) {
+        let nxt = self.send.nxt;
+        if !before(nxt, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
         // Up to the end of a record; more may wait behind it.
-        let record = self.send.push_marks.cut(next, self.send.write_seq);
-        let (unsent, ends) = (record.wrapping_sub(next), record != self.send.write_seq);
-        let usable = window_end.wrapping_sub(next);
+        let record = self.send.push_marks.cut(nxt, self.send.write_seq);
+        let (unsent, ends) = (record.wrapping_sub(nxt), record != self.send.write_seq);
+        let usable = window_end.wrapping_sub(nxt);
         let pipe = self.pipe();
         let allowed = self.congestion.window().saturating_sub(pipe);
         let mss = self.payload_max();

@@ -2,7 +2,7 @@
 //! §3.9.1.2), and where a record ends (`MSG_EOR`).
 //!
 //! A push asks that what was written up to it be delivered; the segment that it
-//! lies in carries PSH, when it is sent again, too. Successive pushes collapse
+//! lies in carries PSH, when it is retransmitted, too. Successive pushes collapse
 //! (RFC 9293 SHLD-27): one that has not left when more is pushed counts no more, so
 //! that of all that waits only the last one is kept. A record's end is a push that
 //! never collapses, and no segment carries bytes from both sides of it.

@@ -251,12 +251,12 @@ impl Connection {
             self.receive.store_ts_recent(timestamps.value, now);
         }
         let plain = segment.payload.is_empty() && !flags.contains(Flags::FIN);
-        let first = self.send.una;
+        let una = self.send.una;
         if !self.acknowledge(header, plain, now) {
             return;
         }
         if self.ecn.is_agreed() && flags.intersects(Flags::ECE | Flags::CWR) && !syn {
-            self.receive_echo(flags, first, plain);
+            self.receive_echo(flags, una, plain);
         }
         self.after_acknowledgment(now);
         if !plain {

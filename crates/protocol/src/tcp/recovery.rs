@@ -76,7 +76,7 @@ pub(super) struct Recovery {
     pub(super) reduction: Reduction,
     /// F-RTO has not decided yet.
     pub(super) frto: bool,
-    /// F-RTO wants new data sent before anything is sent again (RFC 5682 §2.1,
+    /// F-RTO wants new data sent before anything is retransmitted (RFC 5682 §2.1,
     /// step 2b).
     pub(super) frto_new_data: bool,
     /// A segment in flight that finds out whether the path carries its size: if
@@ -226,7 +226,7 @@ impl Connection {
         }
     }
 
-    /// What is marked lost is sent again, although nothing was lost to
+    /// What is marked lost is retransmitted, although nothing was lost to
     /// congestion: the window stays (Linux `tcp_simple_retransmit`).
     fn repair_without_reduction(&mut self, now: Time) {
         if self.recovery.ca_state != CaState::Loss {
@@ -257,8 +257,8 @@ impl Connection {
         self.recovery.clear_retrans_stamp();
         let mss = self.send.mss.into();
         self.recovery.undo.restores_window = false;
-        let first = self.send.una;
-        self.recovery.begin_undo(first, mss);
+        let una = self.send.una;
+        self.recovery.begin_undo(una, mss);
         if !self.recovery.is_reducing() {
             self.recovery.undo.restores_window = !marked;
             self.begin_reduction();
@@ -407,8 +407,8 @@ impl Connection {
             || !before(self.send.una, self.recovery.high_seq)
             || before_this == CaState::Loss && !retried;
         if first {
-            let first = self.send.una;
-            self.recovery.begin_undo(first, mss);
+            let una = self.send.una;
+            self.recovery.begin_undo(una, mss);
             self.recovery.undo.restores_window = self.send.wnd > 0;
         }
         // What is sent to a closed window is no loss.
@@ -447,10 +447,10 @@ impl Connection {
         } else if !self.sack {
             self.set_reno_sacks(0);
         }
-        let first = self.send.una;
+        let una = self.send.una;
         let rack = self.recovery.rack;
         self.recovery.board.mark_lost(|piece| {
-            let young = !reneged && piece.start != first && rack.remaining(piece, 0, now) > 0;
+            let young = !reneged && piece.start != una && rack.remaining(piece, 0, now) > 0;
             if young { Verdict::Keep } else { Verdict::Lost }
         });
     }

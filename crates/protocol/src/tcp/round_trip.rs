@@ -8,7 +8,7 @@ use tidewall_wire::tcp::before;
 /// The timeout before the first measurement (RFC 6298 §2.1), in microseconds.
 const INITIAL: u32 = 1_000_000;
 
-/// The same once a SYN had to be sent again (RFC 6298 §5.7).
+/// The same once a SYN had to be retransmitted (RFC 6298 §5.7).
 const FALLBACK: u32 = 3_000_000;
 
 /// No measurement counts for more, so that there is room to multiply.
@@ -49,7 +49,7 @@ impl RoundTrip {
         self.rttvar_4 / 4
     }
 
-    /// A SYN had to be sent again, and nothing was measured with it.
+    /// A SYN had to be retransmitted, and nothing was measured with it.
     pub(super) fn use_syn_fallback(&mut self) {
         if self.srtt_8 == 0 {
             self.rto_margin = FALLBACK;

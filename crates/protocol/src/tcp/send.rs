@@ -47,7 +47,7 @@ impl Connection {
         if self.config.paces() {
             self.pace(0, now);
         }
-        let (next, probing) = (self.send.nxt, self.recovery.probe == TailProbe::Due);
+        let (nxt, probing) = (self.send.nxt, self.recovery.probe == TailProbe::Due);
         if self.path.limited && !self.send_path_probe(now, send) {
             return;
         }
@@ -59,8 +59,8 @@ impl Connection {
             }
         };
         self.update_chrono(now);
-        if self.send.nxt != next && !probing {
-            self.start_timer_after_sending(self.send.una == next, now);
+        if self.send.nxt != nxt && !probing {
+            self.start_timer_after_sending(self.send.una == nxt, now);
         }
         if !sent_all {
             return;

@@ -16,7 +16,7 @@ impl Connection {
         let first = self.send.nxt;
         self.start_busy(now);
         // A segment that was not full ends a run, so that what was sent apart is
-        // counted, and sent again, apart.
+        // counted, and retransmitted, apart.
         let separate = self.send.snd_sml == first || length == 0;
         if !length.is_multiple_of(self.send.mss.into()) {
             self.send.snd_sml = end;
@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Bytes were sent again: what was lost, or the tail-loss probe.
+    /// Bytes were retransmitted: what was lost, or the tail-loss probe.
     #[cold]
     pub(super) fn note_retransmission(&mut self, start: u32, end: u32, now: Time) {
         let micros = microseconds(now);

@@ -20,7 +20,7 @@ pub struct StreamOptions {
     /// TCP_MAXSEG, 88 to 32,767 bytes of payload and TCP options: announced to the
     /// peer and never exceeded.
     pub maximum_segment: Option<u16>,
-    /// TCP_SYNCNT, 1 to 127: SYNs that are sent again before `connect` fails.
+    /// TCP_SYNCNT, 1 to 127: SYNs that are retransmitted before `connect` fails.
     pub syn_retries: Option<u8>,
     /// TCP_USER_TIMEOUT, in milliseconds: how long data may stay unacknowledged.
     pub user_timeout: Option<Duration>,

@@ -34,11 +34,11 @@ pub struct Sysctl {
     pub ecn: u8,
     /// `tcp_mtu_probing`: 0 and 1 when a black hole is suspected, 2 always.
     pub mtu_probing: u8,
-    /// `tcp_syn_retries`: SYNs sent again.
+    /// `tcp_syn_retries`: SYNs retransmitted.
     pub syn_retries: u8,
-    /// `tcp_synack_retries`: SYN-ACKs sent again.
+    /// `tcp_synack_retries`: SYN-ACKs retransmitted.
     pub syn_ack_retries: u8,
-    /// `tcp_retries2`: times that data is sent again.
+    /// `tcp_retries2`: times that data is retransmitted.
     pub retries: u8,
     /// `tcp_orphan_retries`: the same once the application has closed; 0 is 8.
     pub orphan_retries: u8,

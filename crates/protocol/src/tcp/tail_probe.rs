@@ -126,9 +126,9 @@ impl Connection {
         let window_end = self.send.window_end();
         let unsent = self.unsent();
         if unsent > 0 {
-            let next = self.send.nxt;
-            let end = next.wrapping_add(unsent.min(mss));
-            let length = self.send.push_marks.cut(next, end).wrapping_sub(next);
+            let nxt = self.send.nxt;
+            let end = nxt.wrapping_add(unsent.min(mss));
+            let length = self.send.push_marks.cut(nxt, end).wrapping_sub(nxt);
             if !before(window_end, self.send.nxt.wrapping_add(length)) {
                 return Some(Plan::New { length });
             }

@@ -16,7 +16,7 @@ pub(super) struct Undo {
     pub(super) marker: Option<u32>,
     /// Retransmitted segments that no D-SACK has reported; none before the first.
     pub(super) undo_retrans: Option<u16>,
-    /// The timestamp of the first segment sent again.
+    /// The timestamp of the first segment retransmitted.
     pub(super) retrans_stamp: Option<u32>,
     /// The window may be given back: it was not reduced for a mark as well.
     pub(super) restores_window: bool,
@@ -28,7 +28,7 @@ impl Undo {
         self.restores_window = false;
     }
 
-    /// A segment was sent again, with this timestamp.
+    /// A segment was retransmitted, with this timestamp.
     pub(super) fn note_retransmission(&mut self, stamp: u32) {
         self.undo_retrans = Some(self.undo_retrans.unwrap_or(0).saturating_add(1));
         self.retrans_stamp.get_or_insert(stamp);
@@ -49,7 +49,7 @@ impl Undo {
         self.marker.is_some() && self.undo_retrans == Some(0)
     }
 
-    /// Nothing was sent again, or what is acknowledged left before that was:
+    /// Nothing was retransmitted, or what is acknowledged left before that was:
     /// `echo` is the timestamp of what has caused the acknowledgment.
     fn packet_delayed(&self, echo: Option<u32>) -> bool {
         match (self.retrans_stamp, echo) {
@@ -72,11 +72,11 @@ impl Recovery {
             in_flight += 1;
         }
         self.undo.marker = Some(first);
-        // None of them: the first is still to be sent again.
+        // None of them: the first is still to be retransmitted.
         self.undo.undo_retrans = u16::try_from(in_flight).ok().filter(|count| *count > 0);
     }
 
-    /// Something sent again may still be unacknowledged at SND.UNA.
+    /// Something retransmitted may still be unacknowledged at SND.UNA.
     pub(super) fn any_retransmitted(&self) -> bool {
         use super::scoreboard::{EVER_RETRANSMITTED, RETRANSMITTED};
         self.board.retransmitted() > 0

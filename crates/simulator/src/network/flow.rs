@@ -86,7 +86,7 @@ pub struct Report {
     /// How long each exchange took, from its beginning (on a new connection,
     /// from the SYN) to the last byte read; of a bulk with an end, its one time.
     pub completions: Vec<Duration>,
-    /// Segments that both hosts have sent again.
+    /// Segments that both hosts have retransmitted.
     pub retransmissions: u64,
     /// Retransmission timeouts of both hosts.
     pub timeouts: u64,

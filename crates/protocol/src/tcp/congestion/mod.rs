@@ -1,4 +1,4 @@
-//! How much may be in flight. Recovery decides *what* is sent again; this
+//! How much may be in flight. Recovery decides *what* is retransmitted; this
 //! decides how much: the window and the threshold of slow start are kept here,
 //! whatever the algorithm that moves them.
 

@@ -46,7 +46,7 @@ impl FastOpenState {
     const NO_COOKIE: u16 = 64;
     /// The SYN-ACK has left data out.
     const NOT_TAKEN: u16 = 128;
-    /// And the SYN was sent again.
+    /// And the SYN was retransmitted.
     const SYN_RETRANSMITTED: u16 = 256;
     /// The owner has something to learn.
     const OUTCOME: u16 = 512;
@@ -418,16 +418,16 @@ impl Connection {
     }
 
     /// The connection is established, and data of the SYN perhaps not taken: it is
-    /// sent again at once, for its loss is no sign of congestion (as Linux).
+    /// retransmitted at once, for its loss is no sign of congestion (as Linux).
     pub(in crate::tcp) fn resend_syn_data(&mut self, now: Time) {
-        let (first, next) = (self.send.una, self.send.nxt);
+        let (una, nxt) = (self.send.una, self.send.nxt);
         if self.error_queue.is_some() {
             self.timestamp_acknowledged(now);
         }
-        if first != next {
+        if una != nxt {
             let micros = microseconds(now);
-            self.recovery.rack.restart(first, micros);
-            self.recovery.board.sent(next, micros, true);
+            self.recovery.rack.restart(una, micros);
+            self.recovery.board.sent(nxt, micros, true);
             self.simple_retransmit(now);
         }
     }
@@ -447,11 +447,11 @@ impl Connection {
     /// sent; nothing can be that before the SYN has left.
     pub(in crate::tcp) fn acknowledges_syn(&self, header: &Header) -> bool {
         let acknowledgment = header.acknowledgment;
-        let first = self.send.una;
+        let una = self.send.una;
         let below = if self.is_opened_by_syn() {
-            first.wrapping_sub(1)
+            una.wrapping_sub(1)
         } else {
-            first
+            una
         };
         before(below, acknowledgment) && !before(self.send.nxt, acknowledgment)
     }
