@@ -2,23 +2,24 @@
 //! parameters by shell commands, for a kernel under test. Their values are read
 //! where Linux has them, so that they mean the same here.
 
+use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
 use super::raw_device::Device;
-use super::raw_memory;
-use crate::stack::{HostConfig, Sysctl};
+use tidewall_protocol::tcp::Sysctl;
+
+use super::machine::EPOCH;
+use crate::host::HostConfig;
 
 /// What `--so_flags` says: `name=value`, separated by commas. `local` is an
 /// address of this host (again for more), `mtu` its link's, `interface` a link
-/// whose MTU counts instead (`tun0` unless said), `segments` switches
-/// segmentation offload off.
+/// whose MTU counts instead (`tun0` unless said).
 #[derive(Clone, Debug)]
 pub(super) struct Flags {
     addresses: Vec<IpAddr>,
     mtu: Option<u16>,
     interface: String,
-    offload: bool,
 }
 
 impl Flags {
@@ -28,14 +29,12 @@ impl Flags {
             addresses: Vec::new(),
             mtu: None,
             interface: "tun0".to_owned(),
-            offload: true,
         };
         for flag in text.split(',').map(str::trim) {
             match flag.split_once('=') {
                 Some(("local", value)) => flags.addresses.extend(value.parse::<IpAddr>()),
                 Some(("mtu", value)) => flags.mtu = value.parse().ok(),
                 Some(("interface", value)) => flags.interface = value.to_owned(),
-                None if flag == "segments" => flags.offload = false,
                 _ => {}
             }
         }
@@ -47,11 +46,6 @@ impl Flags {
         let path = format!("/sys/class/net/{}/mtu", self.interface);
         let named = || fs::read_to_string(path).ok()?.trim().parse().ok();
         self.mtu.or_else(named).unwrap_or(1500)
-    }
-
-    /// Whether the device cuts long packets, as it is now.
-    pub(super) fn segmentation_offload(&self) -> bool {
-        self.offload && raw_memory::segmentation_offload(&self.interface) != Some(false)
     }
 
     /// The device, if the namespace has it.
@@ -66,7 +60,7 @@ impl Flags {
             addresses: [&self.addresses[..], &default.addresses].concat(),
             mtu: self.mtu(),
             sysctl: sysctl(),
-            segmentation_offload: self.segmentation_offload(),
+            epoch: EPOCH,
             ..default
         }
     }
@@ -75,6 +69,13 @@ impl Flags {
 /// The parameters as they are now in this network namespace.
 pub(super) fn sysctl() -> Sysctl {
     Sysctl::read(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok())
+}
+
+/// `tcp_fastopen_blackhole_timeout_sec` as it is now in this network namespace.
+pub(super) fn fast_open_black_hole() -> Duration {
+    let path = "/proc/sys/net/ipv4/tcp_fastopen_blackhole_timeout_sec";
+    let text = fs::read_to_string(path).unwrap_or_default();
+    Duration::from_secs(text.trim().parse().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -87,8 +88,6 @@ mod tests {
         let config = flags.config();
         assert_eq!(config.addresses[0], IpAddr::from([203, 0, 113, 9]));
         assert_eq!(config.mtu, 1280);
-        assert!(!config.segmentation_offload);
-        assert!(Flags::parse("").config().segmentation_offload);
     }
 
     #[test]

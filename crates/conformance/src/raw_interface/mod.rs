@@ -1,6 +1,6 @@
 //! The C interface by which the public packetdrill tool drives a TCP that is a
 //! library (`--so_filename`): a table of functions, filled in by
-//! `packetdrill_interface_init`, over one [`Host`] whose
+//! `packetdrill_interface_init`, over one host whose
 //! clock is virtual.
 //!
 //! The library itself, `libtidewall_packetdrill.so`, is the example of that name;
@@ -17,7 +17,7 @@
 //!
 //! `raw_calls` has the table and the calls of sockets, `raw_transfer` those that
 //! read and write, `raw_events` those that wait or move time and packets,
-//! `raw_memory` what they do to the caller's memory, `raw_device` asks the device.
+//! `raw_device` asks the device.
 #![allow(unsafe_code)]
 
 mod environment;
@@ -26,7 +26,6 @@ mod queueing;
 mod raw_calls;
 mod raw_device;
 mod raw_events;
-mod raw_memory;
 #[cfg(test)]
 mod raw_tests;
 mod raw_transfer;
@@ -42,7 +41,7 @@ use libc::{
 use environment::Flags;
 use machine::Machine;
 
-use crate::stack::Host;
+use crate::host::FIRST_FD;
 
 /// The machine that was made last, for calls without a table (see
 /// [`getsockopt`]).
@@ -126,8 +125,7 @@ pub struct Interface {
 }
 
 /// Fills in the table for a new host; `flags` is what `--so_flags` says, or null
-/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, `segments`, separated by
-/// commas).
+/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, separated by commas).
 ///
 /// # Safety
 /// `flags` is null or a C string; `interface` is null or may be written.
@@ -143,7 +141,11 @@ pub unsafe fn initialize(flags: *const c_char, interface: *mut Interface) {
             .to_string_lossy()
             .into_owned()
     };
-    let machine = Arc::new(Machine::new(Flags::parse(&text)));
+    let Ok(machine) = Machine::new(Flags::parse(&text)) else {
+        // No memory, or no descriptors.
+        return;
+    };
+    let machine = Arc::new(machine);
     *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&machine);
     let table = raw_calls::table(Arc::into_raw(machine).cast_mut().cast());
     // SAFETY: not null, and may be written.
@@ -171,7 +173,7 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    if let Some(machine) = last().filter(|machine| machine.now(|host| host.owns(fd))) {
+    if let Some(machine) = last().filter(|machine| machine.owns(fd)) {
         // SAFETY: as the caller promises.
         return unsafe { raw_calls::get_option(&machine, fd, level, option, value, length) };
     }
@@ -185,7 +187,7 @@ pub unsafe fn getsockopt(
 /// # Safety
 /// As `sendfile(2)`.
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    if let Some(machine) = last().filter(|machine| machine.now(|host| host.owns(to))) {
+    if let Some(machine) = last().filter(|machine| machine.owns(to)) {
         // SAFETY: as the caller promises.
         return unsafe { raw_events::send_file(&machine, to, from, offset, count) };
     }
@@ -199,9 +201,9 @@ pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, count: size
 /// # Safety
 /// As `close(2)`: the kernel's descriptor is nobody else's.
 pub unsafe fn close(fd: c_int) -> c_int {
-    if fd >= Host::FIRST_FD
+    if fd >= FIRST_FD
         && let Some(machine) = last()
-        && machine.now(|host| host.close(fd)).is_ok()
+        && machine.call(|posix| posix.close(fd)).is_ok()
     {
         return 0;
     }

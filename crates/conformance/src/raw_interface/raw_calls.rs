@@ -14,11 +14,11 @@ use super::raw_events::{
     epoll_create, epoll_ctl, epoll_wait, gettimeofday, netdev_receive, netdev_send, pipe, poll,
     splice, usleep,
 };
-use super::raw_memory::{address, bytes, put, put_address};
 use super::raw_transfer::{
     read, readv, recv, recvfrom, recvmsg, send, sendmsg, sendto, write, writev,
 };
-use crate::stack::{Failure, Result};
+use tidewall_posix::raw::{address, bytes, put, put_address};
+use tidewall_posix::{Errno, Result};
 
 pub(super) fn table(userdata: *mut c_void) -> Interface {
     Interface {
@@ -68,7 +68,7 @@ fn finish(result: Result<usize>) -> ssize_t {
     match result {
         Ok(value) => value as ssize_t,
         Err(failure) => {
-            set_errno(failure.errno());
+            set_errno(failure.0);
             -1
         }
     }
@@ -77,7 +77,7 @@ fn finish(result: Result<usize>) -> ssize_t {
 /// Runs a call, and has a panic end as EFAULT.
 pub(super) fn guarded(call: impl FnOnce() -> Result<usize>) -> ssize_t {
     let result = catch_unwind(AssertUnwindSafe(call));
-    finish(result.unwrap_or(Err(Failure::Errno(libc::EFAULT))))
+    finish(result.unwrap_or(Err(Errno(libc::EFAULT))))
 }
 
 /// The machine of a table.
@@ -91,14 +91,14 @@ pub(super) unsafe fn machine<'a>(userdata: *mut c_void) -> &'a Machine {
 }
 
 pub(super) fn owns(machine: &Machine, fd: c_int) -> bool {
-    machine.now(|host| host.owns(fd))
+    machine.owns(fd)
 }
 
 /// The result of a call of the kernel's.
 pub(super) fn kernel(result: ssize_t) -> Result<usize> {
     usize::try_from(result).map_err(|_| {
         let error = std::io::Error::last_os_error();
-        Failure::Errno(error.raw_os_error().unwrap_or(libc::EIO))
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
     })
 }
 
@@ -118,7 +118,7 @@ unsafe extern "C" fn socket(
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        let fd = machine.refreshed(|host| host.socket(domain, kind, protocol))?;
+        let fd = machine.refreshed(|posix| posix.socket(domain, kind, protocol))?;
         Ok(fd as usize)
     }) as c_int
 }
@@ -134,8 +134,8 @@ unsafe extern "C" fn bind(
     // SAFETY: as many bytes as the caller says.
     let to = unsafe { address(to, length) };
     guarded(|| {
-        let to = to.ok_or(Failure::Errno(libc::EINVAL))?;
-        machine.now(|host| host.bind(fd, to))?;
+        let to = to.ok_or(Errno(libc::EINVAL))?;
+        machine.call(|posix| posix.bind(fd, to))?;
         Ok(0)
     }) as c_int
 }
@@ -144,7 +144,7 @@ unsafe extern "C" fn listen(userdata: *mut c_void, fd: c_int, backlog: c_int) ->
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        machine.refreshed(|host| host.listen(fd, backlog))?;
+        machine.refreshed(|posix| posix.listen(fd, backlog))?;
         Ok(0)
     }) as c_int
 }
@@ -158,9 +158,11 @@ unsafe extern "C" fn accept(
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        let (accepted, peer) = machine.wait(None, |host| host.accept(fd))?;
-        // SAFETY: as many bytes as the caller says.
-        unsafe { put_address(peer, place, length) };
+        let (accepted, peer) = machine.call(|posix| posix.accept4(fd, 0))?;
+        if let Some(peer) = peer {
+            // SAFETY: as many bytes as the caller says.
+            unsafe { put_address(peer, place, length) };
+        }
         Ok(accepted as usize)
     }) as c_int
 }
@@ -176,9 +178,8 @@ unsafe extern "C" fn connect(
     // SAFETY: as many bytes as the caller says.
     let to = unsafe { address(to, length) };
     guarded(|| {
-        let to = to.ok_or(Failure::Errno(libc::EINVAL))?;
-        machine.refreshed(|_| ());
-        machine.wait(None, |host| host.connect(fd, to))?;
+        let to = to.ok_or(Errno(libc::EINVAL))?;
+        machine.refreshed(|posix| posix.connect(fd, to))?;
         Ok(0)
     }) as c_int
 }
@@ -198,7 +199,7 @@ unsafe extern "C" fn fcntl(
     // An int was given; the rest of the register is anything.
     let argument = i64::from(argument as c_int);
     guarded(|| {
-        let result = machine.now(|host| host.fcntl(fd, command, argument))?;
+        let result = machine.call(|posix| posix.fcntl(fd, command, argument))?;
         Ok(result as usize)
     }) as c_int
 }
@@ -218,10 +219,10 @@ unsafe extern "C" fn ioctl(
         } else {
             0
         };
-        let value = machine.now(|host| host.ioctl(fd, request, given))?;
+        let value = machine.call(|posix| posix.ioctl(fd, request, given))?;
         if request != libc::FIONBIO {
             if argument.is_null() {
-                return Err(Failure::Errno(libc::EFAULT));
+                return Err(Errno(libc::EFAULT));
             }
             // SAFETY: the others have room for an int.
             unsafe { ptr::write_unaligned(argument.cast::<c_int>(), value) };
@@ -238,7 +239,7 @@ unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
             // SAFETY: the caller's descriptor.
             return kernel(unsafe { libc::close(fd) } as ssize_t);
         }
-        machine.now(|host| host.close(fd))?;
+        machine.call(|posix| posix.close(fd))?;
         Ok(0)
     }) as c_int
 }
@@ -247,7 +248,7 @@ unsafe extern "C" fn shutdown(userdata: *mut c_void, fd: c_int, how: c_int) -> c
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        machine.now(|host| host.shutdown(fd, how))?;
+        machine.call(|posix| posix.shutdown(fd, how))?;
         Ok(0)
     }) as c_int
 }
@@ -277,9 +278,9 @@ pub(super) unsafe fn get_option(
     length: *mut socklen_t,
 ) -> c_int {
     guarded(|| {
-        let mut found = machine.now(|host| host.getsockopt(fd, level, option))?;
+        let mut found = machine.call(|posix| posix.getsockopt(fd, level, option))?;
         if length.is_null() || (value.is_null() && !found.is_empty()) {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         // SAFETY: not null.
         let room = unsafe { ptr::read_unaligned(length) } as usize;
@@ -303,7 +304,7 @@ unsafe extern "C" fn setsockopt(
     guarded(|| {
         // SAFETY: as many bytes as the caller says.
         let value = unsafe { bytes(value, length as usize) };
-        machine.refreshed(|host| host.setsockopt(fd, level, option, value))?;
+        machine.refreshed(|posix| posix.setsockopt(fd, level, option, value))?;
         Ok(0)
     }) as c_int
 }

@@ -8,14 +8,9 @@ use libc::{epoll_event, nfds_t, off64_t, pollfd, size_t, ssize_t, timeval};
 
 use super::machine::Machine;
 use super::raw_calls::{guarded, kernel, machine, owns, set_errno};
-use super::raw_memory::{bytes, bytes_mut, elements};
 use super::raw_transfer::{receive, transmit};
-use crate::stack::{EpollEvent, Failure, PollFd};
-
-/// A timeout of poll's: negative is none.
-fn timeout(milliseconds: c_int) -> Option<Duration> {
-    u64::try_from(milliseconds).ok().map(Duration::from_millis)
-}
+use tidewall_posix::raw::{bytes, bytes_mut, elements};
+use tidewall_posix::{Errno, PollFd};
 
 pub(super) unsafe extern "C" fn poll(
     userdata: *mut c_void,
@@ -36,16 +31,7 @@ pub(super) unsafe extern "C" fn poll(
                 revents: 0,
             })
             .collect();
-        let ready = machine.wait(timeout(milliseconds), |host| {
-            match host.poll(&mut polled)? {
-                0 => Err(Failure::Blocked),
-                ready => Ok(ready),
-            }
-        });
-        let ready = match ready {
-            Err(Failure::Blocked) => 0,
-            other => other?,
-        };
+        let ready = machine.call(|posix| posix.poll(&mut polled, milliseconds))?;
         for (index, descriptor) in polled.iter().enumerate() {
             // SAFETY: within the caller's array.
             unsafe { (*descriptors.add(index)).revents = descriptor.revents };
@@ -64,7 +50,7 @@ pub(super) unsafe extern "C" fn netdev_send(
     guarded(|| {
         // SAFETY: as many bytes as the caller says.
         let packet = unsafe { bytes(packet, length) };
-        machine.now(|host| host.packet_in(packet));
+        machine.packet_in(packet);
         Ok(0)
     }) as c_int
 }
@@ -79,7 +65,7 @@ pub(super) unsafe extern "C" fn netdev_receive(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         if length.is_null() || microseconds.is_null() {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         let Some((at, packet)) = machine.receive() else {
             // SAFETY: not null.
@@ -140,7 +126,10 @@ pub(super) unsafe extern "C" fn epoll_create(userdata: *mut c_void, size: c_int)
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        let fd = machine.now(|host| host.epoll_create(size))?;
+        let fd = machine.call(|posix| match size {
+            1.. => posix.epoll_create1(0),
+            _ => Err(Errno(libc::EINVAL)),
+        })?;
         Ok(fd as usize)
     }) as c_int
 }
@@ -155,17 +144,12 @@ pub(super) unsafe extern "C" fn epoll_ctl(
     // SAFETY: the table's, says the caller.
     let machine = unsafe { machine(userdata) };
     guarded(|| {
-        let event = if event.is_null() {
-            EpollEvent { events: 0, data: 0 }
-        } else {
+        let event = (!event.is_null()).then(|| {
             // SAFETY: not null.
             let event = unsafe { event.read_unaligned() };
-            EpollEvent {
-                events: event.events,
-                data: event.u64,
-            }
-        };
-        machine.now(|host| host.epoll_ctl(set, operation, fd, event))?;
+            (event.events, event.u64)
+        });
+        machine.call(|posix| posix.epoll_ctl(set, operation, fd, event))?;
         Ok(0)
     }) as c_int
 }
@@ -181,25 +165,14 @@ pub(super) unsafe extern "C" fn epoll_wait(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         let limit = limit.max(0) as usize;
-        let told = machine.wait(timeout(milliseconds), |host| {
-            let events = host.epoll_wait(set, limit)?;
-            if events.is_empty() {
-                Err(Failure::Blocked)
-            } else {
-                Ok(events)
-            }
-        });
-        let told = match told {
-            Err(Failure::Blocked) => Vec::new(),
-            other => other?,
-        };
+        let told = machine.call(|posix| posix.epoll_wait(set, limit, milliseconds))?;
         if place.is_null() {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         for (index, event) in told.iter().enumerate() {
             let event = epoll_event {
-                events: event.events,
-                u64: event.data,
+                events: event.0,
+                u64: event.1,
             };
             // SAFETY: no more than the caller has room for.
             unsafe { place.add(index).write_unaligned(event) };

@@ -124,7 +124,7 @@ fn listener(table: &Table) -> i32 {
     // SAFETY: the table's userdata; an address and its length.
     unsafe {
         let fd = (ifc.socket)(data, libc::AF_INET, libc::SOCK_STREAM, 0);
-        assert!(fd >= crate::stack::Host::FIRST_FD);
+        assert!(fd >= crate::host::FIRST_FD);
         assert_eq!((ifc.bind)(data, fd, (&raw const address).cast(), length), 0);
         assert_eq!((ifc.listen)(data, fd, 1), 0);
         fd

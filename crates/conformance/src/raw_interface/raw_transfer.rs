@@ -1,21 +1,19 @@
 //! The functions of the table that read and write.
 
-use core::ffi::{c_int, c_uint, c_void};
-use core::ptr;
+use core::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 
-use libc::{cmsghdr, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::machine::{EPOCH, Machine};
+use super::machine::Machine;
 use super::raw_calls::{guarded, machine, owns};
-use super::raw_memory::{address, bytes, bytes_mut, elements, gather, scatter};
-use crate::stack::{Failure, Result, time_control};
+use std::io::{IoSlice, IoSliceMut};
+use tidewall_posix::raw::{address, bytes, bytes_mut, elements, gather, put_control, scatter};
+
+use tidewall_posix::{Errno, Result};
 
 /// The most that one call moves, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
-
-/// `linux/tcp.h`: the control message of `TCP_INQ`.
-const TCP_CM_INQ: c_int = 36;
 
 /// Reads into a buffer, which is as long as what is read.
 pub(super) fn receive(
@@ -25,7 +23,7 @@ pub(super) fn receive(
     flags: c_int,
 ) -> Result<Vec<u8>> {
     let mut buffer = vec![0; length.min(COUNT_MAX)];
-    let count = machine.wait(None, |host| host.recv(fd, &mut buffer, flags))?;
+    let count = machine.call(|posix| posix.recv(fd, &mut buffer, flags))?;
     buffer.truncate(count);
     Ok(buffer)
 }
@@ -75,7 +73,7 @@ pub(super) unsafe extern "C" fn recv(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         if place.is_null() && length > 0 && flags & libc::MSG_TRUNC == 0 {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         let read = receive(machine, fd, length, flags)?;
         if flags & libc::MSG_TRUNC == 0 {
@@ -114,7 +112,7 @@ pub(super) unsafe extern "C" fn recvmsg(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         if message.is_null() {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         // SAFETY: not null; the caller's, alone.
         let message = unsafe { &mut *message };
@@ -122,63 +120,20 @@ pub(super) unsafe extern "C" fn recvmsg(
         let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
         let length: usize = vector.iter().map(|element| element.iov_len).sum();
         let mut buffer = vec![0; length.min(COUNT_MAX)];
-        let received = machine.wait(None, |host| host.receive(fd, &mut buffer, flags))?;
+        let received =
+            machine.call(|posix| posix.recvmsg(fd, &mut [IoSliceMut::new(&mut buffer)], flags))?;
         let read = buffer.get(..received.bytes).unwrap_or_default();
         // SAFETY: as many bytes as the vector says.
         unsafe { scatter(read, vector) };
         message.msg_namelen = 0;
         message.msg_flags = received.flags;
-        let mut controls = Vec::new();
-        if let Some(at) = received.arrived {
-            controls.push(time_control(EPOCH + at));
-        }
-        if let Some(left) = received.left {
-            controls.push((libc::IPPROTO_TCP, TCP_CM_INQ, left.to_ne_bytes().to_vec()));
-        }
-        controls.extend(received.error.map(|error| error.control()));
         // SAFETY: the message's own control buffer.
-        unsafe { put_control(message, &controls) };
+        unsafe { put_control(message, &received.control()) };
         Ok(received.bytes)
     })
 }
 
-/// Writes control messages: level, type and data of each.
-///
-/// # Safety
-/// The message's control buffer is as long as it says.
-unsafe fn put_control(message: &mut msghdr, controls: &[(c_int, c_int, Vec<u8>)]) {
-    let room = message.msg_controllen;
-    let mut used = 0;
-    for (level, kind, data) in controls {
-        // SAFETY: computations.
-        let (space, length) = unsafe {
-            (
-                libc::CMSG_SPACE(data.len() as c_uint) as usize,
-                libc::CMSG_LEN(data.len() as c_uint) as usize,
-            )
-        };
-        if room - used < length || message.msg_control.is_null() {
-            message.msg_flags |= libc::MSG_CTRUNC;
-            break;
-        }
-        let header = cmsghdr {
-            cmsg_len: length,
-            cmsg_level: *level,
-            cmsg_type: *kind,
-        };
-        // SAFETY: `length` bytes are there beyond `used`, enough for header and
-        // data.
-        unsafe {
-            let place = message.msg_control.cast::<u8>().add(used);
-            ptr::write_unaligned(place.cast(), header);
-            ptr::copy_nonoverlapping(data.as_ptr(), place.add(length - data.len()), data.len());
-        }
-        used = (used + space).min(room);
-    }
-    message.msg_controllen = used;
-}
-
-/// Writes all on a descriptor that waits; else what there is room for.
+/// Writes.
 pub(super) fn transmit(
     machine: &Machine,
     fd: c_int,
@@ -187,27 +142,10 @@ pub(super) fn transmit(
     to: Option<SocketAddr>,
 ) -> Result<usize> {
     if flags & libc::MSG_FASTOPEN != 0 {
-        machine.refreshed(|_| ());
+        machine.refresh();
     }
-    let wanted = parts.iter().map(|part| part.len()).sum();
-    let mut done = 0;
-    let result = machine.wait(None, |host| {
-        loop {
-            let written = if done == 0 {
-                host.sendmsg_to(fd, parts, flags, to)?
-            } else {
-                let bytes = parts.concat();
-                let flags = flags & !libc::MSG_FASTOPEN;
-                host.send(fd, bytes.get(done..).unwrap_or_default(), flags)?
-            };
-            done += written;
-            if done >= wanted || host.is_nonblocking(fd) || flags & libc::MSG_DONTWAIT != 0 {
-                return Ok(done);
-            }
-        }
-    });
-    // What was written counts, whatever stopped it.
-    if done > 0 { Ok(done) } else { result }
+    let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    machine.call(|posix| posix.sendmsg(fd, &parts, flags, to))
 }
 
 pub(super) unsafe extern "C" fn write(
@@ -237,7 +175,7 @@ pub(super) unsafe extern "C" fn writev(
         // SAFETY: as many as the caller says.
         let vector = unsafe { elements(vector, count.max(0) as usize) };
         // SAFETY: as many bytes as the vector says.
-        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        let parts = unsafe { gather(vector) }.ok_or(Errno(libc::EFAULT))?;
         transmit(machine, fd, &parts, 0, None)
     })
 }
@@ -253,7 +191,7 @@ pub(super) unsafe extern "C" fn send(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         if data.is_null() && length > 0 {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         // SAFETY: as many bytes as the caller says.
         let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
@@ -276,7 +214,7 @@ pub(super) unsafe extern "C" fn sendto(
     let to = unsafe { address(to, to_length) };
     guarded(|| {
         if data.is_null() && length > 0 {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         // SAFETY: as many bytes as the caller says.
         let data = unsafe { bytes(data, length.min(COUNT_MAX)) };
@@ -294,14 +232,14 @@ pub(super) unsafe extern "C" fn sendmsg(
     let machine = unsafe { machine(userdata) };
     guarded(|| {
         if message.is_null() {
-            return Err(Failure::Errno(libc::EFAULT));
+            return Err(Errno(libc::EFAULT));
         }
         // SAFETY: not null.
         let message = unsafe { &*message };
         // SAFETY: as many as the message says.
         let vector = unsafe { elements(message.msg_iov, message.msg_iovlen) };
         // SAFETY: as many bytes as the vector says.
-        let parts = unsafe { gather(vector) }.ok_or(Failure::Errno(libc::EFAULT))?;
+        let parts = unsafe { gather(vector) }.ok_or(Errno(libc::EFAULT))?;
         // SAFETY: as many bytes as the message says.
         let to = unsafe { address(message.msg_name.cast(), message.msg_namelen) };
         transmit(machine, fd, &parts, flags, to)

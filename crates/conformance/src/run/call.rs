@@ -1,15 +1,19 @@
-//! System calls of a script, made on the host.
+//! System calls of a script: what is called, and what is checked when it returns.
 
-use core::time::Duration;
 use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+
+use tidewall_posix::{PollFd, Posix};
 
 use super::argument::{address, field, int, integer, iovec_length, needed, number, option_value};
 use super::constant;
 use super::control;
 use super::settings::Settings;
 use crate::script::{Call, Expression};
-use crate::stack::{EpollEvent, Failure, Fd, Host, PollFd};
+
+/// A number of a descriptor.
+pub(super) type Fd = i32;
 
 /// The most bytes that one call may move: a script's mistake must not take all
 /// memory.
@@ -37,15 +41,6 @@ impl core::fmt::Display for Returned {
     }
 }
 
-/// How far a call has come that is made again and again until it does not block.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Progress {
-    /// Bytes written so far.
-    written: usize,
-    /// When it gives up.
-    pub(super) deadline: Option<Duration>,
-}
-
 /// A descriptor of the script.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
@@ -69,132 +64,193 @@ pub(super) struct Calls {
     domain: i32,
 }
 
-/// A call's outcome: it blocks, or has returned; or the script is wrong, or what
-/// the call gave back through a pointer differs.
-type Outcome = Result<Option<Returned>, String>;
+/// A call's outcome; or the script is wrong, or what the call gave back through a
+/// pointer differs.
+type Outcome = Result<Returned, String>;
+
+/// Compares what a call has given back, once it has returned.
+pub(super) type Check = Box<dyn FnOnce(&mut Calls) -> Outcome + Send>;
+
+/// A call, to be made in a thread where it may wait.
+pub(super) type Job = Box<dyn FnOnce(&Posix) -> Check + Send>;
+
+fn job<T: Send + 'static>(
+    make: impl FnOnce(&Posix) -> tidewall_posix::Result<T> + Send + 'static,
+    check: impl FnOnce(&mut Calls, T) -> Outcome + Send + 'static,
+) -> Job {
+    Box::new(move |posix| {
+        let result = make(posix);
+        Box::new(move |calls| match result {
+            Ok(value) => check(calls, value),
+            Err(errno) => Ok(Returned::Errno(errno.0)),
+        })
+    })
+}
+
+/// A call that returns zero.
+fn unit(make: impl FnOnce(&Posix) -> tidewall_posix::Result<()> + Send + 'static) -> Job {
+    job(make, |_, ()| Ok(Returned::Value(0)))
+}
+
+/// A call that gives a new descriptor: the script says by which number it calls it.
+fn descriptor(
+    call: &Call,
+    make: impl FnOnce(&Posix) -> tidewall_posix::Result<Fd> + Send + 'static,
+) -> Job {
+    let result = call.result.clone();
+    job(make, move |calls, live| {
+        let name = integer(&result)?;
+        if name < 0 {
+            return Ok(Returned::Value(live.into()));
+        }
+        let new = Descriptor {
+            live,
+            written: 0,
+            read: 0,
+        };
+        match calls.descriptors.insert(name, new) {
+            None => Ok(Returned::Value(name)),
+            Some(_) => Err(format!("descriptor {name} is open already")),
+        }
+    })
+}
 
 impl Calls {
-    /// Makes a call.
-    pub(super) fn make(
-        &mut self,
-        host: &mut Host,
-        settings: &Settings,
-        call: &Call,
-        progress: &mut Progress,
-    ) -> Outcome {
+    /// What a call is to do.
+    pub(super) fn prepare(&mut self, settings: &Settings, call: &Call) -> Result<Job, String> {
         let remote = self.shown(settings, settings.remote);
         self.peer = Some(SocketAddr::new(remote, settings.connect_port));
         let arguments = call.arguments.as_slice();
         self.domain = settings.family.domain();
-        match (call.name.as_str(), arguments) {
+        Ok(match (call.name.as_str(), arguments) {
             ("socket", [domain, kind, protocol]) => {
                 let domain = match domain {
                     Expression::Ellipsis => settings.family.domain(),
                     domain => int(domain)?,
                 };
-                let result = host.socket(domain, int(kind)?, int(protocol)?);
-                self.descriptor(call, result)
+                let (kind, protocol) = (int(kind)?, int(protocol)?);
+                descriptor(call, move |posix| posix.socket(domain, kind, protocol))
             }
             ("bind", [fd, to, _]) => {
                 let own = SocketAddr::new(self.shown(settings, settings.local), settings.bind_port);
                 let to = address(to)?.unwrap_or(own);
-                unit(host.bind(self.live(fd)?, to))
+                let fd = self.live(fd)?;
+                unit(move |posix| posix.bind(fd, to))
             }
-            ("listen", [fd, backlog]) => unit(host.listen(self.live(fd)?, int(backlog)?)),
-            ("accept", [fd, _, _]) | ("accept4", [fd, _, _, _]) => {
-                let result = host.accept(self.live(fd)?).map(|(fd, _)| fd);
-                if let Ok(fd) = result {
-                    self.subject = Some(fd);
-                }
-                self.descriptor(call, result)
+            ("listen", [fd, backlog]) => {
+                let (fd, backlog) = (self.live(fd)?, int(backlog)?);
+                unit(move |posix| posix.listen(fd, backlog))
             }
+            ("accept", [fd, _, _]) => self.accept(call, fd, 0)?,
+            ("accept4", [fd, _, _, flags]) => self.accept(call, fd, int(flags)?)?,
             ("connect", [fd, to, _]) => {
                 let remote = self.shown(settings, settings.remote);
                 let peer = SocketAddr::new(remote, settings.connect_port);
                 let fd = self.live(fd)?;
                 self.subject = Some(fd);
-                unit(host.connect(fd, address(to)?.unwrap_or(peer)))
+                let to = address(to)?.unwrap_or(peer);
+                unit(move |posix| posix.connect(fd, to))
             }
-            ("shutdown", [fd, how]) => unit(host.shutdown(self.live(fd)?, int(how)?)),
+            ("shutdown", [fd, how]) => {
+                let (fd, how) = (self.live(fd)?, int(how)?);
+                unit(move |posix| posix.shutdown(fd, how))
+            }
             ("close", [fd]) => {
-                let result = host.close(self.live(fd)?);
-                if result.is_ok() {
-                    self.descriptors.remove(&integer(fd)?);
-                }
-                unit(result)
+                let (live, name) = (self.live(fd)?, integer(fd)?);
+                job(
+                    move |posix| posix.close(live),
+                    move |calls, ()| {
+                        calls.descriptors.remove(&name);
+                        Ok(Returned::Value(0))
+                    },
+                )
             }
-            ("fcntl", [fd, command]) => value(host.fcntl(self.live(fd)?, int(command)?, 0)),
-            ("fcntl", [fd, command, argument]) => {
-                value(host.fcntl(self.live(fd)?, int(command)?, integer(argument)?))
-            }
-            ("ioctl", [fd, request, argument]) => self.ioctl(host, fd, request, argument),
+            ("fcntl", [fd, command]) => self.fcntl(fd, command, 0)?,
+            ("fcntl", [fd, command, argument]) => self.fcntl(fd, command, integer(argument)?)?,
+            ("ioctl", [fd, request, argument]) => self.ioctl(fd, request, argument)?,
             ("setsockopt", [fd, level, option, new, length]) => {
                 let length = number::<u32>(length)? as usize;
                 let new = option_value(new, Some(length))?;
-                unit(host.setsockopt(self.live(fd)?, int(level)?, int(option)?, &new))
+                let (fd, level, option) = (self.live(fd)?, int(level)?, int(option)?);
+                unit(move |posix| posix.setsockopt(fd, level, option, &new))
             }
             ("getsockopt", [fd, level, option, expected, length]) => {
-                self.getsockopt(host, fd, [level, option], expected, length)
+                self.getsockopt(fd, [level, option], expected, length)?
             }
-            ("poll", [list, _, timeout]) => self.poll(host, list, timeout, progress),
+            ("poll", [list, _, timeout]) => self.poll(list, int(timeout)?)?,
             ("epoll_create", [size]) => {
-                let result = host.epoll_create(int(size)?);
-                self.descriptor(call, result)
+                let size = int(size)?;
+                descriptor(call, move |posix| match size {
+                    1.. => posix.epoll_create1(0),
+                    _ => Err(tidewall_posix::Errno(libc::EINVAL)),
+                })
             }
             ("epoll_ctl", [set, operation, fd, event]) => {
                 let event = epoll_event(event)?;
-                unit(host.epoll_ctl(self.live(set)?, int(operation)?, self.live(fd)?, event))
+                let (set, operation, fd) = (self.live(set)?, int(operation)?, self.live(fd)?);
+                unit(move |posix| posix.epoll_ctl(set, operation, fd, Some(event)))
             }
             ("epoll_wait", [set, expected, limit, timeout]) => {
-                self.epoll_wait(host, set, expected, [limit, timeout], progress)
+                self.epoll_wait(set, expected, limit, int(timeout)?)?
             }
-            _ => self.transfer(host, call, progress),
-        }
+            _ => self.transfer(call)?,
+        })
+    }
+
+    fn accept(&self, call: &Call, fd: &Expression, flags: i32) -> Result<Job, String> {
+        let fd = self.live(fd)?;
+        let named = descriptor(call, move |posix| {
+            posix.accept4(fd, flags).map(|(fd, _)| fd)
+        });
+        Ok(Box::new(move |posix| {
+            let check = named(posix);
+            Box::new(move |calls| {
+                let before: Vec<Fd> = calls.descriptors.values().map(|it| it.live).collect();
+                let returned = check(calls)?;
+                let new = calls
+                    .descriptors
+                    .values()
+                    .find(|it| !before.contains(&it.live));
+                if let Some(new) = new {
+                    calls.subject = Some(new.live);
+                }
+                Ok(returned)
+            })
+        }))
+    }
+
+    fn fcntl(&self, fd: &Expression, command: &Expression, argument: i64) -> Result<Job, String> {
+        let (fd, command) = (self.live(fd)?, int(command)?);
+        Ok(job(
+            move |posix| posix.fcntl(fd, command, argument),
+            |_, value| Ok(Returned::Value(value.into())),
+        ))
     }
 
     /// Reading and writing.
-    fn transfer(&mut self, host: &mut Host, call: &Call, progress: &mut Progress) -> Outcome {
-        let nothing = Expression::Integer(0);
+    fn transfer(&mut self, call: &Call) -> Result<Job, String> {
+        let length_of = |vectors: &Expression| -> Result<Expression, String> {
+            Ok(Expression::Integer(iovec_length(vectors)? as i64))
+        };
+        let any = &Expression::Ellipsis;
         match (call.name.as_str(), call.arguments.as_slice()) {
-            ("write", [fd, data, length]) => self.write(host, fd, data, length, 0, progress),
+            ("write", [fd, data, length]) => self.write(fd, data, length, 0),
             ("send", [fd, data, length, flags]) | ("sendto", [fd, data, length, flags, _, _]) => {
-                self.write(host, fd, data, length, int(flags)?, progress)
+                self.write(fd, data, length, int(flags)?)
             }
-            ("writev", [fd, vectors, _]) => {
-                let length = Expression::Integer(iovec_length(vectors)? as i64);
-                self.write(host, fd, &Expression::Ellipsis, &length, 0, progress)
-            }
+            ("writev", [fd, vectors, _]) => self.write(fd, any, &length_of(vectors)?, 0),
             ("sendmsg", [fd, message, flags]) => {
-                let length = iovec_length(needed(message, "msg_iov")?)?;
-                let length = Expression::Integer(length as i64);
-                self.write(
-                    host,
-                    fd,
-                    &Expression::Ellipsis,
-                    &length,
-                    int(flags)?,
-                    progress,
-                )
+                let length = length_of(needed(message, "msg_iov")?)?;
+                self.write(fd, any, &length, int(flags)?)
             }
-            ("read", [fd, data, length]) => self.read(host, fd, data, length, &nothing, None),
+            ("read", [fd, data, length]) => self.read(fd, data, length, 0, None),
             ("recv", [fd, data, length, flags]) | ("recvfrom", [fd, data, length, flags, _, _]) => {
-                self.read(host, fd, data, length, flags, None)
+                self.read(fd, data, length, int(flags)?, None)
             }
-            ("readv", [fd, vectors, _]) => {
-                let length = Expression::Integer(iovec_length(vectors)? as i64);
-                self.read(host, fd, &Expression::Ellipsis, &length, &nothing, None)
-            }
+            ("readv", [fd, vectors, _]) => self.read(fd, any, &length_of(vectors)?, 0, None),
             ("recvmsg", [fd, message, flags]) => {
-                let length = iovec_length(needed(message, "msg_iov")?)?;
-                let length = Expression::Integer(length as i64);
-                self.read(
-                    host,
-                    fd,
-                    &Expression::Ellipsis,
-                    &length,
-                    flags,
-                    Some(message),
-                )
+                let length = length_of(needed(message, "msg_iov")?)?;
+                self.read(fd, any, &length, int(flags)?, Some(message.clone()))
             }
             (name, arguments) => Err(format!(
                 "there is no call {name} with {} arguments here",
@@ -222,315 +278,244 @@ impl Calls {
             .map_or(-1, |descriptor| descriptor.live))
     }
 
-    /// A call that gives a new descriptor: the script says by which number it
-    /// calls it.
-    fn descriptor(&mut self, call: &Call, result: Result<Fd, Failure>) -> Outcome {
-        match result {
-            Ok(live) => {
-                let name = integer(&call.result)?;
-                if name < 0 {
-                    return Ok(Some(Returned::Value(live.into())));
-                }
-                let new = Descriptor {
-                    live,
-                    written: 0,
-                    read: 0,
-                };
-                match self.descriptors.insert(name, new) {
-                    None => Ok(Some(Returned::Value(name))),
-                    Some(_) => Err(format!("descriptor {name} is open already")),
-                }
-            }
-            Err(failure) => failed(failure),
-        }
-    }
-
     fn ioctl(
-        &mut self,
-        host: &mut Host,
+        &self,
         fd: &Expression,
         request: &Expression,
         argument: &Expression,
-    ) -> Outcome {
-        let request = integer(request)? as u64;
-        let given = if request == libc::FIONBIO {
-            int(argument)?
-        } else {
-            0
-        };
-        match host.ioctl(self.live(fd)?, request, given) {
-            Ok(told) if request != libc::FIONBIO => {
-                if *argument != Expression::Ellipsis && integer(argument)? != i64::from(told) {
+    ) -> Result<Job, String> {
+        let (fd, request) = (self.live(fd)?, integer(request)? as u64);
+        let sets = request == libc::FIONBIO;
+        let given = if sets { int(argument)? } else { 0 };
+        let argument = argument.clone();
+        Ok(job(
+            move |posix| posix.ioctl(fd, request, given),
+            move |_, told| {
+                let compared = !sets && argument != Expression::Ellipsis;
+                if compared && integer(&argument)? != i64::from(told) {
                     return Err(format!("ioctl tells [{told}], expected {argument}"));
                 }
-                Ok(Some(Returned::Value(0)))
-            }
-            Ok(_) => Ok(Some(Returned::Value(0))),
-            Err(failure) => failed(failure),
-        }
+                Ok(Returned::Value(0))
+            },
+        ))
     }
 
     fn getsockopt(
-        &mut self,
-        host: &mut Host,
+        &self,
         fd: &Expression,
         [level, option]: [&Expression; 2],
         expected: &Expression,
         length: &Expression,
-    ) -> Outcome {
-        let found = match host.getsockopt(self.live(fd)?, int(level)?, int(option)?) {
-            Ok(found) => found,
-            Err(failure) => return failed(failure),
-        };
-        if *expected == Expression::Ellipsis {
-            return Ok(Some(Returned::Value(0)));
-        }
-        let length = match length {
-            Expression::Ellipsis => found.len(),
-            length => number::<u32>(length)? as usize,
-        };
-        let told = found.get(..length).unwrap_or(&found);
-        let wanted = option_value(expected, None)?;
-        // A string may end where the script's does.
-        let same = match expected {
-            Expression::Text(..) => told.starts_with(&wanted),
-            _ => told == wanted,
-        };
-        if !same {
-            let shown = match (expected, told) {
-                (Expression::Text(..), told) => format!("{:?}", String::from_utf8_lossy(told)),
-                (_, [a, b, c, d]) => format!("[{}]", i32::from_ne_bytes([*a, *b, *c, *d])),
-                (_, told) => format!("{told:?}"),
-            };
-            return Err(format!("getsockopt gives {shown}, expected {expected}"));
-        }
-        Ok(Some(Returned::Value(0)))
+    ) -> Result<Job, String> {
+        let (fd, level, option) = (self.live(fd)?, int(level)?, int(option)?);
+        let (expected, length) = (expected.clone(), length.clone());
+        Ok(job(
+            move |posix| posix.getsockopt(fd, level, option),
+            move |_, found| check_option(&found, &expected, &length),
+        ))
     }
 
     fn write(
         &mut self,
-        host: &mut Host,
         fd: &Expression,
         data: &Expression,
         length: &Expression,
         flags: i32,
-        progress: &mut Progress,
-    ) -> Outcome {
+    ) -> Result<Job, String> {
         let length = number::<u32>(length)? as usize;
         if length > BYTES_MAX {
             return Err(format!("{length} bytes are more than a script may write"));
         }
-        let live = self.live(fd)?;
+        let (live, name) = (self.live(fd)?, integer(fd)?);
         if flags & libc::MSG_FASTOPEN != 0 {
             self.subject = Some(live);
         }
-        let descriptor = self.descriptors.get_mut(&integer(fd)?);
-        let position = descriptor
-            .as_ref()
-            .map_or(0, |descriptor| descriptor.written);
-        let bytes = if let Expression::Text(text, _) = data {
+        let bytes: Vec<u8> = if let Expression::Text(text, _) = data {
             self.own_data = true;
             let mut bytes = text.as_bytes().to_vec();
             bytes.resize(length, 0);
             bytes
         } else {
-            let first = position.wrapping_sub(progress.written as u64);
+            let first = self.descriptors.get(&name).map_or(0, |it| it.written);
             (0..length as u64)
                 .map(|at| pattern(first.wrapping_add(at)))
                 .collect()
         };
-        let mut descriptor = descriptor;
-        loop {
-            let rest = bytes.get(progress.written..).unwrap_or_default();
-            match host.sendto(live, rest, flags, self.peer) {
-                Ok(taken) => {
-                    progress.written += taken;
-                    if let Some(descriptor) = descriptor.as_deref_mut() {
-                        descriptor.written += taken as u64;
-                    }
-                    // A blocking call goes on until all is taken.
-                    if progress.written >= length || taken == 0 {
-                        return Ok(Some(Returned::Value(progress.written as i64)));
-                    }
+        let to = self.peer;
+        Ok(job(
+            move |posix| posix.sendmsg(live, &[IoSlice::new(&bytes)], flags, to),
+            move |calls, written| {
+                if let Some(descriptor) = calls.descriptors.get_mut(&name) {
+                    descriptor.written += written as u64;
                 }
-                Err(Failure::Blocked) => return Ok(None),
-                Err(Failure::Errno(_)) if progress.written > 0 => {
-                    return Ok(Some(Returned::Value(progress.written as i64)));
-                }
-                Err(failure) => return failed(failure),
-            }
-        }
+                Ok(Returned::Value(written as i64))
+            },
+        ))
     }
 
     fn read(
-        &mut self,
-        host: &mut Host,
+        &self,
         fd: &Expression,
         data: &Expression,
         length: &Expression,
-        flags: &Expression,
-        message: Option<&Expression>,
-    ) -> Outcome {
+        flags: i32,
+        message: Option<Expression>,
+    ) -> Result<Job, String> {
         let length = number::<u32>(length)? as usize;
         if length > BYTES_MAX {
             return Err(format!("{length} bytes are more than a script may read"));
         }
-        let flags = int(flags)?;
-        let mut buffer = vec![0; length];
-        let received = match host.receive(self.live(fd)?, &mut buffer, flags) {
-            Ok(received) => received,
-            Err(failure) => return failed(failure),
-        };
-        buffer.truncate(received.bytes);
-        let Some(descriptor) = self.descriptors.get_mut(&integer(fd)?) else {
+        let (live, name, data) = (self.live(fd)?, integer(fd)?, data.clone());
+        Ok(job(
+            move |posix| {
+                let mut buffer = vec![0; length];
+                let received = posix.recvmsg(live, &mut [IoSliceMut::new(&mut buffer)], flags)?;
+                buffer.truncate(received.bytes);
+                Ok((received, buffer))
+            },
+            move |calls, (received, buffer)| {
+                calls.check_read(name, &data, &buffer, flags)?;
+                if let Some(message) = message {
+                    control::check(&message, calls.domain, &received)?;
+                }
+                Ok(Returned::Value(received.bytes as i64))
+            },
+        ))
+    }
+
+    /// Compares bytes that were read with those that were sent.
+    fn check_read(
+        &mut self,
+        name: i64,
+        data: &Expression,
+        buffer: &[u8],
+        flags: i32,
+    ) -> Result<(), String> {
+        let Some(descriptor) = self.descriptors.get_mut(&name) else {
             return Err("read from a descriptor that is not open".into());
         };
         let first = descriptor.read;
         if flags & libc::MSG_PEEK == 0 {
-            descriptor.read += received.bytes as u64;
+            descriptor.read += buffer.len() as u64;
         }
         match data {
             Expression::Text(text, _) if !buffer.starts_with(text.as_bytes()) => {
-                return Err(format!(
-                    "read {:?}, expected {data}",
-                    String::from_utf8_lossy(&buffer)
-                ));
+                let read = String::from_utf8_lossy(buffer);
+                Err(format!("read {read:?}, expected {data}"))
             }
             _ if flags & libc::MSG_TRUNC == 0 => {
-                let wrong = buffer
-                    .iter()
-                    .zip(first..)
-                    .position(|(byte, position)| *byte != pattern(position));
-                if let Some(at) = wrong {
-                    return Err(format!(
+                let same = |(byte, position): (&u8, u64)| *byte == pattern(position);
+                match buffer.iter().zip(first..).position(|pair| !same(pair)) {
+                    None => Ok(()),
+                    Some(at) => Err(format!(
                         "byte {at} of what was read is not byte {} of what was sent",
                         first + at as u64
-                    ));
+                    )),
                 }
             }
-            _ => {}
+            _ => Ok(()),
         }
-        if let Some(message) = message {
-            control::check(message, self.domain, &received)?;
-        }
-        Ok(Some(Returned::Value(received.bytes as i64)))
     }
 
-    fn poll(
-        &mut self,
-        host: &mut Host,
-        list: &Expression,
-        timeout: &Expression,
-        progress: &mut Progress,
-    ) -> Outcome {
+    fn poll(&self, list: &Expression, timeout: i32) -> Result<Job, String> {
         let Expression::List(list) = list else {
             return Err(format!("expected a list of pollfds, found {list}"));
         };
-        let mut descriptors = Vec::new();
+        let mut polled = Vec::new();
         for item in list {
-            descriptors.push(PollFd {
+            polled.push(PollFd {
                 fd: self.live(needed(item, "fd")?)?,
                 events: number(needed(item, "events")?)?,
                 revents: 0,
             });
         }
-        let count = match host.poll(&mut descriptors) {
-            Ok(count) => count,
-            Err(failure) => return failed(failure),
-        };
-        if count == 0 && waits(host, timeout, progress)? {
-            return Ok(None);
-        }
-        for (item, found) in list.iter().zip(&descriptors) {
-            let expected = match field(item, "revents") {
-                Some(Expression::Ellipsis) => continue,
-                Some(expected) => number(expected)?,
-                None => 0,
-            };
-            if found.revents != expected {
-                return Err(format!(
-                    "poll gives revents={:#x}, expected {expected:#x} in {item}",
-                    found.revents
-                ));
-            }
-        }
-        Ok(Some(Returned::Value(count as i64)))
+        let list = list.clone();
+        Ok(job(
+            move |posix| {
+                let count = posix.poll(&mut polled, timeout)?;
+                Ok((count, polled))
+            },
+            move |_, (count, polled)| {
+                for (item, found) in list.iter().zip(&polled) {
+                    let expected = match field(item, "revents") {
+                        Some(Expression::Ellipsis) => continue,
+                        Some(expected) => number(expected)?,
+                        None => 0,
+                    };
+                    if found.revents != expected {
+                        return Err(format!(
+                            "poll gives revents={:#x}, expected {expected:#x} in {item}",
+                            found.revents
+                        ));
+                    }
+                }
+                Ok(Returned::Value(count as i64))
+            },
+        ))
     }
 
     fn epoll_wait(
-        &mut self,
-        host: &mut Host,
+        &self,
         set: &Expression,
         expected: &Expression,
-        [limit, timeout]: [&Expression; 2],
-        progress: &mut Progress,
-    ) -> Outcome {
-        let limit = number::<u32>(limit)? as usize;
-        let events = match host.epoll_wait(self.live(set)?, limit) {
-            Ok(events) => events,
-            Err(failure) => return failed(failure),
+        limit: &Expression,
+        timeout: i32,
+    ) -> Result<Job, String> {
+        let (set, limit) = (self.live(set)?, number::<u32>(limit)? as usize);
+        let wanted = match expected {
+            Expression::Ellipsis => None,
+            expected => Some(epoll_event(expected)?),
         };
-        if events.is_empty() && waits(host, timeout, progress)? {
-            return Ok(None);
-        }
-        if *expected != Expression::Ellipsis {
-            let wanted = epoll_event(expected)?;
-            let found = events
-                .first()
-                .copied()
-                .unwrap_or(EpollEvent { events: 0, data: 0 });
-            if (found.events, found.data) != (wanted.events, wanted.data) {
-                return Err(format!(
-                    "epoll_wait gives events={:#x} of {}, expected {:#x} in {expected}",
-                    found.events, found.data, wanted.events
-                ));
-            }
-        }
-        Ok(Some(Returned::Value(events.len() as i64)))
+        let expected = expected.clone();
+        Ok(job(
+            move |posix| posix.epoll_wait(set, limit, timeout),
+            move |_, events| {
+                let found = events.first().copied().unwrap_or((0, 0));
+                if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
+                    return Err(format!(
+                        "epoll_wait gives events={:#x} of {}, expected {:#x} in {expected}",
+                        found.0, found.1, wanted.0
+                    ));
+                }
+                Ok(Returned::Value(events.len() as i64))
+            },
+        ))
     }
 }
 
-/// Whether a call with a timeout in milliseconds waits on.
-fn waits(host: &Host, timeout: &Expression, progress: &mut Progress) -> Result<bool, String> {
-    let timeout = int(timeout)?;
-    let now = host.now();
-    Ok(match u64::try_from(timeout) {
-        Ok(milliseconds) => {
-            let deadline = *progress
-                .deadline
-                .get_or_insert(now.saturating_add(Duration::from_millis(milliseconds)));
-            now < deadline
-        }
-        Err(_) => true,
-    })
+/// Compares an option's value.
+fn check_option(found: &[u8], expected: &Expression, length: &Expression) -> Outcome {
+    if *expected == Expression::Ellipsis {
+        return Ok(Returned::Value(0));
+    }
+    let length = match length {
+        Expression::Ellipsis => found.len(),
+        length => number::<u32>(length)? as usize,
+    };
+    let told = found.get(..length).unwrap_or(found);
+    let wanted = option_value(expected, None)?;
+    // A string may end where the script's does.
+    let same = match expected {
+        Expression::Text(..) => told.starts_with(&wanted),
+        _ => told == wanted,
+    };
+    if same {
+        return Ok(Returned::Value(0));
+    }
+    let shown = match (expected, told) {
+        (Expression::Text(..), told) => format!("{:?}", String::from_utf8_lossy(told)),
+        (_, [a, b, c, d]) => format!("[{}]", i32::from_ne_bytes([*a, *b, *c, *d])),
+        (_, told) => format!("{told:?}"),
+    };
+    Err(format!("getsockopt gives {shown}, expected {expected}"))
 }
 
 /// `{events=EPOLLIN, fd=4}`; the data is as written, not a live descriptor.
-fn epoll_event(expression: &Expression) -> Result<EpollEvent, String> {
+fn epoll_event(expression: &Expression) -> Result<(u32, u64), String> {
     let data = ["fd", "ptr", "u32", "u64"]
         .into_iter()
         .find_map(|name| field(expression, name))
         .ok_or_else(|| format!("expected fd, ptr, u32 or u64 in {expression}"))?;
-    Ok(EpollEvent {
-        events: int(needed(expression, "events")?)? as u32,
-        data: integer(data)? as u64,
-    })
-}
-
-fn failed(failure: Failure) -> Outcome {
-    match failure {
-        Failure::Blocked => Ok(None),
-        Failure::Errno(number) => Ok(Some(Returned::Errno(number))),
-    }
-}
-
-fn unit(result: Result<(), Failure>) -> Outcome {
-    value(result.map(|()| 0))
-}
-
-fn value(result: Result<i32, Failure>) -> Outcome {
-    match result {
-        Ok(value) => Ok(Some(Returned::Value(value.into()))),
-        Err(failure) => failed(failure),
-    }
+    let events = int(needed(expression, "events")?)? as u32;
+    Ok((events, integer(data)? as u64))
 }

@@ -2,9 +2,10 @@
 
 use core::time::Duration;
 
+use tidewall_posix::{Received, TCP_CM_INQ};
+
 use super::argument::{field, int, integer, needed, number};
 use crate::script::Expression;
-use crate::stack::Received;
 
 /// `linux/errqueue.h`.
 fn name(word: &str) -> Option<i64> {
@@ -41,17 +42,11 @@ pub(super) fn check(message: &Expression, domain: i32, received: &Received) -> R
     let Some(Expression::List(expected)) = field(message, "msg_control") else {
         return Ok(());
     };
-    let mut live = Vec::new();
-    if received.arrived.is_some() {
-        live.push((libc::SOL_SOCKET, libc::SO_TIMESTAMPING));
-    }
-    if received.left.is_some() {
-        live.push((libc::IPPROTO_TCP, TCP_CM_INQ));
-    }
-    if let Some(error) = &received.error {
-        let (level, kind, _) = error.control();
-        live.push((level, kind));
-    }
+    let live: Vec<(i32, i32)> = received
+        .control()
+        .iter()
+        .map(|control| (control.level, control.kind))
+        .collect();
     let told = expected
         .iter()
         .map(|control| header(control, domain))
@@ -66,9 +61,6 @@ pub(super) fn check(message: &Expression, domain: i32, received: &Received) -> R
     }
     Ok(())
 }
-
-/// The control message of `TCP_INQ` has the option's number.
-const TCP_CM_INQ: i32 = 36;
 
 /// Level and type.
 fn header(control: &Expression, domain: i32) -> Result<(i32, i32), String> {

@@ -1,4 +1,4 @@
-//! Running a script: [`crate::script`] against [`crate::stack`].
+//! Running a script: [`crate::script`] against the sockets that ship.
 //!
 //! What lives here: the clock of a run, the script's numbers and the live ones,
 //! inbound packets built, outbound packets compared, calls made and their
@@ -17,20 +17,23 @@ mod datagram;
 mod flow;
 mod packet;
 mod settings;
+mod worker;
 
 use core::fmt;
 use core::time::Duration;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use call::{Calls, Progress, Returned};
+use call::{Calls, Check, Job, Returned};
 use flow::Flow;
 use settings::Settings;
 pub use settings::{Family, families};
+use worker::Worker;
 
+use crate::host::{Host, Time};
 use crate::script::{
     Action, Assertion, Call, Direction, Event, Expression, ParseError, Position, Script, When,
 };
-use crate::stack::Host;
 
 /// Lines of the trace that a failure shows.
 const TRACE_SHOWN: usize = 30;
@@ -98,8 +101,16 @@ pub fn run_with(script: &Script, family: Family) -> Result<(), Failure> {
         message: error.message,
         trace: Vec::new(),
     })?;
+    let failed = |error: std::io::Error| Failure {
+        position: Position { line: 1, column: 1 },
+        family,
+        message: format!("no host to run it on: {error}"),
+        trace: Vec::new(),
+    };
+    let host = Host::new(settings.host.clone(), Arc::new(Time::default())).map_err(failed)?;
     let mut run = Run {
-        host: Host::new(settings.host.clone()),
+        worker: Worker::start(host.posix(), host.time()).map_err(failed)?,
+        host,
         calls: Calls::default(),
         flows: Vec::new(),
         current: 0,
@@ -149,19 +160,18 @@ impl From<String> for Wrong {
 struct Pending {
     position: Position,
     call: Call,
-    progress: Progress,
     /// When the script says that it returns.
     until: Duration,
     /// The time since the event before, for the tolerance.
     since: Duration,
-    /// [`Host::changes`] when it was last made.
-    changes: u64,
 }
 
 /// A script that runs.
 struct Run {
     settings: Settings,
+    // Before the worker: its end is that of a call that still sleeps.
     host: Host,
+    worker: Worker,
     calls: Calls,
     flows: Vec<Flow>,
     /// The flow of packets without ports.
@@ -206,9 +216,9 @@ impl Run {
                         self.call(event.position, call, until)?;
                     }
                     Action::Command(command) => {
-                        let mut sysctl = self.host.config().sysctl.clone();
+                        let mut sysctl = self.host.sysctl();
                         settings::apply(command, &mut sysctl)?;
-                        self.host.set_sysctl(sysctl);
+                        self.host.set_sysctl(&sysctl);
                     }
                     Action::Assertions(all) => {
                         for assertion in all {
@@ -259,48 +269,29 @@ impl Run {
 
     /// When something happens next by itself.
     fn next_wake(&self) -> Option<Duration> {
-        let pending = self.pending.as_ref();
-        let deadline = pending.and_then(|pending| pending.progress.deadline);
-        [self.host.next_event(), deadline]
-            .into_iter()
-            .flatten()
-            .min()
+        self.host.next_event()
     }
 
-    /// After anything has happened: collects what left and makes a call that
-    /// blocks again.
+    /// After anything has happened: collects what left, and sees whether a call that
+    /// blocked has returned.
     fn settle(&mut self) -> Result<(), Wrong> {
+        self.host.settle();
         self.collect();
-        let Some(mut pending) = self.pending.take() else {
+        let Some(pending) = self.pending.take() else {
+            return Ok(());
+        };
+        let Some(check) = self.worker.finished() else {
+            self.pending = Some(pending);
             return Ok(());
         };
         let now = self.host.now();
-        let due = pending
-            .progress
-            .deadline
-            .is_some_and(|deadline| now >= deadline);
-        if pending.changes == self.host.changes() && !due {
-            self.pending = Some(pending);
-            return Ok(());
-        }
-        let made = self.calls.make(
-            &mut self.host,
-            &self.settings,
-            &pending.call,
-            &mut pending.progress,
-        );
-        pending.changes = self.host.changes();
-        self.collect();
         let here = |message| Wrong {
             position: Some(pending.position),
             message,
         };
-        let Some(returned) = made.map_err(here)? else {
-            self.pending = Some(pending);
-            return Ok(());
-        };
+        let returned = check(&mut self.calls).map_err(here)?;
         self.note(now, format!("… {} returns {returned}", pending.call.name));
-        check(&pending.call, returned).map_err(here)?;
+        check_result(&pending.call, returned).map_err(here)?;
         let tolerance = self.tolerance(pending.since);
         if now + tolerance < pending.until || now > pending.until + tolerance {
             return Err(here(format!(
@@ -311,6 +302,14 @@ impl Run {
             )));
         }
         Ok(())
+    }
+
+    /// Makes a call; what checks it, unless it blocks.
+    fn make(&mut self, job: Job) -> Option<Check> {
+        self.worker.make(job);
+        self.host.settle();
+        self.collect();
+        self.worker.finished()
     }
 
     fn collect(&mut self) {
@@ -327,20 +326,17 @@ impl Run {
     ) -> Result<(), Wrong> {
         self.finish_pending()?;
         let now = self.host.now();
-        let mut progress = Progress::default();
-        let made = self
-            .calls
-            .make(&mut self.host, &self.settings, call, &mut progress);
-        self.collect();
-        match (made?, until) {
-            (Some(returned), _) => {
+        let job = self.calls.prepare(&self.settings, call)?;
+        match (self.make(job), until) {
+            (Some(finished), _) => {
+                let returned = finished(&mut self.calls)?;
                 let shown = Call {
                     result: Expression::Word(returned.to_string()),
                     errno: None,
                     ..call.clone()
                 };
                 self.note(now, shown.to_string());
-                check(call, returned)?;
+                check_result(call, returned)?;
                 match until {
                     Some(until) if until > now + self.tolerance(until.saturating_sub(now)) => {
                         Err(format!(
@@ -366,10 +362,8 @@ impl Run {
                 self.pending = Some(Pending {
                     position,
                     call: call.clone(),
-                    progress,
                     until,
                     since: until.saturating_sub(self.last),
-                    changes: self.host.changes(),
                 });
                 Ok(())
             }
@@ -403,8 +397,9 @@ impl Run {
             .ok_or_else(|| "no connection was made that could be asked about".to_owned())?;
         let info = self
             .host
+            .posix()
             .tcp_info(fd)
-            .map_err(|failure| format!("TCP_INFO is not to be had: {failure}"))?;
+            .map_err(|errno| format!("TCP_INFO is not to be had: {errno:?}"))?;
         let look_up = |name: &str| match info.field(name) {
             Some(value) => i64::try_from(value).ok(),
             None => constant::of_info(name),
@@ -451,7 +446,7 @@ impl Run {
 }
 
 /// What a call has returned against what the script says.
-fn check(call: &Call, returned: Returned) -> Result<(), String> {
+fn check_result(call: &Call, returned: Returned) -> Result<(), String> {
     let expected = match (&call.result, &call.errno) {
         (Expression::Ellipsis, _) => return Ok(()),
         (_, Some(errno)) => {

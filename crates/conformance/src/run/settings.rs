@@ -3,9 +3,10 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
+use crate::host::HostConfig;
 use crate::script::{Command, OptionLine, ParseError, Position, Script};
-use crate::stack::{HostConfig, Sysctl};
-use tidewall_protocol::tcp::SysctlError;
+use tidewall_protocol::tcp::{Sysctl, SysctlError};
+use tidewall_protocol::timer::TICK;
 
 /// The family of addresses that a script runs with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -104,7 +105,9 @@ impl Settings {
             remote,
             bind_port: 8080,
             connect_port: 8080,
-            tolerance: Duration::ZERO,
+            // The stack's timers are late by a tick at most, and a line may be about
+            // what several of them do.
+            tolerance: TICK * 4,
             tolerance_percent: 0.0,
             timestamp_tick: None,
             scaled_echo: false,

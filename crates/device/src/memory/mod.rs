@@ -223,7 +223,12 @@ impl Link {
     /// Delivers a frame to an end as if it came from the wire now, past all
     /// impairments.
     pub fn inject(&self, to: Side, bytes: &[u8]) {
-        self.state().inject(to, bytes.to_vec());
+        self.state().inject(to, vec![bytes.to_vec()]);
+    }
+
+    /// As [`Link::inject`], several frames before the device interrupts.
+    pub fn inject_burst(&self, to: Side, frames: Vec<Vec<u8>>) {
+        self.state().inject(to, frames);
     }
 
     /// Puts a frame on the wire as if `from`'s kernel had sent it: it meets
@@ -261,6 +266,12 @@ impl Link {
     /// ([`PortCounters::down`]); what waits to be transmitted waits on.
     pub fn set_down(&self, side: Side, down: bool) {
         self.state().set_down(side, down);
+    }
+
+    /// Has an end's device take no more frames for transmission, as a full one, or
+    /// take them again.
+    pub fn refuse_frames(&self, side: Side, refuses: bool) {
+        self.state().refuse_frames(side, refuses);
     }
 
     /// Takes the frames that `side`'s driver passed to the kernel, oldest

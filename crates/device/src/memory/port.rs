@@ -215,6 +215,8 @@ pub(super) struct PortState {
     kernel: VecDeque<KernelFrame>,
     kernel_limit: usize,
     pub down: bool,
+    /// Its device takes no frame for transmission.
+    pub refuses: bool,
     pub counters: PortCounters,
     /// What the driver sends back (XDP_TX), to be put on the wire.
     answers: Vec<Vec<u8>>,
@@ -228,6 +230,7 @@ impl PortState {
             kernel: VecDeque::new(),
             kernel_limit,
             down: false,
+            refuses: false,
             counters: PortCounters::default(),
             answers: Vec::new(),
         }
@@ -266,21 +269,38 @@ impl PortState {
 
     /// A frame reaches the device.
     pub(super) fn arrive(&mut self, bytes: Vec<u8>, now: Duration) {
-        if self.down {
-            self.counters.down += 1;
-            return;
+        self.arrive_together(vec![bytes], now);
+    }
+
+    /// Frames reach the device before it interrupts.
+    pub(super) fn arrive_together(&mut self, frames: Vec<Vec<u8>>, now: Duration) {
+        for bytes in frames {
+            if self.down {
+                self.counters.down += 1;
+                continue;
+            }
+            let index = flow_queue(&bytes, self.queues.len() as u32);
+            let Some(queue) = self.queues.get_mut(index as usize) else {
+                continue;
+            };
+            if queue.device.len() >= queue.rings.device {
+                self.counters.device_full += 1;
+                continue;
+            }
+            self.counters.arrived += 1;
+            queue.device.push_back(bytes);
         }
-        let index = flow_queue(&bytes, self.queues.len() as u32);
+        for index in 0..self.queues.len() as u32 {
+            self.interrupt(index, now);
+        }
+    }
+
+    /// A queue that has frames interrupts, if it may.
+    fn interrupt(&mut self, index: u32, now: Duration) {
         let Some(queue) = self.queues.get_mut(index as usize) else {
             return;
         };
-        if queue.device.len() >= queue.rings.device {
-            self.counters.device_full += 1;
-            return;
-        }
-        self.counters.arrived += 1;
-        queue.device.push_back(bytes);
-        if queue.armed {
+        if queue.armed && !queue.device.is_empty() {
             self.counters.interrupts += 1;
             self.drive(index, now);
             // Frames for the kernel wake nobody; the interrupt stays armed.
@@ -319,6 +339,7 @@ impl PortState {
             counters,
             answers,
             down: _,
+            refuses: _,
         } = self;
         let Some(queue) = queues.get_mut(index as usize) else {
             return;

@@ -110,7 +110,11 @@ struct TransmitHalf {
 
 impl Transmit for TransmitHalf {
     fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
-        match self.link.state().queue_mut(self.side, self.queue) {
+        let mut state = self.link.state();
+        if state.refuses(self.side) {
+            return Err(frame);
+        }
+        match state.queue_mut(self.side, self.queue) {
             Ok(queue) => queue.queue_transmit(frame, offload),
             Err(_) => Err(frame),
         }

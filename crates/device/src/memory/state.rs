@@ -189,11 +189,13 @@ impl State {
         self.taps.push(Arc::downgrade(captured));
     }
 
-    pub(super) fn inject(&mut self, to: Side, bytes: Vec<u8>) {
+    pub(super) fn inject(&mut self, to: Side, frames: Vec<Vec<u8>>) {
         let now = self.now();
         self.deliver_until(now);
-        self.capture(now, to.peer(), false, &bytes);
-        self.ends.of_mut(to).arrive(bytes, now);
+        for bytes in &frames {
+            self.capture(now, to.peer(), false, bytes);
+        }
+        self.ends.of_mut(to).arrive_together(frames, now);
         self.answer(to, now);
         self.deliver_until(now);
     }
@@ -272,6 +274,14 @@ impl State {
 
     pub(super) fn set_down(&mut self, side: Side, down: bool) {
         self.ends.of_mut(side).set_down(down);
+    }
+
+    pub(super) fn refuse_frames(&mut self, side: Side, refuses: bool) {
+        self.ends.of_mut(side).refuses = refuses;
+    }
+
+    pub(super) fn refuses(&self, side: Side) -> bool {
+        self.ends.of(side).refuses
     }
 
     pub(super) fn take_kernel(&mut self, side: Side) -> Vec<KernelFrame> {

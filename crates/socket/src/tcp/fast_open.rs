@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
@@ -24,14 +25,17 @@ const LOSSES: u8 = 2;
 const AFTER_LOSSES: Duration = Duration::from_secs(60);
 /// The longest of such pauses is so many doublings.
 const DOUBLINGS: u32 = 6;
-/// How long no client uses Fast Open after the network seems to have swallowed it
-/// (`tcp_fastopen_blackhole_timeout_sec` was as much when Linux introduced it).
+/// How long no client uses Fast Open after the network seems to have swallowed it,
+/// unless it is set (`tcp_fastopen_blackhole_timeout_sec` was as much when Linux
+/// introduced it).
 const BLACK_HOLE: Duration = Duration::from_secs(3600);
 
 /// What is kept of Fast Open.
 pub(crate) struct FastOpen {
     clients: Mutex<Clients>,
     keys: Mutex<FastOpenKeys>,
+    /// See [`BLACK_HOLE`], in seconds.
+    black_hole: AtomicU32,
 }
 
 /// What connections have found out.
@@ -63,6 +67,7 @@ impl FastOpen {
         FastOpen {
             clients: Mutex::default(),
             keys: Mutex::new(keys),
+            black_hole: AtomicU32::new(BLACK_HOLE.as_secs() as u32),
         }
     }
 
@@ -112,7 +117,9 @@ impl FastOpen {
     /// §7.3, Linux `tcp_fastopen_active_disable`).
     pub(super) fn suspect(&self, now: Duration) {
         let pause = &mut lock(&self.clients).black_hole;
-        pause.until = now + BLACK_HOLE * (1 << pause.times.min(DOUBLINGS));
+        let seconds = self.black_hole.load(Ordering::Relaxed);
+        let time = Duration::from_secs(seconds.into());
+        pause.until = now + time * (1 << pause.times.min(DOUBLINGS));
         pause.times = pause.times.saturating_add(1);
     }
 
@@ -153,6 +160,20 @@ impl Stack {
         if let Ok(core) = self.here() {
             core.tcp.set_fast_open_keys(core, keys);
         }
+    }
+
+    /// Sets for how long no client uses Fast Open once the network seems to have
+    /// swallowed it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds, an hour
+    /// unless set; zero goes on using it).
+    pub fn set_fast_open_black_hole(&self, time: Duration) {
+        let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        let place = &self.core().tcp.fast_open.black_hole;
+        place.store(seconds, Ordering::Relaxed);
+    }
+
+    /// The keys of Fast Open cookies ([`Stack::set_fast_open_keys`]).
+    pub fn fast_open_keys(&self) -> FastOpenKeys {
+        *lock(&self.core().tcp.fast_open.keys)
     }
 
     /// Draws a new key for Fast Open cookies. Those that the last one has made are

@@ -271,6 +271,8 @@ impl TcpStream {
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
         let mut polled = false;
+        // The handshake was not complete when this was looked at last.
+        let mut opening = false;
         loop {
             let mut deferred = Deferred::default();
             let mut failed = None;
@@ -317,6 +319,15 @@ impl TcpStream {
                     }
                 }
                 blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+                opening = match state.connection.state() {
+                    Phase::SynSent => true,
+                    Phase::Closed => opening,
+                    _ => false,
+                };
+                if opening && written < wanted && blocked && !nonblocking {
+                    // What is left goes with the handshake's last acknowledgment.
+                    state.connection.set_writer_waiting();
+                }
                 if written >= wanted || nonblocking || !blocked {
                     // Nothing more comes of this call.
                     state.connection.end_write(written, zero_copy);
@@ -328,7 +339,8 @@ impl TcpStream {
             }
             core.tcp.run_deferred(core, deferred);
             self.send_unless_later(connection);
-            if let Some(errno) = failed.filter(|_| written == 0 && !blocked) {
+            // What went with a SYN that nobody answered was not written.
+            if let Some(errno) = failed.filter(|_| (written == 0 || opening) && !blocked) {
                 return Err(error(errno));
             }
             // A blocking write on Linux writes everything.

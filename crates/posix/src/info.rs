@@ -1,6 +1,7 @@
 //! `TCP_INFO`, as Linux lays it out.
 
-use tidewall_protocol::tcp::{Connection, Info, State, Time};
+use tidewall_protocol::tcp::{Info, State};
+use tidewall_socket::TcpStream;
 
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {
@@ -190,26 +191,36 @@ fn linux_state(state: State) -> u8 {
 }
 
 impl TcpInfo {
-    /// Of a listener: connections that wait, and how many may.
-    pub(super) fn of_listener(waiting: usize, backlog: usize) -> Self {
+    /// Of a socket that is neither connected nor listening.
+    pub(crate) fn unconnected() -> Self {
         Self {
-            state: 10,
-            unacked: waiting as u32,
-            sacked: backlog as u32,
+            state: linux_state(State::Closed),
             ..Self::default()
         }
     }
 
-    /// Of a connection.
-    pub(super) fn of(connection: &Connection, mtu: u16, announced: u16, now: Time) -> Self {
-        let info: Info = connection.info();
-        let sending = connection.sending_times(now);
+    /// Of a listener: connections that wait, and how many may.
+    pub(crate) fn of_listener(waiting: u32, backlog: u32) -> Self {
+        Self {
+            state: 10,
+            unacked: waiting,
+            sacked: backlog,
+            ..Self::default()
+        }
+    }
+
+    /// Of a connection, whose interface has an MTU and which announced a maximum
+    /// segment; `None` of one of the kernel's.
+    pub(crate) fn of(stream: &TcpStream, mtu: u32, announced: u32) -> Option<Self> {
+        let info: Info = stream.info()?;
+        let sending = stream.sending_times()?;
+        let since_received = stream.since_received()?;
         let micros =
             |time: core::time::Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let mss = info.send_mss.max(1);
         let synchronized = !matches!(info.state, State::SynSent | State::Closed);
         let scaling = synchronized && (info.send_window_scale > 0 || info.receive_window_scale > 0);
-        Self {
+        Some(Self {
             state: linux_state(info.state),
             options: u8::from(info.timestamps)
                 | u8::from(info.sack) << 1
@@ -223,7 +234,7 @@ impl TcpInfo {
             snd_mss: info.send_mss,
             rcv_mss: info.receive_mss,
             unacked: info.unacknowledged.div_ceil(mss),
-            pmtu: mtu.into(),
+            pmtu: mtu,
             rtt: micros(info.round_trip),
             rttvar: micros(info.round_trip_variation),
             snd_ssthresh: match info.slow_start_threshold {
@@ -232,7 +243,7 @@ impl TcpInfo {
                 threshold => threshold / mss,
             },
             snd_cwnd: info.congestion_window / mss,
-            advmss: announced.into(),
+            advmss: announced,
             ca_state: info.congestion_state,
             retransmits: info.retries,
             backoff: info.backoff,
@@ -249,8 +260,7 @@ impl TcpInfo {
             segs_out: info.segments_sent,
             segs_in: info.segments_received,
             notsent_bytes: info.not_sent,
-            last_data_recv: u32::try_from(connection.since_received(now).as_millis())
-                .unwrap_or(u32::MAX),
+            last_data_recv: u32::try_from(since_received.as_millis()).unwrap_or(u32::MAX),
             busy_time: sending.busy.as_micros() as u64,
             rwnd_limited: sending.window_limited.as_micros() as u64,
             sndbuf_limited: sending.buffer_limited.as_micros() as u64,
@@ -266,6 +276,6 @@ impl TcpInfo {
             rcv_wnd: info.receive_window,
             total_rto: u16::try_from(info.timeouts).unwrap_or(u16::MAX),
             ..Self::default()
-        }
+        })
     }
 }

@@ -2,15 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::{Failure, Result};
+use crate::{Errno, Result};
 
 /// An address as the protocol knows it: IPv4-mapped ones are IPv4.
-pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// As a socket of a family shows an address.
-pub(super) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
+pub(crate) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) if domain == libc::AF_INET6 => {
             SocketAddr::new(v4.to_ipv6_mapped().into(), address.port())
@@ -20,7 +20,7 @@ pub(super) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
 }
 
 /// The wildcard of a family.
-pub(super) fn wildcard(domain: i32) -> IpAddr {
+pub(crate) fn wildcard(domain: i32) -> IpAddr {
     if domain == libc::AF_INET6 {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
@@ -29,11 +29,11 @@ pub(super) fn wildcard(domain: i32) -> IpAddr {
 }
 
 /// Checks that a socket of a family may be given an address.
-pub(super) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
+pub(crate) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
     match (domain, address) {
-        (libc::AF_INET, SocketAddr::V6(_)) => Err(Failure::Errno(libc::EAFNOSUPPORT)),
+        (libc::AF_INET, SocketAddr::V6(_)) => Err(Errno(libc::EAFNOSUPPORT)),
         // Linux: an address too short for the family.
-        (libc::AF_INET6, SocketAddr::V4(_)) => Err(Failure::Errno(libc::EINVAL)),
+        (libc::AF_INET6, SocketAddr::V4(_)) => Err(Errno(libc::EINVAL)),
         _ => Ok(()),
     }
 }

@@ -1,17 +1,61 @@
-//! The caller's memory: addresses, vectors, messages.
+//! A C caller's memory: addresses, vectors, control messages.
 
 use core::{mem, ptr, slice};
-use std::ffi::CString;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use libc::{iovec, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, c_uint, cmsghdr, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+
+use crate::ControlMessage;
+
+/// An unconnected socket of the kernel.
+pub(crate) fn kernel_socket(domain: c_int, kind: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: three numbers.
+    let fd = unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `setsockopt(2)` of the kernel's.
+pub(crate) fn set_option(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let length = value.len() as socklen_t;
+    // SAFETY: an open descriptor, and as many readable bytes as it says.
+    let result =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `getsockopt(2)` of the kernel's: all of the value.
+pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<Vec<u8>> {
+    let mut value = vec![0u8; 1024];
+    let mut length = value.len() as socklen_t;
+    let place = value.as_mut_ptr().cast();
+    // SAFETY: an open descriptor, and as many writable bytes as `length` says.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, place, &raw mut length) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    value.truncate(length as usize);
+    Ok(value)
+}
 
 /// Bytes to read from; none for a null pointer.
 ///
 /// # Safety
 /// `bytes` is null or `length` bytes that nobody changes meanwhile.
-pub(super) unsafe fn bytes<'a>(bytes: *const libc::c_void, length: usize) -> &'a [u8] {
+pub unsafe fn bytes<'a>(bytes: *const libc::c_void, length: usize) -> &'a [u8] {
     if bytes.is_null() || length == 0 {
         return &[];
     }
@@ -23,7 +67,7 @@ pub(super) unsafe fn bytes<'a>(bytes: *const libc::c_void, length: usize) -> &'a
 ///
 /// # Safety
 /// `bytes` is null or `length` initialised bytes that nobody else uses meanwhile.
-pub(super) unsafe fn bytes_mut<'a>(bytes: *mut libc::c_void, length: usize) -> &'a mut [u8] {
+pub unsafe fn bytes_mut<'a>(bytes: *mut libc::c_void, length: usize) -> &'a mut [u8] {
     if bytes.is_null() || length == 0 {
         return &mut [];
     }
@@ -35,7 +79,7 @@ pub(super) unsafe fn bytes_mut<'a>(bytes: *mut libc::c_void, length: usize) -> &
 ///
 /// # Safety
 /// `elements` is null or `count` of them that nobody changes meanwhile.
-pub(super) unsafe fn elements<'a, T>(elements: *const T, count: usize) -> &'a [T] {
+pub unsafe fn elements<'a, T>(elements: *const T, count: usize) -> &'a [T] {
     if elements.is_null() || count == 0 {
         return &[];
     }
@@ -48,7 +92,7 @@ pub(super) unsafe fn elements<'a, T>(elements: *const T, count: usize) -> &'a [T
 ///
 /// # Safety
 /// Each element is null or points to as many readable bytes as it says.
-pub(super) unsafe fn gather(vector: &[iovec]) -> Option<Vec<&[u8]>> {
+pub unsafe fn gather(vector: &[iovec]) -> Option<Vec<&[u8]>> {
     vector
         .iter()
         .map(|element| {
@@ -63,7 +107,7 @@ pub(super) unsafe fn gather(vector: &[iovec]) -> Option<Vec<&[u8]>> {
 ///
 /// # Safety
 /// Each element is null or points to as many writable bytes as it says.
-pub(super) unsafe fn scatter(mut from: &[u8], vector: &[iovec]) {
+pub unsafe fn scatter(mut from: &[u8], vector: &[iovec]) {
     for element in vector {
         // SAFETY: the caller's promise.
         let place = unsafe { bytes_mut(element.iov_base, element.iov_len) };
@@ -79,7 +123,7 @@ pub(super) unsafe fn scatter(mut from: &[u8], vector: &[iovec]) {
 ///
 /// # Safety
 /// `address` is null or `length` readable bytes.
-pub(super) unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
+pub unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
     let length = length as usize;
     if address.is_null() || length < mem::size_of::<libc::sa_family_t>() {
         return None;
@@ -109,11 +153,7 @@ pub(super) unsafe fn address(address: *const sockaddr, length: socklen_t) -> Opt
 /// # Safety
 /// `length` is null, or says how many bytes may be written at `place`, which is
 /// null or so many bytes.
-pub(super) unsafe fn put_address(
-    address: SocketAddr,
-    place: *mut sockaddr,
-    length: *mut socklen_t,
-) {
+pub unsafe fn put_address(address: SocketAddr, place: *mut sockaddr, length: *mut socklen_t) {
     if place.is_null() || length.is_null() {
         return;
     }
@@ -141,7 +181,7 @@ pub(super) unsafe fn put_address(
 ///
 /// # Safety
 /// `length` says how many bytes may be written at `place`.
-pub(super) unsafe fn put(value: &[u8], place: *mut libc::c_void, length: *mut socklen_t) {
+pub unsafe fn put(value: &[u8], place: *mut libc::c_void, length: *mut socklen_t) {
     // SAFETY: the caller's promise.
     let room = unsafe { ptr::read_unaligned(length) } as usize;
     // SAFETY: the caller's promise.
@@ -153,36 +193,38 @@ pub(super) unsafe fn put(value: &[u8], place: *mut libc::c_void, length: *mut so
     unsafe { ptr::write_unaligned(length, value.len() as socklen_t) };
 }
 
-/// Whether a link of this network namespace cuts long TCP packets (`ethtool -k`):
-/// nothing when it does not say.
-pub(super) fn segmentation_offload(interface: &str) -> Option<bool> {
-    /// `linux/sockios.h`, `linux/ethtool.h`
-    const SIOCETHTOOL: libc::c_ulong = 0x8946;
-    const ETHTOOL_GTSO: u32 = 0x1e;
-    const ETHTOOL_GGSO: u32 = 0x23;
-    let name = CString::new(interface).ok()?;
-    let mut request: libc::ifreq = {
-        // SAFETY: numbers and pointers, which may be null.
-        unsafe { mem::zeroed() }
-    };
-    let bytes = name.as_bytes();
-    if bytes.len() >= request.ifr_name.len() {
-        return None;
-    }
-    for (place, byte) in request.ifr_name.iter_mut().zip(bytes) {
-        *place = *byte as libc::c_char;
-    }
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-    let mut on = None;
-    for command in [ETHTOOL_GTSO, ETHTOOL_GGSO] {
-        let mut value = [command, 0u32];
-        request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-        // SAFETY: an open socket, a request whose data is a `struct
-        // ethtool_value` that lives until the call is over.
-        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-        if result == 0 {
-            on = Some(on.unwrap_or(false) || value[1] != 0);
+/// Writes control messages as far as there is room (else MSG_CTRUNC).
+///
+/// # Safety
+/// The message's control buffer is as long as it says.
+pub unsafe fn put_control(message: &mut msghdr, control: &[ControlMessage]) {
+    let room = message.msg_controllen;
+    let mut used = 0;
+    for ControlMessage { level, kind, data } in control {
+        // SAFETY: computations.
+        let (space, length) = unsafe {
+            (
+                libc::CMSG_SPACE(data.len() as c_uint) as usize,
+                libc::CMSG_LEN(data.len() as c_uint) as usize,
+            )
+        };
+        if room - used < length || message.msg_control.is_null() {
+            message.msg_flags |= libc::MSG_CTRUNC;
+            break;
         }
+        let header = cmsghdr {
+            cmsg_len: length,
+            cmsg_level: *level,
+            cmsg_type: *kind,
+        };
+        // SAFETY: `length` bytes are there beyond `used`, enough for header and
+        // data.
+        unsafe {
+            let place = message.msg_control.cast::<u8>().add(used);
+            ptr::write_unaligned(place.cast(), header);
+            ptr::copy_nonoverlapping(data.as_ptr(), place.add(length - data.len()), data.len());
+        }
+        used = (used + space).min(room);
     }
-    on
+    message.msg_controllen = used;
 }

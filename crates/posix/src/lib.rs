@@ -1,0 +1,182 @@
+//! Sockets as C programs have them: numbers, levels, flags and bytes.
+//!
+//! Lives here: [`Posix`], the calls of sockets(7) over the sockets of
+//! `tidewall_socket`, with Linux's constants, layouts and error numbers; and [`raw`],
+//! what those calls do to a C caller's memory. Does not live here: protocol rules,
+//! readiness, waiting: a call that waits waits in the socket underneath.
+//!
+//! Read first: socket(7), tcp(7), epoll(7), recvmsg(2); docs/deviations.md.
+//!
+//! ```text
+//!  number ─► Descriptors ─► OpenFile ─► TcpStream, TcpListener, UdpSocket
+//!     └────► Socket: family, options, address bound to, until one of those is there
+//! ```
+//!
+//! A socket that is neither bound to a listener nor connected is an unconnected socket
+//! of the kernel's under the number, which `connect` or `listen` replace: an epoll set
+//! that it was in before has to be told of it again.
+#![deny(unsafe_code)]
+
+mod address;
+mod control;
+mod info;
+mod message;
+mod option;
+#[allow(unsafe_code)]
+pub mod raw;
+mod readiness;
+mod socket;
+mod transfer;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidewall_socket::{Descriptors, OpenFile, Stack};
+
+pub use info::TcpInfo;
+pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};
+pub use tidewall_protocol::tcp::Errno;
+pub use tidewall_socket::readiness::PollFd;
+
+use socket::Socket;
+
+/// What a call returns.
+pub type Result<T> = core::result::Result<T, Errno>;
+
+/// How a [`Posix`] is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PosixConfig {
+    /// The lowest number of a descriptor.
+    pub first: i32,
+    /// The numbers are below this (RLIMIT_NOFILE).
+    pub limit: u32,
+    /// Since 1970, when the stack's clock was at zero: timestamps are that much later.
+    pub epoch: Duration,
+}
+
+impl Default for PosixConfig {
+    fn default() -> Self {
+        Self {
+            first: 0,
+            limit: 1 << 20,
+            epoch: Duration::ZERO,
+        }
+    }
+}
+
+impl PosixConfig {
+    /// With descriptors from `first` on.
+    #[must_use]
+    pub fn first(self, first: i32) -> Self {
+        Self { first, ..self }
+    }
+
+    /// With timestamps so much later than the stack's clock.
+    #[must_use]
+    pub fn epoch(self, epoch: Duration) -> Self {
+        Self { epoch, ..self }
+    }
+}
+
+/// The descriptors of one process on one stack. See the crate.
+///
+/// Every call reports EBADF for a number that is not open; that is not repeated below.
+pub struct Posix {
+    descriptors: Descriptors,
+    config: PosixConfig,
+    sockets: Mutex<HashMap<i32, Arc<Socket>>>,
+}
+
+impl core::fmt::Debug for Posix {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Posix")
+            .field("descriptors", &self.descriptors)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The error number of an error.
+pub(crate) fn errno(error: io::Error) -> Errno {
+    let number = error.raw_os_error().unwrap_or(match error.kind() {
+        io::ErrorKind::WouldBlock => libc::EAGAIN,
+        io::ErrorKind::InvalidInput => libc::EINVAL,
+        io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        io::ErrorKind::OutOfMemory => libc::ENOMEM,
+        io::ErrorKind::Interrupted => libc::EINTR,
+        _ => libc::EIO,
+    });
+    Errno(number)
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Posix {
+    /// No descriptors, for sockets of a stack.
+    #[must_use]
+    pub fn new(stack: &Stack, config: PosixConfig) -> Self {
+        Self {
+            descriptors: Descriptors::new(stack, config.limit),
+            config,
+            sockets: Mutex::default(),
+        }
+    }
+
+    /// The stack of the sockets.
+    #[must_use]
+    pub fn stack(&self) -> &Stack {
+        self.descriptors.stack()
+    }
+
+    /// The numbers, and what they name.
+    #[must_use]
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// True for a number that is open here.
+    #[must_use]
+    pub fn owns(&self, fd: i32) -> bool {
+        self.descriptors.file(fd).is_ok()
+    }
+
+    pub(crate) fn file(&self, fd: i32) -> Result<Arc<OpenFile>> {
+        self.descriptors.file(fd).map_err(errno)
+    }
+
+    /// The socket of a number.
+    ///
+    /// # Errors
+    /// ENOTSOCK for another file.
+    pub(crate) fn socket_of(&self, fd: i32) -> Result<Arc<Socket>> {
+        let socket = lock(&self.sockets).get(&fd).cloned();
+        match socket {
+            Some(socket) => Ok(socket),
+            None => {
+                self.file(fd)?;
+                Err(Errno(libc::ENOTSOCK))
+            }
+        }
+    }
+
+    /// The lowest number, from the first on, for what has one below.
+    pub(crate) fn renumber(&self, fd: i32) -> Result<i32> {
+        let first = self.config.first;
+        if fd >= first {
+            return Ok(fd);
+        }
+        let closes = self.descriptors.close_on_exec(fd).map_err(errno)?;
+        let flags = if closes {
+            tidewall_socket::descriptor::Flags::CLOEXEC
+        } else {
+            tidewall_socket::descriptor::Flags::NONE
+        };
+        let moved = self.descriptors.dup_from(fd, first, flags).map_err(errno);
+        self.descriptors.close(fd).map_err(errno)?;
+        moved
+    }
+}

@@ -1,0 +1,400 @@
+//! From `socket` to `close`.
+
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use tidewall_socket::descriptor::Flags;
+use tidewall_socket::readiness::{Events, PollFd};
+use tidewall_socket::tcp::State as Phase;
+use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
+
+use crate::address::{canonical, check_family, shown, wildcard};
+use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE};
+use crate::{Errno, Posix, Result, errno, lock, raw};
+
+/// Linux's `net.core.somaxconn`.
+const BACKLOG_MAX: u32 = 4096;
+
+/// A socket, beside what the open file knows.
+pub(crate) struct Socket {
+    pub(crate) domain: i32,
+    /// SOCK_STREAM or SOCK_DGRAM.
+    pub(crate) kind: i32,
+    pub(crate) state: Mutex<State>,
+}
+
+/// What changes of a socket.
+#[derive(Clone, Default)]
+pub(crate) struct State {
+    /// The address that it was bound to.
+    pub(crate) bound: Option<SocketAddr>,
+    /// A `connect` whose end was not reported (`SS_CONNECTING`).
+    pub(crate) connecting: bool,
+    pub(crate) options: Options,
+}
+
+/// The connection of an open file, if it is one.
+pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
+    match file {
+        OpenFile::Stream(stream) => Some(stream),
+        _ => None,
+    }
+}
+
+fn flags_of(kind: i32) -> Flags {
+    let mut flags = Flags::NONE;
+    if kind & libc::SOCK_NONBLOCK != 0 {
+        flags = flags | Flags::NONBLOCK;
+    }
+    if kind & libc::SOCK_CLOEXEC != 0 {
+        flags = flags | Flags::CLOEXEC;
+    }
+    flags
+}
+
+impl Posix {
+    /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP or SOCK_DGRAM for UDP,
+    /// with SOCK_NONBLOCK and SOCK_CLOEXEC or without.
+    ///
+    /// # Errors
+    /// EAFNOSUPPORT, ESOCKTNOSUPPORT and EPROTONOSUPPORT for any other; EMFILE, ENOMEM.
+    pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Result<i32> {
+        if domain != libc::AF_INET && domain != libc::AF_INET6 {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        let flags = flags_of(kind);
+        let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        let own = match kind {
+            libc::SOCK_STREAM => libc::IPPROTO_TCP,
+            libc::SOCK_DGRAM => libc::IPPROTO_UDP,
+            _ => return Err(Errno(libc::ESOCKTNOSUPPORT)),
+        };
+        if protocol != 0 && protocol != own {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        let unconnected = raw::kernel_socket(domain, kind).map_err(errno)?;
+        let fd = self.descriptors.open(unconnected, flags).map_err(errno)?;
+        let fd = self.renumber(fd)?;
+        let state = State {
+            options: Options::new(&self.stack().sysctl()),
+            ..State::default()
+        };
+        self.enter(fd, domain, kind, state);
+        Ok(fd)
+    }
+
+    fn enter(&self, fd: i32, domain: i32, kind: i32, state: State) {
+        let socket = Socket {
+            domain,
+            kind,
+            state: Mutex::new(state),
+        };
+        lock(&self.sockets).insert(fd, Arc::new(socket));
+    }
+
+    /// Has a number name another file, with its flags.
+    fn replace(&self, fd: i32, file: OpenFile) -> Result<()> {
+        let nonblocking = self.file(fd)?.is_nonblocking().map_err(errno)?;
+        file.set_nonblocking(nonblocking).map_err(errno)?;
+        let closes = self.descriptors.close_on_exec(fd).map_err(errno)?;
+        let flags = if closes { Flags::CLOEXEC } else { Flags::NONE };
+        let new = self.descriptors.open(file, flags).map_err(errno)?;
+        let replaced = self.descriptors.dup3(new, fd, flags).map_err(errno);
+        self.descriptors.close(new).map_err(errno)?;
+        replaced.map(|_| ())
+    }
+
+    /// `bind(2)`; of a stream the port is taken by `listen` or `connect`, which also
+    /// choose one for port 0.
+    ///
+    /// # Errors
+    /// EINVAL when already bound or connected, EADDRINUSE when another socket here
+    /// has the port and one of the two has no SO_REUSEADDR or listens; of a datagram
+    /// socket what [`UdpSocket::bind_with`] reports.
+    pub fn bind(&self, fd: i32, address: SocketAddr) -> Result<()> {
+        let socket = self.socket_of(fd)?;
+        check_family(address, socket.domain)?;
+        let fresh = matches!(&*self.file(fd)?, OpenFile::Kernel(_));
+        let options = {
+            let state = lock(&socket.state);
+            if state.bound.is_some() || !fresh {
+                return Err(Errno(libc::EINVAL));
+            }
+            state.options.clone()
+        };
+        if socket.kind == libc::SOCK_DGRAM {
+            let how = BindOptions {
+                reuse_address: options.reuse_address,
+                reuse_port: false,
+                only_v6: options.only_v6,
+            };
+            let bound = UdpSocket::bind_with(self.stack(), address, how).map_err(errno)?;
+            let local = bound.local_addr().map_err(errno)?;
+            self.replace(fd, bound.into())?;
+            lock(&socket.state).bound = Some(local);
+            return Ok(());
+        }
+        if address.port() != 0 && self.is_taken(address, options.reuse_address) {
+            return Err(Errno(libc::EADDRINUSE));
+        }
+        lock(&socket.state).bound = Some(address);
+        Ok(())
+    }
+
+    fn is_taken(&self, address: SocketAddr, reuse: bool) -> bool {
+        let wanted = canonical(address);
+        let sockets: Vec<_> = {
+            let sockets = lock(&self.sockets);
+            sockets.iter().map(|(&fd, it)| (fd, it.clone())).collect()
+        };
+        sockets.iter().any(|(fd, other)| {
+            let state = lock(&other.state);
+            let Some(bound) = state.bound.filter(|_| other.kind == libc::SOCK_STREAM) else {
+                return false;
+            };
+            let (a, b) = (canonical(bound).ip(), wanted.ip());
+            let overlaps = bound.port() == address.port()
+                && (a == b || a.is_unspecified() || b.is_unspecified());
+            let listens = || {
+                let file = self.file(*fd);
+                file.is_ok_and(|file| matches!(&*file, OpenFile::Listener(_)))
+            };
+            overlaps && !(reuse && state.options.reuse_address && !listens())
+        })
+    }
+
+    /// `listen(2)`. A negative backlog is a very long one, as in Linux; again on a
+    /// listener it changes nothing.
+    ///
+    /// # Errors
+    /// EINVAL when connected, EOPNOTSUPP for a datagram socket; what
+    /// [`TcpListener::bind_with`] reports.
+    pub fn listen(&self, fd: i32, backlog: i32) -> Result<()> {
+        let socket = self.socket_of(fd)?;
+        if socket.kind != libc::SOCK_STREAM {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        match &*self.file(fd)? {
+            OpenFile::Kernel(_) => {}
+            OpenFile::Listener(_) => return Ok(()),
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        let (address, options) = {
+            let mut state = lock(&socket.state);
+            // A queue is full when it holds more than its backlog.
+            let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX);
+            state.options.backlog = backlog.min(BACKLOG_MAX) + 1;
+            let any = SocketAddr::new(wildcard(socket.domain), 0);
+            let options = state.options.listen(&self.stack().sysctl());
+            (state.bound.unwrap_or(any), options)
+        };
+        let listener = TcpListener::bind_with(self.stack(), address, options).map_err(errno)?;
+        let local = listener.local_addr().map_err(errno)?;
+        self.replace(fd, listener.into())?;
+        lock(&socket.state).bound = Some(local);
+        Ok(())
+    }
+
+    /// `accept4(2)`: a descriptor and the peer's address.
+    ///
+    /// # Errors
+    /// EINVAL when not listening or for another flag than SOCK_NONBLOCK and
+    /// SOCK_CLOEXEC; EAGAIN when nonblocking and none waits; EMFILE, EINTR.
+    pub fn accept4(&self, fd: i32, flags: i32) -> Result<(i32, Option<SocketAddr>)> {
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let socket = self.socket_of(fd)?;
+        if matches!(&*self.file(fd)?, OpenFile::Kernel(_)) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let accepted = self.descriptors.accept4(fd, flags_of(flags));
+        let (accepted, peer) = accepted.map_err(errno)?;
+        let accepted = self.renumber(accepted)?;
+        let state = {
+            let state = lock(&socket.state);
+            State {
+                bound: state.bound,
+                connecting: false,
+                options: state.options.inherited(),
+            }
+        };
+        if let Some(stream) = stream_of(&*self.file(accepted)?) {
+            state.options.begin(stream);
+        }
+        self.enter(accepted, socket.domain, socket.kind, state);
+        Ok((accepted, peer.map(|peer| shown(peer, socket.domain))))
+    }
+
+    /// `connect(2)`. Of a nonblocking stream the first call sends a SYN, and later ones
+    /// report how it ended.
+    ///
+    /// # Errors
+    /// EINPROGRESS, then EALREADY; why it failed, once; EISCONN when it had succeeded
+    /// before; what [`TcpStream::connect_with`] and [`UdpSocket::connect`] report.
+    pub fn connect(&self, fd: i32, address: SocketAddr) -> Result<()> {
+        let socket = self.socket_of(fd)?;
+        let file = self.file(fd)?;
+        if socket.kind == libc::SOCK_DGRAM {
+            check_family(address, socket.domain)?;
+            if matches!(&*file, OpenFile::Kernel(_)) {
+                self.bind(fd, SocketAddr::new(wildcard(socket.domain), 0))?;
+            }
+            let peer = canonical(address);
+            return self.file(fd)?.connect(peer).map_err(errno);
+        }
+        match &*file {
+            OpenFile::Kernel(_) => {
+                check_family(address, socket.domain)?;
+                let fast = lock(&socket.state).options.fast_open_connect;
+                drop(file);
+                let waits = self.begin_connect(fd, &socket, address, fast)?;
+                if !waits {
+                    return Ok(());
+                }
+            }
+            OpenFile::Stream(_) if lock(&socket.state).connecting => {
+                let nonblocking = file.is_nonblocking().map_err(errno)?;
+                if nonblocking {
+                    return self.finish_connect(fd, &socket, 0);
+                }
+            }
+            _ => return Err(Errno(libc::EISCONN)),
+        }
+        match self.file(fd)?.is_nonblocking().map_err(errno)? {
+            true => Err(Errno(libc::EINPROGRESS)),
+            false => self.finish_connect(fd, &socket, -1),
+        }
+    }
+
+    /// Sends the SYN of a connection, with Fast Open if so. False when it waits for
+    /// the first write: the socket is as good as connected.
+    pub(crate) fn begin_connect(
+        &self,
+        fd: i32,
+        socket: &Socket,
+        address: SocketAddr,
+        fast: bool,
+    ) -> Result<bool> {
+        let mut remote = canonical(address);
+        if remote.ip().is_unspecified() {
+            remote.set_ip(match remote.is_ipv4() {
+                true => std::net::Ipv4Addr::LOCALHOST.into(),
+                false => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let flags = self.stack().sysctl().fast_open;
+        let options = {
+            let state = lock(&socket.state);
+            ConnectOptions {
+                fast_open: fast && flags & SYSCTL_FAST_OPEN_CLIENT != 0,
+                fast_open_without_cookie: flags & SYSCTL_FAST_OPEN_NO_COOKIE != 0,
+                local: state.bound,
+                stream: state.options.stream_options(),
+            }
+        };
+        let stream = TcpStream::connect_nonblocking_with(self.stack(), remote, &options);
+        let stream = stream.map_err(errno)?;
+        let waits = !stream.awaits_first_write();
+        let local = stream.local_addr().map_err(errno)?;
+        {
+            let mut state = lock(&socket.state);
+            state.options.begin(&stream);
+            state.connecting = true;
+            state.bound = Some(shown(local, socket.domain));
+        }
+        self.replace(fd, stream.into())?;
+        Ok(waits)
+    }
+
+    /// How a connection attempt ended; waits so many milliseconds for that.
+    pub(crate) fn finish_connect(&self, fd: i32, socket: &Socket, wait: i32) -> Result<()> {
+        self.poll(&mut [PollFd::new(fd, Events::OUT)], wait)?;
+        let file = self.file(fd)?;
+        let stream = stream_of(&file).ok_or(Errno(libc::EISCONN))?;
+        if stream.awaits_first_write() {
+            return Err(Errno(libc::EISCONN));
+        }
+        let failed = stream.take_error().map_err(errno)?.map(errno);
+        let phase = stream.info().map(|info| info.state);
+        match phase {
+            _ if failed.is_some() => {}
+            Some(Phase::SynSent | Phase::SynReceived) => return Err(Errno(libc::EALREADY)),
+            Some(Phase::Closed) => {}
+            Some(_) => {
+                lock(&socket.state).connecting = false;
+                return Ok(());
+            }
+            None if stream.peer_addr().is_ok() => {
+                lock(&socket.state).connecting = false;
+                return Ok(());
+            }
+            None => return Err(Errno(libc::EALREADY)),
+        }
+        // After a failed attempt the socket may be connected again.
+        drop(file);
+        lock(&socket.state).connecting = false;
+        let unconnected = raw::kernel_socket(socket.domain, socket.kind).map_err(errno)?;
+        self.replace(fd, unconnected.into())?;
+        Err(failed.unwrap_or(Errno(libc::ECONNABORTED)))
+    }
+
+    /// `getsockname(2)`.
+    ///
+    /// # Errors
+    /// ENOTSOCK.
+    pub fn getsockname(&self, fd: i32) -> Result<SocketAddr> {
+        let socket = self.socket_of(fd)?;
+        let file = self.file(fd)?;
+        let bound = lock(&socket.state).bound;
+        let own = match &*file {
+            OpenFile::Kernel(_) => None,
+            file => file.local_address().map_err(errno)?,
+        };
+        let any = SocketAddr::new(wildcard(socket.domain), 0);
+        Ok(shown(own.or(bound).unwrap_or(any), socket.domain))
+    }
+
+    /// `getpeername(2)`.
+    ///
+    /// # Errors
+    /// ENOTCONN, ENOTSOCK.
+    pub fn getpeername(&self, fd: i32) -> Result<SocketAddr> {
+        let socket = self.socket_of(fd)?;
+        let peer = match &*self.file(fd)? {
+            OpenFile::Kernel(_) => None,
+            file => file.peer_address().map_err(errno)?,
+        };
+        let peer = peer.ok_or(Errno(libc::ENOTCONN))?;
+        Ok(shown(peer, socket.domain))
+    }
+
+    /// `shutdown(2)`; `how` is SHUT_RD, SHUT_WR or SHUT_RDWR.
+    ///
+    /// # Errors
+    /// ENOTCONN without a connection, EINVAL for any other `how`.
+    pub fn shutdown(&self, fd: i32, how: i32) -> Result<()> {
+        let how = match how {
+            libc::SHUT_RD => Shutdown::Read,
+            libc::SHUT_WR => Shutdown::Write,
+            libc::SHUT_RDWR => Shutdown::Both,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        self.socket_of(fd)?;
+        match &*self.file(fd)? {
+            OpenFile::Kernel(_) => Err(Errno(libc::ENOTCONN)),
+            file => file.shutdown(how).map_err(errno),
+        }
+    }
+
+    /// `close(2)`. What was written is still sent; a connection with unread data, or
+    /// with a zero SO_LINGER, is reset.
+    ///
+    /// # Errors
+    /// None but EBADF.
+    pub fn close(&self, fd: i32) -> Result<()> {
+        // Before the number is free for another.
+        lock(&self.sockets).remove(&fd);
+        self.descriptors.close(fd).map_err(errno)
+    }
+}

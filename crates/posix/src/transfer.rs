@@ -1,0 +1,236 @@
+//! Reading and writing.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+
+use tidewall_socket::tcp::{Notification, State as Phase};
+use tidewall_socket::{OpenFile, TcpStream};
+
+use crate::address::{canonical, check_family, shown};
+use crate::option::SYSCTL_FAST_OPEN_CLIENT;
+use crate::socket::{Socket, stream_of};
+use crate::{Errno, ExtendedError, Posix, Received, Result, errno, lock};
+
+/// Flags of a sending call that mean something here; others change nothing.
+const SEND_FLAGS: i32 =
+    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_ZEROCOPY;
+/// The same of a receiving call.
+const RECEIVE_FLAGS: i32 =
+    libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC;
+
+impl Posix {
+    /// `recvmsg(2)`, and by it `recv`, `recvfrom`, `readv` and `read`: MSG_DONTWAIT,
+    /// MSG_PEEK, MSG_WAITALL, MSG_TRUNC and MSG_ERRQUEUE.
+    ///
+    /// # Errors
+    /// ENOTCONN, EAGAIN, EINTR, what ended the connection; EAGAIN for an empty error
+    /// queue.
+    pub fn recvmsg(&self, fd: i32, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received> {
+        let file = self.file(fd)?;
+        let Ok(socket) = self.socket_of(fd) else {
+            return receive(&file, buffers, flags);
+        };
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return self.receive_error(&file, &socket);
+        }
+        let Some(stream) = stream_of(&file) else {
+            return match &*file {
+                OpenFile::Kernel(_) if socket.kind == libc::SOCK_STREAM => {
+                    Err(Errno(libc::ENOTCONN))
+                }
+                _ => receive(&file, buffers, flags & RECEIVE_FLAGS).map(|received| Received {
+                    from: received.from.map(|from| shown(from, socket.domain)),
+                    ..received
+                }),
+            };
+        };
+        if stream.awaits_first_write() && does_not_wait(&file, flags)? {
+            // Reading would have the SYN leave without data.
+            return Err(Errno(libc::EAGAIN));
+        }
+        let mut received = receive(&file, buffers, flags & RECEIVE_FLAGS)?;
+        received.from = None;
+        let (inquires, timestamping) = {
+            let state = lock(&socket.state);
+            (state.options.inquires, state.options.timestamping)
+        };
+        if inquires && let Some((left, end)) = stream.unread() {
+            received.left = Some(left + u32::from(end && left == 0));
+        }
+        let peek = flags & libc::MSG_PEEK != 0;
+        if timestamping & libc::SOF_TIMESTAMPING_SOFTWARE != 0 && received.bytes > 0 && !peek {
+            let at = stream.read_timestamp().map_err(errno)?;
+            received.arrived = at.map(|at| self.config.epoch + self.stack().age_at(at));
+        }
+        Ok(received)
+    }
+
+    /// The error queue: never waits, and gives no data. A packet is never looped back;
+    /// without `OPT_TSONLY`, which says that none is wanted, MSG_TRUNC says that all of
+    /// it was cut off.
+    fn receive_error(&self, file: &OpenFile, socket: &Socket) -> Result<Received> {
+        let empty = Errno(libc::EAGAIN);
+        let stream = stream_of(file).ok_or(empty)?;
+        let notification = stream.take_notification().map_err(errno)?.ok_or(empty)?;
+        let v6 = socket.domain == libc::AF_INET6;
+        let error = ExtendedError::of(&notification, v6).ok_or(empty)?;
+        let mut received = Received {
+            flags: libc::MSG_ERRQUEUE,
+            error: Some(error),
+            ..Received::default()
+        };
+        if let Notification::Time { at, .. } = notification {
+            let flags = lock(&socket.state).options.timestamping;
+            if flags & libc::SOF_TIMESTAMPING_OPT_TSONLY == 0 {
+                received.flags |= libc::MSG_TRUNC;
+            }
+            if flags & libc::SOF_TIMESTAMPING_SOFTWARE != 0 {
+                received.arrived = Some(self.config.epoch + self.stack().age_at(at));
+            }
+        }
+        Ok(received)
+    }
+
+    /// `recv(2)`; `read` is the same without flags.
+    ///
+    /// # Errors
+    /// As [`Posix::recvmsg`].
+    pub fn recv(&self, fd: i32, buffer: &mut [u8], flags: i32) -> Result<usize> {
+        let received = self.recvmsg(fd, &mut [IoSliceMut::new(buffer)], flags)?;
+        Ok(received.bytes)
+    }
+
+    /// `sendmsg(2)`, and by it `send`, `sendto`, `writev` and `write`: MSG_DONTWAIT,
+    /// MSG_MORE, MSG_EOR, MSG_ZEROCOPY and MSG_FASTOPEN; other flags change nothing. An
+    /// address is a datagram's destination, or with MSG_FASTOPEN the one to connect to.
+    ///
+    /// # Errors
+    /// EPIPE without a connection or after `shutdown`, EAGAIN, EINTR, what ended the
+    /// connection; with MSG_FASTOPEN those of [`Posix::connect`], and EOPNOTSUPP where
+    /// `tcp_fastopen` does not allow it.
+    pub fn sendmsg(
+        &self,
+        fd: i32,
+        buffers: &[IoSlice<'_>],
+        flags: i32,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        let file = self.file(fd)?;
+        let Ok(socket) = self.socket_of(fd) else {
+            return file.send(buffers, to, flags).map_err(errno);
+        };
+        if socket.kind == libc::SOCK_DGRAM {
+            if let Some(to) = to {
+                check_family(to, socket.domain)?;
+            }
+            if matches!(&*file, OpenFile::Kernel(_)) {
+                let to = to.ok_or(Errno(libc::EDESTADDRREQ))?;
+                let any = crate::address::wildcard(socket.domain);
+                self.bind(fd, SocketAddr::new(any, 0))?;
+                let flags = flags & SEND_FLAGS;
+                return self
+                    .file(fd)?
+                    .send(buffers, Some(canonical(to)), flags)
+                    .map_err(errno);
+            }
+            let to = to.map(canonical);
+            return file.send(buffers, to, flags & SEND_FLAGS).map_err(errno);
+        }
+        if flags & libc::MSG_FASTOPEN != 0 {
+            drop(file);
+            return self.send_fast(fd, &socket, buffers, flags, to);
+        }
+        match &*file {
+            OpenFile::Stream(stream) if stream.awaits_first_write() => {
+                drop(file);
+                self.send_with_syn(fd, &socket, buffers, flags)
+            }
+            OpenFile::Stream(_) => file.send(buffers, None, flags & SEND_FLAGS).map_err(errno),
+            _ => Err(Errno(libc::EPIPE)),
+        }
+    }
+
+    /// `send(2)`; `write` is the same without flags.
+    ///
+    /// # Errors
+    /// As [`Posix::sendmsg`].
+    pub fn send(&self, fd: i32, bytes: &[u8], flags: i32) -> Result<usize> {
+        self.sendmsg(fd, &[IoSlice::new(bytes)], flags, None)
+    }
+
+    /// A write with MSG_FASTOPEN. The connection begins with it.
+    fn send_fast(
+        &self,
+        fd: i32,
+        socket: &Socket,
+        buffers: &[IoSlice<'_>],
+        flags: i32,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        if self.stack().sysctl().fast_open & SYSCTL_FAST_OPEN_CLIENT == 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let file = self.file(fd)?;
+        match &*file {
+            OpenFile::Kernel(_) => {
+                let to = to.ok_or(Errno(libc::EOPNOTSUPP))?;
+                check_family(to, socket.domain)?;
+                self.begin_connect(fd, socket, to, true)?;
+            }
+            OpenFile::Stream(stream) if stream.awaits_first_write() => {}
+            OpenFile::Stream(_) if lock(&socket.state).connecting => {
+                // Once the handshake is complete, a write like any other.
+                let wait = if does_not_wait(&file, flags)? { 0 } else { -1 };
+                self.finish_connect(fd, socket, wait)?;
+                return file.send(buffers, None, flags & SEND_FLAGS).map_err(errno);
+            }
+            _ => return Err(Errno(libc::EISCONN)),
+        }
+        drop(file);
+        self.send_with_syn(fd, socket, buffers, flags)
+    }
+
+    /// The SYN of a connection leaves, with as much of the bytes as fits: a call that
+    /// waits does so until the handshake is complete and all is written.
+    fn send_with_syn(
+        &self,
+        fd: i32,
+        socket: &Socket,
+        buffers: &[IoSlice<'_>],
+        flags: i32,
+    ) -> Result<usize> {
+        let file = self.file(fd)?;
+        let stream = stream_of(&file).ok_or(Errno(libc::EPIPE))?;
+        let flags = flags & SEND_FLAGS;
+        if does_not_wait(&file, flags)? {
+            return match file.send(buffers, None, flags).map_err(errno) {
+                Err(Errno(libc::EAGAIN)) => Err(Errno(libc::EINPROGRESS)),
+                Ok(0) if is_opening(stream) => Err(Errno(libc::EINPROGRESS)),
+                sent => sent,
+            };
+        }
+        let sent = file.send(buffers, None, flags).map_err(errno);
+        if is_opening(stream) {
+            self.finish_connect(fd, socket, -1)?;
+        }
+        sent
+    }
+}
+
+fn is_opening(stream: &TcpStream) -> bool {
+    let info = stream.info();
+    info.is_some_and(|info| matches!(info.state, Phase::SynSent | Phase::SynReceived))
+}
+
+fn does_not_wait(file: &OpenFile, flags: i32) -> Result<bool> {
+    Ok(flags & libc::MSG_DONTWAIT != 0 || file.is_nonblocking().map_err(errno)?)
+}
+
+fn receive(file: &OpenFile, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received> {
+    let (bytes, from) = file.receive(buffers, flags).map_err(errno)?;
+    Ok(Received {
+        bytes,
+        from,
+        ..Received::default()
+    })
+}
