@@ -76,17 +76,11 @@ fn times_are_exact_unless_the_script_allows_more() {
         "{late}"
     );
     let silent = failure("+.5 > P. 1:101(100) ack 1");
-    assert!(
-        silent.contains("no packet has left until 0.60"),
-        "{silent}"
-    );
+    assert!(silent.contains("no packet has left until 0.60"), "{silent}");
     // The retransmission is at 0.4.
     let again = format!("{write}+0 > P. 1:101(100) ack 1\n");
     let early = failure(&format!("{again}+.2~+.25 > P. 1:101(100) ack 1"));
-    assert!(
-        early.contains("no packet has left until 0.35"),
-        "{early}"
-    );
+    assert!(early.contains("no packet has left until 0.35"), "{early}");
     after(&format!("{again}+.2~+.35 > P. 1:101(100) ack 1")).unwrap();
     after(&format!("{again}0.4 > P. 1:101(100) ack 1")).unwrap();
     after(&format!("{again}* > P. 1:101(100) ack 1")).unwrap();
