@@ -38,8 +38,8 @@ fn bed(test: &str, name: &str) -> Option<Bed> {
 
 /// Datagrams from the client until dropped: interrupts are deferred while they come.
 fn traffic(bed: &Bed) -> Running {
-    let script = format!("while :; do echo x > /dev/udp/10.99.0.2/7; sleep 0.01; done");
-    let sender = Bed::other(&bed.client, "bash", &["-c", &script])
+    let script = "while :; do echo x > /dev/udp/10.99.0.2/7; sleep 0.01; done";
+    let sender = Bed::other(&bed.client, "bash", &["-c", script])
         .stderr(Stdio::null())
         .spawn();
     Running(sender.unwrap())

@@ -55,13 +55,11 @@ impl Flags {
 
     /// A host's configuration.
     pub(super) fn config(&self) -> HostConfig {
-        let default = HostConfig::default();
         HostConfig {
-            addresses: [&self.addresses[..], &default.addresses].concat(),
+            addresses: [&self.addresses[..], &HostConfig::default().addresses].concat(),
             mtu: self.mtu(),
             sysctl: sysctl(),
             epoch: EPOCH,
-            ..default
         }
     }
 }
