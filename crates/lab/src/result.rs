@@ -50,7 +50,7 @@ pub struct Axes {
 /// One curve.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Whose it is, by the names of [`crate::system`].
+    /// Whose it is, by the names of `system.rs`.
     pub system: String,
     /// What differs from the plain experiment, in words. Curves of one setting
     /// are drawn together.

@@ -28,7 +28,7 @@ pub const SHARE: u32 = 0x7000;
 pub const SHARE_SHIFT: u32 = 12;
 /// Bit of a channel's index, which no channel has: the flow has had its share.
 pub const OVER_SHARE: u32 = 0x8000;
-/// Kinds of flows that share channels ([`super::Tables::set_share`]).
+/// Kinds of flows that share channels ([`super::ApplicationTables::set_share`]).
 pub const SHARES: usize = 4;
 /// Buckets of an application's flow table; a power of two.
 pub const FLOW_BUCKETS: usize = 32768;

@@ -98,7 +98,7 @@ impl UdpSocket {
     }
 
     /// Sets the priority among the stack's sockets, 0 (default) to 6:
-    /// [`Stack::wait`] reports higher ones first, and when frame memory runs
+    /// [`Stack::wait`](crate::Stack::wait) reports higher ones first, and when frame memory runs
     /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
     /// is to Linux.
     ///
