@@ -162,37 +162,58 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
     });
 }
 
+/// As with Linux, a thread that is awake for another reason may find the event too
+/// (epoll_ctl(2): "one or more"), but not all of them do each time.
 #[test]
-fn of_exclusive_sets_one_is_woken() {
+fn of_exclusive_sets_few_are_woken() {
+    const SETS: usize = 3;
+    const CONNECTIONS: usize = 40;
     let bed = Bed::new();
     let address = SocketAddr::from((NEAR, 90));
     let listener = bed
         .near
         .listen(address, ListenOptions::default(), Flags::NONBLOCK)
         .unwrap();
+    let for_nothing = AtomicUsize::new(0);
+    let over = AtomicBool::new(false);
     let (tell, told) = channel();
     thread::scope(|scope| {
-        for n in 0..3 {
+        for _ in 0..SETS {
             let set = bed.set();
             bed.add(set, listener, Events::IN | Events::EXCLUSIVE);
-            let (tell, bed) = (tell.clone(), &bed);
+            let (tell, bed, for_nothing, over) = (tell.clone(), &bed, &for_nothing, &over);
             scope.spawn(move || {
-                let event = bed.while_waiting(|| bed.wait(set, TIMEOUT));
-                assert_eq!(event, Some(listener as u64));
-                bed.near.accept4(listener, Flags::NONE).unwrap();
-                tell.send(n).unwrap();
+                while !over.load(Ordering::SeqCst) {
+                    let event = bed.while_waiting(|| bed.wait(set, TIMEOUT));
+                    assert_eq!(event, Some(listener as u64));
+                    match bed.near.accept4(listener, Flags::NONE) {
+                        Ok(_) => tell.send(()).unwrap(),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                            if over.load(Ordering::SeqCst) {
+                                tell.send(()).unwrap();
+                            }
+                            for_nothing.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                }
             });
         }
-        bed.until_asleep(3);
-        let mut woken = Vec::new();
-        for rest in [2, 1, 0] {
+        bed.until_asleep(SETS);
+        for _ in 0..CONNECTIONS {
             let _connection = TcpStream::connect(&bed.far, address).unwrap();
-            woken.push(told.recv_timeout(TIMEOUT).unwrap());
-            bed.still_wait(rest);
+            told.recv_timeout(TIMEOUT).unwrap();
+            bed.still_wait(SETS);
         }
-        woken.sort_unstable();
-        assert_eq!(woken, [0, 1, 2]);
+        over.store(true, Ordering::SeqCst);
+        for _ in 0..SETS {
+            let _connection = TcpStream::connect(&bed.far, address).unwrap();
+            told.recv_timeout(TIMEOUT).unwrap();
+        }
     });
+    let for_nothing = for_nothing.into_inner();
+    let herd = CONNECTIONS * (SETS - 1);
+    assert!(for_nothing < herd / 2, "{for_nothing} of {herd} at most");
 }
 
 /// Many threads on one set, each event one thread's: all that was sent is read,
