@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the load generator (crates/load) runs in the kernel: live frames that go
+ * What the load generator (tools/load) runs in the kernel: live frames that go
  * to an interface, and a sink for the answers to addresses that nobody has.
  */
 #include "helpers.h"

@@ -13,7 +13,7 @@ export BOLERO_RANDOM_TEST_TIME_MS
 
 step() { printf '\n== %s\n' "$*"; }
 
-# Every test that skips writes a line here (crates/skip).
+# Every test that skips writes a line here (tools/skip).
 TIDEWALL_SKIPPED=$(mktemp)
 export TIDEWALL_SKIPPED
 at_end() {

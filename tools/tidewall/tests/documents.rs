@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// Where files are looked for, and how a name of one of them begins.
-const FOLDERS: [&str; 4] = ["crates", "bpf", "docs", "scripts"];
+const FOLDERS: [&str; 5] = ["crates", "tools", "bpf", "docs", "scripts"];
 const ENDINGS: [&str; 7] = ["md", "rs", "c", "h", "sh", "py", "toml"];
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
