@@ -25,7 +25,6 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_manager::restore::Undo;
 
 use crate::link::{LinkState, LinkWatch};
-use crate::raw::poll;
 use crate::snapshot::StackSnapshot;
 use crate::stack::Core;
 use crate::trace::Line;
@@ -152,7 +151,7 @@ fn serve(
         ];
         let paused = listener.as_ref().and_then(Listener::timeout);
         let timeout = watch.timeout().into_iter().chain(paused).min();
-        if poll::readable(&descriptors, timeout, &mut fired).is_err() {
+        if tidewall_sys::poll_readable(&descriptors, timeout, None, &mut fired).is_err() {
             // A signal's handler ran.
             fired.clear();
         }

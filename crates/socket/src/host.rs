@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use tidewall_protocol::tcp::Sysctl;
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::raw::options;
+use crate::kernel_calls::local_addresses;
 
 /// An interface as seen once.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
-    /// Reads sysfs and the address list (see [`options::local_addresses`]).
+    /// Reads sysfs and the address list (see [`local_addresses`]).
     ///
     /// # Errors
     /// ENODEV when there is no such interface in this network namespace.
@@ -46,7 +46,7 @@ impl Interface {
             index: attribute("ifindex")?.parse().map_err(|_| invalid())?,
             mac: attribute("address")?.parse().map_err(|_| invalid())?,
             mtu: attribute("mtu")?.parse().map_err(|_| invalid())?,
-            addresses: options::local_addresses(name)?,
+            addresses: local_addresses(name)?,
             forwards: forwards("ipv4") || forwards("ipv6"),
         })
     }

@@ -9,13 +9,25 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::forked::Unshared;
+use tidewall_sys::{Message, option, receive_message, send_message, set_option};
 
-use crate::raw::options::{self, KernelDatagram};
-use crate::raw::poll;
+use crate::kernel_calls;
 use crate::readiness::Events;
 use crate::udp::BindOptions;
 use crate::wait_queue::WaitQueue;
+
+/// What the kernel says of one datagram.
+pub(crate) struct KernelDatagram {
+    pub(crate) length: usize,
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: Option<IpAddr>,
+    /// Address of ours to answer from, if there is one.
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+}
 
 #[derive(Debug)]
 pub(crate) struct PortReservation {
@@ -26,32 +38,33 @@ pub(crate) struct PortReservation {
 impl PortReservation {
     pub(crate) fn bind(address: SocketAddr, how: &BindOptions) -> io::Result<Self> {
         let v6 = address.is_ipv6();
-        let socket = UdpSocket::from(options::udp_socket(v6)?);
+        let flags = SocketFlags::NONBLOCK;
+        let socket = UdpSocket::from(kernel_calls::socket(v6, SocketType::DGRAM, flags, None)?);
         let fd = socket.as_fd();
         if how.reuse_address {
-            options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+            set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         }
         if how.reuse_port {
-            options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+            set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
         if v6 {
-            options::set(
+            set_option(
                 fd,
                 libc::IPPROTO_IPV6,
                 libc::IPV6_V6ONLY,
                 i32::from(how.only_v6),
             )?;
-            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
-            options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
         }
         // For IPv6 too: of broadcasts only this says where to answer from.
-        options::set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
         if !v6 {
-            options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-            options::set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
         }
-        options::bind(fd, address)?;
+        bind(fd, &address)?;
         let socket = Unshared::new(socket)?;
         Ok(PortReservation { socket, v6 })
     }
@@ -89,11 +102,26 @@ impl PortReservation {
         interface: u32,
         destination: SocketAddr,
     ) -> io::Result<usize> {
-        options::send_from(self.socket.as_fd(), payload, source, interface, destination)
+        let message = Message {
+            payload,
+            destination: Some(destination),
+            source,
+            interface,
+        };
+        send_message(self.socket.as_fd(), &message, 0)
     }
 
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<KernelDatagram> {
-        options::receive(self.socket.as_fd(), buffer)
+        let received = receive_message(self.socket.as_fd(), buffer, libc::MSG_DONTWAIT)?;
+        let ancillary = received.ancillary;
+        Ok(KernelDatagram {
+            length: received.length.min(buffer.len()),
+            source: received.source.ok_or(io::ErrorKind::InvalidData)?,
+            destination: ancillary.destination,
+            local: ancillary.local,
+            traffic_class: ancillary.traffic_class,
+            hop_limit: ancillary.hop_limit,
+        })
     }
 
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
@@ -112,9 +140,9 @@ impl PortReservation {
     pub(crate) fn set_both(&self, v4: i32, v6: i32, value: u8) -> io::Result<()> {
         let (fd, value) = (self.socket.as_fd(), i32::from(value));
         if self.v6 {
-            options::set(fd, libc::IPPROTO_IPV6, v6, value)?;
+            set_option(fd, libc::IPPROTO_IPV6, v6, value)?;
         }
-        options::set(fd, libc::IPPROTO_IP, v4, value)
+        set_option(fd, libc::IPPROTO_IP, v4, value)
     }
 
     /// Reads an option of the family that its peer is of.
@@ -124,7 +152,7 @@ impl PortReservation {
             true => (libc::IPPROTO_IP, v4),
             false => (libc::IPPROTO_IPV6, v6),
         };
-        options::get(self.socket.as_fd(), level, name)
+        option(self.socket.as_fd(), level, name)
     }
 }
 
@@ -148,14 +176,16 @@ impl KernelInput {
     /// input it is, as for [`KernelInput::forget`].
     pub(crate) fn is_there(&self, descriptor: i32, wait_queue: &WaitQueue) -> bool {
         self.is_noted()
-            && (poll::ready_now(descriptor, libc::POLLIN) != 0
+            && (tidewall_sys::ready_now(descriptor, libc::POLLIN) != 0
                 || self.forget(descriptor, wait_queue))
     }
 
     /// The kernel had nothing. True when there is some again, which those who watch
     /// are notified again: what it said just now was about to be forgotten.
     pub(crate) fn forget(&self, descriptor: i32, wait_queue: &WaitQueue) -> bool {
-        if !self.0.swap(false, Ordering::SeqCst) || poll::ready_now(descriptor, libc::POLLIN) == 0 {
+        if !self.0.swap(false, Ordering::SeqCst)
+            || tidewall_sys::ready_now(descriptor, libc::POLLIN) == 0
+        {
             return false;
         }
         self.note();

@@ -25,6 +25,7 @@ mod endpoint;
 mod host;
 mod ip;
 mod kernel;
+mod kernel_calls;
 mod link;
 mod netdev;
 #[allow(unsafe_code)]

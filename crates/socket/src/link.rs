@@ -14,9 +14,9 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::raw::poll::WakeFd;
 use crate::receiver::deferral::DeferralWatch;
 use crate::stack::{Core, lock};
+use tidewall_sys::WakeFd;
 
 /// How often it is looked whether the program meets frames, after a reset of
 /// the device: at first, and once it has been quiet for long.

@@ -56,7 +56,7 @@ impl NetDevice {
 
     /// Tells the driver which addresses are this host's now.
     pub(crate) fn read_addresses(&self) {
-        let set = crate::raw::options::local_addresses(&self.name)
+        let set = crate::kernel_calls::local_addresses(&self.name)
             .and_then(|addresses| self.owner.set_locals(&addresses));
         if let Err(error) = set {
             self.warn(format!("{}: {error}", self.name));

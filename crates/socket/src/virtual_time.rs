@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tidewall_device::memory::LinkPort;
 use tidewall_protocol::tcp::Sysctl;
 
-use crate::raw::poll::{self, SignalSet};
 use crate::stack::{Core, MemoryConfig, Stack, lock};
+use tidewall_sys::SignalSet;
 
 /// The clock of a stack on virtual time, and how its threads sleep.
 pub trait VirtualTime: Send + Sync {
@@ -39,7 +39,8 @@ impl Sleep<'_> {
     pub fn is_ready(&self) -> bool {
         let mut fired = Vec::new();
         let zero = Some(Duration::ZERO);
-        poll::readable(self.descriptors, zero, &mut fired).is_ok() && !fired.is_empty()
+        tidewall_sys::poll_readable(self.descriptors, zero, None, &mut fired).is_ok()
+            && !fired.is_empty()
     }
 
     /// How long it sleeps at most; `None`: until it is woken.
@@ -108,7 +109,7 @@ impl Core {
         origin.checked_add(at).unwrap_or(origin)
     }
 
-    /// Sleeps as [`poll::readable_masked`] does, on the stack's time.
+    /// Sleeps as [`tidewall_sys::poll_readable`] does, on the stack's time.
     pub(crate) fn sleep_on(
         &self,
         descriptors: &[i32],
@@ -117,7 +118,7 @@ impl Core {
         fired: &mut Vec<usize>,
     ) -> io::Result<()> {
         let Source::Virtual(time) = &self.clock.source else {
-            return poll::readable_masked(descriptors, timeout, signals, fired);
+            return tidewall_sys::poll_readable(descriptors, timeout, signals, fired);
         };
         let sleep = Sleep {
             descriptors,
@@ -126,7 +127,7 @@ impl Core {
         if timeout != Some(Duration::ZERO) && !sleep.is_ready() {
             time.sleep(&sleep)?;
         }
-        poll::readable_masked(descriptors, Some(Duration::ZERO), signals, fired)
+        tidewall_sys::poll_readable(descriptors, Some(Duration::ZERO), signals, fired)
     }
 }
 

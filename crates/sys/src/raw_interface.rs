@@ -149,7 +149,7 @@ pub fn set_up(name: &str, mtu: u16) -> io::Result<()> {
     call(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut interface)
 }
 
-/// A `struct sockaddr_ll` (packet(7)): every protocol on one interface.
+/// A `struct sockaddr_ll` (packet(7)): a protocol on one interface.
 struct LinkAddress(libc::sockaddr_ll);
 
 // SAFETY: the structure is a complete address of family AF_PACKET.
@@ -163,14 +163,15 @@ unsafe impl SocketAddrArg for LinkAddress {
     }
 }
 
-/// Binds a packet socket to every protocol on the interface of this index.
+/// Binds a packet socket to the interface of this index and a protocol (ETH_P_*);
+/// 0 receives nothing.
 ///
 /// # Errors
 /// ENODEV, ENETDOWN.
-pub fn bind_packet(socket: impl AsFd, interface: u32) -> io::Result<()> {
+pub fn bind_packet(socket: impl AsFd, interface: u32, protocol: u16) -> io::Result<()> {
     let address = LinkAddress(libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_protocol: protocol.to_be(),
         sll_ifindex: interface.cast_signed(),
         sll_hatype: 0,
         sll_pkttype: 0,

@@ -34,8 +34,7 @@ pub struct Message<'a> {
     /// unspecified. An IPv4 one goes with an IPv4-mapped destination on an IPv6
     /// socket.
     pub source: IpAddr,
-    /// The index of the interface that it leaves by; 0 for the route's. Needs a
-    /// source.
+    /// The index of the interface that it leaves by; 0 for the route's.
     pub interface: u32,
 }
 
@@ -74,7 +73,7 @@ impl Slot {
         if let Some(destination) = message.destination {
             (self.address, length) = RawAddress::new(destination);
         }
-        let control = match message.source.is_unspecified() {
+        let control = match message.source.is_unspecified() && message.interface == 0 {
             true => 0,
             false => self.control.set_source(message.source, message.interface),
         };

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::descriptor::{Descriptors, OpenFile};
-use crate::raw::poll;
 use crate::readiness::Events;
 use crate::readiness::classes::Classes;
 use crate::readiness::descriptor_set::DescriptorSet;
@@ -146,7 +145,7 @@ impl Scan<'_> {
         };
         let kernel = match file.descriptor() {
             -1 => 0,
-            descriptor => poll::ready_now(descriptor, wanted),
+            descriptor => tidewall_sys::ready_now(descriptor, wanted),
         };
         let Some(socket) = socket else {
             return Classes::ready(Events::from_bits(u32::from(kernel as u16)));

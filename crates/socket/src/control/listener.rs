@@ -6,10 +6,32 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::raw::unix;
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
 /// For how long nobody is accepted when descriptors or memory have run out.
 const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A nonblocking stream socket that listens at `path`, whose permissions are
+/// `mode` from the first moment on: the file takes those of the socket (and of
+/// the umask, which can only be stricter).
+///
+/// # Errors
+/// EINVAL for a path too long or with a zero byte; EADDRINUSE; what `bind`
+/// reports.
+fn listen(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let address = SocketAddrUnix::new(path).map_err(invalid)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::from_raw_mode(mode))?;
+    bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
 
 /// Listens where only the owner may connect.
 pub(super) struct Listener {
@@ -25,7 +47,7 @@ impl Listener {
     /// What `bind` reports.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
         Ok(Listener {
-            socket: unix::listen(&path, 0o600)?,
+            socket: listen(&path, 0o600)?,
             path,
             paused_until: None,
         })
@@ -76,7 +98,6 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::raw::poll;
 
     fn path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("tw-listener-{}-{name}", std::process::id()))
@@ -128,7 +149,8 @@ mod tests {
         let end = Instant::now() + 3 * BACK_OFF;
         while Instant::now() < end {
             let timeout = listener.timeout();
-            poll::readable(&[listener.descriptor()], timeout, &mut fired).unwrap();
+            tidewall_sys::poll_readable(&[listener.descriptor()], timeout, None, &mut fired)
+                .unwrap();
             if !fired.is_empty() {
                 assert!(listener.accept().is_none());
             }
@@ -138,7 +160,13 @@ mod tests {
         // Nobody is forgotten over it.
         all.clear();
         let accepted = (0..8).find_map(|_| {
-            poll::readable(&[listener.descriptor()], listener.timeout(), &mut fired).unwrap();
+            tidewall_sys::poll_readable(
+                &[listener.descriptor()],
+                listener.timeout(),
+                None,
+                &mut fired,
+            )
+            .unwrap();
             listener.accept()
         });
         assert!(accepted.is_some());

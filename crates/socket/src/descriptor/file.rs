@@ -2,10 +2,14 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use crate::raw::descriptor::{self, End};
-use crate::raw::options;
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::ioctl_fionbio;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{SocketFlags, acceptfrom_with, getpeername, getsockname};
+
+use crate::kernel_calls::{self, internet};
 use crate::readiness::{EpollSet, KernelFile};
 use crate::{TcpListener, TcpStream, UdpSocket};
 
@@ -143,7 +147,7 @@ impl OpenFile {
         match self {
             OpenFile::Kernel(fd) => {
                 check_pieces(buffers)?;
-                descriptor::readv(fd.as_fd(), buffers)
+                Ok(rustix::io::readv(fd, buffers)?)
             }
             OpenFile::Epoll(_) => error(libc::EINVAL),
             _ => self.receive(buffers, 0).map(|(length, _)| length),
@@ -184,7 +188,7 @@ impl OpenFile {
                 })?;
                 Ok(result)
             }
-            OpenFile::Kernel(fd) => descriptor::receive(fd.as_fd(), buffers, flags),
+            OpenFile::Kernel(fd) => kernel_calls::receive(fd, buffers, flags),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -201,7 +205,7 @@ impl OpenFile {
         match self {
             OpenFile::Kernel(fd) => {
                 check_pieces(buffers)?;
-                descriptor::writev(fd.as_fd(), buffers)
+                Ok(rustix::io::writev(fd, buffers)?)
             }
             OpenFile::Epoll(_) => error(libc::EINVAL),
             _ => self.send(buffers, None, 0),
@@ -246,7 +250,7 @@ impl OpenFile {
                     None => socket.send(payload),
                 }
             }
-            OpenFile::Kernel(fd) => descriptor::send(fd.as_fd(), buffers, destination, flags),
+            OpenFile::Kernel(fd) => kernel_calls::send(fd, buffers, destination, flags),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -268,8 +272,8 @@ impl OpenFile {
             OpenFile::Stream(_) => error(libc::EINVAL),
             OpenFile::Datagram(_) => error(libc::EOPNOTSUPP),
             OpenFile::Kernel(fd) => {
-                let (accepted, peer) = descriptor::accept(fd.as_fd())?;
-                Ok((accepted.into(), peer))
+                let (accepted, peer) = acceptfrom_with(fd, SocketFlags::CLOEXEC)?;
+                Ok((accepted.into(), internet(peer)))
             }
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -285,7 +289,7 @@ impl OpenFile {
         match self {
             OpenFile::Stream(_) | OpenFile::Listener(_) => error(libc::EISCONN),
             OpenFile::Datagram(socket) => socket.connect(peer),
-            OpenFile::Kernel(fd) => options::connect(fd.as_fd(), peer),
+            OpenFile::Kernel(fd) => Ok(rustix::net::connect(fd, &peer)?),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -301,7 +305,14 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.shutdown(how),
             OpenFile::Listener(listener) => listener.shutdown(how),
             OpenFile::Datagram(socket) => socket.shutdown(how),
-            OpenFile::Kernel(fd) => descriptor::shutdown(fd.as_fd(), how),
+            OpenFile::Kernel(fd) => {
+                let how = match how {
+                    Shutdown::Read => rustix::net::Shutdown::Read,
+                    Shutdown::Write => rustix::net::Shutdown::Write,
+                    Shutdown::Both => rustix::net::Shutdown::Both,
+                };
+                Ok(rustix::net::shutdown(fd, how)?)
+            }
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -315,10 +326,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.take_error(),
             OpenFile::Listener(listener) => listener.take_error(),
             OpenFile::Datagram(socket) => socket.take_error(),
-            OpenFile::Kernel(fd) => {
-                let errno = options::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)?;
-                Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
-            }
+            OpenFile::Kernel(fd) => Ok(socket_error(fd)?.err().map(io::Error::from)),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -332,7 +340,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.local_addr().map(Some),
             OpenFile::Listener(listener) => listener.local_addr().map(Some),
             OpenFile::Datagram(socket) => socket.local_addr().map(Some),
-            OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Local),
+            OpenFile::Kernel(fd) => Ok(internet(Some(getsockname(fd)?))),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -346,7 +354,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.peer_addr().map(Some),
             OpenFile::Listener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => socket.peer_addr().map(Some),
-            OpenFile::Kernel(fd) => descriptor::address(fd.as_fd(), End::Peer),
+            OpenFile::Kernel(fd) => Ok(internet(getpeername(fd)?)),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
     }
@@ -362,7 +370,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => Ok(stream.is_nonblocking()),
             OpenFile::Listener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Datagram(socket) => Ok(socket.is_nonblocking()),
-            OpenFile::Kernel(fd) => descriptor::nonblocking(fd.as_fd()),
+            OpenFile::Kernel(fd) => Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK)),
             // A flag without a meaning there.
             OpenFile::Epoll(_) => Ok(false),
         }
@@ -378,7 +386,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.set_nonblocking(nonblocking),
             OpenFile::Listener(listener) => listener.set_nonblocking(nonblocking),
             OpenFile::Datagram(socket) => socket.set_nonblocking(nonblocking),
-            OpenFile::Kernel(fd) => descriptor::set_nonblocking(fd.as_fd(), nonblocking),
+            OpenFile::Kernel(fd) => Ok(ioctl_fionbio(fd, nonblocking)?),
             OpenFile::Epoll(_) => Ok(()),
         }
     }

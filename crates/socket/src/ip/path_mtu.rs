@@ -12,7 +12,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::raw::options;
+use rustix::net::{SocketFlags, SocketType};
+
+use crate::kernel_calls;
 
 /// How long a path MTU is believed: Linux's `mtu_expires`, and what RFC 8201
 /// §4 recommends.
@@ -83,7 +85,10 @@ impl KernelIcmp {
     /// # Errors
     /// EPERM without CAP_NET_RAW.
     pub(crate) fn open() -> io::Result<Self> {
-        let open = |v6| match options::raw_socket(v6) {
+        // It sends whole IP datagrams, and receives none.
+        let protocol = Some(rustix::net::ipproto::RAW);
+        let flags = SocketFlags::NONBLOCK;
+        let open = |v6| match kernel_calls::socket(v6, SocketType::RAW, flags, protocol) {
             Ok(socket) => Ok(Some(UdpSocket::from(socket))),
             Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(None),
             Err(error) => Err(error),

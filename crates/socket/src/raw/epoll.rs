@@ -1,48 +1,39 @@
-//! epoll, for the kernel's descriptors among those that are watched.
+//! epoll, for the kernel's descriptors among those that are watched. They are the
+//! application's, which may close them at any time.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// What became of a descriptor.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Fired(libc::epoll_event);
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::fs::{FileType, fstat};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-impl Fired {
-    /// What it was entered with.
-    pub(crate) fn key(self) -> u64 {
-        self.0.u64
+/// A descriptor for one system call.
+///
+/// # Errors
+/// EBADF for a number that cannot be one.
+fn borrow<'a>(fd: RawFd) -> io::Result<BorrowedFd<'a>> {
+    if fd < 0 {
+        return Err(Errno::BADF.into());
     }
-
-    /// EPOLL* bits.
-    pub(crate) fn events(self) -> u32 {
-        self.0.events
-    }
+    // SAFETY: not -1. It is only named in epoll_ctl or fcntl, for which a number
+    // that is nobody's, or another's by now, is no harm to this program's memory.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Another descriptor for the same open file.
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; a number that is nobody's is an error.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor just returned to us, owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    Ok(fcntl_dupfd_cloexec(borrow(fd)?, 0)?)
 }
 
 /// False for files that epoll refuses with EPERM, since they never wait.
 pub(crate) fn can_poll(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: all-zero is a valid stat.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: a writable stat for the call's duration.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } < 0 {
-        return true;
-    }
-    match stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK => false,
+    let Ok(stat) = fstat(fd) else { return true };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::Directory | FileType::BlockDevice => false,
         // It depends on the device.
-        libc::S_IFCHR => {
+        FileType::CharacterDevice => {
             let asked = Epoll::new().and_then(|epoll| epoll.add(fd.as_raw_fd(), 0, 0));
             asked.map_err(|error| error.raw_os_error()) != Err(Some(libc::EPERM))
         }
@@ -56,13 +47,7 @@ pub(crate) struct Epoll(OwnedFd);
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor just returned to us, owned by nobody else.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Epoll(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
@@ -71,26 +56,29 @@ impl Epoll {
 
     /// Enters a descriptor for `events` (EPOLL* bits and flags).
     pub(crate) fn add(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, key, events)
+        let events = EventFlags::from_bits_retain(events);
+        Ok(epoll::add(
+            &self.0,
+            borrow(fd)?,
+            EventData::new_u64(key),
+            events,
+        )?)
     }
 
     /// Changes what a descriptor is watched for.
     pub(crate) fn modify(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, key, events)
+        let events = EventFlags::from_bits_retain(events);
+        Ok(epoll::modify(
+            &self.0,
+            borrow(fd)?,
+            EventData::new_u64(key),
+            events,
+        )?)
     }
 
     /// Removes a descriptor.
     pub(crate) fn remove(&self, fd: RawFd) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
-    }
-
-    fn control(&self, what: i32, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
-        let mut event = libc::epoll_event { events, u64: key };
-        // SAFETY: a valid event for the call's duration.
-        if unsafe { libc::epoll_ctl(self.0.as_raw_fd(), what, fd, &mut event) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        Ok(epoll::delete(&self.0, borrow(fd)?)?)
     }
 
     /// Puts descriptors that are ready now, `most` of them, in place of what is in
@@ -98,18 +86,19 @@ impl Epoll {
     ///
     /// # Errors
     /// EINTR.
-    pub(crate) fn ready(&self, most: usize, out: &mut Vec<Fired>) -> io::Result<()> {
-        let most = i32::try_from(most.max(1)).unwrap_or(i32::MAX);
+    pub(crate) fn ready(&self, most: usize, out: &mut Vec<Event>) -> io::Result<()> {
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let most = most.max(1);
         out.clear();
-        out.reserve(most as usize);
-        // SAFETY: a `Fired` is an epoll_event, and `out` has room for `most` of them.
-        let count =
-            unsafe { libc::epoll_wait(self.0.as_raw_fd(), out.as_mut_ptr().cast(), most, 0) };
-        if count < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has written as many, of those that there is room for.
-        unsafe { out.set_len(count as usize) };
+        out.reserve(most);
+        let room = out.spare_capacity_mut().get_mut(..most).unwrap_or_default();
+        let (ready, _) = epoll::wait(self.0.as_fd(), room, Some(&at_once))?;
+        let count = ready.len();
+        // SAFETY: the call has written as many, at the front of what was free.
+        unsafe { out.set_len(count) };
         Ok(())
     }
 }

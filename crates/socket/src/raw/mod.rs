@@ -1,8 +1,3 @@
-//! The unsafe edge of this crate: system calls of the sockets that hold our
-//! ports, of netlink, and of sleeping.
+//! The unsafe edge of this crate: descriptors that the application names by number.
 
-pub(crate) mod descriptor;
 pub(crate) mod epoll;
-pub(crate) mod options;
-pub(crate) mod poll;
-pub(crate) mod unix;

@@ -30,9 +30,9 @@ use slab::Slab;
 use super::Events;
 use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Registration};
-use crate::raw::poll::WakeFd;
 use crate::stack::{Core, Stack, lock};
 use crate::{TcpListener, TcpStream, UdpSocket};
+use tidewall_sys::WakeFd;
 
 /// How long the notifier stays away from a device that reports an error.
 const AFTER_ERROR: Duration = Duration::from_millis(8);

@@ -18,11 +18,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use slab::Slab;
 
+use rustix::event::epoll::Event;
+
 use super::Events;
 use super::exchange::Role;
 use super::registration::Registration;
-use crate::raw::epoll::{Epoll, Fired};
-use crate::raw::poll;
+use crate::raw::epoll::Epoll;
 use crate::stack::lock;
 use crate::wait_queue::{WaitQueue, Waker};
 
@@ -34,7 +35,7 @@ const AT_ONCE: usize = 4096;
 
 thread_local! {
     /// What a call finds ready; kept so that a call allocates nothing.
-    static FIRED: RefCell<Vec<Fired>> = const { RefCell::new(Vec::new()) };
+    static FIRED: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
 /// See the module.
@@ -187,7 +188,7 @@ impl KernelDescriptors {
             && self
                 .epoll
                 .get()
-                .is_some_and(|epoll| poll::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
+                .is_some_and(|epoll| tidewall_sys::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
     }
 
     /// Asks the kernel which descriptors are ready, `most` of them: when it has said
@@ -221,14 +222,15 @@ impl KernelDescriptors {
         let asked = epoll.ready(most.min(count).min(AT_ONCE), &mut fired);
         // Level-triggered: what was ready may still be so next time.
         self.ready.store(!fired.is_empty(), Ordering::Relaxed);
-        for &fired in &fired {
-            let key = fired.key() as usize;
+        for &event in &fired {
+            let (flags, data) = (event.flags, event.data);
+            let key = data.u64() as usize;
             let registration = lock(&self.registrations).get(key).cloned();
             let Some(registration) = registration.filter(|it| it.is_active()) else {
                 continue;
             };
             if registration.is_kernel_only() {
-                each(&registration, Events::from_bits(fired.events()));
+                each(&registration, Events::from_bits(flags.bits()));
             } else {
                 registration.kernel_has_input();
             }

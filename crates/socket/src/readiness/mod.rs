@@ -74,13 +74,13 @@ pub(crate) mod registration;
 mod select;
 pub(crate) mod thread_state;
 
-pub use crate::raw::poll::SignalSet;
 pub use descriptor_set::{DescriptorSet, Iter};
 pub use epoll::{EpollEvent, EpollSet};
 pub use epoll_control::Operation;
 pub use event_queue::DescriptorEvent;
 pub use files::KernelFile;
 pub use poll::PollFd;
+pub use tidewall_sys::SignalSet;
 
 /// What a descriptor is ready for, or what it is asked about: the values of
 /// Linux's `EPOLL*` (epoll_ctl(2)), which are those of `POLL*` too.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, Weak};
 use super::Events;
 use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
-use crate::raw::poll;
 use crate::stack::{Core, Stack, lock};
 use crate::wait_queue::WaitQueue;
 
@@ -259,7 +258,7 @@ impl Registration {
             None if self.descriptor < 0 => Events::READABLE | Events::WRITABLE,
             None => {
                 let wanted = self.interest().bits() & !Events::FLAGS.bits();
-                let ready = poll::ready_now(self.descriptor, wanted as u16 as i16);
+                let ready = tidewall_sys::ready_now(self.descriptor, wanted as u16 as i16);
                 Events::from_bits(u32::from(ready as u16) & !(libc::POLLNVAL as u32))
             }
         }

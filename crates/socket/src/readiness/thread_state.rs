@@ -12,7 +12,6 @@ use super::poll_context::{Interface, PollContext};
 use super::registration::Registration;
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile};
-use crate::raw::poll;
 use crate::stack::{Core, lock};
 
 /// Registrations of a thread with the files of a table, by number.
@@ -288,7 +287,7 @@ impl ThreadState {
         // A signal that is pending ends a call that does not wait, too, if it is not
         // blocked for its time.
         if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
-            poll::readable_masked(&[], timeout, signals, &mut Vec::new())?;
+            tidewall_sys::poll_readable(&[], timeout, signals, &mut Vec::new())?;
         }
         Ok(found)
     }

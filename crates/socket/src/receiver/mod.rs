@@ -21,7 +21,6 @@ use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Wait
 use tidewall_receive::poller::{Poller, Shared};
 
 use crate::ip::transmit::Transmitter;
-use crate::raw::poll;
 use crate::stack::{Core, lock};
 use crate::wait_queue::{Leadership, thread_waker};
 use classes::ClassShare;

@@ -64,7 +64,7 @@ impl Receiver {
         core: &Core,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
-        signals: Option<&poll::SignalSet>,
+        signals: Option<&tidewall_sys::SignalSet>,
     ) -> io::Result<bool> {
         let has_input = || sockets.iter().any(|socket| socket.has_input());
         if has_input() {
@@ -142,7 +142,7 @@ impl Receiver {
         core: &Core,
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
-        signals: Option<&poll::SignalSet>,
+        signals: Option<&tidewall_sys::SignalSet>,
         sleeper: &mut Sleeper<'_>,
         has_input: impl Fn() -> bool,
     ) -> io::Result<bool> {

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::raw::poll::{self, WakeFd};
 use crate::readiness::poll_context::PollContext;
 use crate::stack::{Core, lock};
+use tidewall_sys::WakeFd;
 
 /// How long the application may stay away before its connections are seen to.
 const TICK: Duration = Duration::from_millis(8);
@@ -131,7 +131,7 @@ impl Helper {
             // Nobody may find the stack alive because we sleep.
             drop(core);
             // A signal that interrupts it is a reason to look, too.
-            let _ = poll::readable(&descriptors, timeout, &mut fired);
+            let _ = tidewall_sys::poll_readable(&descriptors, timeout, None, &mut fired);
             self.asleep.store(false, Ordering::SeqCst);
             if fired.first() == Some(&0) {
                 self.wake_fd.clear();

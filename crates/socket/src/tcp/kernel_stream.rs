@@ -6,9 +6,11 @@ use std::net::TcpStream as KernelTcp;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::net::sockopt::set_socket_linger;
 use tidewall_protocol::tcp::{Congestion, Keepalive, SendFlags, StreamOptions};
 
-use crate::raw::options;
+use tidewall_sys::{option, set_option, set_option_bytes};
+
 use crate::wait_queue::WaitQueue;
 
 /// `linux/tcp.h`
@@ -32,8 +34,8 @@ fn seconds(time: Duration) -> i32 {
 /// What the kernel reports (ENOENT for an algorithm that it has not, EPERM for one
 /// that the namespace may not choose).
 pub(crate) fn set_options(fd: BorrowedFd<'_>, v6: bool, wanted: &StreamOptions) -> io::Result<()> {
-    let tcp = |name, value: u32| options::set(fd, libc::IPPROTO_TCP, name, number(value));
-    let socket = |name, value: u32| options::set(fd, libc::SOL_SOCKET, name, number(value));
+    let tcp = |name, value: u32| set_option(fd, libc::IPPROTO_TCP, name, number(value));
+    let socket = |name, value: u32| set_option(fd, libc::SOL_SOCKET, name, number(value));
     if wanted.nodelay {
         tcp(libc::TCP_NODELAY, 1)?;
     }
@@ -56,10 +58,10 @@ pub(crate) fn set_options(fd: BorrowedFd<'_>, v6: bool, wanted: &StreamOptions) 
         tcp(libc::TCP_USER_TIMEOUT, milliseconds(time))?;
     }
     if let Some(time) = wanted.fin_timeout {
-        options::set(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, linger2(time))?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2, linger2(time))?;
     }
     if let Some(bytes) = wanted.not_sent_low_water {
-        options::set(
+        set_option(
             fd,
             libc::IPPROTO_TCP,
             TCP_NOTSENT_LOWAT,
@@ -93,28 +95,28 @@ pub(crate) fn linger2(time: Duration) -> i32 {
 /// TCP_CONGESTION.
 pub(crate) fn set_congestion(fd: BorrowedFd<'_>, congestion: Congestion) -> io::Result<()> {
     let name = congestion.name().as_bytes();
-    options::set_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name)
+    set_option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name)
 }
 
 /// IP_TOS or IPV6_TCLASS, and both of a socket that may have either's connections.
 pub(crate) fn set_traffic_class(fd: BorrowedFd<'_>, v6: bool, class: u8) -> io::Result<()> {
-    let set_v4 = options::set(fd, libc::IPPROTO_IP, libc::IP_TOS, class.into());
+    let set_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, class.into());
     if v6 {
         // Of IPv4 an IPv6 socket may know nothing (IPV6_V6ONLY).
-        return options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class.into());
+        return set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class.into());
     }
     set_v4
 }
 
 fn set_keepalive(fd: BorrowedFd<'_>, keepalive: Option<Keepalive>) -> io::Result<()> {
-    let tcp = |name, value| options::set(fd, libc::IPPROTO_TCP, name, value);
+    let tcp = |name, value| set_option(fd, libc::IPPROTO_TCP, name, value);
     if let Some(keepalive) = keepalive {
         tcp(libc::TCP_KEEPIDLE, seconds(keepalive.idle))?;
         tcp(libc::TCP_KEEPINTVL, seconds(keepalive.interval))?;
         tcp(libc::TCP_KEEPCNT, keepalive.count.into())?;
     }
     let on = i32::from(keepalive.is_some());
-    options::set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, on)
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, on)
 }
 
 impl KernelStream {
@@ -130,17 +132,18 @@ impl KernelStream {
     }
 
     pub(crate) fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
-        options::set(self.stream.as_fd(), level, name, value)
+        set_option(self.stream.as_fd(), level, name, value)
     }
 
     pub(crate) fn get(&self, level: i32, name: i32) -> io::Result<i32> {
-        options::get(self.stream.as_fd(), level, name)
+        option(self.stream.as_fd(), level, name)
     }
 
     pub(crate) fn send(&self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
-        let flag = |set: bool, flag| if set { flag } else { 0 };
-        let flags = flag(flags.more, libc::MSG_MORE) | flag(flags.record, libc::MSG_EOR);
-        options::send(self.stream.as_fd(), bytes, flags)
+        let mut kernel = rustix::net::SendFlags::NOSIGNAL;
+        kernel.set(rustix::net::SendFlags::MORE, flags.more);
+        kernel.set(rustix::net::SendFlags::EOR, flags.record);
+        Ok(rustix::net::send(&self.stream, bytes, kernel)?)
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
@@ -164,7 +167,9 @@ impl KernelStream {
     }
 
     pub(crate) fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        let seconds = linger.map(|time| i32::try_from(time.as_secs()).unwrap_or(i32::MAX));
-        options::set_linger(self.stream.as_fd(), seconds)
+        // Whole seconds, as many as an int holds.
+        let most = i32::MAX.unsigned_abs().into();
+        let seconds = linger.map(|time| Duration::from_secs(time.as_secs().min(most)));
+        Ok(set_socket_linger(&self.stream, seconds)?)
     }
 }

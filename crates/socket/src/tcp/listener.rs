@@ -21,7 +21,6 @@ use super::stream::TcpStream;
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::kernel::KernelInput;
-use crate::raw::descriptor;
 use crate::readiness::Events;
 use crate::readiness::registration::{File, Pollable};
 use crate::stack::{Core, Stack, lock};
@@ -333,7 +332,7 @@ impl TcpListener {
             self.stop_listening();
             self.inner.wait_queue.notify(Events::STATE_CHANGED);
             if let Some(kernel) = &self.inner.kernel {
-                descriptor::shutdown(kernel.as_fd(), Shutdown::Read)?;
+                rustix::net::shutdown(kernel.as_fd(), rustix::net::Shutdown::Read)?;
             }
         }
         Ok(())

@@ -40,7 +40,6 @@ use tidewall_device::demux::CookieParameters;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
 
-use crate::raw::poll;
 use crate::receiver::QueueHandle;
 use crate::stack::{Core, lock};
 use channels::Channels;
@@ -361,7 +360,7 @@ impl Tcp {
     /// Tells the driver what its SYN cookies are made of.
     pub(crate) fn set_cookie_parameters(&self, core: &Core) {
         let epoch = if core.netdev.has_kernel {
-            poll::monotonic().saturating_sub(core.now())
+            tidewall_sys::monotonic().saturating_sub(core.now())
         } else {
             // Link and stack have one clock.
             Duration::ZERO

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::raw::poll::WakeFd;
+use tidewall_sys::WakeFd;
 
 /// Wakes a sleeping thread, which polls its descriptor.
 #[derive(Debug)]

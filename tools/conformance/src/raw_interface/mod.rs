@@ -11,7 +11,7 @@
 //! - Kernel parameters and the MTU are those of the network namespace, read
 //!   whenever a socket is made, listens or connects, see `environment`.
 //! - The device takes no packet while its queueing discipline takes none
-//!   (`pfifo limit 0`), which is asked at each output, see `queueing`.
+//!   (`pfifo limit 0`), which is asked at each output, see `raw_device`.
 //! - Descriptors that are not the host's (pipes, files) are the kernel's.
 //! - A panic ends the call with EFAULT; it never reaches C.
 //!
@@ -22,7 +22,6 @@
 
 mod environment;
 mod machine;
-mod queueing;
 mod raw_calls;
 mod raw_device;
 mod raw_events;

@@ -77,7 +77,7 @@ impl Port {
             libc::PACKET_ADD_MEMBERSHIP,
             &member,
         )?;
-        interface::bind_packet(&socket, index)?;
+        interface::bind_packet(&socket, index, libc::ETH_P_ALL as u16)?;
         Ok(Port {
             socket,
             messages: MessageBatch::new(BATCH),

@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as KernelListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use rustix::net::{SocketFlags, SocketType, bind, listen};
 use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
+use tidewall_sys::set_option;
 
 use super::ListenerInner;
-use crate::raw::options;
+use crate::kernel_calls;
 use crate::stack::{Core, lock};
 use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
@@ -51,23 +53,24 @@ impl Default for ListenOptions {
 
 /// The kernel's socket that holds the port.
 pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<KernelListener> {
-    let socket: OwnedFd = options::tcp_socket(address.is_ipv6(), true)?;
+    let flags = SocketFlags::NONBLOCK;
+    let socket = kernel_calls::socket(address.is_ipv6(), SocketType::STREAM, flags, None)?;
     let fd = socket.as_fd();
     if options.reuse_address {
-        options::set(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     }
     if address.is_ipv6() {
         let only = i32::from(options.only_v6);
-        options::set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
     }
     // Those that it accepts inherit them.
     kernel_stream::set_options(fd, address.is_ipv6(), &options.stream)?;
-    options::bind(fd, address)?;
+    bind(fd, &address)?;
     if options.fast_open > 0 {
         let queue = i32::try_from(options.fast_open).unwrap_or(i32::MAX);
-        options::set(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)?;
     }
-    options::listen(fd, options.backlog as i32)?;
+    listen(fd, options.backlog as i32)?;
     Ok(KernelListener::from(socket))
 }
 

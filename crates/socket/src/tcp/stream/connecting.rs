@@ -5,12 +5,15 @@ use std::net::{SocketAddr, TcpStream as KernelTcp};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::forked::Unshared;
 use tidewall_protocol::tcp::{Config, Connection, FourTuple, State as Phase, StreamOptions, isn};
+use tidewall_sys::set_option;
 
 use super::{Inner, TcpStream};
 use crate::ip::routes::Neighbour;
-use crate::raw::options as raw_options;
+use crate::kernel_calls;
 use crate::readiness::Events;
 use crate::stack::{Core, Stack, lock};
 use crate::tcp::HOP_LIMIT;
@@ -265,20 +268,21 @@ impl TcpStream {
                 KernelTcp::connect_timeout(&remote, left)?
             }
             _ => {
-                let socket = raw_options::tcp_socket(remote.is_ipv6(), wait.is_none())?;
+                let mut flags = SocketFlags::empty();
+                flags.set(SocketFlags::NONBLOCK, wait.is_none());
+                let v6 = remote.is_ipv6();
+                let socket = kernel_calls::socket(v6, SocketType::STREAM, flags, None)?;
                 if let Some(local) = options.local {
-                    raw_options::bind(socket.as_fd(), local)?;
+                    bind(&socket, &local)?;
                 }
                 kernel_stream::set_options(socket.as_fd(), remote.is_ipv6(), &options.stream)?;
                 if options.fast_open {
                     let tcp = libc::IPPROTO_TCP;
-                    raw_options::set(socket.as_fd(), tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
+                    set_option(&socket, tcp, libc::TCP_FASTOPEN_CONNECT, 1)?;
                 }
-                match raw_options::connect(socket.as_fd(), remote) {
-                    Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
-                        return Err(error);
-                    }
-                    _ => KernelTcp::from(socket),
+                match rustix::net::connect(&socket, &remote) {
+                    Ok(()) | Err(Errno::INPROGRESS) => KernelTcp::from(socket),
+                    Err(error) => return Err(error.into()),
                 }
             }
         };
@@ -311,8 +315,9 @@ impl Tcp {
             };
             return Ok((port, None));
         }
-        let socket = raw_options::tcp_socket(source.is_ipv6(), true)?;
-        raw_options::bind(socket.as_fd(), source)?;
+        let (v6, flags) = (source.is_ipv6(), SocketFlags::NONBLOCK);
+        let socket = kernel_calls::socket(v6, SocketType::STREAM, flags, None)?;
+        bind(&socket, &source)?;
         // The standard library can ask for its address.
         let socket = std::net::TcpListener::from(socket);
         let port = socket.local_addr()?.port();

@@ -1,12 +1,11 @@
 //! Streams as the standard library's readers and writers.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::AsFd;
 
 use tidewall_protocol::tcp::SendFlags;
 
 use super::{Inner, Sending, TcpStream};
-use crate::raw::descriptor;
+use crate::kernel_calls;
 
 /// # Errors
 /// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and
@@ -39,7 +38,7 @@ impl TcpStream {
     ) -> io::Result<usize> {
         let connection = match &self.inner {
             Inner::Kernel(kernel) => {
-                let received = descriptor::receive(kernel.stream.as_fd(), buffers, flags);
+                let received = kernel_calls::receive(&kernel.stream, buffers, flags);
                 return received.map(|(length, _)| length);
             }
             Inner::Own { connection, .. } => connection,
@@ -83,7 +82,7 @@ impl TcpStream {
     /// MSG_EOR and MSG_ZEROCOPY; others are the kernel's business.
     pub(crate) fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         match &self.inner {
-            Inner::Kernel(kernel) => descriptor::send(kernel.stream.as_fd(), buffers, None, flags),
+            Inner::Kernel(kernel) => kernel_calls::send(&kernel.stream, buffers, None, flags),
             Inner::Own { connection, .. } => {
                 let has = |flag| flags & flag != 0;
                 let sending = Sending {

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::net::sockopt::tcp_congestion;
 use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
 
 use super::{Inner, NO_LINGER, TcpStream, duration};
-use crate::raw::options as raw_options;
 use crate::tcp::connection::{State, error};
 use crate::tcp::frames::Deferred;
 use crate::tcp::kernel_stream::{self, TCP_NOTSENT_LOWAT};
@@ -371,13 +371,8 @@ impl TcpStream {
     pub fn congestion(&self) -> io::Result<Option<Congestion>> {
         match &self.inner {
             Inner::Kernel(kernel) => {
-                let mut name = [0; 16];
-                let fd = kernel.stream.as_fd();
-                let tcp = libc::IPPROTO_TCP;
-                raw_options::get_bytes(fd, tcp, libc::TCP_CONGESTION, &mut name)?;
-                let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-                let name = str::from_utf8(name).unwrap_or_default();
-                Ok(Congestion::from_name(name))
+                let name = tcp_congestion(&kernel.stream)?;
+                Ok(Congestion::from_name(&name))
             }
             Inner::Own { connection, .. } => Ok(Some(connection.lock().connection.congestion())),
         }
