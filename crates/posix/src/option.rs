@@ -7,7 +7,7 @@ use tidewall_socket::{ListenOptions, OpenFile, TcpStream};
 
 use crate::message;
 use crate::socket::{State, stream_of};
-use crate::{Errno, Posix, Result, TcpInfo, errno, lock, raw};
+use crate::{Errno, Posix, Result, TcpInfo, errno, lock};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -236,7 +236,7 @@ impl Posix {
         let file = self.file(fd)?;
         let socket = self.socket_of(fd)?;
         if let Some(kernel) = stream_of(&file).and_then(TcpStream::kernel_socket) {
-            return raw::set_option(kernel, level, option, value).map_err(errno);
+            return tidewall_sys::set_option_bytes(kernel, level, option, value).map_err(errno);
         }
         if let OpenFile::Datagram(datagram) = &*file {
             return match (level, option) {
@@ -281,7 +281,10 @@ impl Posix {
         let socket = self.socket_of(fd)?;
         let stream = stream_of(&file);
         if let Some(kernel) = stream.and_then(TcpStream::kernel_socket) {
-            return raw::get_option(kernel, level, option).map_err(errno);
+            let mut value = vec![0; 1024];
+            let length = tidewall_sys::option_bytes(kernel, level, option, &mut value);
+            value.truncate(length.map_err(errno)?);
+            return Ok(value);
         }
         let sysctl = self.stack().sysctl();
         let options = lock(&socket.state).options.clone();

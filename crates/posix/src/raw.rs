@@ -1,230 +1,382 @@
-//! A C caller's memory: addresses, vectors, control messages.
+//! A C caller's memory: the arguments that point to it, vectors, messages.
+//!
+//! A function that C calls has these types in place of pointers. C makes them, as it
+//! calls; Rust can only lend a slice ([`Pointer::lend`]). So the function itself needs
+//! no `unsafe`.
 
-use core::{mem, ptr, slice};
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use core::cell::Cell;
+use core::ffi::{CStr, c_char};
+use core::marker::PhantomData;
+use core::mem::{MaybeUninit, offset_of};
+use core::{fmt, ptr, slice};
+use std::net::SocketAddr;
 
-use libc::{c_int, c_uint, cmsghdr, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{cmsghdr, iovec, msghdr, socklen_t};
+use tidewall_sys::RawAddress;
 
-use crate::ControlMessage;
+use crate::{ControlMessage, Errno, Result};
 
-/// An unconnected socket of the kernel.
-pub(crate) fn kernel_socket(domain: c_int, kind: c_int) -> io::Result<OwnedFd> {
-    // SAFETY: three numbers.
-    let fd = unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
+/// Neither longer nor shorter: of one call, and of one pointer in it.
+type Call<'a> = PhantomData<Cell<&'a ()>>;
+
+/// A pointer argument: null, or to as many `T` as the [`Count`] of the same lifetime
+/// says, which nobody else has meanwhile.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Pointer<'a, T>(*mut T, Call<'a>);
+
+/// The argument that says how many elements a [`Pointer`] is to.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Count<'a, N>(N, Call<'a>);
+
+/// Bytes that C reads after the call.
+pub type Place<'a> = Pointer<'a, MaybeUninit<u8>>;
+
+impl<'a, N: Copy + TryInto<usize>> Count<'a, N> {
+    /// The number; 0 for a negative one.
+    pub fn get(self) -> usize {
+        self.0.try_into().unwrap_or(0)
     }
-    // SAFETY: just opened, and owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `setsockopt(2)` of the kernel's.
-pub(crate) fn set_option(
-    fd: BorrowedFd<'_>,
-    level: c_int,
-    name: c_int,
-    value: &[u8],
-) -> io::Result<()> {
-    let length = value.len() as socklen_t;
-    // SAFETY: an open descriptor, and as many readable bytes as it says.
-    let result =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
+impl<'a, T> Pointer<'a, T> {
+    /// The null pointer.
+    #[must_use]
+    pub fn null() -> Self {
+        Pointer(ptr::null_mut(), PhantomData)
     }
-    Ok(())
+
+    /// Makes a call as C does, with a pointer and how many elements it is to.
+    pub fn lend<N: TryFrom<usize> + Default, R>(
+        elements: &mut [T],
+        call: impl for<'b> FnOnce(Pointer<'b, T>, Count<'b, N>) -> R,
+    ) -> R {
+        // A count that the type does not hold promises nothing.
+        let count = N::try_from(elements.len()).unwrap_or_default();
+        call(
+            Pointer(elements.as_mut_ptr(), PhantomData),
+            Count(count, PhantomData),
+        )
+    }
+
+    /// True for null.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The pointer, for a call of the kernel's.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut T {
+        self.0
+    }
+
+    /// The elements, to read.
+    ///
+    /// # Errors
+    /// EFAULT for null, unless there are none.
+    pub fn read<N: Copy + TryInto<usize>>(self, count: Count<'a, N>) -> Result<&'a [T]> {
+        match self.check(count)? {
+            0 => Ok(&[]),
+            // SAFETY: not null, and the count is of the same lifetime, so it is the one
+            // that came with the pointer; both types say what that promises.
+            count => Ok(unsafe { slice::from_raw_parts(self.0, count) }),
+        }
+    }
+
+    /// The elements, to change.
+    ///
+    /// # Errors
+    /// As [`Pointer::read`].
+    pub fn write<N: Copy + TryInto<usize>>(self, count: Count<'a, N>) -> Result<&'a mut [T]> {
+        match self.check(count)? {
+            0 => Ok(&mut []),
+            // SAFETY: as in `read`; there is one pointer of the lifetime.
+            count => Ok(unsafe { slice::from_raw_parts_mut(self.0, count) }),
+        }
+    }
+
+    fn check<N: Copy + TryInto<usize>>(&self, count: Count<'a, N>) -> Result<usize> {
+        match count.get() {
+            1.. if self.is_null() => Err(Errno(libc::EFAULT)),
+            count => Ok(count),
+        }
+    }
 }
 
-/// `getsockopt(2)` of the kernel's: all of the value.
-pub(crate) fn get_option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<Vec<u8>> {
-    let mut value = vec![0u8; 1024];
-    let mut length = value.len() as socklen_t;
-    let place = value.as_mut_ptr().cast();
-    // SAFETY: an open descriptor, and as many writable bytes as `length` says.
-    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, place, &raw mut length) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
+impl<'a> Place<'a> {
+    /// Writes as much of `value` as there is room for, and how long it is.
+    ///
+    /// # Errors
+    /// EFAULT for null, unless there is no room.
+    pub fn put<N: Copy + TryInto<usize> + TryFrom<usize>>(
+        self,
+        length: &mut Count<'a, N>,
+        value: &[u8],
+    ) -> Result<()> {
+        let place = self.write(*length)?;
+        copy(value, place);
+        length.0 = N::try_from(value.len()).map_err(|_| Errno(libc::EOVERFLOW))?;
+        Ok(())
     }
-    value.truncate(length as usize);
-    Ok(value)
 }
 
-/// Bytes to read from; none for a null pointer.
+/// Copies as much as there is room for; how much that is.
+pub fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
+    let length = from.len().min(to.len());
+    if let (Some(from), Some(to)) = (from.get(..length), to.get_mut(..length)) {
+        to.write_copy_of_slice(from);
+    }
+    length
+}
+
+/// A text argument: null, or to bytes up to a zero.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
+
+impl<'a> Text<'a> {
+    /// The text; `None` for null.
+    #[must_use]
+    pub fn get(self) -> Option<&'a CStr> {
+        // SAFETY: not null, and what the type says.
+        (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+impl<'a> From<&'a CStr> for Text<'a> {
+    fn from(text: &'a CStr) -> Self {
+        Text(text.as_ptr(), PhantomData)
+    }
+}
+
+/// An address argument; `None` for null, for one that is too short, and for one of
+/// another family.
+#[must_use]
+pub fn address<'a>(address: Pointer<'a, u8>, length: Count<'a, socklen_t>) -> Option<SocketAddr> {
+    let address = RawAddress::parse(address.read(length).ok()?)?;
+    Some(SocketAddr::new(address.ip(), address.port()))
+}
+
+/// Writes an address as far as there is room, and its length; nothing where C does not
+/// ask for it.
+pub fn put_address<'a>(
+    address: SocketAddr,
+    place: Place<'a>,
+    length: Option<&mut Count<'a, socklen_t>>,
+) {
+    let (bytes, used) = RawAddress::new(address);
+    if let (Some(length), Some(bytes)) = (length, bytes.0.get(..used as usize))
+        && !place.is_null()
+    {
+        // It is not null.
+        let _ = place.put(length, bytes);
+    }
+}
+
+/// An element of a vector (`struct iovec`): null, or to as many bytes as it says,
+/// which nobody else has meanwhile.
+#[repr(transparent)]
+pub struct Buffer(iovec);
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Buffer").field(&self.0.iov_len).finish()
+    }
+}
+
+impl Buffer {
+    /// Pointer and length are of one element, and by its type so long.
+    fn parts<'a, T>(&self) -> (Pointer<'a, T>, Count<'a, usize>) {
+        let pointer = Pointer(self.0.iov_base.cast(), PhantomData);
+        (pointer, Count(self.0.iov_len, PhantomData))
+    }
+}
+
+/// Bytes that a vector has room for.
+#[must_use]
+pub fn room(vector: &[Buffer]) -> usize {
+    let lengths = vector.iter().map(|buffer| buffer.0.iov_len);
+    lengths.fold(0, usize::saturating_add)
+}
+
+/// What a vector points to.
 ///
-/// # Safety
-/// `bytes` is null or `length` bytes that nobody changes meanwhile.
-pub unsafe fn bytes<'a>(bytes: *const libc::c_void, length: usize) -> &'a [u8] {
-    if bytes.is_null() || length == 0 {
-        return &[];
-    }
-    // SAFETY: not null; the rest is the caller's promise.
-    unsafe { slice::from_raw_parts(bytes.cast(), length) }
-}
-
-/// Bytes to write to; none for a null pointer.
-///
-/// # Safety
-/// `bytes` is null or `length` initialised bytes that nobody else uses meanwhile.
-pub unsafe fn bytes_mut<'a>(bytes: *mut libc::c_void, length: usize) -> &'a mut [u8] {
-    if bytes.is_null() || length == 0 {
-        return &mut [];
-    }
-    // SAFETY: not null; the rest is the caller's promise.
-    unsafe { slice::from_raw_parts_mut(bytes.cast(), length) }
-}
-
-/// The elements of a C array; none for a null pointer or a negative count.
-///
-/// # Safety
-/// `elements` is null or `count` of them that nobody changes meanwhile.
-pub unsafe fn elements<'a, T>(elements: *const T, count: usize) -> &'a [T] {
-    if elements.is_null() || count == 0 {
-        return &[];
-    }
-    // SAFETY: not null; the rest is the caller's promise.
-    unsafe { slice::from_raw_parts(elements, count) }
-}
-
-/// What a vector points to; nothing when an element without memory has a length,
-/// which is EFAULT.
-///
-/// # Safety
-/// Each element is null or points to as many readable bytes as it says.
-pub unsafe fn gather(vector: &[iovec]) -> Option<Vec<&[u8]>> {
-    vector
-        .iter()
-        .map(|element| {
-            let missing = element.iov_base.is_null() && element.iov_len > 0;
-            // SAFETY: the caller's promise.
-            (!missing).then(|| unsafe { bytes(element.iov_base, element.iov_len) })
-        })
-        .collect()
+/// # Errors
+/// EFAULT for an element without memory that has a length.
+pub fn gather(vector: &[Buffer]) -> Result<Vec<&[u8]>> {
+    let each = vector.iter().map(Buffer::parts);
+    each.map(|(bytes, length)| bytes.read(length)).collect()
 }
 
 /// Fills what a vector points to, in order.
 ///
-/// # Safety
-/// Each element is null or points to as many writable bytes as it says.
-pub unsafe fn scatter(mut from: &[u8], vector: &[iovec]) {
-    for element in vector {
-        // SAFETY: the caller's promise.
-        let place = unsafe { bytes_mut(element.iov_base, element.iov_len) };
-        let (now, later) = from.split_at(place.len().min(from.len()));
-        if let Some(place) = place.get_mut(..now.len()) {
-            place.copy_from_slice(now);
-        }
-        from = later;
+/// # Errors
+/// As [`gather`].
+pub fn scatter(mut from: &[u8], vector: &[Buffer]) -> Result<()> {
+    for (place, length) in vector.iter().map(Buffer::parts) {
+        let copied = copy(from, place.write(length)?);
+        from = from.get(copied..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// A message argument (`struct msghdr`), whose pointers are as those above.
+#[repr(transparent)]
+pub struct Message(msghdr);
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Message").field(&self.0.msg_flags).finish()
     }
 }
 
-/// Reads an address; nothing for one that is too short or of another family.
-///
-/// # Safety
-/// `address` is null or `length` readable bytes.
-pub unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
-    let length = length as usize;
-    if address.is_null() || length < mem::size_of::<libc::sa_family_t>() {
-        return None;
+impl Message {
+    /// The vector.
+    ///
+    /// # Errors
+    /// EFAULT for none that has elements.
+    pub fn vector(&self) -> Result<&[Buffer]> {
+        let vector = Pointer(self.0.msg_iov.cast(), PhantomData);
+        vector.read(Count(self.0.msg_iovlen, PhantomData))
     }
-    // SAFETY: readable as far as the family at least.
-    let family = unsafe { ptr::read_unaligned(address.cast::<libc::sa_family_t>()) };
-    match i32::from(family) {
-        libc::AF_INET if length >= mem::size_of::<sockaddr_in>() => {
-            // SAFETY: long enough; any bytes are a `sockaddr_in`.
-            let address: sockaddr_in = unsafe { ptr::read_unaligned(address.cast()) };
-            let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
-            Some(SocketAddr::from((ip, u16::from_be(address.sin_port))))
+
+    /// The address to send to, if there is one.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        let name = Pointer(self.0.msg_name.cast(), PhantomData);
+        address(name, Count(self.0.msg_namelen, PhantomData))
+    }
+
+    /// Says how data was received: from no address, with flags, and with control
+    /// messages as far as there is room (else MSG_CTRUNC).
+    pub fn finish(&mut self, flags: i32, control: &[ControlMessage]) {
+        self.0.msg_namelen = 0;
+        self.0.msg_flags = flags;
+        let place: Place<'_> = Pointer(self.0.msg_control.cast(), PhantomData);
+        let place = place.write(Count(self.0.msg_controllen, PhantomData));
+        // Without memory there is no room.
+        let mut rest = place.unwrap_or_default();
+        let room = rest.len();
+        for message in control {
+            let bytes = message.bytes();
+            if rest.len() < bytes.len() {
+                self.0.msg_flags |= libc::MSG_CTRUNC;
+                break;
+            }
+            copy(&bytes, rest);
+            let space = bytes.len().next_multiple_of(size_of::<usize>());
+            rest = rest.split_at_mut(space.min(rest.len())).1;
         }
-        libc::AF_INET6 if length >= mem::size_of::<sockaddr_in6>() => {
-            // SAFETY: long enough; any bytes are a `sockaddr_in6`.
-            let address: sockaddr_in6 = unsafe { ptr::read_unaligned(address.cast()) };
-            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
-            let port = u16::from_be(address.sin6_port);
-            Some(SocketAddrV6::new(ip, port, 0, 0).into())
-        }
-        _ => None,
+        self.0.msg_controllen = room - rest.len();
     }
 }
 
-/// Writes an address as far as there is room, and its length.
-///
-/// # Safety
-/// `length` is null, or says how many bytes may be written at `place`, which is
-/// null or so many bytes.
-pub unsafe fn put_address(address: SocketAddr, place: *mut sockaddr, length: *mut socklen_t) {
-    if place.is_null() || length.is_null() {
-        return;
-    }
-    let mut encoded = Vec::with_capacity(28);
-    match address {
-        SocketAddr::V4(address) => {
-            encoded.extend_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-            encoded.extend_from_slice(&address.port().to_be_bytes());
-            encoded.extend_from_slice(&address.ip().octets());
-            encoded.extend_from_slice(&[0; 8]);
+impl ControlMessage {
+    /// As C has it: header and data, without what aligns the next.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; size_of::<cmsghdr>()];
+        bytes.extend(&self.data);
+        let length = bytes.len().to_ne_bytes();
+        for (at, field) in [
+            (offset_of!(cmsghdr, cmsg_len), &length[..]),
+            (offset_of!(cmsghdr, cmsg_level), &self.level.to_ne_bytes()),
+            (offset_of!(cmsghdr, cmsg_type), &self.kind.to_ne_bytes()),
+        ] {
+            if let Some(place) = bytes.get_mut(at..at + field.len()) {
+                place.copy_from_slice(field);
+            }
         }
-        SocketAddr::V6(address) => {
-            encoded.extend_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-            encoded.extend_from_slice(&address.port().to_be_bytes());
-            encoded.extend_from_slice(&[0; 4]);
-            encoded.extend_from_slice(&address.ip().octets());
-            encoded.extend_from_slice(&[0; 4]);
-        }
+        bytes
     }
-    // SAFETY: `length` is not null, and says what may be written at `place`.
-    unsafe { put(&encoded, place.cast(), length) }
 }
 
-/// Writes bytes as far as there is room, and how many they are.
-///
-/// # Safety
-/// `length` says how many bytes may be written at `place`.
-pub unsafe fn put(value: &[u8], place: *mut libc::c_void, length: *mut socklen_t) {
-    // SAFETY: the caller's promise.
-    let room = unsafe { ptr::read_unaligned(length) } as usize;
-    // SAFETY: the caller's promise.
-    let place = unsafe { bytes_mut(place, room) };
-    for (place, byte) in place.iter_mut().zip(value) {
-        *place = *byte;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { ptr::write_unaligned(length, value.len() as socklen_t) };
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Writes control messages as far as there is room (else MSG_CTRUNC).
-///
-/// # Safety
-/// The message's control buffer is as long as it says.
-pub unsafe fn put_control(message: &mut msghdr, control: &[ControlMessage]) {
-    let room = message.msg_controllen;
-    let mut used = 0;
-    for ControlMessage { level, kind, data } in control {
-        // SAFETY: computations.
-        let (space, length) = unsafe {
-            (
-                libc::CMSG_SPACE(data.len() as c_uint) as usize,
-                libc::CMSG_LEN(data.len() as c_uint) as usize,
-            )
+    const EFAULT: Errno = Errno(libc::EFAULT);
+
+    fn buffer(bytes: &mut [u8]) -> Buffer {
+        Buffer(iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        })
+    }
+
+    fn missing(iov_len: usize) -> Buffer {
+        let iov_base = ptr::null_mut();
+        Buffer(iovec { iov_base, iov_len })
+    }
+
+    #[test]
+    fn null_has_no_elements() {
+        let null = || Pointer::<u8>::null();
+        assert_eq!(null().read(Count(0_i32, PhantomData)), Ok(&[][..]));
+        assert_eq!(null().read(Count(-1_i32, PhantomData)), Ok(&[][..]));
+        assert_eq!(null().read(Count(1_i32, PhantomData)), Err(EFAULT));
+    }
+
+    #[test]
+    fn a_vector_is_filled_in_order() {
+        let (mut first, mut second) = (*b"....", *b"....");
+        let vector = [buffer(&mut first), missing(0), buffer(&mut second)];
+        assert_eq!(room(&vector), 8);
+        scatter(b"hello", &vector).unwrap();
+        assert_eq!(gather(&vector).unwrap().concat(), b"hello...");
+        let vector = [buffer(&mut first), missing(1)];
+        assert_eq!(gather(&vector), Err(EFAULT));
+        assert_eq!(scatter(b"hello", &vector), Err(EFAULT));
+    }
+
+    #[test]
+    fn an_address_fills_what_room_there_is() {
+        let address = SocketAddr::from(([192, 0, 2, 1], 80));
+        let mut place = [MaybeUninit::new(0); 4];
+        let length = Pointer::lend(&mut place, |place, mut length| {
+            put_address(address, place, Some(&mut length));
+            length.get()
+        });
+        assert_eq!(length, size_of::<libc::sockaddr_in>());
+        let (mut bytes, used) = RawAddress::new(address);
+        let read = Pointer::lend(&mut bytes.0[..used as usize], super::address);
+        assert_eq!(read, Some(address));
+        let read = Pointer::lend(&mut bytes.0[..used as usize - 1], super::address);
+        assert_eq!(read, None);
+    }
+
+    #[test]
+    fn a_control_message_that_finds_no_room_is_cut() {
+        let control = ControlMessage {
+            level: 1,
+            kind: 2,
+            data: vec![7; 4],
         };
-        if room - used < length || message.msg_control.is_null() {
-            message.msg_flags |= libc::MSG_CTRUNC;
-            break;
+        let control = [control.clone(), control];
+        let each = (size_of::<cmsghdr>() + 4).next_multiple_of(size_of::<usize>());
+        for (room, used, cut) in [
+            (2 * each, 2 * each, false),
+            (2 * each - 4, 2 * each - 4, false),
+            (2 * each - 5, each, true),
+            (0, 0, true),
+        ] {
+            let mut memory = vec![0u8; room];
+            let mut message = Message(msghdr {
+                msg_name: ptr::null_mut(),
+                msg_namelen: 0,
+                msg_iov: ptr::null_mut(),
+                msg_iovlen: 0,
+                msg_control: memory.as_mut_ptr().cast(),
+                msg_controllen: room,
+                msg_flags: 0,
+            });
+            message.finish(0, &control);
+            assert_eq!(message.0.msg_controllen, used, "{room}");
+            assert_eq!(message.0.msg_flags & libc::MSG_CTRUNC != 0, cut, "{room}");
+            if room > 0 {
+                assert_eq!(memory[..8], (each - 4).to_ne_bytes());
+            }
         }
-        let header = cmsghdr {
-            cmsg_len: length,
-            cmsg_level: *level,
-            cmsg_type: *kind,
-        };
-        // SAFETY: `length` bytes are there beyond `used`, enough for header and
-        // data.
-        unsafe {
-            let place = message.msg_control.cast::<u8>().add(used);
-            ptr::write_unaligned(place.cast(), header);
-            ptr::copy_nonoverlapping(data.as_ptr(), place.add(length - data.len()), data.len());
-        }
-        used = (used + space).min(room);
     }
-    message.msg_controllen = used;
 }

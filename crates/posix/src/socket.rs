@@ -1,8 +1,11 @@
 //! From `socket` to `close`.
 
+use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::tcp::State as Phase;
@@ -10,7 +13,7 @@ use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStr
 
 use crate::address::{canonical, check_family, shown, wildcard};
 use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE};
-use crate::{Errno, Posix, Result, errno, lock, raw};
+use crate::{Errno, Posix, Result, errno, lock};
 
 /// Linux's `net.core.somaxconn`.
 const BACKLOG_MAX: u32 = 4096;
@@ -39,6 +42,13 @@ pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
         OpenFile::Stream(stream) => Some(stream),
         _ => None,
     }
+}
+
+/// An unconnected socket of the kernel.
+fn kernel_socket(domain: i32, kind: i32) -> io::Result<OwnedFd> {
+    let family = AddressFamily::from_raw(domain as u16);
+    let kind = SocketType::from_raw(kind as u32);
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
 fn flags_of(kind: i32) -> Flags {
@@ -72,7 +82,7 @@ impl Posix {
         if protocol != 0 && protocol != own {
             return Err(Errno(libc::EPROTONOSUPPORT));
         }
-        let unconnected = raw::kernel_socket(domain, kind).map_err(errno)?;
+        let unconnected = kernel_socket(domain, kind).map_err(errno)?;
         let fd = self.descriptors.open(unconnected, flags).map_err(errno)?;
         let fd = self.renumber(fd)?;
         let state = State {
@@ -334,7 +344,7 @@ impl Posix {
         // After a failed attempt the socket may be connected again.
         drop(file);
         lock(&socket.state).connecting = false;
-        let unconnected = raw::kernel_socket(socket.domain, socket.kind).map_err(errno)?;
+        let unconnected = kernel_socket(socket.domain, socket.kind).map_err(errno)?;
         self.replace(fd, unconnected.into())?;
         Err(failed.unwrap_or(Errno(libc::ECONNABORTED)))
     }

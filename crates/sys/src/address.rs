@@ -9,13 +9,13 @@ pub(crate) const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_in6>();
 /// Room for an address, aligned as the structures are.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
-pub(crate) struct RawAddress(pub(crate) [u8; ADDRESS_BYTES]);
+pub struct RawAddress(pub [u8; ADDRESS_BYTES]);
 
 impl RawAddress {
     pub(crate) const EMPTY: RawAddress = RawAddress([0; ADDRESS_BYTES]);
 
     /// The address and its length in bytes.
-    pub(crate) fn new(address: SocketAddr) -> (Self, libc::socklen_t) {
+    pub fn new(address: SocketAddr) -> (Self, libc::socklen_t) {
         let mut raw = Self::EMPTY;
         let mut put = |at: usize, bytes: &[u8]| {
             if let Some(place) = raw.0.get_mut(at..at + bytes.len()) {
@@ -39,13 +39,12 @@ impl RawAddress {
         (raw, length as libc::socklen_t)
     }
 
-    /// The address; `None` for one of another family.
-    pub(crate) fn parse(&self) -> Option<SocketAddr> {
-        let RawAddress(bytes) = self;
-        let family = u16::from_ne_bytes([bytes[0], bytes[1]]);
-        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    /// The address; `None` for one that is cut short or of another family.
+    pub fn parse(bytes: &[u8]) -> Option<SocketAddr> {
+        let family = u16::from_ne_bytes(chunk(bytes, 0)?);
+        let port = u16::from_be_bytes(chunk(bytes, 2)?);
         match i32::from(family) {
-            libc::AF_INET => {
+            libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() => {
                 let ip = Ipv4Addr::from_octets(chunk(bytes, 4)?);
                 Some(SocketAddr::new(IpAddr::V4(ip), port))
             }
@@ -73,8 +72,11 @@ mod tests {
     fn addresses_survive_the_kernel_form() {
         for text in ["10.1.2.3:4567", "[fd00::1]:9", "[fe80::1%3]:65535"] {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(RawAddress::new(address).0.parse(), Some(address));
+            assert_eq!(
+                RawAddress::parse(&RawAddress::new(address).0.0),
+                Some(address)
+            );
         }
-        assert_eq!(RawAddress::EMPTY.parse(), None);
+        assert_eq!(RawAddress::parse(&RawAddress::EMPTY.0), None);
     }
 }

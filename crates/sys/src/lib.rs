@@ -42,6 +42,7 @@ mod raw_thread;
 mod thread;
 mod wake;
 
+pub use address::RawAddress;
 pub use ancillary::Ancillary;
 pub use raw_bpf::{Attach, attach_xdp, bpf};
 pub use raw_epoll::busy_poll;

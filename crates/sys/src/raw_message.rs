@@ -100,7 +100,7 @@ impl Slot {
         Received {
             length,
             truncated: header.msg_flags & libc::MSG_TRUNC != 0,
-            source: self.address.parse(),
+            source: RawAddress::parse(&self.address.0),
             ancillary: Ancillary::parse(control.unwrap_or_default()),
         }
     }

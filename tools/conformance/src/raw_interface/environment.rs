@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::fs;
 use std::net::IpAddr;
 
-use super::raw_device::Device;
+use super::device::Device;
 use tidewall_protocol::tcp::Sysctl;
 
 use super::machine::EPOCH;

@@ -15,8 +15,8 @@ use std::thread::{self, ThreadId};
 use tidewall_posix::Posix;
 use tidewall_socket::VirtualTime as _;
 
+use super::device::Device;
 use super::environment::{self, Flags};
-use super::raw_device::Device;
 use crate::host::{Host, Time};
 
 /// What the clock shows at the beginning, in seconds since 1970: any time will
@@ -36,7 +36,7 @@ const TICK: Duration = Duration::from_micros(1);
 const HORIZON: Duration = Duration::from_secs(3600);
 
 /// See the module.
-pub(super) struct Machine {
+pub struct Machine {
     host: Mutex<Host>,
     device: Mutex<Option<Device>>,
     posix: Arc<Posix>,

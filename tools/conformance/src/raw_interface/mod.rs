@@ -11,31 +11,35 @@
 //! - Kernel parameters and the MTU are those of the network namespace, read
 //!   whenever a socket is made, listens or connects, see `environment`.
 //! - The device takes no packet while its queueing discipline takes none
-//!   (`pfifo limit 0`), which is asked at each output, see `raw_device`.
+//!   (`pfifo limit 0`), which is asked at each output, see `device`.
 //! - Descriptors that are not the host's (pipes, files) are the kernel's.
 //! - A panic ends the call with EFAULT; it never reaches C.
 //!
-//! `raw_calls` has the table and the calls of sockets, `raw_transfer` those that
-//! read and write, `raw_events` those that wait or move time and packets,
-//! `raw_device` asks the device.
-#![allow(unsafe_code)]
+//! `calls` has the table and the calls of sockets, `transfer` those that read and
+//! write, `events` those that wait or move time and packets, `device` asks the
+//! device, `raw_kernel` has the kernel's calls. The functions take what C passes as
+//! [`tidewall_posix::raw`] describes it, and references where that is the same.
 
+mod calls;
+mod device;
 mod environment;
+mod events;
 mod machine;
-mod raw_calls;
-mod raw_device;
-mod raw_events;
+#[allow(unsafe_code)]
+mod raw_kernel;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod raw_tests;
-mod raw_transfer;
+mod transfer;
 
-use core::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void};
+use core::ffi::{c_int, c_long, c_longlong, c_uint, c_ulong};
+use core::mem::MaybeUninit;
+use core::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use libc::{
-    epoll_event, iovec, msghdr, nfds_t, off64_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
-    timeval,
-};
+use libc::{epoll_event, nfds_t, off64_t, size_t, socklen_t, ssize_t, timeval};
+use tidewall_posix::PollFd;
+use tidewall_posix::raw::{Buffer, Count, Message, Place, Pointer, Text};
 
 use environment::Flags;
 use machine::Machine;
@@ -46,109 +50,145 @@ use crate::host::FIRST_FD;
 /// [`getsockopt`]).
 static LAST: Mutex<Weak<Machine>> = Mutex::new(Weak::new());
 
+/// The host of a table, as each of its functions gets it.
+#[derive(Clone)]
+pub struct Userdata(Arc<Machine>);
+
+impl core::fmt::Debug for Userdata {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Userdata").finish_non_exhaustive()
+    }
+}
+
+impl Deref for Userdata {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
 /// `struct packetdrill_interface`, field by field. Where C has an ellipsis here
 /// is the one argument that is ever given: the calling conventions of Linux on
 /// x86-64 and aarch64 pass both alike.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Interface {
-    pub userdata: *mut c_void,
-    pub free: unsafe extern "C" fn(*mut c_void),
-    pub socket: unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int) -> c_int,
-    pub bind: unsafe extern "C" fn(*mut c_void, c_int, *const sockaddr, socklen_t) -> c_int,
-    pub listen: unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int,
-    pub accept: unsafe extern "C" fn(*mut c_void, c_int, *mut sockaddr, *mut socklen_t) -> c_int,
-    pub connect: unsafe extern "C" fn(*mut c_void, c_int, *const sockaddr, socklen_t) -> c_int,
-    pub read: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, size_t) -> ssize_t,
-    pub readv: unsafe extern "C" fn(*mut c_void, c_int, *const iovec, c_int) -> ssize_t,
-    pub recv: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, size_t, c_int) -> ssize_t,
-    pub recvfrom: unsafe extern "C" fn(
-        *mut c_void,
+    pub userdata: Box<Userdata>,
+    pub free: extern "C" fn(Option<Box<Userdata>>),
+    pub socket: extern "C" fn(&Userdata, c_int, c_int, c_int) -> c_int,
+    pub bind:
+        for<'a> extern "C" fn(&Userdata, c_int, Pointer<'a, u8>, Count<'a, socklen_t>) -> c_int,
+    pub listen: extern "C" fn(&Userdata, c_int, c_int) -> c_int,
+    pub accept: for<'a> extern "C" fn(
+        &Userdata,
         c_int,
-        *mut c_void,
-        size_t,
-        c_int,
-        *mut sockaddr,
-        *mut socklen_t,
-    ) -> ssize_t,
-    pub recvmsg: unsafe extern "C" fn(*mut c_void, c_int, *mut msghdr, c_int) -> ssize_t,
-    pub write: unsafe extern "C" fn(*mut c_void, c_int, *const c_void, size_t) -> ssize_t,
-    pub writev: unsafe extern "C" fn(*mut c_void, c_int, *const iovec, c_int) -> ssize_t,
-    pub send: unsafe extern "C" fn(*mut c_void, c_int, *const c_void, size_t, c_int) -> ssize_t,
-    pub sendto: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        *const c_void,
-        size_t,
-        c_int,
-        *const sockaddr,
-        socklen_t,
-    ) -> ssize_t,
-    pub sendmsg: unsafe extern "C" fn(*mut c_void, c_int, *const msghdr, c_int) -> ssize_t,
-    pub fcntl: unsafe extern "C" fn(*mut c_void, c_int, c_int, c_long) -> c_int,
-    pub ioctl: unsafe extern "C" fn(*mut c_void, c_int, c_ulong, *mut c_void) -> c_int,
-    pub close: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
-    pub shutdown: unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int,
-    pub getsockopt: unsafe extern "C" fn(
-        *mut c_void,
-        c_int,
-        c_int,
-        c_int,
-        *mut c_void,
-        *mut socklen_t,
+        Place<'a>,
+        Option<&mut Count<'a, socklen_t>>,
     ) -> c_int,
-    pub setsockopt:
-        unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
-    pub poll: unsafe extern "C" fn(*mut c_void, *mut pollfd, nfds_t, c_int) -> c_int,
-    pub netdev_send: unsafe extern "C" fn(*mut c_void, *const c_void, size_t) -> c_int,
-    pub netdev_receive:
-        unsafe extern "C" fn(*mut c_void, *mut c_void, *mut size_t, *mut c_longlong) -> c_int,
-    pub usleep: unsafe extern "C" fn(*mut c_void, c_uint) -> c_int,
-    pub gettimeofday: unsafe extern "C" fn(*mut c_void, *mut timeval, *mut c_void) -> c_int,
-    pub epoll_create: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
-    pub epoll_ctl:
-        unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, *mut epoll_event) -> c_int,
-    pub epoll_wait:
-        unsafe extern "C" fn(*mut c_void, c_int, *mut epoll_event, c_int, c_int) -> c_int,
-    pub pipe: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
-    pub splice: unsafe extern "C" fn(
-        *mut c_void,
+    pub connect:
+        for<'a> extern "C" fn(&Userdata, c_int, Pointer<'a, u8>, Count<'a, socklen_t>) -> c_int,
+    pub read: for<'a> extern "C" fn(&Userdata, c_int, Place<'a>, Count<'a, size_t>) -> ssize_t,
+    pub readv:
+        for<'a> extern "C" fn(&Userdata, c_int, Pointer<'a, Buffer>, Count<'a, c_int>) -> ssize_t,
+    pub recv:
+        for<'a> extern "C" fn(&Userdata, c_int, Place<'a>, Count<'a, size_t>, c_int) -> ssize_t,
+    pub recvfrom: for<'a, 'b> extern "C" fn(
+        &Userdata,
         c_int,
-        *mut off64_t,
+        Place<'a>,
+        Count<'a, size_t>,
         c_int,
-        *mut off64_t,
+        Place<'b>,
+        Option<&mut Count<'b, socklen_t>>,
+    ) -> ssize_t,
+    pub recvmsg: extern "C" fn(&Userdata, c_int, Option<&mut Message>, c_int) -> ssize_t,
+    pub write:
+        for<'a> extern "C" fn(&Userdata, c_int, Pointer<'a, u8>, Count<'a, size_t>) -> ssize_t,
+    pub writev:
+        for<'a> extern "C" fn(&Userdata, c_int, Pointer<'a, Buffer>, Count<'a, c_int>) -> ssize_t,
+    pub send: for<'a> extern "C" fn(
+        &Userdata,
+        c_int,
+        Pointer<'a, u8>,
+        Count<'a, size_t>,
+        c_int,
+    ) -> ssize_t,
+    pub sendto: for<'a, 'b> extern "C" fn(
+        &Userdata,
+        c_int,
+        Pointer<'a, u8>,
+        Count<'a, size_t>,
+        c_int,
+        Pointer<'b, u8>,
+        Count<'b, socklen_t>,
+    ) -> ssize_t,
+    pub sendmsg: extern "C" fn(&Userdata, c_int, Option<&Message>, c_int) -> ssize_t,
+    pub fcntl: extern "C" fn(&Userdata, c_int, c_int, c_long) -> c_int,
+    pub ioctl: extern "C" fn(&Userdata, c_int, c_ulong, Option<&mut c_int>) -> c_int,
+    pub close: extern "C" fn(&Userdata, c_int) -> c_int,
+    pub shutdown: extern "C" fn(&Userdata, c_int, c_int) -> c_int,
+    pub getsockopt: for<'a> extern "C" fn(
+        &Userdata,
+        c_int,
+        c_int,
+        c_int,
+        Place<'a>,
+        Option<&mut Count<'a, socklen_t>>,
+    ) -> c_int,
+    pub setsockopt: for<'a> extern "C" fn(
+        &Userdata,
+        c_int,
+        c_int,
+        c_int,
+        Pointer<'a, u8>,
+        Count<'a, socklen_t>,
+    ) -> c_int,
+    pub poll:
+        for<'a> extern "C" fn(&Userdata, Pointer<'a, PollFd>, Count<'a, nfds_t>, c_int) -> c_int,
+    pub netdev_send: for<'a> extern "C" fn(&Userdata, Pointer<'a, u8>, Count<'a, size_t>) -> c_int,
+    pub netdev_receive: for<'a> extern "C" fn(
+        &Userdata,
+        Place<'a>,
+        Option<&mut Count<'a, size_t>>,
+        Option<&mut MaybeUninit<c_longlong>>,
+    ) -> c_int,
+    pub usleep: extern "C" fn(&Userdata, c_uint) -> c_int,
+    pub gettimeofday:
+        extern "C" fn(&Userdata, Option<&mut MaybeUninit<timeval>>, Pointer<'_, u8>) -> c_int,
+    pub epoll_create: extern "C" fn(&Userdata, c_int) -> c_int,
+    pub epoll_ctl: extern "C" fn(&Userdata, c_int, c_int, c_int, Option<&epoll_event>) -> c_int,
+    pub epoll_wait: for<'a> extern "C" fn(
+        &Userdata,
+        c_int,
+        Pointer<'a, MaybeUninit<epoll_event>>,
+        Count<'a, c_int>,
+        c_int,
+    ) -> c_int,
+    pub pipe: extern "C" fn(&Userdata, Option<&mut MaybeUninit<[c_int; 2]>>) -> c_int,
+    pub splice: extern "C" fn(
+        &Userdata,
+        c_int,
+        Option<&mut off64_t>,
+        c_int,
+        Option<&mut off64_t>,
         size_t,
         c_uint,
     ) -> ssize_t,
 }
 
-/// Fills in the table for a new host; `flags` is what `--so_flags` says, or null
-/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, separated by commas).
-///
-/// # Safety
-/// `flags` is null or a C string; `interface` is null or may be written.
-pub unsafe fn initialize(flags: *const c_char, interface: *mut Interface) {
-    if interface.is_null() {
-        return;
+/// Fills in the table for a new host; `flags` is what `--so_flags` says
+/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, separated by commas). Does
+/// nothing where there is no memory, or no descriptor.
+pub fn initialize(flags: Text<'_>, interface: Option<&mut MaybeUninit<Interface>>) {
+    let text = flags.get().unwrap_or_default().to_string_lossy();
+    let machine = Machine::new(Flags::parse(&text));
+    if let (Ok(machine), Some(interface)) = (machine, interface) {
+        let machine = Arc::new(machine);
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&machine);
+        interface.write(calls::table(Box::new(Userdata(machine))));
     }
-    let text = if flags.is_null() {
-        String::new()
-    } else {
-        // SAFETY: a C string, says the caller.
-        unsafe { CStr::from_ptr(flags) }
-            .to_string_lossy()
-            .into_owned()
-    };
-    let Ok(machine) = Machine::new(Flags::parse(&text)) else {
-        // No memory, or no descriptors.
-        return;
-    };
-    let machine = Arc::new(machine);
-    *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&machine);
-    let table = raw_calls::table(Arc::into_raw(machine).cast_mut().cast());
-    // SAFETY: not null, and may be written.
-    unsafe { interface.write(table) };
 }
 
 /// The machine that was made last, if it still is.
@@ -162,50 +202,36 @@ fn last() -> Option<Arc<Machine>> {
 /// library (`LD_PRELOAD`): descriptors of the host that was made last are the
 /// host's, all others the kernel's. The tool reads `TCP_INFO` for its
 /// assertions in this way, without the table.
-///
-/// # Safety
-/// As `getsockopt(2)`.
-pub unsafe fn getsockopt(
+pub fn getsockopt<'a>(
     fd: c_int,
     level: c_int,
     option: c_int,
-    value: *mut c_void,
-    length: *mut socklen_t,
+    value: Place<'a>,
+    length: Option<&mut Count<'a, socklen_t>>,
 ) -> c_int {
-    if let Some(machine) = last().filter(|machine| machine.owns(fd)) {
-        // SAFETY: as the caller promises.
-        return unsafe { raw_calls::get_option(&machine, fd, level, option, value, length) };
+    match last().filter(|machine| machine.owns(fd)) {
+        Some(machine) => calls::get_option(&machine, fd, level, option, value, length),
+        None => raw_kernel::getsockopt(fd, level, option, value, length),
     }
-    // SAFETY: the caller's arguments, which are the kernel's to check.
-    unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, option, value, length) as c_int }
 }
 
 /// `sendfile(2)`, as [`getsockopt`]: from the kernel's file to the host's
 /// socket.
-///
-/// # Safety
-/// As `sendfile(2)`.
-pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    if let Some(machine) = last().filter(|machine| machine.owns(to)) {
-        // SAFETY: as the caller promises.
-        return unsafe { raw_events::send_file(&machine, to, from, offset, count) };
+pub fn sendfile(to: c_int, from: c_int, offset: Option<&mut off64_t>, count: size_t) -> ssize_t {
+    match last().filter(|machine| machine.owns(to)) {
+        Some(machine) => events::send_file(&machine, to, from, offset, count),
+        None => calls::guarded(|| raw_kernel::sendfile(to, from, offset, count)),
     }
-    // SAFETY: the caller's arguments, which are the kernel's to check.
-    unsafe { libc::syscall(libc::SYS_sendfile, to, from, offset, count) as ssize_t }
 }
 
 /// `close(2)`, as [`getsockopt`]: the tool closes what a script has left open in
 /// this way.
-///
-/// # Safety
-/// As `close(2)`: the kernel's descriptor is nobody else's.
-pub unsafe fn close(fd: c_int) -> c_int {
+pub fn close(fd: c_int) -> c_int {
     if fd >= FIRST_FD
         && let Some(machine) = last()
         && machine.call(|posix| posix.close(fd)).is_ok()
     {
         return 0;
     }
-    // SAFETY: the caller's argument, which is the kernel's to check.
-    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+    calls::guarded(|| raw_kernel::close(fd)) as c_int
 }

@@ -1,20 +1,33 @@
 //! The interface as the tool uses it: through the table, from two threads.
 
-use core::ffi::c_void;
-use core::mem::{self, MaybeUninit};
-use core::ptr;
+use core::mem::MaybeUninit;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::thread;
 
+use libc::c_int;
+use tidewall_posix::raw::{Pointer, Text};
 use tidewall_protocol::tcp::{self, Checksum, FourTuple, Link, Outgoing};
 use tidewall_protocol::{InputOptions, tcp::Segment};
+use tidewall_sys::RawAddress;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::{Flags, Header};
 
-use super::{Interface, initialize};
+use super::{Interface, Userdata, initialize};
 
 const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 40_000);
 const OWN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, 1), 8080);
+
+/// Bytes for C to write to, as they are before.
+fn room<const N: usize>() -> [MaybeUninit<u8>; N] {
+    [MaybeUninit::new(0); N]
+}
+
+/// What is there after a call.
+fn written(place: &[MaybeUninit<u8>]) -> Vec<u8> {
+    // SAFETY: `room` made them.
+    let byte = |byte: &MaybeUninit<u8>| unsafe { byte.assume_init() };
+    place.iter().map(byte).collect()
+}
 
 /// A table, freed at the end.
 struct Table(Interface);
@@ -22,57 +35,55 @@ struct Table(Interface);
 impl Table {
     fn new() -> Self {
         let mut table = MaybeUninit::uninit();
-        // SAFETY: a C string, and room for the table, which is then filled in.
-        unsafe {
-            initialize(c"mtu=1500,interface=none".as_ptr(), table.as_mut_ptr());
-            Self(table.assume_init())
-        }
+        initialize(Text::from(c"mtu=1500,interface=none"), Some(&mut table));
+        // SAFETY: the function has filled it in.
+        Self(unsafe { table.assume_init() })
     }
 
     /// Microseconds since 1970.
     fn time(&self) -> i64 {
-        let mut time: libc::timeval = unsafe_zeroed();
-        // SAFETY: the table's userdata; room for a time.
-        unsafe { (self.0.gettimeofday)(self.0.userdata, &mut time, ptr::null_mut()) };
+        let mut time = MaybeUninit::zeroed();
+        let zone = Pointer::null();
+        assert_eq!(
+            (self.0.gettimeofday)(&self.0.userdata, Some(&mut time), zone),
+            0
+        );
+        // SAFETY: the call has written it.
+        let time: libc::timeval = unsafe { time.assume_init() };
         time.tv_sec * 1_000_000 + time.tv_usec
     }
 
     fn packet_in(&self, flags: Flags, sequence: u32, acknowledgment: u32, payload: &[u8]) {
-        let packet = packet(flags, sequence, acknowledgment, payload);
-        let (data, length) = (packet.as_ptr().cast(), packet.len());
-        // SAFETY: the table's userdata; so many bytes.
-        let result = unsafe { (self.0.netdev_send)(self.0.userdata, data, length) };
+        let mut packet = packet(flags, sequence, acknowledgment, payload);
+        let send = self.0.netdev_send;
+        let result = Pointer::lend(&mut packet, |data, length| {
+            send(&self.0.userdata, data, length)
+        });
         assert_eq!(result, 0);
     }
 
     /// Flags, sequence number and acknowledgment of the next packet, and when it
     /// left.
     fn packet_out(&self) -> Option<(Flags, u32, u32, i64)> {
-        let mut buffer = [0u8; 2048];
-        let (mut length, mut at) = (buffer.len(), 0);
-        let place = buffer.as_mut_ptr().cast();
-        // SAFETY: the table's userdata; `length` bytes of room.
-        let result =
-            unsafe { (self.0.netdev_receive)(self.0.userdata, place, &mut length, &mut at) };
-        assert_eq!(result, 0);
-        let bytes = buffer.get(..length).filter(|bytes| !bytes.is_empty())?;
-        let segment: Segment<'_> = tcp::input(bytes, 20, &InputOptions::default()).unwrap();
+        let mut buffer = room::<2048>();
+        let mut at = MaybeUninit::new(0);
+        let receive = self.0.netdev_receive;
+        let length = Pointer::lend(&mut buffer, |place, mut length| {
+            let result = receive(&self.0.userdata, place, Some(&mut length), Some(&mut at));
+            assert_eq!(result, 0);
+            length.get()
+        });
+        let bytes = written(&buffer[..length]);
+        if bytes.is_empty() {
+            return None;
+        }
+        let segment: Segment<'_> = tcp::input(&bytes, 20, &InputOptions::default()).unwrap();
         assert_eq!(segment.flow.local, SocketAddr::from(PEER));
         let header = segment.header;
+        // SAFETY: it was there before.
+        let at = unsafe { at.assume_init() };
         Some((header.flags, header.sequence, header.acknowledgment, at))
     }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        // SAFETY: the table's userdata, used no more.
-        unsafe { (self.0.free)(self.0.userdata) }
-    }
-}
-
-fn unsafe_zeroed<T>() -> T {
-    // SAFETY: only used for C structures of numbers.
-    unsafe { mem::zeroed() }
 }
 
 fn packet(flags: Flags, sequence: u32, acknowledgment: u32, payload: &[u8]) -> Vec<u8> {
@@ -105,106 +116,118 @@ fn packet(flags: Flags, sequence: u32, acknowledgment: u32, payload: &[u8]) -> V
     frame[HEADER_LEN..length].to_vec()
 }
 
-fn wildcard() -> libc::sockaddr_in {
-    let mut address: libc::sockaddr_in = unsafe_zeroed();
-    address.sin_family = libc::AF_INET as u16;
-    address.sin_port = OWN.port().to_be();
-    address
-}
-
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
 /// A listening descriptor.
-fn listener(table: &Table) -> i32 {
-    let (ifc, data) = (&table.0, table.0.userdata);
-    let address = wildcard();
-    let length = mem::size_of_val(&address) as u32;
-    // SAFETY: the table's userdata; an address and its length.
-    unsafe {
-        let fd = (ifc.socket)(data, libc::AF_INET, libc::SOCK_STREAM, 0);
-        assert!(fd >= crate::host::FIRST_FD);
-        assert_eq!((ifc.bind)(data, fd, (&raw const address).cast(), length), 0);
-        assert_eq!((ifc.listen)(data, fd, 1), 0);
-        fd
-    }
+fn listener(table: &Table) -> c_int {
+    let (ifc, data) = (&table.0, &table.0.userdata);
+    let fd = (ifc.socket)(data, libc::AF_INET, libc::SOCK_STREAM, 0);
+    assert!(fd >= crate::host::FIRST_FD);
+    let (mut address, _) = RawAddress::new((Ipv4Addr::UNSPECIFIED, OWN.port()).into());
+    let bound = Pointer::lend(&mut address.0, |address, length| {
+        (ifc.bind)(data, fd, address, length)
+    });
+    assert_eq!(bound, 0);
+    assert_eq!((ifc.listen)(data, fd, 1), 0);
+    fd
 }
 
 #[test]
 fn a_syn_is_answered_and_the_connection_accepted() {
     let table = Table::new();
-    let (ifc, data) = (&table.0, table.0.userdata);
+    let (ifc, data) = (&table.0, &table.0.userdata);
     let fd = listener(&table);
     table.packet_in(Flags::SYN, 100, 0, b"");
     let (flags, isn, acknowledgment, at) = table.packet_out().unwrap();
     assert_eq!((flags, acknowledgment), (Flags::SYN | Flags::ACK, 101));
     assert_eq!(at, table.time());
     table.packet_in(Flags::ACK, 101, isn.wrapping_add(1), b"");
-    let mut peer = wildcard();
-    let mut length = mem::size_of_val(&peer) as u32;
-    let mut buffer = [0u8; 16];
-    let place = buffer.as_mut_ptr().cast::<c_void>();
-    // SAFETY: the table's userdata; places of the lengths that are named.
-    unsafe {
-        let accepted = (ifc.accept)(data, fd, (&raw mut peer).cast(), &mut length);
-        assert!(accepted > fd);
-        assert_eq!(u16::from_be(peer.sin_port), PEER.port());
-        assert_eq!(length, 16);
-        let nonblocking = libc::O_RDWR | libc::O_NONBLOCK;
-        (ifc.fcntl)(data, accepted, libc::F_SETFL, nonblocking.into());
-        assert_eq!((ifc.read)(data, accepted, place, 16), -1);
-        assert_eq!(errno(), libc::EAGAIN);
-        table.packet_in(Flags::ACK | Flags::PSH, 101, isn.wrapping_add(1), b"hello");
-        assert_eq!((ifc.recv)(data, accepted, place, 16, 0), 5);
-        assert_eq!(&buffer[..5], b"hello");
-        assert_eq!((ifc.read)(data, accepted, ptr::null_mut(), 16), -1);
-        assert_eq!(errno(), libc::EFAULT);
-        assert_eq!((ifc.close)(data, accepted), 0);
-        assert_eq!((ifc.close)(data, accepted), -1);
-        assert_eq!(errno(), libc::EBADF);
-        let mut info = [0u8; 300];
-        let mut length = info.len() as u32;
-        let place = info.as_mut_ptr().cast();
+    let mut peer = room::<28>();
+    let (accepted, length) = Pointer::lend(&mut peer, |place, mut length| {
+        let accepted = (ifc.accept)(data, fd, place, Some(&mut length));
+        (accepted, length.get())
+    });
+    assert!(accepted > fd);
+    assert_eq!(length, 16);
+    assert_eq!(RawAddress::parse(&written(&peer[..16])), Some(PEER.into()));
+    let nonblocking = libc::O_RDWR | libc::O_NONBLOCK;
+    (ifc.fcntl)(data, accepted, libc::F_SETFL, nonblocking.into());
+    let mut buffer = room::<16>();
+    let nothing = Pointer::lend(&mut buffer, |place, length| {
+        (ifc.read)(data, accepted, place, length)
+    });
+    assert_eq!(nothing, -1);
+    assert_eq!(errno(), libc::EAGAIN);
+    table.packet_in(Flags::ACK | Flags::PSH, 101, isn.wrapping_add(1), b"hello");
+    let received = Pointer::lend(&mut buffer, |place, length| {
+        (ifc.recv)(data, accepted, place, length, 0)
+    });
+    assert_eq!(received, 5);
+    assert_eq!(written(&buffer[..5]), b"hello");
+    let nowhere = Pointer::lend(&mut buffer, |_, length| {
+        (ifc.read)(data, accepted, Pointer::null(), length)
+    });
+    assert_eq!(nowhere, -1);
+    assert_eq!(errno(), libc::EFAULT);
+    assert_eq!((ifc.close)(data, accepted), 0);
+    assert_eq!((ifc.close)(data, accepted), -1);
+    assert_eq!(errno(), libc::EBADF);
+    let (result, length) = Pointer::lend(&mut room::<300>(), |place, mut length| {
         let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-        let result = super::getsockopt(fd, level, option, place, &mut length);
-        // Another test's table may be the last that was made.
-        if result == 0 {
-            assert_eq!(length, 280);
-        }
+        let result = super::getsockopt(fd, level, option, place, Some(&mut length));
+        (result, length.get())
+    });
+    // Another test's table may be the last that was made.
+    if result == 0 {
+        assert_eq!(length, 280);
+    }
+    (ifc.free)(Some(Box::new(Userdata::clone(data))));
+}
+
+/// The tool gives the two ends of the kernel's pipe to calls of the table.
+#[test]
+fn a_descriptor_of_the_kernels_is_read_and_written() {
+    let table = Table::new();
+    let (ifc, data) = (&table.0, &table.0.userdata);
+    let mut ends = MaybeUninit::new([-1; 2]);
+    assert_eq!((ifc.pipe)(data, Some(&mut ends)), 0);
+    // SAFETY: they were there before.
+    let [reader, writer] = unsafe { ends.assume_init() };
+    let sent = Pointer::lend(&mut b"hello".to_owned(), |bytes, length| {
+        (ifc.write)(data, writer, bytes, length)
+    });
+    assert_eq!(sent, 5);
+    let mut buffer = room::<16>();
+    let received = Pointer::lend(&mut buffer, |place, length| {
+        (ifc.read)(data, reader, place, length)
+    });
+    assert_eq!(received, 5);
+    assert_eq!(written(&buffer[..5]), b"hello");
+    for fd in [reader, writer] {
+        assert_eq!((ifc.close)(data, fd), 0);
     }
 }
 
 #[test]
 fn the_clock_stands_still_for_whoever_was_woken() {
-    struct Shared(Table);
-    // SAFETY: the functions of the table may be called from any thread; that is
-    // what the machine is for.
-    unsafe impl Sync for Shared {}
-    let shared = Shared(Table::new());
-    let fd = listener(&shared.0);
-    let begin = shared.0.time();
+    let table = Table::new();
+    let (ifc, data) = (&table.0, &table.0.userdata);
+    let fd = listener(&table);
+    let begin = table.time();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let shared = &shared;
-            let (ifc, data) = (&shared.0.0, shared.0.0.userdata);
-            // SAFETY: the table's userdata; no place for an address.
-            let accepted = unsafe { (ifc.accept)(data, fd, ptr::null_mut(), ptr::null_mut()) };
+            let accepted = (ifc.accept)(data, fd, Pointer::null(), None);
             assert!(accepted > fd);
-            shared.0.time()
+            table.time()
         });
-        let sleep = |microseconds| {
-            let ifc = &shared.0.0;
-            // SAFETY: the table's userdata.
-            unsafe { (ifc.usleep)(ifc.userdata, microseconds) };
-        };
-        shared.0.packet_in(Flags::SYN, 100, 0, b"");
-        let (_, isn, ..) = shared.0.packet_out().unwrap();
+        let sleep = |microseconds| (ifc.usleep)(data, microseconds);
+        table.packet_in(Flags::SYN, 100, 0, b"");
+        let (_, isn, ..) = table.packet_out().unwrap();
         sleep(200_000);
-        shared
-            .0
-            .packet_in(Flags::ACK, 101, isn.wrapping_add(1), b"");
-        let completed = shared.0.time();
+        table.packet_in(Flags::ACK, 101, isn.wrapping_add(1), b"");
+        let completed = table.time();
         if !waiter.is_finished() {
             // A second passes; the waiter's does not begin before it is back.
             sleep(1_000_000);
