@@ -43,7 +43,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidewall_sys::SharedPage;
 
-use crate::http::proxy::shared::Uses;
+use crate::http::proxy::session::Uses;
 
 const BYTES: usize = SharedPage::BYTES;
 const WORDS: usize = SharedPage::WORDS;

@@ -9,8 +9,7 @@ use tidewall_service::http::Limits;
 use tidewall_service::http::connection::{Connection, Output};
 use tidewall_service::http::entry::{Bytes, Entry};
 use tidewall_service::http::proxy::Spec;
-use tidewall_service::http::proxy::session::Session;
-use tidewall_service::http::proxy::shared::Shared;
+use tidewall_service::http::proxy::session::{Session, Shared};
 use tidewall_service::http::site::{Clock, Found, Site, Store};
 
 /// An allocator that counts.
@@ -114,7 +113,7 @@ fn a_file_in_memory_costs_none() {
 #[test]
 fn a_forwarded_request_costs_few() {
     let origin = SocketAddr::new(PEER, 80);
-    let mut shared = Shared::new(Spec::new(0, Some(origin)), clock(), 7);
+    let mut shared = Shared::forwarding(Spec::new(0, Some(origin)), clock(), 7);
     let mut session = Session::new(PEER, Duration::ZERO);
     let mut spare = Vec::with_capacity(64 * 1024);
     let body = "x".repeat(1259);
@@ -127,7 +126,7 @@ fn a_forwarded_request_costs_few() {
         assert!(session.wants_upstream().is_some());
         session.connected(Duration::ZERO);
         let count = session.upstream_output().0.len();
-        session.upstream_sent(count, &mut shared);
+        session.upstream_sent(count, &shared);
         session.upstream_receive(answer.as_bytes(), &mut shared);
         assert!(session.take_finished());
         assert!(send(session.connection_mut()) > 1259);

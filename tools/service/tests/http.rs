@@ -176,23 +176,8 @@ fn conditions_and_ranges() {
         );
         assert_eq!((got.status, got.body.len()), (200, 1300));
         let got = get(&mut stream, "/a.txt", "Range: bytes=0-9,500-509\r\n");
-        assert_eq!(got.status, 206);
-        let boundary = got.field("Content-Type").unwrap();
-        let boundary = boundary
-            .strip_prefix("multipart/byteranges; boundary=")
-            .unwrap();
-        let part = |range: &str, bytes: &[u8]| {
-            let head = format!(
-                "\r\n--{boundary}\r\nContent-Type: text/plain\r\nContent-Range: bytes {range}/1300\r\n\r\n"
-            );
-            [head.as_bytes(), bytes].concat()
-        };
-        let expected = [
-            part("0-9", &text(1300)[..10]),
-            part("500-509", &text(1300)[500..510]),
-            format!("\r\n--{boundary}--\r\n").into_bytes(),
-        ];
-        assert_eq!(got.body, expected.concat());
+        // Several are answered in full.
+        assert_eq!((got.status, got.body), (200, text(1300)));
         place.large();
         let got = get(
             &mut stream,

@@ -7,8 +7,7 @@ use tidewall_service::http::Limits;
 use tidewall_service::http::connection::{End, Output};
 use tidewall_service::http::proxy::body::Body;
 use tidewall_service::http::proxy::response::{FIELDS_MAX, Parsed, parse};
-use tidewall_service::http::proxy::session::{Failure, Session};
-use tidewall_service::http::proxy::shared::Shared;
+use tidewall_service::http::proxy::session::{Failure, Session, Shared};
 use tidewall_service::http::proxy::{Spec, UpstreamLimits};
 use tidewall_service::http::site::Clock;
 
@@ -27,12 +26,11 @@ fn shared() -> Shared {
         },
         upstream: UpstreamLimits {
             head_bytes: 512,
-            content_bytes: 256,
             ..UpstreamLimits::default()
         },
         ..Spec::new(0, Some(ORIGIN))
     };
-    Shared::new(spec, Clock::new(Duration::ZERO, 784_111_999), 7)
+    Shared::forwarding(spec, Clock::new(Duration::ZERO, 784_111_999), 7)
 }
 
 /// Takes all that can be sent to either side.
@@ -54,7 +52,7 @@ fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec
                 out[0].extend_from_slice(&bytes[..count]);
                 session
                     .connection_mut()
-                    .sent(count, shared.clock.now(), &shared.spec.limits);
+                    .sent(count, shared.clock.now(), &shared.limits);
             }
             Output::File { .. } => panic!("there are no files"),
         }

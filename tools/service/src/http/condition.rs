@@ -16,8 +16,8 @@ pub enum Verdict {
 
 /// Evaluates the preconditions of a GET or HEAD in the order of §13.2.2.
 pub fn evaluate(head: &Head<'_, '_>, entry: &Entry) -> Verdict {
-    let dated = |name| head.field(name).and_then(seconds);
-    let mut matches = head.fields("If-Match").peekable();
+    let dated = |name| head.fields.one(name).and_then(seconds);
+    let mut matches = head.fields.all("If-Match").peekable();
     if matches.peek().is_some() {
         if !matches.any(|field| any_tag(field, |tag| tag == entry.etag.as_bytes())) {
             return Verdict::Failed;
@@ -25,7 +25,7 @@ pub fn evaluate(head: &Head<'_, '_>, entry: &Entry) -> Verdict {
     } else if dated("If-Unmodified-Since").is_some_and(|since| entry.modified > since) {
         return Verdict::Failed;
     }
-    let mut matches = head.fields("If-None-Match").peekable();
+    let mut matches = head.fields.all("If-None-Match").peekable();
     let known = if matches.peek().is_some() {
         let weak = |tag: &[u8]| opaque(tag) == entry.etag.as_bytes();
         matches.any(|field| any_tag(field, weak))
@@ -43,9 +43,9 @@ pub fn evaluate(head: &Head<'_, '_>, entry: &Entry) -> Verdict {
 /// A date does only when the file had been at rest for a second by `now`
 /// (seconds since 1970), or it would be no strong validator (§8.8.2.2).
 pub fn range_applies(head: &Head<'_, '_>, entry: &Entry, now: u64) -> bool {
-    let mut fields = head.fields("If-Range");
+    let mut fields = head.fields.all("If-Range");
     let (Some(field), None) = (fields.next(), fields.next()) else {
-        return head.fields("If-Range").next().is_none();
+        return head.fields.all("If-Range").next().is_none();
     };
     let field = field.trim_ascii();
     if field.starts_with(b"\"") || field.starts_with(b"W/") {

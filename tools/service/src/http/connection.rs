@@ -7,7 +7,6 @@
 //!        └── wants_input ◄── resume ◄──────┘ (pipelined requests wait here)
 //! ```
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::mem::{self, MaybeUninit};
 use std::net::IpAddr;
@@ -19,7 +18,7 @@ use super::Limits;
 use super::entry::{Bytes, Entry};
 use super::pace::Pace;
 use super::request::{FIELDS_MAX, Head, Parsed, parse};
-use super::site::{Clock, Site, Store};
+use super::site::{Site, Store};
 use super::status::Status;
 
 /// With so many bytes of responses waiting no further request is answered.
@@ -34,45 +33,22 @@ const LINGER_BYTES: u64 = 1024 * 1024;
 /// Time for the same.
 const LINGER_TIME: Duration = Duration::from_secs(2);
 
-/// A piece of a response that follows what is in the output buffer.
-#[derive(Debug)]
-pub(super) enum Piece {
-    /// These bytes.
-    Text(Vec<u8>),
-    /// Bytes of a file.
-    Content(Rc<Entry>, Range<u64>),
-}
-
-/// What answers the requests of a connection.
-pub trait Responder {
-    /// The time.
-    fn clock(&self) -> &Clock;
-
-    /// What a client may take.
-    fn limits(&self) -> &Limits;
-
+/// What answers the requests of all connections of a server.
+pub trait Answers: Sized {
     /// Answers a request, or calls `Connection::hold` to do so later.
-    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>);
+    fn respond(site: &mut Site<Self>, connection: &mut Connection, head: &Head<'_, '_>);
 
     /// Answers what was no good; nothing is read after it.
-    fn refuse(&mut self, connection: &mut Connection, status: Status);
+    fn refuse(site: &mut Site<Self>, connection: &mut Connection, status: Status);
 }
 
-impl<S: Store> Responder for Site<S> {
-    fn clock(&self) -> &Clock {
-        &self.clock
+impl<S: Store> Answers for S {
+    fn respond(site: &mut Site<S>, connection: &mut Connection, head: &Head<'_, '_>) {
+        connection.respond(head, site);
     }
 
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
-        connection.respond(head, self);
-    }
-
-    fn refuse(&mut self, connection: &mut Connection, status: Status) {
-        connection.refuse(status, self);
+    fn refuse(site: &mut Site<S>, connection: &mut Connection, status: Status) {
+        connection.refuse(status, site);
     }
 }
 
@@ -145,8 +121,8 @@ pub struct Connection {
     /// Bytes to be sent, of which `written` have been.
     output: Vec<u8>,
     written: usize,
-    /// What follows them.
-    pub(super) pieces: VecDeque<Piece>,
+    /// Bytes of a file that follow them.
+    pub(super) content: Option<(Rc<Entry>, Range<u64>)>,
     /// When the request at hand began; the connection itself for the first.
     since: Option<Duration>,
     /// When a byte last moved.
@@ -168,7 +144,7 @@ impl Connection {
             ended: false,
             output: Vec::new(),
             written: 0,
-            pieces: VecDeque::new(),
+            content: None,
             since: Some(now),
             moved: now,
             pace: Pace::default(),
@@ -202,8 +178,8 @@ impl Connection {
     }
 
     /// Takes bytes that have come.
-    pub fn receive(&mut self, bytes: &[u8], site: &mut impl Responder) {
-        self.moved = site.clock().now();
+    pub fn receive(&mut self, bytes: &[u8], site: &mut Site<impl Answers>) {
+        self.moved = site.clock.now();
         match &mut self.state {
             State::Open => {}
             State::Lingering { left, .. } => {
@@ -227,18 +203,18 @@ impl Connection {
             self.input.extend_from_slice(bytes);
             self.resume(site);
         }
-        self.note_time(site.clock().now());
+        self.note_time(site.clock.now());
     }
 
     /// Goes on with requests that had to wait.
-    pub fn resume(&mut self, site: &mut impl Responder) {
+    pub fn resume(&mut self, site: &mut Site<impl Answers>) {
         let mut input = mem::take(&mut self.input);
         let used = self.answer(&input, site);
         if self.state == State::Open && used < input.len() {
             input.drain(..used);
             self.input = input;
         }
-        self.note_time(site.clock().now());
+        self.note_time(site.clock.now());
     }
 
     /// Takes note that the peer sends nothing more.
@@ -257,22 +233,18 @@ impl Connection {
         if let Some(bytes) = self.output.get(self.written..)
             && !bytes.is_empty()
         {
-            return Output::Bytes {
-                bytes,
-                more: !self.pieces.is_empty(),
-            };
+            let more = self.content.is_some();
+            return Output::Bytes { bytes, more };
         }
-        let more = self.pieces.len() > 1;
-        match self.pieces.front() {
+        match &self.content {
             None => Output::Nothing,
-            Some(Piece::Text(bytes)) => Output::Bytes { bytes, more },
-            Some(Piece::Content(entry, range)) => match &entry.bytes {
+            Some((entry, range)) => match &entry.bytes {
                 Bytes::Memory(bytes) => {
                     let place = |at| usize::try_from(at).unwrap_or(usize::MAX);
                     let bytes = bytes.get(place(range.start)..place(range.end));
                     Output::Bytes {
                         bytes: bytes.unwrap_or_default(),
-                        more,
+                        more: false,
                     }
                 }
                 Bytes::File(file) => Output::File {
@@ -298,20 +270,10 @@ impl Connection {
                 self.output.clear();
                 self.written = 0;
             }
-        } else {
-            let left = match self.pieces.front_mut() {
-                None => return,
-                Some(Piece::Text(bytes)) => {
-                    bytes.drain(..count.min(bytes.len()));
-                    bytes.len() as u64
-                }
-                Some(Piece::Content(_, range)) => {
-                    range.start = range.end.min(range.start.saturating_add(count as u64));
-                    range.end - range.start
-                }
-            };
-            if left == 0 {
-                self.pieces.pop_front();
+        } else if let Some((_, range)) = &mut self.content {
+            range.start = range.end.min(range.start.saturating_add(count as u64));
+            if range.is_empty() {
+                self.content = None;
             }
         }
         if !self.is_sending() {
@@ -362,12 +324,7 @@ impl Connection {
     }
 
     /// When [`Connection::expire`] is due.
-    pub fn deadline(&self, site: &impl Responder) -> Duration {
-        self.deadline_within(site.limits())
-    }
-
-    /// The same, of limits alone.
-    pub(super) fn deadline_within(&self, limits: &Limits) -> Duration {
+    pub fn deadline(&self, limits: &Limits) -> Duration {
         match (self.state, self.since) {
             (State::Lingering { until, .. }, _) => until,
             (State::Over, _) => Duration::ZERO,
@@ -384,13 +341,13 @@ impl Connection {
 
     /// Ends it when its deadline has passed: with 408 when part of a request is
     /// there, else without a word.
-    pub fn expire(&mut self, site: &mut impl Responder) {
-        if site.clock().now() < self.deadline(site) {
+    pub fn expire(&mut self, site: &mut Site<impl Answers>) {
+        if site.clock.now() < self.deadline(&site.limits) {
             return;
         }
         let begun = !self.input.is_empty() || self.skip > 0;
         if self.state == State::Open && begun && !self.is_sending() {
-            site.refuse(self, Status::REQUEST_TIMEOUT);
+            Answers::refuse(site, self, Status::REQUEST_TIMEOUT);
         } else {
             self.state = State::Over;
         }
@@ -404,20 +361,20 @@ impl Connection {
 
     /// Bytes are waiting to be sent.
     pub fn is_sending(&self) -> bool {
-        self.written < self.output.len() || !self.pieces.is_empty()
+        self.written < self.output.len() || self.content.is_some()
     }
 
     /// Whether a further request may be answered.
     fn may_answer(&self) -> bool {
         self.state == State::Open
             && !self.held
-            && self.pieces.is_empty()
+            && self.content.is_none()
             && self.output.len() - self.written < OUTPUT_FULL
     }
 
     /// Answers the requests at the start of `bytes`; returns how many bytes
     /// are done with.
-    fn answer(&mut self, bytes: &[u8], site: &mut impl Responder) -> usize {
+    fn answer(&mut self, bytes: &[u8], site: &mut Site<impl Answers>) -> usize {
         let mut used = 0;
         for _ in 0..BURST {
             let rest = bytes.get(used..).unwrap_or_default();
@@ -432,16 +389,16 @@ impl Connection {
                 break;
             }
             let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-            match parse(rest, &mut self.scanned, &mut room, site.limits()) {
+            match parse(rest, &mut self.scanned, &mut room, &site.limits) {
                 Parsed::Partial => break,
                 Parsed::Whole(head, length) => {
                     used += length;
                     self.scanned = 0;
                     self.since = None;
-                    site.respond(self, &head);
+                    Answers::respond(site, self, &head);
                 }
                 Parsed::Refused(status) => {
-                    site.refuse(self, status);
+                    Answers::refuse(site, self, status);
                     break;
                 }
             }
@@ -498,15 +455,7 @@ impl Connection {
 
     /// Bytes of responses that have not been sent.
     pub(super) fn unsent(&self) -> usize {
-        let pieces: usize = self
-            .pieces
-            .iter()
-            .map(|piece| match piece {
-                Piece::Text(bytes) => bytes.len(),
-                Piece::Content(..) => OUTPUT_FULL,
-            })
-            .sum();
-        self.output.len() - self.written + pieces
+        self.output.len() - self.written
     }
 
     /// Ends it once what there is has been sent: what was begun cannot be

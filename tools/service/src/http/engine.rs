@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::link::{BEHIND, parts};
-use super::listener::{
-    ClientConnection, LISTENER, Listener, Outcome, PAUSE, Shared, is_shortage, unix,
-};
+use super::listener::{ClientConnection, LISTENER, Listener, Outcome, PAUSE, is_shortage, unix};
 use crate::services::STOP_WITHIN;
 use crate::stream::{Event, StreamHost};
 
@@ -43,7 +41,7 @@ pub(super) trait Back<H: StreamHost>: Sized {
 
     /// Puts into `woken` the tokens of clients for which something has come
     /// that is no event.
-    fn wake(&mut self, _now: Duration, _woken: &mut Vec<u64>) {}
+    fn wake(&mut self, _woken: &mut Vec<u64>) {}
 
     /// Does for a client what can be done now.
     fn drive(
@@ -101,7 +99,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         loop {
             let now = self.listener.now();
             if stop.load(Ordering::Relaxed) && stop_at.is_none() {
-                stop_at = Some(now + self.listener.shared.limits().grace);
+                stop_at = Some(now + self.listener.shared.limits.grace);
                 self.begin_to_stop();
             }
             if stop_at.is_some_and(|at| self.listener.clients.is_empty() || now >= at) {
@@ -113,7 +111,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
                 counters.waited();
             }
             self.listener.host.wait(&mut events, timeout)?;
-            if self.listener.shared.tick(begun.elapsed(), unix()) {
+            if self.listener.shared.clock.set(begun.elapsed(), unix()) {
                 self.listener.write_log(false);
             }
             counters.iterated();
@@ -136,7 +134,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
                     self.run_client(key);
                 }
             }
-            self.back.wake(self.listener.now(), &mut woken);
+            self.back.wake(&mut woken);
             for token in woken.drain(..) {
                 let client = self.listener.client(token);
                 if let Some(key) = client.map(|(key, _)| key) {
@@ -238,7 +236,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         connection.give_back(&mut self.listener.spare);
         match outcome {
             Outcome::Waiting => {
-                if self.listener.shared.stopping() && connection.is_idle() {
+                if self.listener.shared.stopping && connection.is_idle() {
                     return self.close(key);
                 }
                 if self.listener.watch(key).is_err() {
@@ -257,7 +255,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
     /// waiting for an answer.
     fn begin_to_stop(&mut self) {
         self.listener.paused_until = None;
-        let backlog = self.listener.shared.limits().backlog;
+        let backlog = self.listener.shared.limits.backlog;
         // Bounded: nobody can keep it from stopping by connecting.
         for _ in 0..backlog.div_ceil(ACCEPT_BATCH as u32) {
             if !self.accept().is_ok_and(|accepted| accepted > 0) {

@@ -13,11 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use slab::Slab;
 use tidewall_protocol::timer::Wheel;
 
-use super::Limits;
-use super::connection::{Connection, End, Output};
+use super::connection::{Answers, Connection, End, Output};
 use super::link::{BEHIND, Link, READ_BYTES, parts};
-use super::log::Log;
-use super::site::{Clock, Counts};
+use super::site::{Counts, Site};
 use crate::counters::Counters;
 use crate::stream::{Interest, Stream, StreamHost};
 
@@ -33,10 +31,10 @@ const EVICT_AFTER: Duration = Duration::from_secs(1);
 const EVICT_LOOKS: usize = 64;
 
 /// A client's connection as HTTP sees it: bytes and a time go in, bytes come
-/// out.
+/// out. What is not overridden is that of its [`Connection`].
 pub(super) trait ClientConnection {
-    /// What all of a server share.
-    type Shared: Shared;
+    /// What answers, beside what every [`Site`] has.
+    type Store: Answers;
 
     /// One that was accepted `now`.
     fn new(peer: IpAddr, now: Duration) -> Self;
@@ -48,44 +46,29 @@ pub(super) trait ClientConnection {
     fn connection_mut(&mut self) -> &mut Connection;
 
     /// Takes bytes that have come.
-    fn receive(&mut self, bytes: &[u8], shared: &mut Self::Shared);
+    fn receive(&mut self, bytes: &[u8], site: &mut Site<Self::Store>) {
+        self.connection_mut().receive(bytes, site);
+    }
 
     /// Goes on with requests that had to wait.
-    fn resume(&mut self, shared: &mut Self::Shared);
+    fn resume(&mut self, site: &mut Site<Self::Store>) {
+        self.connection_mut().resume(site);
+    }
 
     /// Takes note that the client sends nothing more.
-    fn end_of_input(&mut self);
+    fn end_of_input(&mut self) {
+        self.connection_mut().end_of_input();
+    }
 
     /// When [`ClientConnection::expire`] is due.
-    fn deadline(&self, shared: &Self::Shared) -> Duration;
+    fn deadline(&self, site: &Site<Self::Store>) -> Duration {
+        self.connection().deadline(&site.limits)
+    }
 
     /// Ends what is overdue.
-    fn expire(&mut self, shared: &mut Self::Shared);
-}
-
-/// What all sessions of a server share.
-pub(super) trait Shared {
-    /// The time.
-    fn clock(&self) -> &Clock;
-
-    /// Sets the time; returns whether another second has begun.
-    fn tick(&mut self, now: Duration, unix: u64) -> bool;
-
-    /// The access log, if one is kept.
-    fn log(&mut self) -> Option<&mut Log>;
-
-    /// What a client may take.
-    fn limits(&self) -> &Limits;
-
-    /// Whether no further requests are wanted.
-    fn stopping(&self) -> bool;
-
-    /// No further requests are wanted.
-    fn stop(&mut self);
-
-    /// Writes down what sessions have done, who have `received` so many bytes,
-    /// before whoever gets the answers can look.
-    fn count(&mut self, tally: &Tally<'_>, received: u64);
+    fn expire(&mut self, site: &mut Site<Self::Store>) {
+        self.connection_mut().expire(site);
+    }
 }
 
 /// Where it is counted.
@@ -96,12 +79,14 @@ pub(super) struct Tally<'a> {
 }
 
 impl Tally<'_> {
-    pub(super) fn count(&self, counts: Counts, received: u64) {
+    /// Writes down what connections have done, which have `received` so many
+    /// bytes, before whoever gets the answers can look.
+    pub(super) fn count<S>(&self, site: &mut Site<S>, received: u64) {
         let Counts {
             requests,
             responses,
             refused,
-        } = counts;
+        } = std::mem::take(&mut site.counts);
         self.counters
             .batch(self.number, requests, received, responses);
         for _ in 0..refused {
@@ -146,8 +131,13 @@ pub(super) struct Client<S, P> {
 impl<S: Stream, P: ClientConnection> Client<S, P> {
     /// Sends, answers and reads while it can, within bounds: one read, one
     /// burst of requests that had waited, [`RUN_BYTES`].
-    fn run(&mut self, shared: &mut P::Shared, scratch: &mut [u8], tally: &Tally<'_>) -> Outcome {
-        let now = shared.clock().now();
+    fn run(
+        &mut self,
+        shared: &mut Site<P::Store>,
+        scratch: &mut [u8],
+        tally: &Tally<'_>,
+    ) -> Outcome {
+        let now = shared.clock.now();
         let mut left = RUN_BYTES;
         let (mut answered, mut read) = (false, false);
         loop {
@@ -170,7 +160,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
                     tally.counters.sent(tally.number, count as u64);
                     self.session
                         .connection_mut()
-                        .sent(count, now, shared.limits());
+                        .sent(count, now, &shared.limits);
                     left = left.saturating_sub(count);
                     if left == 0 {
                         return Outcome::Runnable;
@@ -181,7 +171,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
                     io::ErrorKind::Interrupted => continue,
                     // The peer's time begins.
                     io::ErrorKind::WouldBlock => {
-                        self.session.connection_mut().sent(0, now, shared.limits());
+                        self.session.connection_mut().sent(0, now, &shared.limits);
                     }
                     _ => return Outcome::Failed,
                 },
@@ -203,7 +193,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
                 }
                 answered = true;
                 self.session.resume(shared);
-                shared.count(tally, 0);
+                tally.count(shared, 0);
                 continue;
             }
             if !self.link.may_read || !self.session.connection().wants_input() {
@@ -219,7 +209,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
                     read = true;
                     let bytes = scratch.get(..count).unwrap_or_default();
                     self.session.receive(bytes, shared);
-                    shared.count(tally, count as u64);
+                    tally.count(shared, count as u64);
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
@@ -233,7 +223,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
 /// The listener and the clients of a server.
 pub(super) struct Listener<'a, H: StreamHost, P: ClientConnection> {
     pub(super) host: &'a H,
-    pub(super) shared: P::Shared,
+    pub(super) shared: Site<P::Store>,
     pub(super) tally: Tally<'a>,
     /// The clients' deadlines, by their keys.
     pub(super) wheel: Wheel,
@@ -261,11 +251,11 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
     pub(super) fn open(
         host: &'a H,
         local: SocketAddr,
-        shared: P::Shared,
+        shared: Site<P::Store>,
         tally: Tally<'a>,
         ready: impl FnOnce(SocketAddr),
     ) -> io::Result<Self> {
-        let listener = host.listen(local, shared.limits().backlog);
+        let listener = host.listen(local, shared.limits.backlog);
         let listener = listener.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot listen at {local}: {error}"))
         })?;
@@ -289,7 +279,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
 
     /// The time.
     pub(super) fn now(&self) -> Duration {
-        self.shared.clock().now()
+        self.shared.clock.now()
     }
 
     /// A generation that nobody has had for a long time.
@@ -301,7 +291,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
     /// Has the log written what it has collected, and counts what it has lost;
     /// waits for it at the `end`.
     pub(super) fn write_log(&mut self, end: bool) {
-        if let Some(log) = self.shared.log() {
+        if let Some(log) = &mut self.shared.log {
             match end {
                 true => log.finish(),
                 false => log.flush(),
@@ -314,7 +304,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
 
     /// Whether there is no place for another client.
     pub(super) fn is_full(&self) -> bool {
-        self.clients.len() >= self.shared.limits().connections.min(BEHIND - 1)
+        self.clients.len() >= self.shared.limits.connections.min(BEHIND - 1)
     }
 
     /// Stops accepting for a while: what is not accepted waits in the backlog,
@@ -341,7 +331,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
 
     /// Lets nobody in any more.
     pub(super) fn shut(&mut self) {
-        self.shared.stop();
+        self.shared.stopping = true;
         if let Some(listener) = self.listener.take() {
             // With some hosts a descriptor must not be closed before; one that
             // is paused is not watched, which is no matter now.

@@ -54,28 +54,28 @@ pub struct Head<'h, 'b> {
     pub expects_continue: bool,
     /// There is a field that makes the answer depend on something.
     pub conditional: bool,
-    fields: &'h [httparse::Header<'b>],
+    /// All fields.
+    pub fields: Fields<'h, 'b>,
 }
 
-impl<'b> Head<'_, 'b> {
+/// The fields of a head.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'h, 'b>(pub(super) &'h [httparse::Header<'b>]);
+
+impl<'h, 'b> Fields<'h, 'b> {
     /// The values of the fields of this name.
-    pub fn fields(&self, name: &str) -> impl Iterator<Item = &'b [u8]> {
-        self.fields
+    pub fn all(self, name: &str) -> impl Iterator<Item = &'b [u8]> {
+        self.0
             .iter()
             .filter(move |field| field.name.eq_ignore_ascii_case(name))
             .map(|field| field.value)
     }
 
     /// The value of a field that is there once.
-    pub fn field(&self, name: &str) -> Option<&'b [u8]> {
-        let mut fields = self.fields(name);
+    pub fn one(self, name: &str) -> Option<&'b [u8]> {
+        let mut fields = self.all(name);
         let first = fields.next();
         first.filter(|_| fields.next().is_none())
-    }
-
-    /// All fields.
-    pub fn all(&self) -> &[httparse::Header<'b>] {
-        self.fields
     }
 }
 
@@ -187,7 +187,7 @@ fn head<'h, 'b>(
         content: Content::Length(0),
         expects_continue: false,
         conditional: false,
-        fields,
+        fields: Fields(fields),
     };
     let (mut hosts, mut length, mut coded) = (0, None, None);
     let mut persistence = Persistence::new(version);
@@ -275,7 +275,8 @@ pub(super) fn tokens(value: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|token| !token.is_empty())
 }
 
-fn decimal(digits: &[u8]) -> Option<u64> {
+/// A number of digits alone.
+pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -313,9 +314,9 @@ mod tests {
             );
             assert!(head.keep_alive && head.conditional);
             assert_eq!(head.content, Content::Length(0));
-            assert_eq!(head.field("range"), Some(b"bytes=0-1".as_slice()));
-            assert_eq!(head.field("accept"), None, "there are two");
-            assert_eq!(head.fields("accept").count(), 2);
+            assert_eq!(head.fields.one("range"), Some(b"bytes=0-1".as_slice()));
+            assert_eq!(head.fields.one("accept"), None, "there are two");
+            assert_eq!(head.fields.all("accept").count(), 2);
             assert_eq!(length, bytes.len() - 3);
         })
         .unwrap();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::condition::{Verdict, evaluate, range_applies};
-use super::connection::{Connection, Piece};
+use super::connection::Connection;
 use super::entry::{Bytes, Entry};
 use super::path::{self, PathError, location};
 use super::range::{self, Ranges};
@@ -120,12 +120,12 @@ impl Connection {
             }
             // Range is defined for GET alone (RFC 9110 §14.2).
             if head.method == Method::Get
-                && let Some(field) = head.field("Range")
+                && let Some(field) = head.fields.one("Range")
                 && range_applies(head, entry, site.clock.unix())
             {
                 match range::parse(field, entry.size) {
                     Ranges::Whole => {}
-                    Ranges::Parts(parts) => return self.parts(head, entry, &parts, last, site),
+                    Ranges::Part(part) => return self.part(head, entry, part, last, site),
                     Ranges::Unsatisfiable => {
                         let status = Status::RANGE_NOT_SATISFIABLE;
                         self.begin(status, &site.clock);
@@ -138,73 +138,38 @@ impl Connection {
         self.begin(Status::OK, &site.clock);
         self.out().extend_from_slice(entry.full.as_bytes());
         self.finish(head.version, last);
-        let sent = self.content(head, entry, 0..entry.size);
+        let sent = self.put_content(head, entry, 0..entry.size);
         self.account(Some(head), Status::OK, sent, site);
     }
 
-    /// 206 with one range, or several as multipart/byteranges (RFC 9110 §14.6).
-    fn parts<S: Store>(
+    /// 206 with one range.
+    fn part<S: Store>(
         &mut self,
         head: &Head<'_, '_>,
         entry: &Rc<Entry>,
-        parts: &[Range<u64>],
+        part: Range<u64>,
         last: Last,
         site: &mut Site<S>,
     ) {
         self.begin(Status::PARTIAL_CONTENT, &site.clock);
-        let size = entry.size;
-        let content_range = |part: &Range<u64>| {
-            let end = part.end.saturating_sub(1);
-            format!("Content-Range: bytes {}-{end}/{size}\r\n", part.start)
-        };
-        let length = |part: &Range<u64>| part.end - part.start;
-        if let [part] = parts {
-            let _ = write!(
-                self.out(),
-                "Content-Type: {}\r\n{}Content-Length: {}\r\n{}",
-                entry.content_type,
-                content_range(part),
-                length(part),
-                entry.fields
-            );
-            self.finish(head.version, last);
-            let sent = self.content(head, entry, part.clone());
-            return self.account(Some(head), Status::PARTIAL_CONTENT, sent, site);
-        }
-        // The tag has nothing that a boundary may not have, but for its quotes.
-        let boundary = format!("tidewall-{}", entry.etag.trim_matches('"'));
-        let heads: Vec<String> = parts
-            .iter()
-            .map(|part| {
-                format!(
-                    "\r\n--{boundary}\r\nContent-Type: {}\r\n{}\r\n",
-                    entry.content_type,
-                    content_range(part)
-                )
-            })
-            .collect();
-        let end = format!("\r\n--{boundary}--\r\n");
-        let total = heads.iter().map(|head| head.len() as u64).sum::<u64>()
-            + parts.iter().map(length).sum::<u64>()
-            + end.len() as u64;
         let _ = write!(
             self.out(),
-            "Content-Type: multipart/byteranges; boundary={boundary}\r\nContent-Length: {total}\r\n{}",
+            "Content-Type: {}\r\nContent-Range: bytes {}-{}/{}\r\nContent-Length: {}\r\n{}",
+            entry.content_type,
+            part.start,
+            part.end.saturating_sub(1),
+            entry.size,
+            part.end - part.start,
             entry.fields
         );
         self.finish(head.version, last);
-        for (text, part) in heads.into_iter().zip(parts) {
-            self.pieces.push_back(Piece::Text(text.into_bytes()));
-            self.pieces
-                .push_back(Piece::Content(entry.clone(), part.clone()));
-        }
-        self.pieces.push_back(Piece::Text(end.into_bytes()));
-        self.account(Some(head), Status::PARTIAL_CONTENT, total, site);
+        let sent = self.put_content(head, entry, part);
+        self.account(Some(head), Status::PARTIAL_CONTENT, sent, site);
     }
 
     /// Puts content behind a finished head, unless it was a HEAD; returns its
     /// length.
-    fn content(&mut self, head: &Head<'_, '_>, entry: &Rc<Entry>, range: Range<u64>) -> u64 {
+    fn put_content(&mut self, head: &Head<'_, '_>, entry: &Rc<Entry>, range: Range<u64>) -> u64 {
         let length = range.end - range.start;
         if head.method == Method::Head || length == 0 {
             return 0;
@@ -216,7 +181,7 @@ impl Connection {
         {
             self.out().extend_from_slice(bytes);
         } else {
-            self.pieces.push_back(Piece::Content(entry.clone(), range));
+            self.content = Some((entry.clone(), range));
         }
         length
     }
@@ -270,16 +235,13 @@ impl Connection {
     }
 
     fn account<S>(
-        &mut self,
+        &self,
         head: Option<&Head<'_, '_>>,
         status: Status,
         length: u64,
         site: &mut Site<S>,
     ) {
-        site.counts.responses += 1;
-        if let Some(log) = &mut site.log {
-            let request = head.map(|head| (head.method_text, head.target, head.version));
-            log.add(self.peer, &site.clock, request, status, length);
-        }
+        let request = head.map(|head| (head.method_text, head.target, head.version));
+        site.account(self.peer, request, status, length);
     }
 }

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use super::Spec;
 use super::connection::Connection;
 use super::engine::{Back, Engine};
 use super::files::Files;
-use super::listener::{ClientConnection, Listener, Shared, Tally, unix};
+use super::listener::{ClientConnection, Listener, Tally, unix};
 use super::log::Log;
 use super::site::{Clock, Site};
-use super::{Limits, Spec};
 use crate::counters::Counters;
 use crate::stream::StreamHost;
 
@@ -58,7 +58,7 @@ impl<H: StreamHost> Back<H> for Nobody {
 }
 
 impl ClientConnection for Connection {
-    type Shared = Site<Files>;
+    type Store = Files;
 
     fn new(peer: IpAddr, now: Duration) -> Self {
         Connection::new(peer, now)
@@ -70,55 +70,5 @@ impl ClientConnection for Connection {
 
     fn connection_mut(&mut self) -> &mut Connection {
         self
-    }
-
-    fn receive(&mut self, bytes: &[u8], site: &mut Site<Files>) {
-        self.receive(bytes, site);
-    }
-
-    fn resume(&mut self, site: &mut Site<Files>) {
-        self.resume(site);
-    }
-
-    fn end_of_input(&mut self) {
-        self.end_of_input();
-    }
-
-    fn deadline(&self, site: &Site<Files>) -> Duration {
-        self.deadline(site)
-    }
-
-    fn expire(&mut self, site: &mut Site<Files>) {
-        self.expire(site);
-    }
-}
-
-impl Shared for Site<Files> {
-    fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
-    fn tick(&mut self, now: Duration, unix: u64) -> bool {
-        self.clock.set(now, unix)
-    }
-
-    fn log(&mut self) -> Option<&mut Log> {
-        self.log.as_mut()
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn stopping(&self) -> bool {
-        self.stopping
-    }
-
-    fn stop(&mut self) {
-        self.stopping = true;
-    }
-
-    fn count(&mut self, tally: &Tally<'_>, received: u64) {
-        tally.count(std::mem::take(&mut self.counts), received);
     }
 }

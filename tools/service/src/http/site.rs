@@ -1,11 +1,13 @@
 //! What all connections of a server share.
 
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::Limits;
 use super::entry::{Entry, date};
 use super::log::Log;
+use super::status::Status;
 
 /// What a path has been found to be.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ pub struct Counts {
 /// What all connections of a server share.
 #[derive(Debug)]
 pub struct Site<S> {
-    /// The files.
+    /// The files, or what else the answers come from.
     pub store: S,
     /// The time.
     pub clock: Clock,
@@ -110,7 +112,7 @@ pub struct Site<S> {
     pub(super) path: Vec<u8>,
 }
 
-impl<S: Store> Site<S> {
+impl<S> Site<S> {
     /// A site of these files, without work or log.
     pub fn new(store: S, clock: Clock, limits: Limits) -> Self {
         Site {
@@ -122,6 +124,21 @@ impl<S: Store> Site<S> {
             counts: Counts::default(),
             log: None,
             path: Vec::new(),
+        }
+    }
+
+    /// The response to a request (of this method, target and minor version;
+    /// `None` for one that was no good) has begun: counts and logs it.
+    pub(super) fn account(
+        &mut self,
+        peer: IpAddr,
+        request: Option<(&str, &str, u8)>,
+        status: Status,
+        length: u64,
+    ) {
+        self.counts.responses += 1;
+        if let Some(log) = &mut self.log {
+            log.add(peer, &self.clock, request, status, length);
         }
     }
 }

@@ -1,43 +1,31 @@
 use std::net::Ipv4Addr;
 
+use super::super::site::Clock;
 use super::*;
 
 /// Answers each request with so many bytes.
-struct Answering {
-    clock: Clock,
-    limits: Limits,
-    length: usize,
-}
+struct Answering(usize);
 
-impl Responder for Answering {
-    fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
+impl Answers for Answering {
+    fn respond(site: &mut Site<Self>, connection: &mut Connection, head: &Head<'_, '_>) {
         match head.target {
             "/later" => connection.hold(),
-            _ => connection.out().extend(vec![b'x'; self.length]),
+            _ => connection.out().extend(vec![b'x'; site.store.0]),
         }
     }
 
-    fn refuse(&mut self, _: &mut Connection, status: Status) {
+    fn refuse(_: &mut Site<Self>, _: &mut Connection, status: Status) {
         panic!("{status:?}");
     }
 }
 
-fn answering(length: usize) -> (Connection, Answering) {
+fn answering(length: usize) -> (Connection, Site<Answering>) {
     let connection = Connection::new(Ipv4Addr::LOCALHOST.into(), Duration::ZERO);
-    let site = Answering {
-        clock: Clock::new(Duration::ZERO, 0),
-        limits: Limits::default(),
-        length,
-    };
-    (connection, site)
+    let clock = Clock::new(Duration::ZERO, 0);
+    (
+        connection,
+        Site::new(Answering(length), clock, Limits::default()),
+    )
 }
 
 /// It always has requests waiting and never takes all of the answers.

@@ -4,29 +4,18 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 /// A block of addresses, as `10.0.0.0/8`; a single address is one, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    address: IpAddr,
-    length: u8,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cidr(IpNet);
 
 impl Cidr {
     /// Whether an address is in it; a v4-mapped one is what it maps.
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.address, address.to_canonical()) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => {
-                let differ = own.to_bits() ^ other.to_bits();
-                differ.leading_zeros() >= u32::from(self.length)
-            }
-            (IpAddr::V6(own), IpAddr::V6(other)) => {
-                let differ = own.to_bits() ^ other.to_bits();
-                differ.leading_zeros() >= u32::from(self.length)
-            }
-            _ => false,
-        }
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -36,44 +25,24 @@ impl FromStr for Cidr {
     /// Reads `ADDRESS` or `ADDRESS/LENGTH`. Bits behind the length do not
     /// matter.
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text} is no block of addresses, such as 10.0.0.0/8 or fd00::/8");
-        let (address, length) = match text.split_once('/') {
-            Some((address, length)) => (address, Some(length)),
-            None => (text, None),
-        };
-        let written: IpAddr = address.parse().map_err(|_| bad())?;
-        let bits = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
-        let length = match length {
-            Some(length) => length.parse().map_err(|_| bad())?,
-            None => bits(written),
-        };
-        let address = written.to_canonical();
-        // Of the 128 bits of a mapped address the first 96 say that it is one.
-        let mapped: u8 = bits(written) - bits(address);
-        let length = length.checked_sub(mapped).ok_or_else(bad)?;
-        if length > bits(address) {
-            return Err(bad());
-        }
-        Ok(Cidr { address, length })
+        let block = text.parse::<IpNet>().ok();
+        let block = block.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+        let unmapped = block.and_then(|block| match (block, block.addr().to_canonical()) {
+            // Of the 128 bits of a mapped address the first 96 say that it is one.
+            (IpNet::V6(_), address @ IpAddr::V4(_)) => {
+                IpNet::new(address, block.prefix_len().checked_sub(96)?).ok()
+            }
+            _ => Some(block),
+        });
+        unmapped.map(Cidr).ok_or_else(|| {
+            format!("{text} is no block of addresses, such as 10.0.0.0/8 or fd00::/8")
+        })
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
-    }
-}
-
-impl Serialize for Cidr {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cidr {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        self.0.fmt(f)
     }
 }
 

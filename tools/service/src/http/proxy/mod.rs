@@ -9,25 +9,20 @@
 //!
 //! Read first: RFC 9110 §7.6 (forwarding), RFC 9112 §§6–9.
 //!
-//! A request is forwarded once its content is here, up to
-//! [`UpstreamLimits::content_bytes`] of it: a client that sends slowly holds no
-//! connection to an origin meanwhile. Each request has a connection of its own
+//! A request is forwarded once all its content is here, up to
+//! [`Limits::content_bytes`]: a client that sends slowly holds no connection to
+//! an origin meanwhile. A response is forwarded as it comes. Each request has a connection of its own
 //! to the origin, closed after the response: two connections a request, as in
 //! Banga and Mogul's experiments (USENIX 1998).
 
 pub mod access;
-mod answer;
 pub mod body;
-mod exchange;
-mod message;
 mod origins;
-mod prefix;
 mod request;
 mod resolve;
 pub mod response;
 mod server;
 pub mod session;
-pub mod shared;
 pub mod target;
 
 use std::net::SocketAddr;
@@ -51,12 +46,8 @@ pub struct UpstreamLimits {
     pub answer: Duration,
     /// Connections to origins at a time; then 503.
     pub connections: usize,
-    /// Of those in use for clients of one /24 or /64; then 503 for these.
-    pub prefix_connections: usize,
-    /// Bytes of one request's content that are buffered before a connection to
-    /// the origin is made; the rest is forwarded as it comes.
-    pub content_bytes: usize,
-    /// The same of all clients together.
+    /// Bytes of requests' content that are buffered for all clients together;
+    /// then 503.
     pub buffered_bytes: usize,
     /// Bytes of a response's head; beyond, 502.
     pub head_bytes: usize,
@@ -68,9 +59,7 @@ impl Default for UpstreamLimits {
             connect: Duration::from_secs(5),
             answer: Duration::from_secs(30),
             connections: 100_000,
-            prefix_connections: 12_500,
-            content_bytes: 4 << 20,
-            buffered_bytes: 64 << 20,
+            buffered_bytes: 256 << 20,
             head_bytes: 64 * 1024,
         }
     }
@@ -89,8 +78,8 @@ pub struct Spec {
     /// ([`crate::multiply`]).
     #[serde(default)]
     pub work: u32,
-    /// Limits on the clients' side; of content, which is forwarded and takes no
-    /// memory, more than of a server that discards it.
+    /// Limits on the clients' side; of content more than of a server that
+    /// discards it.
     #[serde(default = "limits")]
     pub limits: Limits,
     /// Limits on the origins' side.
@@ -104,7 +93,7 @@ pub struct Spec {
 
 fn limits() -> Limits {
     Limits {
-        content_bytes: 1 << 30,
+        content_bytes: 16 << 20,
         ..Limits::default()
     }
 }

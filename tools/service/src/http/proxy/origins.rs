@@ -7,10 +7,8 @@ use slab::Slab;
 
 use super::super::link::{BEHIND, Link, READ_BYTES, parts};
 use super::super::listener::{self, is_shortage};
-use super::prefix::{Prefix, Shares};
-use super::resolve::{Known, Resolver, system};
-use super::session::{Failure, Origin, Session};
-use super::shared::Shared;
+use super::resolve::{Known, Resolver};
+use super::session::{Failure, Origin, Session, Shared};
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
 /// The proxy's clients.
@@ -21,8 +19,6 @@ struct Upstream<S> {
     link: Link<S>,
     /// The key of its client.
     client: usize,
-    /// The client's network, to which it is charged.
-    prefix: Prefix,
     connecting: bool,
     /// Addresses to try next if the connection fails.
     others: Vec<SocketAddr>,
@@ -98,7 +94,6 @@ impl<S: Stream> Upstream<S> {
 /// The connections to origins, and the look-ups of their names.
 pub(super) struct Origins<S> {
     upstreams: Slab<Upstream<S>>,
-    shares: Shares,
     pub(super) resolver: Resolver,
 }
 
@@ -107,8 +102,7 @@ impl<S: Stream> Origins<S> {
     pub(super) fn new() -> Self {
         Origins {
             upstreams: Slab::new(),
-            shares: Shares::default(),
-            resolver: Resolver::new(system),
+            resolver: Resolver::new(),
         }
     }
 
@@ -137,74 +131,65 @@ impl<S: Stream> Origins<S> {
         listener: &mut Listener<'_, H>,
         key: usize,
     ) {
-        let now = listener.now();
-        let Some(client) = listener.clients.get_mut(key) else {
-            return;
-        };
-        if client.session.place.is_some() {
-            return;
-        }
-        let Some(origin) = client.session.wants_upstream() else {
-            return;
-        };
-        let peer = client.session.connection().peer;
-        let spec = &listener.shared.spec;
-        let mut addresses = match origin {
-            Origin::Address(address) => vec![*address],
-            Origin::Name(name, port) => {
-                match self.resolver.ask(name, client.link.token(key), peer, now) {
-                    Known::Addresses(all) => {
-                        let port = *port;
-                        let all = all.into_iter();
-                        all.map(|ip| SocketAddr::new(ip, port)).collect()
-                    }
-                    Known::Soon => return,
-                    Known::Busy => {
-                        let failure = Failure::Full;
-                        return client
-                            .session
-                            .upstream_failed(failure, &mut listener.shared);
-                    }
-                }
+        if let Some(client) = listener.clients.get_mut(key)
+            && client.session.place.is_none()
+            && let Some(origin) = client.session.wants_upstream()
+        {
+            let token = client.link.token(key);
+            let connected = match self.addresses(&listener.shared, origin, token) {
+                Ok(Some(addresses)) => self.connect(listener, key, addresses),
+                Ok(None) => Ok(()),
+                Err(failure) => Err(failure),
+            };
+            if let (Err(failure), Some(client)) = (connected, listener.clients.get_mut(key)) {
+                client
+                    .session
+                    .upstream_failed(failure, &mut listener.shared);
             }
-        };
-        // A configured origin needs no check.
-        let has_some = !addresses.is_empty();
-        if spec.origin.is_none() {
-            addresses.retain(|address| spec.access.reaches(address.ip()));
         }
-        if has_some && addresses.is_empty() {
-            let failure = Failure::Denied;
-            return client
-                .session
-                .upstream_failed(failure, &mut listener.shared);
-        }
-        let prefix = Prefix::of(peer);
-        if !self.shares.take(prefix, spec.upstream.prefix_connections) {
-            let failure = Failure::Full;
-            return client
-                .session
-                .upstream_failed(failure, &mut listener.shared);
-        }
-        addresses.reverse();
-        self.connect(listener, key, prefix, addresses);
     }
 
-    /// Connects to the last of `addresses`, or the one before it, for a client,
-    /// on the account of a prefix that has been charged for it.
+    /// The addresses of an origin to which the proxy may go, the first last;
+    /// `None` while it is looked up.
+    fn addresses(
+        &mut self,
+        shared: &Shared,
+        origin: &Origin,
+        token: u64,
+    ) -> Result<Option<Vec<SocketAddr>>, Failure> {
+        let all = match origin {
+            Origin::Address(address) => vec![*address],
+            Origin::Name(name, port) => match self.resolver.ask(name, token) {
+                Known::Addresses(all) => all.into_iter().map(|ip| (ip, *port).into()).collect(),
+                Known::Soon => return Ok(None),
+                Known::Busy => return Err(Failure::Full),
+            },
+        };
+        let spec = &shared.store.spec;
+        // A configured origin needs no check.
+        let reached =
+            |address: &SocketAddr| spec.origin.is_some() || spec.access.reaches(address.ip());
+        let found = !all.is_empty();
+        let reached: Vec<_> = all.into_iter().rev().filter(reached).collect();
+        match found && reached.is_empty() {
+            true => Err(Failure::Denied),
+            false => Ok(Some(reached)),
+        }
+    }
+
+    /// Connects to the last of `addresses`, or the one before it, for a client.
     fn connect<H: StreamHost<Stream = S>>(
         &mut self,
         listener: &mut Listener<'_, H>,
         key: usize,
-        prefix: Prefix,
         mut addresses: Vec<SocketAddr>,
-    ) {
+    ) -> Result<(), Failure> {
+        let upstream = &listener.shared.store.spec.upstream;
+        let most = upstream.connections.min(BEHIND - 1);
         let mut failure = Failure::Broken;
         while let Some(address) = addresses.pop() {
-            let most = listener.shared.spec.upstream.connections.min(BEHIND - 1);
             if self.len() >= most {
-                failure = Failure::Full;
-                break;
+                return Err(Failure::Full);
             }
             let mut connected = listener.host.connect(address);
             if connected.as_ref().is_err_and(is_shortage) && listener.evict() {
@@ -223,7 +208,6 @@ impl<S: Stream> Origins<S> {
                 // No answer comes before the question.
                 link: Link::new(stream, listener.generation(), false, there),
                 client: key,
-                prefix,
                 connecting: !there,
                 others: addresses,
             });
@@ -235,14 +219,9 @@ impl<S: Stream> Origins<S> {
                     false => client.session.connecting(),
                 }
             }
-            return;
+            return Ok(());
         }
-        self.shares.give(prefix);
-        if let Some(client) = listener.clients.get_mut(key) {
-            client
-                .session
-                .upstream_failed(failure, &mut listener.shared);
-        }
+        Err(failure)
     }
 
     /// Does what can be done on the origin's side; returns whether something
@@ -271,14 +250,13 @@ impl<S: Stream> Origins<S> {
             Went::Somewhere => true,
             Went::Wrong(error) => {
                 let others = std::mem::take(&mut upstream.others);
+                let mut failure = Some(failure_of(&error));
                 if upstream.connecting && !others.is_empty() {
-                    let prefix = upstream.prefix;
                     client.session.place = None;
                     self.close(listener, place);
-                    self.shares.take(prefix, usize::MAX);
-                    self.connect(listener, key, prefix, others);
-                } else {
-                    let failure = failure_of(&error);
+                    failure = self.connect(listener, key, others).err();
+                }
+                if let (Some(failure), Some(client)) = (failure, listener.clients.get_mut(key)) {
                     client
                         .session
                         .upstream_failed(failure, &mut listener.shared);
@@ -339,7 +317,6 @@ impl<S: Stream> Origins<S> {
     ) {
         if let Some(upstream) = self.upstreams.try_remove(place) {
             upstream.link.close(listener.host);
-            self.shares.give(upstream.prefix);
         }
     }
 }

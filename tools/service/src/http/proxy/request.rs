@@ -1,39 +1,61 @@
-//! What becomes of a request: forwarded to its origin, or answered here.
+//! What becomes of a request: forwarded to its origin, or answered here. Which
+//! fields go on, which stay behind (RFC 9110 §7.6), and what is added.
 
+use std::io::Write;
 use std::net::IpAddr;
 
 use super::super::connection::Connection;
 use super::super::reply::Last;
-use super::super::request::{Content, Head, Method};
+use super::super::request::{Content, Fields, Head, Method, tokens};
 use super::super::status::Status;
-use super::exchange::{Asked, Buffered, Client, Exchange, Origin};
-use super::message::{Facts, Onward, forward};
-use super::shared::Shared;
+use super::body::Body;
+use super::response;
+use super::session::{Exchange, Origin, Recipient, Shared};
 use super::target::{self, Target};
 use crate::work::multiply;
 
 /// The methods that a proxy would answer for itself.
 const ALLOW: &str = "Allow: GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS\r\n";
 
-/// Whom an answer is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Recipient {
-    /// Minor version of HTTP.
-    pub(super) version: u8,
-    /// It wants no content.
-    pub(super) to_head: bool,
-    /// Whether the connection ends with the answer.
-    pub(super) last: Last,
-}
+/// The fields between two neighbours, which go no further: those of RFC 9110
+/// §7.6.1, and the credentials for a proxy (§11.7), which this one has no use
+/// for. The length is written anew.
+const HOP_BY_HOP: &[&str] = &[
+    "Connection",
+    "Content-Length",
+    "Keep-Alive",
+    "Proxy-Authenticate",
+    "Proxy-Authentication-Info",
+    "Proxy-Authorization",
+    "Proxy-Connection",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+];
 
-impl Recipient {
-    /// A client, which may still be sending if `linger`.
-    pub(super) fn of(client: Client, linger: bool) -> Self {
-        Recipient {
-            version: client.version,
-            to_head: client.to_head,
-            last: Last::of(client.last, linger),
+impl Connection {
+    /// Writes an error and a line that names it; returns the line's length.
+    pub(super) fn refusal(
+        &mut self,
+        status: Status,
+        (version, to_head, last): Recipient,
+        clock: &super::super::site::Clock,
+    ) -> u64 {
+        self.begin(status, clock);
+        match status {
+            Status::METHOD_NOT_ALLOWED => self.out().extend_from_slice(ALLOW.as_bytes()),
+            Status::SERVICE_UNAVAILABLE => self.out().extend_from_slice(b"Retry-After: 1\r\n"),
+            _ => {}
         }
+        let Status(code) = status;
+        let why = match status {
+            Status::NOT_IMPLEMENTED => ": this proxy has http alone, no CONNECT and no https",
+            Status::FORBIDDEN => ": the access rules of this proxy do not allow it",
+            _ => "",
+        };
+        let line = format!("{code} {}{why}\n", status.reason());
+        self.line(&line, !to_head, version, last)
     }
 }
 
@@ -45,110 +67,109 @@ impl Shared {
         head: &Head<'_, '_>,
     ) -> Option<Box<Exchange>> {
         self.counts.requests += 1;
-        if self.spec.work > 0 {
-            multiply(self.spec.work, 1.0 + head.target.len() as f64 * 1e-9);
+        if self.work > 0 {
+            multiply(self.work, 1.0 + head.target.len() as f64 * 1e-9);
         }
-        let empty = matches!(head.content, Content::Length(0));
-        let client = Client {
-            version: head.version,
-            to_head: head.method == Method::Head,
-            last: !head.keep_alive || self.stopping,
-        };
-        // Content that is not read would be taken for the next request.
-        let last = client.last || !empty;
-        let recipient = Recipient::of(Client { last, ..client }, !empty || self.stopping);
-        match self.prepare(head, client, connection.peer) {
-            Ok(Some(mut exchange)) => {
-                if self.log.is_some() {
-                    exchange.asked = Some(Asked {
-                        method: head.method_text.into(),
-                        target: head.target.into(),
-                        version: head.version,
-                    });
-                }
-                Some(exchange)
-            }
+        let (status, length) = match self.prepare(connection, head) {
+            Ok(Some(exchange)) => return Some(Box::new(exchange)),
             Ok(None) => {
                 connection.begin(Status::NO_CONTENT, &self.clock);
                 connection.out().extend_from_slice(ALLOW.as_bytes());
-                connection.finish(recipient.version, recipient.last);
-                self.note(connection, head, Status::NO_CONTENT.0, 0);
-                None
+                connection.finish(head.version, self.last(head));
+                (Status::NO_CONTENT, 0)
             }
             Err(status) => {
-                let length = self.error(connection, status, recipient);
-                self.note(connection, head, status.0, length);
-                None
+                let to_head = head.method == Method::Head;
+                let recipient = (head.version, to_head, self.last(head));
+                (status, connection.refusal(status, recipient, &self.clock))
             }
-        }
+        };
+        let request = Some((head.method_text, head.target, head.version));
+        self.account(connection.peer, request, status, length);
+        None
+    }
+
+    /// Whether an answer without an origin is the connection's last: content
+    /// that is not read would be taken for the next request.
+    fn last(&self, head: &Head<'_, '_>) -> Last {
+        let linger = head.content != Content::Length(0) || self.stopping;
+        Last::of(linger || !head.keep_alive, linger)
     }
 
     /// The exchange with the origin; `None` for an OPTIONS that this proxy
     /// answers.
     fn prepare(
         &mut self,
+        connection: &mut Connection,
         head: &Head<'_, '_>,
-        client: Client,
-        peer: IpAddr,
-    ) -> Result<Option<Box<Exchange>>, Status> {
-        if !self.spec.access.admits(peer) {
+    ) -> Result<Option<Exchange>, Status> {
+        let spec = &self.store.spec;
+        if !spec.access.admits(connection.peer) {
             return Err(Status::FORBIDDEN);
         }
-        match (head.method_text, head.content) {
+        let content = match (head.method_text, head.content) {
             // There are no tunnels here.
             ("CONNECT", _) => return Err(Status::NOT_IMPLEMENTED),
             // It would show a client what others' proxies add (§9.3.8).
             ("TRACE", _) => return Err(Status::METHOD_NOT_ALLOWED),
-            (_, Content::Length(length)) if length > self.spec.limits.content_bytes => {
+            (_, Content::Length(length)) if length > self.limits.content_bytes => {
                 return Err(Status::CONTENT_TOO_LARGE);
             }
-            _ => {}
-        }
+            (_, Content::Length(length)) => Body::Length(length),
+            (_, Content::Chunked) => Body::chunked(),
+        };
         let options = head.method == Method::Options;
         let (target, origin) = self.origin_of(head, options)?;
-        let mut facts = Facts::of(head, &self.pseudonym);
-        if facts.looped {
+        if head.fields.all("Via").any(|via| self.has_passed(via)) {
             return Err(Status::LOOP_DETECTED);
         }
-        if options {
-            match facts.forwards {
-                Some(0) => return Ok(None),
-                Some(left) => facts.forwards = Some(left - 1),
-                None => {}
-            }
-        }
-        let own: String;
-        let authority = match (target.authority, self.spec.origin) {
-            ("", Some(origin)) => {
-                own = origin.to_string();
-                own.as_str()
-            }
-            (authority, _) => authority,
-        };
         let mut request = Vec::with_capacity(512);
-        let onward = Onward {
-            authority,
-            path: target.path,
-            pseudonym: &self.pseudonym,
-            // Behind a proxy that people have chosen they need not be named.
-            client: self.spec.origin.map(|_| peer),
-            forwards: facts.forwards,
-        };
-        forward(&mut request, head, &onward);
-        let limits = &self.spec.upstream;
-        let (most, most_of_all) = (limits.content_bytes, limits.buffered_bytes);
-        let mut exchange = Exchange::new(
-            origin,
-            request,
-            head.content,
-            Buffered::new(&self.buffered, most, most_of_all),
-            client,
-            self.clock.now(),
-        );
-        if head.expects_continue {
-            exchange.connect_now();
+        // Writing to a vector cannot fail.
+        let _ = write!(request, "{} {} HTTP/1.1\r\n", head.method_text, target.path);
+        match (target.authority, spec.origin) {
+            ("", Some(origin)) => put(&mut request, "Host", origin.to_string().as_bytes()),
+            (authority, _) => put(&mut request, "Host", authority.as_bytes()),
         }
-        Ok(Some(Box::new(exchange)))
+        forward(
+            &mut request,
+            head.fields,
+            &["Host", "Expect", "Max-Forwards"],
+        );
+        let _ = write!(
+            request,
+            "Via: 1.{} {}\r\n",
+            head.version, self.store.pseudonym
+        );
+        if spec.origin.is_some() {
+            // Behind a proxy that people have chosen they need not be named.
+            let _ = write!(request, "X-Forwarded-For: {}\r\n", connection.peer);
+        }
+        for field in head.fields.all("Max-Forwards").take(1) {
+            match super::super::request::decimal(field) {
+                Some(0) if options => return Ok(None),
+                Some(left) if options => {
+                    let _ = write!(request, "Max-Forwards: {}\r\n", left - 1);
+                }
+                _ => put(&mut request, "Max-Forwards", field),
+            }
+        }
+        if head.expects_continue && content != Body::Length(0) {
+            // The content is buffered here whatever the origin says.
+            connection
+                .out()
+                .extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        Ok(Some(Exchange::new(self, head, origin, request, content)))
+    }
+
+    /// Whether a Via field names this proxy.
+    fn has_passed(&self, via: &[u8]) -> bool {
+        tokens(via).any(|hop| {
+            let mut words = hop
+                .split(u8::is_ascii_whitespace)
+                .filter(|it| !it.is_empty());
+            words.nth(1) == Some(self.store.pseudonym.as_bytes())
+        })
     }
 
     /// The target of a request and its origin.
@@ -157,65 +178,54 @@ impl Shared {
         head: &Head<'_, 'b>,
         options: bool,
     ) -> Result<(Target<'b>, Origin), Status> {
-        let Some(address) = self.spec.origin else {
-            let target = target::absolute(head.target, options)?;
-            let (host, port) =
-                target::host_and_port(target.authority).ok_or(Status::BAD_REQUEST)?;
-            // Ports of other protocols, which could be made to misunderstand.
-            if port != 80 && port < 1024 {
-                return Err(Status::FORBIDDEN);
-            }
-            let origin = match target::literal(host) {
-                Some(address) => Origin::Address((address, port).into()),
-                None => Origin::Name(host.to_ascii_lowercase().into(), port),
-            };
-            return Ok((target, origin));
-        };
-        let host = head.field("Host").unwrap_or_default();
-        let host = std::str::from_utf8(host).map_err(|_| Status::BAD_REQUEST)?;
-        let target = target::own(head.target, host, options)?;
-        Ok((target, Origin::Address(address)))
-    }
-
-    /// Writes an error and a line that names it; returns the line's length.
-    pub(super) fn error(
-        &mut self,
-        connection: &mut Connection,
-        status: Status,
-        recipient: Recipient,
-    ) -> u64 {
-        self.counts.responses += 1;
-        connection.begin(status, &self.clock);
-        let out = connection.out();
-        match status {
-            Status::METHOD_NOT_ALLOWED => out.extend_from_slice(ALLOW.as_bytes()),
-            Status::SERVICE_UNAVAILABLE => out.extend_from_slice(b"Retry-After: 1\r\n"),
-            _ => {}
+        if let Some(address) = self.store.spec.origin {
+            let host = head.fields.one("Host").unwrap_or_default();
+            let host = std::str::from_utf8(host).map_err(|_| Status::BAD_REQUEST)?;
+            let target = target::own(head.target, host, options)?;
+            return Ok((target, Origin::Address(address)));
         }
-        let line = match status {
-            Status::NOT_IMPLEMENTED => {
-                "501 Not Implemented: this proxy has http alone, no CONNECT and no https\n"
-                    .to_owned()
-            }
-            Status::FORBIDDEN => {
-                "403 Forbidden: the access rules of this proxy do not allow it\n".to_owned()
-            }
-            Status(code) => format!("{code} {}\n", status.reason()),
+        let target = target::absolute(head.target, options)?;
+        let (host, port) = target::host_and_port(target.authority).ok_or(Status::BAD_REQUEST)?;
+        // Ports of other protocols, which could be made to misunderstand.
+        if port != 80 && port < 1024 {
+            return Err(Status::FORBIDDEN);
+        }
+        let origin = match host.parse::<IpAddr>() {
+            Ok(address) => Origin::Address((address, port).into()),
+            Err(_) => Origin::Name(host.to_ascii_lowercase().into(), port),
         };
-        connection.line(&line, !recipient.to_head, recipient.version, recipient.last)
+        Ok((target, origin))
     }
+}
 
-    /// Writes a request that was answered at once into the log.
-    fn note(&mut self, connection: &Connection, head: &Head<'_, '_>, status: u16, length: u64) {
-        if let Some(log) = &mut self.log {
-            let request = Some((head.method_text, head.target, head.version));
-            log.add(
-                connection.peer,
-                &self.clock,
-                request,
-                Status(status),
-                length,
-            );
+/// Writes a field.
+pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Writes the fields of a message that go on: all but those between neighbours,
+/// which are the usual ones and those that Connection names, and but for
+/// `others`.
+fn forward(out: &mut Vec<u8>, fields: Fields<'_, '_>, others: &[&str]) {
+    for field in fields.0 {
+        let is = |name: &&str| field.name.eq_ignore_ascii_case(name);
+        let named = |name: &[u8]| field.name.as_bytes().eq_ignore_ascii_case(name);
+        let stays = HOP_BY_HOP.iter().any(is)
+            || others.iter().any(is)
+            || fields.all("Connection").flat_map(tokens).any(named);
+        if !stays {
+            put(out, field.name, field.value);
         }
     }
+}
+
+/// Writes the head of a response as it goes on to the client, but for its end,
+/// its length, and Date where there is none.
+pub(super) fn end_to_end(out: &mut Vec<u8>, head: &response::Head<'_, '_>, pseudonym: &str) {
+    // Writing to a vector cannot fail.
+    let _ = write!(out, "HTTP/1.1 {} {}\r\n", head.status, head.reason);
+    forward(out, head.fields, &[]);
+    let _ = write!(out, "Via: 1.{} {pseudonym}\r\n", head.version);
 }

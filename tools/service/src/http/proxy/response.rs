@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::super::request::end_of_head;
+use super::super::request::{Fields, decimal, end_of_head};
 use super::body::Body;
 
 /// Most header fields of a response.
@@ -24,29 +24,8 @@ pub struct Head<'h, 'b> {
     pub body: Body,
     /// The length that it says content has, or would have (HEAD).
     pub length: Option<u64>,
-    fields: &'h [httparse::Header<'b>],
-}
-
-impl<'b> Head<'_, 'b> {
-    /// The values of the fields of this name.
-    pub fn fields(&self, name: &str) -> impl Iterator<Item = &'b [u8]> {
-        self.fields
-            .iter()
-            .filter(move |field| field.name.eq_ignore_ascii_case(name))
-            .map(|field| field.value)
-    }
-
-    /// The value of a field that is there once.
-    pub fn field(&self, name: &str) -> Option<&'b [u8]> {
-        let mut fields = self.fields(name);
-        let first = fields.next();
-        first.filter(|_| fields.next().is_none())
-    }
-
     /// All fields.
-    pub fn all(&self) -> &[httparse::Header<'b>] {
-        self.fields
-    }
+    pub fields: Fields<'h, 'b>,
 }
 
 /// What has been made of bytes.
@@ -152,15 +131,8 @@ fn head<'h, 'b>(
         reason,
         body,
         length,
-        fields,
+        fields: Fields(fields),
     })
-}
-
-fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -186,8 +158,8 @@ mod tests {
         parsed(text, false, |head, length| {
             assert_eq!((head.version, head.status, head.reason), (1, 200, "Fine"));
             assert_eq!(head.body, Body::Length(5));
-            assert_eq!(head.field("a"), None, "there are two");
-            assert_eq!(head.fields("A").count(), 2);
+            assert_eq!(head.fields.one("a"), None, "there are two");
+            assert_eq!(head.fields.all("A").count(), 2);
             assert_eq!(length, text.len() - 5);
         })
         .unwrap();

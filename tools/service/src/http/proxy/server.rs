@@ -6,16 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::super::Limits;
-use super::super::connection::Connection;
 use super::super::engine::{Back, Engine};
-use super::super::listener::{self, Outcome, Shared as _, Tally, unix};
+use super::super::listener::{Outcome, Tally, unix};
 use super::super::log::Log;
 use super::super::site::Clock;
 use super::Spec;
 use super::origins::{Listener, Origins};
-use super::session::Session;
-use super::shared::Shared;
+use super::session::{Session, Shared};
 use crate::counters::Counters;
 use crate::stream::{Event, StreamHost};
 
@@ -46,7 +43,8 @@ pub fn serve<H: StreamHost>(
 ) -> io::Result<()> {
     // The standard library's hasher is seeded at random.
     let random = RandomState::new().build_hasher().finish();
-    let mut shared = Shared::new(spec.clone(), Clock::new(Duration::ZERO, unix()), random);
+    let clock = Clock::new(Duration::ZERO, unix());
+    let mut shared = Shared::forwarding(spec.clone(), clock, random);
     shared.log = log;
     let local = SocketAddr::new(address, spec.port);
     let tally = Tally { counters, number };
@@ -65,10 +63,8 @@ impl<H: StreamHost> Back<H> for Origins<H::Stream> {
         self.note(event)
     }
 
-    fn wake(&mut self, now: Duration, woken: &mut Vec<u64>) {
-        if self.resolver.is_busy() {
-            self.resolver.collect(now, woken);
-        }
+    fn wake(&mut self, woken: &mut Vec<u64>) {
+        self.resolver.collect(woken);
     }
 
     fn drive(&mut self, listener: &mut Listener<'_, H>, key: usize) -> Outcome {
@@ -81,7 +77,9 @@ impl<H: StreamHost> Back<H> for Origins<H::Stream> {
             self.attach(listener, key);
             let moved = self.run(listener, key);
             self.part(listener, key);
-            listener.shared.count(&listener.tally, 0);
+            listener.tally.count(&mut listener.shared, 0);
+            let uses = std::mem::take(&mut listener.shared.store.uses);
+            listener.tally.counters.proxy(&uses);
             if !moved {
                 return outcome;
             }
@@ -101,72 +99,5 @@ impl<H: StreamHost> Back<H> for Origins<H::Stream> {
 
     fn report(&self, listener: &Listener<'_, H>) {
         listener.tally.counters.proxy_open(self.len());
-    }
-}
-
-impl listener::ClientConnection for Session {
-    type Shared = Shared;
-
-    fn new(peer: IpAddr, now: Duration) -> Self {
-        Session::new(peer, now)
-    }
-
-    fn connection(&self) -> &Connection {
-        self.connection()
-    }
-
-    fn connection_mut(&mut self) -> &mut Connection {
-        self.connection_mut()
-    }
-
-    fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        self.receive(bytes, shared);
-    }
-
-    fn resume(&mut self, shared: &mut Shared) {
-        self.resume(shared);
-    }
-
-    fn end_of_input(&mut self) {
-        self.end_of_input();
-    }
-
-    fn deadline(&self, shared: &Shared) -> Duration {
-        self.deadline(shared)
-    }
-
-    fn expire(&mut self, shared: &mut Shared) {
-        self.expire(shared);
-    }
-}
-
-impl listener::Shared for Shared {
-    fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
-    fn tick(&mut self, now: Duration, unix: u64) -> bool {
-        self.clock.set(now, unix)
-    }
-
-    fn log(&mut self) -> Option<&mut Log> {
-        self.log.as_mut()
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.spec.limits
-    }
-
-    fn stopping(&self) -> bool {
-        self.stopping
-    }
-
-    fn stop(&mut self) {
-        self.stopping = true;
-    }
-
-    fn count(&mut self, tally: &Tally<'_>, received: u64) {
-        tally.count(std::mem::take(&mut self.counts), received);
-        tally.counters.proxy(&std::mem::take(&mut self.uses));
     }
 }

@@ -2,28 +2,28 @@
 //! bytes and a time go in on both sides, bytes come out. No sockets, clocks or
 //! threads.
 
-use std::mem::MaybeUninit;
-use std::net::IpAddr;
+use std::cell::Cell;
+use std::io::Write;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::time::Duration;
 
-use super::super::Limits;
-use super::super::connection::{Connection, Responder};
+use super::super::connection::{Answers, Connection};
+use super::super::listener::ClientConnection;
+use super::super::pace::Pace;
 use super::super::reply::Last;
 use super::super::request::Head;
-use super::super::site::Clock;
+use super::super::site::{Clock, Site};
 use super::super::status::Status;
+use super::Spec;
 use super::body::Body;
-use super::exchange::{Exchange, Link, Phase};
-use super::message::{end_to_end, status_line};
-use super::request::Recipient;
+use super::request::{end_to_end, put};
 use super::response::{self, FIELDS_MAX, Parsed};
-use super::shared::Shared;
-
-pub use super::exchange::Origin;
 
 /// With so many bytes of an answer on the way to the client no more are taken
 /// from the origin.
-pub(super) const ANSWER_FULL: usize = 64 * 1024;
+const ANSWER_FULL: usize = 64 * 1024;
 
 /// What went wrong with an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,50 +38,288 @@ pub enum Failure {
     Denied,
 }
 
-/// A client's connection.
+/// Whom to ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Somebody at this address.
+    Address(SocketAddr),
+    /// A host of this name, at this port.
+    Name(Box<str>, u16),
+}
+
+/// What was done for clients on the origins' side since it was last counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uses {
+    /// Origins that could not be reached or gave no valid answer: 502, 504, 503.
+    pub upstream_errors: u64,
+    /// Bytes that came from origins.
+    pub upstream_bytes: u64,
+}
+
+/// What answers the clients of a proxy: its rules, and what it has done.
 #[derive(Debug)]
-pub struct Session {
-    pub(super) connection: Connection,
-    pub(super) exchange: Option<Box<Exchange>>,
-    /// The connection to the origin is no longer needed.
-    pub(super) finished: bool,
-    /// The index of that connection among [`Origins`](super::origins::Origins).
-    pub(super) place: Option<usize>,
+pub struct Forward {
+    /// What it is to do.
+    pub spec: Spec,
+    /// What was done on the origins' side since it was last counted.
+    pub uses: Uses,
+    /// Bytes of requests' content that are buffered.
+    pub(super) buffered: Rc<Cell<usize>>,
+    /// Its name in Via.
+    pub(super) pseudonym: String,
+    /// The exchange that the request at hand has begun.
+    begun: Option<Box<Exchange>>,
 }
 
-/// The proxy, answering one connection.
-struct Answering<'a> {
-    shared: &'a mut Shared,
-    exchange: &'a mut Option<Box<Exchange>>,
+/// What all connections of a proxy share.
+pub type Shared = Site<Forward>;
+
+impl Shared {
+    /// A proxy. `number`, best random, tells it apart from other proxies that
+    /// requests pass.
+    pub fn forwarding(spec: Spec, clock: Clock, number: u64) -> Self {
+        let (limits, work) = (spec.limits, spec.work);
+        let forward = Forward {
+            spec,
+            uses: Uses::default(),
+            buffered: Rc::default(),
+            pseudonym: format!("tidewall-{number:x}"),
+            begun: None,
+        };
+        let mut shared = Site::new(forward, clock, limits);
+        shared.work = work;
+        shared
+    }
 }
 
-impl Responder for Answering<'_> {
-    fn clock(&self) -> &Clock {
-        &self.shared.clock
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.shared.spec.limits
-    }
-
-    fn respond(&mut self, connection: &mut Connection, head: &Head<'_, '_>) {
-        *self.exchange = self.shared.begin(connection, head);
-        if self.exchange.is_some() {
+impl Answers for Forward {
+    fn respond(shared: &mut Shared, connection: &mut Connection, head: &Head<'_, '_>) {
+        shared.store.begun = shared.begin(connection, head);
+        if shared.store.begun.is_some() {
             connection.hold();
         }
     }
 
-    fn refuse(&mut self, connection: &mut Connection, status: Status) {
-        self.shared.counts.refused += 1;
-        let recipient = Recipient {
-            version: 1,
-            to_head: false,
-            last: Last::Linger,
+    fn refuse(shared: &mut Shared, connection: &mut Connection, status: Status) {
+        shared.counts.refused += 1;
+        let length = connection.refusal(status, (1, false, Last::Linger), &shared.clock);
+        shared.account(connection.peer, None, status, length);
+    }
+}
+
+/// How far an exchange has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The client's content is coming.
+    Collecting(Body),
+    /// A connection to the origin is needed.
+    Wanted,
+    /// It is being made.
+    Connecting,
+    /// The head of the answer has not come.
+    Head,
+    /// The content of the answer is coming.
+    Content(Body),
+}
+
+/// One exchange's part of the memory for buffered content.
+#[derive(Debug)]
+struct Buffered {
+    all: Rc<Cell<usize>>,
+    own: usize,
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        self.all.set(self.all.get() - self.own);
+    }
+}
+
+/// One request that an origin is asked for, and its answer.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    origin: Origin,
+    phase: Phase,
+    /// The head of the request, without its end while content is collected.
+    request: Vec<u8>,
+    /// Its content, and how much of both has left.
+    content: Vec<u8>,
+    sent: usize,
+    buffered: Buffered,
+    /// How the client sends it.
+    pace: Pace,
+    /// What has come of the answer's head, and how much of that has no end.
+    input: Vec<u8>,
+    scanned: usize,
+    /// The answer's content goes on in chunks.
+    chunks: bool,
+    /// The minor version of HTTP that the client speaks, and whether it wants
+    /// no content.
+    version: u8,
+    to_head: bool,
+    /// The client's connection ends with this answer.
+    last: bool,
+    /// When the request was ready, and then when a byte last moved.
+    moved: Duration,
+    /// Method and target, for the access log.
+    asked: Option<(Box<str>, Box<str>)>,
+    /// The status and the length of the content that went to the client.
+    status: u16,
+    length: u64,
+}
+
+impl Exchange {
+    /// A request with `content` to come, whose head is `request` but for what
+    /// says how long that is.
+    pub(super) fn new(
+        shared: &Shared,
+        head: &Head<'_, '_>,
+        origin: Origin,
+        request: Vec<u8>,
+        content: Body,
+    ) -> Self {
+        let now = shared.clock.now();
+        let mut exchange = Exchange {
+            origin,
+            phase: Phase::Collecting(content),
+            request,
+            content: Vec::new(),
+            sent: 0,
+            buffered: Buffered {
+                all: shared.store.buffered.clone(),
+                own: 0,
+            },
+            pace: Pace::default(),
+            input: Vec::new(),
+            scanned: 0,
+            chunks: false,
+            version: head.version,
+            to_head: head.method == super::super::request::Method::Head,
+            last: !head.keep_alive || shared.stopping,
+            moved: now,
+            asked: shared
+                .log
+                .is_some()
+                .then(|| (head.method_text.into(), head.target.into())),
+            status: 0,
+            length: 0,
         };
-        let length = self.shared.error(connection, status, recipient);
-        if let Some(log) = &mut self.shared.log {
-            log.add(connection.peer, &self.shared.clock, None, status, length);
+        exchange.pace.start(now);
+        if content == Body::Length(0) {
+            exchange.ready(head.fields.all("Content-Length").next().is_some(), now);
         }
+        exchange
+    }
+
+    /// All of the request is here.
+    fn ready(&mut self, says_length: bool, now: Duration) {
+        if says_length {
+            // Writing to a vector cannot fail.
+            let _ = write!(self.request, "Content-Length: {}\r\n", self.content.len());
+        }
+        self.request.extend_from_slice(b"Connection: close\r\n\r\n");
+        self.phase = Phase::Wanted;
+        self.moved = now;
+    }
+
+    /// Takes content from the client; returns how many bytes belong to it.
+    fn collect(&mut self, bytes: &[u8], shared: &Shared) -> Result<usize, Status> {
+        let Phase::Collecting(body) = &mut self.phase else {
+            return Ok(0);
+        };
+        let mut used = 0;
+        loop {
+            let rest = bytes.get(used..).unwrap_or_default();
+            let piece = body.take(rest).map_err(|_| Status::BAD_REQUEST)?;
+            if piece.used == 0 {
+                break;
+            }
+            used += piece.used;
+            let content = rest.get(piece.content).unwrap_or_default();
+            self.content.extend_from_slice(content);
+        }
+        let whole = body.is_complete();
+        let (own, all) = (self.content.len(), &self.buffered.all);
+        all.set(all.get() + own - mem::replace(&mut self.buffered.own, own));
+        if own as u64 > shared.limits.content_bytes {
+            return Err(Status::CONTENT_TOO_LARGE);
+        }
+        if all.get() > shared.store.spec.upstream.buffered_bytes {
+            return Err(Status::SERVICE_UNAVAILABLE);
+        }
+        let now = shared.clock.now();
+        self.pace.moved(used, now, &shared.limits);
+        if whole {
+            self.ready(true, now);
+        }
+        Ok(used)
+    }
+
+    fn recipient(&self, linger: bool) -> Recipient {
+        let last = Last::of(self.last || linger, linger);
+        (self.version, self.to_head, last)
+    }
+
+    /// When something must have happened.
+    fn deadline(&self, shared: &Shared) -> Duration {
+        let upstream = &shared.store.spec.upstream;
+        match self.phase {
+            Phase::Collecting(_) => self.pace.deadline(&shared.limits).unwrap_or(Duration::MAX),
+            Phase::Wanted | Phase::Connecting => self.moved + upstream.connect,
+            Phase::Head | Phase::Content(_) => self.moved + upstream.answer,
+        }
+    }
+}
+
+/// Whom an answer of the proxy's own is for: the minor version of HTTP, whether
+/// no content is wanted, and whether the connection ends with it.
+pub(super) type Recipient = (u8, bool, Last);
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Session {
+    connection: Connection,
+    exchange: Option<Box<Exchange>>,
+    /// The connection to the origin is no longer needed.
+    finished: bool,
+    /// The index of that connection among [`Origins`](super::origins::Origins).
+    pub(super) place: Option<usize>,
+}
+
+impl ClientConnection for Session {
+    type Store = Forward;
+
+    fn new(peer: IpAddr, now: Duration) -> Self {
+        Session::new(peer, now)
+    }
+
+    fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
+        self.receive(bytes, shared);
+    }
+
+    fn resume(&mut self, shared: &mut Shared) {
+        self.connection.resume(shared);
+        self.begin(shared);
+    }
+
+    fn end_of_input(&mut self) {
+        self.end_of_input();
+    }
+
+    fn deadline(&self, shared: &Shared) -> Duration {
+        self.deadline(shared)
+    }
+
+    fn expire(&mut self, shared: &mut Shared) {
+        self.expire(shared);
     }
 }
 
@@ -111,22 +349,33 @@ impl Session {
 
     /// Takes bytes from the client.
     pub fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let mut answering = Answering {
-            shared,
-            exchange: &mut self.exchange,
-        };
-        self.connection.receive(bytes, &mut answering);
-        self.take_content(shared);
+        self.connection.receive(bytes, shared);
+        self.begin(shared);
     }
 
     /// Goes on with requests that had to wait.
     pub fn resume(&mut self, shared: &mut Shared) {
-        let mut answering = Answering {
-            shared,
-            exchange: &mut self.exchange,
+        self.connection.resume(shared);
+        self.begin(shared);
+    }
+
+    /// Takes up the exchange that a request has begun, and its content.
+    fn begin(&mut self, shared: &mut Shared) {
+        if let Some(begun) = shared.store.begun.take() {
+            self.exchange = Some(begun);
+        }
+        let Some(exchange) = &mut self.exchange else {
+            return;
         };
-        self.connection.resume(&mut answering);
-        self.take_content(shared);
+        match exchange.collect(self.connection.waiting(), shared) {
+            Ok(used) => {
+                self.connection.used(used);
+                if self.connection.has_ended() {
+                    self.drop_incomplete();
+                }
+            }
+            Err(status) => self.fail(status, shared),
+        }
     }
 
     /// Takes note that the client sends nothing more.
@@ -136,12 +385,12 @@ impl Session {
         }
     }
 
-    /// Drops a request of which no more will come: nobody waits for its answer.
+    /// Drops a request that will not be complete: nobody waits for its answer.
     fn drop_incomplete(&mut self) -> bool {
-        let incomplete = |exchange: &mut Box<Exchange>| !exchange.content.is_complete();
-        let dropped = self.exchange.take_if(incomplete).is_some();
+        let collects =
+            |exchange: &mut Box<Exchange>| matches!(exchange.phase, Phase::Collecting(_));
+        let dropped = self.exchange.take_if(collects).is_some();
         if dropped {
-            self.finished = true;
             self.connection.abort();
         }
         dropped
@@ -149,12 +398,12 @@ impl Session {
 
     /// When [`Session::expire`] is due.
     pub fn deadline(&self, shared: &Shared) -> Duration {
-        let own = self.connection.deadline_within(&shared.spec.limits);
+        let own = self.connection.deadline(&shared.limits);
         match &self.exchange {
             // While the client is the slow one its own deadline counts.
-            Some(exchange) if self.connection.unsent() < ANSWER_FULL => own
-                .min(exchange.client_deadline(&shared.spec.limits))
-                .min(exchange.origin_deadline(&shared.spec.upstream)),
+            Some(exchange) if self.connection.unsent() < ANSWER_FULL => {
+                own.min(exchange.deadline(shared))
+            }
             _ => own,
         }
     }
@@ -165,20 +414,13 @@ impl Session {
         if now < self.deadline(shared) {
             return;
         }
-        if now < self.connection.deadline_within(&shared.spec.limits) {
-            let limits = &shared.spec.limits;
-            let exchange = self.exchange.as_ref();
-            let late = exchange.is_some_and(|exchange| now >= exchange.client_deadline(limits));
-            return match late {
-                true => self.fail(Status::REQUEST_TIMEOUT, shared),
-                false => self.upstream_failed(Failure::Timeout, shared),
-            };
+        if now >= self.connection.deadline(&shared.limits) {
+            return self.connection.expire(shared);
         }
-        let mut answering = Answering {
-            shared,
-            exchange: &mut self.exchange,
-        };
-        self.connection.expire(&mut answering);
+        match self.exchange.as_ref().map(|exchange| exchange.phase) {
+            Some(Phase::Collecting(_)) => self.fail(Status::REQUEST_TIMEOUT, shared),
+            _ => self.upstream_failed(Failure::Timeout, shared),
+        }
     }
 
     // ---- The origin's side --------------------------------------------------
@@ -186,43 +428,53 @@ impl Session {
     /// The origin to which a connection is needed.
     pub fn wants_upstream(&self) -> Option<&Origin> {
         let exchange = self.exchange.as_ref()?;
-        (exchange.link == Link::Wanted).then_some(&exchange.origin)
+        (exchange.phase == Phase::Wanted).then_some(&exchange.origin)
     }
 
     /// A connection is being made.
     pub fn connecting(&mut self) {
         if let Some(exchange) = &mut self.exchange {
-            exchange.link = Link::Connecting;
+            exchange.phase = Phase::Connecting;
         }
     }
 
     /// The connection is established.
     pub fn connected(&mut self, now: Duration) {
         if let Some(exchange) = &mut self.exchange {
-            exchange.link = Link::Connected;
+            exchange.phase = Phase::Head;
             exchange.moved = now;
         }
     }
 
     /// Whether the connection to the origin is no longer needed; says it once.
     pub fn take_finished(&mut self) -> bool {
-        std::mem::take(&mut self.finished)
+        mem::take(&mut self.finished)
     }
 
     /// What is to be sent to the origin next; true if more follows at once.
     pub fn upstream_output(&self) -> (&[u8], bool) {
-        match &self.exchange {
-            Some(exchange) if exchange.link != Link::Buffering => exchange.output(),
-            _ => (&[], false),
+        let Some(exchange) = &self.exchange else {
+            return (&[], false);
+        };
+        if matches!(exchange.phase, Phase::Collecting(_)) {
+            return (&[], false);
+        }
+        let (head, content) = (&exchange.request, &exchange.content);
+        match head.get(exchange.sent..) {
+            Some(rest) if !rest.is_empty() => (rest, !content.is_empty()),
+            _ => {
+                let rest = content.get(exchange.sent - head.len()..);
+                (rest.unwrap_or_default(), false)
+            }
         }
     }
 
     /// So many bytes of it have left.
-    pub fn upstream_sent(&mut self, count: usize, shared: &mut Shared) {
+    pub fn upstream_sent(&mut self, count: usize, shared: &Shared) {
         if let Some(exchange) = &mut self.exchange {
-            exchange.sent(count, shared.clock.now());
+            exchange.moved = shared.clock.now();
+            exchange.sent += count;
         }
-        self.take_content(shared);
     }
 
     /// Whether bytes are to be read from the origin.
@@ -232,24 +484,18 @@ impl Session {
 
     /// Takes bytes from the origin.
     pub fn upstream_receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        shared.uses.upstream_bytes += bytes.len() as u64;
+        shared.store.uses.upstream_bytes += bytes.len() as u64;
         let Some(exchange) = &mut self.exchange else {
             return;
         };
         exchange.moved = shared.clock.now();
         match exchange.phase {
             Phase::Content(_) => self.content(bytes, shared),
-            Phase::Head if exchange.input.is_empty() => {
-                let used = self.heads(bytes, shared);
-                let rest = bytes.get(used..).unwrap_or_default();
-                self.after_heads(rest, shared);
-            }
-            Phase::Head => {
-                let mut input = std::mem::take(&mut exchange.input);
+            _ if exchange.input.is_empty() => self.heads(bytes, shared),
+            _ => {
+                let mut input = mem::take(&mut exchange.input);
                 input.extend_from_slice(bytes);
-                let used = self.heads(&input, shared);
-                let rest = input.get(used..).unwrap_or_default();
-                self.after_heads(rest, shared);
+                self.heads(&input, shared);
             }
         }
     }
@@ -274,81 +520,144 @@ impl Session {
         self.fail(status, shared);
     }
 
-    // ---- In between ---------------------------------------------------------
+    // ---- The answer ---------------------------------------------------------
 
-    /// Moves the client's content on its way to the origin.
-    fn take_content(&mut self, shared: &mut Shared) {
-        let Some(exchange) = &mut self.exchange else {
-            return;
-        };
-        if self.connection.waiting().is_empty() {
-            if self.connection.has_ended() {
-                self.drop_incomplete();
-            }
-            return;
-        }
-        if !exchange.wants_content() {
-            return;
-        }
-        let now = shared.clock.now();
-        let limits = &shared.spec.limits;
-        let used = exchange.take_content(self.connection.waiting(), now, limits);
-        let too_much = exchange.taken() > shared.spec.limits.content_bytes;
-        match used {
-            Some(used) if !too_much => {
-                self.connection.used(used);
-                if self.connection.has_ended() && self.connection.waiting().is_empty() {
-                    self.drop_incomplete();
-                }
-            }
-            Some(_) => self.fail(Status::CONTENT_TOO_LARGE, shared),
-            None => self.fail(Status::BAD_REQUEST, shared),
-        }
-    }
-
-    /// Reads heads from the origin: any number of interim ones, and one more.
-    /// Returns how many bytes they take.
-    fn heads(&mut self, bytes: &[u8], shared: &mut Shared) -> usize {
-        let mut used = 0;
+    /// Reads heads from the origin, any number of interim ones and one more,
+    /// and what follows.
+    fn heads(&mut self, mut bytes: &[u8], shared: &mut Shared) {
         while let Some(exchange) = &mut self.exchange {
-            let rest = bytes.get(used..).unwrap_or_default();
             let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-            let limit = shared.spec.upstream.head_bytes;
-            let to_head = exchange.client.to_head;
-            match response::parse(rest, &mut exchange.scanned, &mut room, limit, to_head) {
-                Parsed::Partial => break,
+            let limit = shared.store.spec.upstream.head_bytes;
+            let to_head = exchange.to_head;
+            match response::parse(bytes, &mut exchange.scanned, &mut room, limit, to_head) {
+                Parsed::Partial => {
+                    exchange.input = bytes.to_vec();
+                    return;
+                }
                 // Nobody has asked for another protocol.
                 Parsed::Complete(head, _) if head.status == 101 => {
                     self.fail(Status::BAD_GATEWAY, shared);
                 }
                 Parsed::Complete(head, length) if head.status < 200 => {
                     exchange.scanned = 0;
-                    used += length;
+                    bytes = bytes.get(length..).unwrap_or_default();
                     // RFC 9110 §15.2: they go on, but not to HTTP/1.0.
-                    if exchange.client.version >= 1 {
+                    if exchange.version >= 1 {
                         let out = self.connection.out();
-                        status_line(out, head.status, head.reason);
-                        end_to_end(out, &head, &shared.pseudonym);
+                        end_to_end(out, &head, &shared.store.pseudonym);
                         out.extend_from_slice(b"\r\n");
                     }
                 }
                 Parsed::Complete(head, length) => {
-                    used += length;
-                    self.begin(&head, shared);
-                    break;
+                    self.answer(&head, shared);
+                    return self.content(bytes.get(length..).unwrap_or_default(), shared);
                 }
                 Parsed::Bad => self.fail(Status::BAD_GATEWAY, shared),
             }
         }
-        used
     }
 
-    /// What follows the heads that have come.
-    fn after_heads(&mut self, rest: &[u8], shared: &mut Shared) {
-        match &mut self.exchange {
-            Some(exchange) if exchange.phase == Phase::Head => exchange.input = rest.to_vec(),
-            Some(_) => self.content(rest, shared),
-            None => {}
+    /// Forwards the head of an answer.
+    fn answer(&mut self, head: &response::Head<'_, '_>, shared: &mut Shared) {
+        let Some(exchange) = &mut self.exchange else {
+            return;
+        };
+        exchange.phase = Phase::Content(head.body);
+        exchange.status = head.status;
+        let out = self.connection.out();
+        end_to_end(out, head, &shared.store.pseudonym);
+        if head.fields.all("Date").next().is_none() {
+            put(out, "Date", shared.clock.date().as_bytes());
         }
+        match (head.body, head.length) {
+            (Body::Length(_), Some(length)) if head.status != 204 => {
+                put(out, "Content-Length", length.to_string().as_bytes());
+            }
+            (Body::Length(_), _) => {}
+            (Body::Chunked(_) | Body::Close, _) if exchange.version >= 1 => {
+                out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
+                exchange.chunks = true;
+            }
+            // The end of the connection is the end of the content.
+            (Body::Chunked(_) | Body::Close, _) => exchange.last = true,
+        }
+        let (version, _, last) = exchange.recipient(shared.stopping);
+        self.connection.finish(version, last);
+    }
+
+    /// Forwards content of an answer, perhaps none.
+    fn content(&mut self, mut bytes: &[u8], shared: &mut Shared) {
+        while let Some(exchange) = &mut self.exchange {
+            let Phase::Content(body) = &mut exchange.phase else {
+                return;
+            };
+            if body.is_complete() {
+                return self.complete(shared);
+            }
+            let Ok(piece) = body.take(bytes) else {
+                return self.fail(Status::BAD_GATEWAY, shared);
+            };
+            if piece.used == 0 {
+                return;
+            }
+            let content = bytes.get(piece.content).unwrap_or_default();
+            bytes = bytes.get(piece.used..).unwrap_or_default();
+            exchange.length += content.len() as u64;
+            let out = self.connection.out();
+            if exchange.chunks && !content.is_empty() {
+                let _ = write!(out, "{:x}\r\n", content.len());
+                out.extend_from_slice(content);
+                out.extend_from_slice(b"\r\n");
+            } else {
+                out.extend_from_slice(content);
+            }
+        }
+    }
+
+    /// The answer is complete.
+    fn complete(&mut self, shared: &mut Shared) {
+        if self
+            .exchange
+            .as_ref()
+            .is_some_and(|exchange| exchange.chunks)
+        {
+            self.connection.out().extend_from_slice(b"0\r\n\r\n");
+        }
+        self.finish(shared);
+    }
+
+    /// The client has its answer, or all that there will be of it.
+    fn finish(&mut self, shared: &mut Shared) {
+        let Some(exchange) = self.exchange.take() else {
+            return;
+        };
+        let asked = exchange.asked.as_ref();
+        let request = asked.map(|(method, target)| (&**method, &**target, exchange.version));
+        let (peer, status) = (self.connection.peer, Status(exchange.status));
+        shared.account(peer, request, status, exchange.length);
+        self.finished = true;
+        self.connection.release(shared.clock.now());
+    }
+
+    /// There will be no answer from the origin, or no more of it.
+    fn fail(&mut self, status: Status, shared: &mut Shared) {
+        let Some(exchange) = &mut self.exchange else {
+            return;
+        };
+        match status.0 >= 500 {
+            true => shared.store.uses.upstream_errors += 1,
+            false => shared.counts.refused += 1,
+        }
+        if let Phase::Content(_) = exchange.phase {
+            // What has begun cannot become an error any more; the client sees
+            // that it is incomplete.
+            self.finish(shared);
+            return self.connection.abort();
+        }
+        let linger = matches!(exchange.phase, Phase::Collecting(_));
+        let recipient = exchange.recipient(linger);
+        exchange.status = status.0;
+        exchange.length = self.connection.refusal(status, recipient, &shared.clock);
+        self.finish(shared);
     }
 }

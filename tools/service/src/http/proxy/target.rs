@@ -1,6 +1,6 @@
 //! Whom a request is for: the forms of RFC 9112 §3.2.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 use super::super::status::Status;
 
@@ -88,11 +88,6 @@ pub fn host_and_port(authority: &str) -> Option<(&str, u16)> {
     (port > 0).then_some((host, port))
 }
 
-/// The address that a host is, if it is no name.
-pub fn literal(host: &str) -> Option<IpAddr> {
-    host.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +143,5 @@ mod tests {
     fn hosts_and_ports() {
         assert_eq!(host_and_port("a"), Some(("a", 80)));
         assert_eq!(host_and_port("[fe80::1]:8080"), Some(("fe80::1", 8080)));
-        assert_eq!(literal("fe80::1"), "fe80::1".parse().ok());
-        assert_eq!(literal("a.example"), None);
     }
 }
