@@ -48,12 +48,12 @@ INLINE __u8 flow_tag(__u64 hash)
 _Static_assert(TW_FLOW_WAYS == 8, "the tags of a bucket are compared as one word");
 
 /* Channel of an entry if it is this flow's, or 0. */
-INLINE __u32 same_flow(const struct tw_flow *flow, const struct ends *ends)
+INLINE __u32 same_flow(const struct tw_flow_entry *flow, const struct ends *ends)
 {
 	/* The application writes the channel last and clears it first, so the key
 	 * belongs to it if it is the same before and after. */
 	__u32 channel = READ_ONCE(flow->channel);
-	const __u64 *local = (const __u64 *)flow->local, *remote = (const __u64 *)flow->remote;
+	const __u64 *local = flow->local, *remote = flow->remote;
 	if (READ_ONCE(local[0]) == ends->local[0] && READ_ONCE(local[1]) == ends->local[1] &&
 	    READ_ONCE(remote[0]) == ends->remote[0] && READ_ONCE(remote[1]) == ends->remote[1] &&
 	    READ_ONCE(flow->local_port) == ends->local_port &&
@@ -67,7 +67,7 @@ _Static_assert(TW_CHANNELS <= 1 << TW_SHARE_SHIFT, "no channel has the bits of a
 
 /* A flow's channel, with TW_OVER_SHARE where the flow has had its share of it
  * since it was last emptied: one flow cannot fill a channel that many share. */
-INLINE __u32 within_share(struct tw_application *application, struct tw_flow *flow, __u32 channel)
+INLINE __u32 within_share(struct tw_application *application, struct tw_flow_entry *flow, __u32 channel)
 {
 	if (likely(!(channel & TW_SHARE)))
 		return channel;
@@ -105,7 +105,7 @@ GLOBAL __u32 find_flow(struct tw_application *application, struct tw_hash_key *k
 		for (int way = 0; way < TW_FLOW_WAYS; way++) {
 			if (READ_ONCE(application->tags[bucket][way]) != tag)
 				continue;
-			struct tw_flow *flow = &application->flows[bucket][way];
+			struct tw_flow_entry *flow = &application->flows[bucket][way];
 			__u32 channel = same_flow(flow, ends);
 			if (channel)
 				return within_share(application, flow, channel);

@@ -22,7 +22,7 @@ GLOBAL int probe_locals(struct tw_control *control, __u64 high, __u64 low)
 		return 0;
 	__u32 slot = local_slot(high, low);
 	for (__u32 i = 1; i < TW_LOCAL_PROBES; i++) {
-		const __u64 *entry = (const __u64 *)control->locals[(slot + i) & (TW_LOCALS - 1)];
+		const __u64 *entry = control->locals[(slot + i) & (TW_LOCALS - 1)];
 		if (READ_ONCE(entry[0]) == high && READ_ONCE(entry[1]) == low)
 			return 1;
 	}
@@ -33,7 +33,7 @@ GLOBAL int probe_locals(struct tw_control *control, __u64 high, __u64 low)
  * are ours, and a miss costs TW_LOCAL_PROBES whatever the peer chose. */
 INLINE int is_local(struct tw_control *control, __u64 high, __u64 low)
 {
-	const __u64 *entry = (const __u64 *)control->locals[local_slot(high, low) & (TW_LOCALS - 1)];
+	const __u64 *entry = control->locals[local_slot(high, low) & (TW_LOCALS - 1)];
 	if (likely(READ_ONCE(entry[0]) == high && READ_ONCE(entry[1]) == low))
 		return 1;
 	return probe_locals(control, high, low);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * The tables that the driver program (demux.bpf.c) shares with user space.
- * crates/device/src/demux/layout.rs mirrors every struct and constant here; a
- * test there and static assertions in the program hold both to one set of
- * sizes and offsets. Each field names its single writer.
+ * crates/device/build/tables.rs makes Rust of this file: each TW_ constant that is
+ * a number, each enum and each struct but the keys of hash maps, with their
+ * comments, which are documentation there. What stands beside a counter or a class
+ * is printed by `tidewall stat --explain`: what happened, "(lost)" if a frame died
+ * of it, and behind "->" what to do. Each field names its single writer.
  *
  * Addresses are 16 bytes; an IPv4 address is written as IPv4-mapped
  * (::ffff:a.b.c.d). Ports are in network order, also where they index an array:
@@ -18,26 +20,34 @@
 #define TW_FLOW_BUCKETS 32768   /* a power of two */
 #define TW_FLOW_WAYS 8          /* tags of a bucket are one word; a flow is in one of two buckets */
 #define TW_LOCALS 256           /* local addresses; a power of two */
-#define TW_LOCAL_PROBES 8
-#define TW_KERNEL_SHARES 512          /* places for shares of kernel-bound frames; a power of two */
+#define TW_LOCAL_PROBES 8       /* places in which one of them may stand */
+#define TW_TRACE_BYTES 256      /* bytes of a frame in a trace, at most */
+#define TW_OWNERS 4096          /* entries of the hash of owners by address */
+#define TW_FRAGMENTS 4096       /* datagrams under fragmentation that are remembered */
+#define TW_KERNEL_SHARES 512    /* places for shares of kernel-bound frames; a power of two */
 
 /* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
 
-/* A flow that shares its channel with others may have a part of it: tw_flow.channel
+/* A flow that shares its channel with others may have a part of it: tw_flow_entry.channel
  * then has 1 + the place of a tw_share in these bits of the index, which no
  * channel has. Of its frames beyond that part the channel has the last bit. */
-#define TW_SHARE 0x7000u
-#define TW_SHARE_SHIFT 12
-#define TW_SHARES 4             /* a power of two */
-#define TW_OVER_SHARE 0x8000u
+#define TW_SHARE 0x7000u        /* bits of a channel's index that no channel has */
+#define TW_SHARE_SHIFT 12       /* where they begin */
+#define TW_SHARES 4             /* kinds of flows that share channels; a power of two */
+#define TW_OVER_SHARE 0x8000u   /* another such bit: the flow has had its share */
 
 /* What kind of frame a channel got: decides which protocol code reads it. */
 enum tw_kind {
-	TW_KIND_DATAGRAM = 1,       /* whole IP datagram with its transport header */
-	TW_KIND_FIRST_FRAGMENT = 2, /* first fragment: has the transport header */
-	TW_KIND_FRAGMENT = 3,       /* later fragment: in the fragment channel */
-	TW_KIND_ICMP_ERROR = 4,     /* ICMP error quoting a flow of the channel's owner */
-	TW_KIND_RAW = 5,            /* owned, but not demultiplexed (host demux architectures) */
+	/* whole IP datagram with its transport header */
+	TW_KIND_DATAGRAM = 1,
+	/* first fragment: has the transport header */
+	TW_KIND_FIRST_FRAGMENT = 2,
+	/* later fragment: in the fragment channel */
+	TW_KIND_FRAGMENT = 3,
+	/* ICMP error quoting a flow of the channel's owner */
+	TW_KIND_ICMP_ERROR = 4,
+	/* owned, but not demultiplexed (host demux architectures) */
+	TW_KIND_RAW = 5,
 };
 
 /* Frame metadata, written just below the frame's first byte (24 bytes), or as
@@ -50,27 +60,60 @@ struct tw_metadata {
 	__u8 kind;       /* enum tw_kind */
 	__u8 version;    /* 4 or 6 */
 	__u8 protocol;   /* transport protocol number after extension headers */
-	__u8 pad;
+	__u8 pad;        /* zero */
 	__u16 network;   /* offset of the IP header from the frame's first byte */
 	__u16 transport; /* offset of the transport header, or of the fragment's payload */
 	__u16 end;       /* offset one past the IP datagram (link padding excluded) */
 	__u16 fragment;  /* offset of the fragment header for IPv6, else 0 */
 };
 
-/* Classes of kernel-bound frames, each a token bucket a queue. */
+/* Classes of kernel-bound frames, each a token bucket a queue; with each what is
+ * counted when it is dropped. */
 enum tw_class {
-	TW_CLASS_NEIGHBOUR = 0,   /* IPv6 neighbour and router discovery from this link */
-	TW_CLASS_ARP = 1,
-	TW_CLASS_ICMP = 2,        /* other ICMP and ICMPv6, MLD, IGMP */
-	TW_CLASS_ESTABLISHED = 3, /* TCP segments with ACK or RST set */
-	TW_CLASS_SYN = 4,         /* TCP segments with neither */
-	TW_CLASS_UDP = 5,
-	TW_CLASS_OPEN = 6,        /* of the last three beyond their rates, what the kernel has a socket for */
-	TW_CLASS_MULTICAST = 7,   /* other IP datagrams in frames to a group or to all */
-	TW_CLASS_OTHER = 8,       /* other IP protocols, later fragments */
-	TW_CLASS_FORWARDED = 9,   /* to other hosts, tagged, of unknown type: unlimited unless asked for */
-	TW_CLASS_NO_CONNECTION = 10, /* TCP segments to a strict listener's port that belong to nothing */
-	TW_CLASSES = 11,
+	/* IPv6 neighbour and router discovery of this link beyond 2,000 a second and queue and
+	 * beyond its sender's share. (lost)
+	 * -> A storm on the link: find its source with tcpdump -eni IF icmp6. */
+	TW_CLASS_NEIGHBOUR,
+	/* ARP beyond 2,000 a second and queue and beyond its sender's share. (lost)
+	 * -> A storm on the link: find its source with tcpdump -eni IF arp. */
+	TW_CLASS_ARP,
+	/* Other ICMP, MLD and IGMP beyond 2,000 a second and queue and beyond its sender's share. (lost)
+	 * -> A ping flood; nothing to be done on this host. ICMP errors about Tidewall's own flows
+	 * are not in this class. */
+	TW_CLASS_ICMP,
+	/* TCP segments with ACK or RST set, beyond 200,000 a second and queue, for which the
+	 * kernel has no connection. (lost)
+	 * -> A flood of segments from nowhere, or connections that the kernel translates (NAT):
+	 * take those to another interface. */
+	TW_CLASS_ESTABLISHED,
+	/* SYNs, that is TCP segments with neither, beyond 10,000 a second and queue to ports
+	 * where nobody listens. (lost)
+	 * -> A SYN flood; those who are not part of it keep their share. */
+	TW_CLASS_SYN,
+	/* UDP beyond 10,000 a second and queue to ports that nobody has open. (lost)
+	 * -> Usually a flood at a closed port, and the bound is what protects you. Answers to the
+	 * kernel's own sockets are not in it. */
+	TW_CLASS_UDP,
+	/* Never: what the kernel has a socket for and its 200,000 a second do not suffice is
+	 * counted by its own class. (lost)
+	 * -> Nothing to be done. */
+	TW_CLASS_OPEN,
+	/* IP datagrams to groups and to all beyond 10,000 a second and queue. (lost)
+	 * -> A multicast stream or a storm on the link: leave the group, or take it to another
+	 * interface. */
+	TW_CLASS_MULTICAST,
+	/* Other IP protocols (ESP, GRE, SCTP) and later fragments beyond 50,000 a second and
+	 * queue. (lost)
+	 * -> Take a tunnel with more traffic to another interface. */
+	TW_CLASS_OTHER,
+	/* Frames to other hosts, tagged or of unknown type; not limited unless asked for. (lost)
+	 * -> Nothing to be done. */
+	TW_CLASS_FORWARDED,
+	/* TCP segments of no connection to a listener's port, beyond 50 a second of one network
+	 * (/24, /48). (lost)
+	 * -> An ACK flood, and the bound is what protects you. */
+	TW_CLASS_NO_CONNECTION,
+	TW_CLASSES,
 };
 
 /* A class's frames pass while its bucket has tokens. When it has none, a frame
@@ -84,7 +127,7 @@ struct tw_class_bucket {
 	__u64 burst;   /* most tokens held; 0 = shares alone. Writer: manager */
 	__u64 tokens;  /* in billionths of a frame. Writer: driver */
 	__u64 updated; /* ns of the last refill. Writer: driver */
-	__u64 passed;  /* Writer: driver */
+	__u64 passed;  /* frames let through. Writer: driver */
 	__u64 dropped; /* over the rate, and over the shares. Writer: driver */
 	__u64 share_interval;  /* ns between the frames of one place; 0: no shares. Writer: manager */
 	__u64 share_tolerance; /* ns that they may be early: (burst - 1) intervals. Writer: manager */
@@ -94,32 +137,87 @@ struct tw_class_bucket {
 /* Per-queue counters: one for each way a frame can go in the driver.
  * Writer: the driver program on that queue. */
 enum tw_counter {
-	TW_COUNT_FRAMES = 0,           /* every frame seen */
-	TW_COUNT_CHANNEL,              /* redirected to a channel */
-	TW_COUNT_RAW,                  /* redirected without demultiplexing */
-	TW_COUNT_TRUNCATED,            /* dropped: shorter than its headers or lengths say */
-	TW_COUNT_MALFORMED,            /* dropped: contradictory header fields */
-	TW_COUNT_CHANNEL_FULL,         /* dropped: channel at its limit (early discard) */
-	TW_COUNT_CHANNEL_CLOSED,       /* dropped: table entry names a closed channel */
-	TW_COUNT_NO_SOCKET,            /* owned, but no AF_XDP socket on this queue: datagrams and SYNs are kernel-bound, the rest is dropped */
-	TW_COUNT_NO_METADATA,          /* passed to the kernel: no room for metadata before the frame or in it */
-	TW_COUNT_TAGGED,               /* VLAN-tagged, kernel-bound */
-	TW_COUNT_UNKNOWN,              /* unknown ethertype, kernel-bound */
-	TW_COUNT_MULTICAST,            /* group or broadcast destination, kernel-bound */
-	TW_COUNT_NOT_LOCAL,            /* destination not an address of this host, kernel-bound */
-	TW_COUNT_UNOWNED,              /* local unicast with no owner, kernel-bound */
-	TW_COUNT_FRAGMENT_ORPHAN,      /* later fragment whose first was not seen */
-	TW_COUNT_NAPI_PROBE,           /* passed to a helper socket, which has the NAPI id from it */
-	TW_COUNT_COOKIE_SENT,          /* SYN answered with a cookie (XDP_TX); Linux: SyncookiesSent */
-	TW_COUNT_COOKIE_VALID,         /* ACK with a valid cookie, beside where it went; SyncookiesRecv */
-	TW_COUNT_COOKIE_FAILED,        /* ACK without one, beside where it went; SyncookiesFailed */
-	TW_COUNT_NO_CONNECTION,        /* TCP of no flow at a strict port: kernel-bound, at a bounded rate */
-	TW_COUNT_OVER_SHARE,           /* dropped: the flow has had its part of a channel that many share */
-	TW_COUNTERS = 24,
+	/* Every frame that the driver program saw. */
+	TW_COUNT_FRAMES,
+	/* Frames put on their way to a socket's channel. */
+	TW_COUNT_CHANNEL,
+	/* Owned frames handed over without demultiplexing, as the bsd, early-demux, softirq and
+	 * soft-lrp architectures want them. */
+	TW_COUNT_RAW,
+	/* A frame shorter than its headers or lengths say. (lost)
+	 * -> A few are a bad cable or a broken sender; many are an attack or a bug: look at them
+	 * with `tidewall trace`. */
+	TW_COUNT_TRUNCATED,
+	/* Header fields that contradict each other. (lost)
+	 * -> A few are a bad cable or a broken sender; many are an attack or a bug: look at them
+	 * with `tidewall trace`. */
+	TW_COUNT_MALFORMED,
+	/* Early discard: the socket has as many frames waiting as it may, so the excess costs
+	 * nothing but this count. (lost)
+	 * -> The application receives more slowly than frames arrive. For bursts raise the receive
+	 * limit (set_receive_limit); for good make the application faster, or spread it over
+	 * queues. See which socket it is in the list of channels. */
+	TW_COUNT_CHANNEL_FULL,
+	/* A frame for a socket that was being closed. (lost)
+	 * -> Nothing, if sockets come and go. If it grows without that, report it. */
+	TW_COUNT_CHANNEL_CLOSED,
+	/* A frame for an owned port, on a device queue that the stack has not taken. Datagrams and
+	 * SYNs go to the kernel's socket, unprotected; segments of connections are dropped. (lost)
+	 * -> Queues were added after the stack began: restart the service, or take them away
+	 * again: ethtool -L IF combined N. */
+	TW_COUNT_NO_SOCKET,
+	/* The device gives no room for metadata, so an owned frame went to the kernel instead. It
+	 * is received through the kernel socket, at the kernel's cost.
+	 * -> Use another device or driver; zero-copy modes of some drivers lack the headroom. */
+	TW_COUNT_NO_METADATA,
+	/* VLAN-tagged frames, left to the kernel.
+	 * -> Run Tidewall on the untagged interface, or strip tags in the switch. */
+	TW_COUNT_TAGGED,
+	/* Frames that are neither IPv4 nor IPv6, left to the kernel: ARP and others. */
+	TW_COUNT_UNKNOWN,
+	/* Group and broadcast destinations, left to the kernel. */
+	TW_COUNT_MULTICAST,
+	/* The destination is no address of this host, left to the kernel.
+	 * -> After a change of addresses restart the service: a stack learns the interface's
+	 * addresses when it starts. */
+	TW_COUNT_NOT_LOCAL,
+	/* Frames for this host that no Tidewall socket owns, left to the kernel within the rates
+	 * of their classes. */
+	TW_COUNT_UNOWNED,
+	/* Later fragments whose first one was not seen yet; kept for reassembly.
+	 * -> A few are reordering. Many without reassembled datagrams are an attack; it is
+	 * bounded. */
+	TW_COUNT_FRAGMENT_ORPHAN,
+	/* Datagrams passed to a helper socket, which has the NAPI id of the queue from them;
+	 * delivered all the same.
+	 * -> Many: a firewall drops them (see the warnings, and tidewall doctor). */
+	TW_COUNT_NAPI_PROBE,
+	/* TCP SYNs that the driver answered with a SYN cookie, because a listener's queue was
+	 * under attack.
+	 * -> A SYN flood, or a listener whose backlog is too short for its clients. */
+	TW_COUNT_COOKIE_SENT,
+	/* TCP ACKs with a valid SYN cookie: clients that got in through the flood. Counted beside
+	 * where they went. */
+	TW_COUNT_COOKIE_VALID,
+	/* TCP ACKs that belong to no connection and carry no valid SYN cookie, while cookies were
+	 * taken. Counted beside where they went.
+	 * -> Late answers of clients, or an ACK flood; bounded either way. */
+	TW_COUNT_COOKIE_FAILED,
+	/* TCP segments to a listener's port that belong to no connection: dropped, or left to the
+	 * kernel at a bounded rate so that it resets their senders.
+	 * -> A few are peers that outlived their connection. Many are a flood; it is bounded. */
+	TW_COUNT_NO_CONNECTION,
+	/* Segments of a flow that had had its share of a channel that many flows share:
+	 * connections without a channel of their own, half open, or in TIME-WAIT. (lost)
+	 * -> One sender's blast on a connection; nobody else's frames are lost for it. tidewall
+	 * trace shows which flow it is. */
+	TW_COUNT_OVER_SHARE,
+	TW_COUNTERS = 24, /* places for them */
 };
 
-struct tw_hash_key {               /* of SipHash */
-	__u64 words[2];
+/* Key of SipHash. */
+struct tw_hash_key {
+	__u64 words[2]; /* its halves */
 };
 
 /* Device-wide state. Writer: manager, unless a field says otherwise. */
@@ -131,7 +229,7 @@ struct tw_control {
 	__u32 trace_next;              /* last trace id given. Writer: driver */
 	__u16 probe_port[TW_QUEUES];   /* host order; nonzero: send a NAPI probe there. Driver clears it */
 	__u16 probed_port[TW_QUEUES];  /* host order: original port of the probe. Writer: driver */
-	__u8 locals[TW_LOCALS][16];    /* open-addressed set of local addresses; all zero = free */
+	__u64 locals[TW_LOCALS][2];    /* open-addressed set of local addresses; all zero = free */
 	__u32 probed_sequence[TW_QUEUES]; /* host order: sequence number of a probe that was a segment. Writer: driver */
 	__u8 probed_protocol[TW_QUEUES];  /* of the probe: UDP or TCP. Writer: driver */
 	__u8 probed_link[TW_QUEUES][6];   /* of the probe: its source link address. Writer: driver */
@@ -147,7 +245,7 @@ struct tw_queue {
 	/* 1: the metadata are the first bytes of each redirected frame, since the
 	 * driver has no place for them before it (XDP metadata). */
 	__u32 metadata_in_frame;
-	__u32 pad;
+	__u32 pad; /* zero */
 };
 
 /* Trusted level: ports[0 for UDP, 65536 for TCP + port]. Writer: manager. */
@@ -166,15 +264,14 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
  * program pays for one look-up and the manager for one mapping (elements of an
  * array map are padded to 8 bytes, so an array of __u32 would be twice as big). */
 struct tw_device {
-	struct tw_control control;
-	struct tw_queue queues[TW_QUEUES];
-	__u32 ports[2 * 65536];
+	struct tw_control control;       /* device-wide state */
+	struct tw_queue queues[TW_QUEUES]; /* by receive queue */
+	__u32 ports[2 * 65536];          /* TW_OWNER_, by port: UDP, then TCP. Writer: manager */
 	/* Of senders and of purposes: when the next frame of a place is due, ns
 	 * (GCRA, ITU-T I.371). Writer: driver */
 	__u64 kernel_shares[TW_QUEUES][2][TW_KERNEL_SHARES];
 };
 
-/* Application level, one per application, memory-mapped by it. */
 #define TW_LISTEN_LOCAL 1u          /* flows hold entries for (local address, port, no remote) */
 #define TW_LISTEN_CONNECTED 2u      /* flows hold entries with a remote end */
 /* A TCP port of which every connection is in `flows`: a channel gets only SYNs,
@@ -187,9 +284,10 @@ struct tw_device {
 #define TW_LISTEN_ECN 128u          /* and, with those, ECN */
 #define TW_LISTEN_SCALE_SHIFT 8     /* 4 bits: our window scale in cookie answers, 15 none */
 #define TW_LISTEN_WINDOW_SHIFT 16   /* 16 bits: our window in cookie answers */
+/* Who listens on a port. Writer: application. */
 struct tw_listener {
 	__u32 channel[2];              /* channel id for any address of IPv4, of IPv6; 0 none */
-	__u32 flags;
+	__u32 flags;                   /* TW_LISTEN_ */
 };
 
 /* What SYN cookies are made of (RFC 4987 section 3.6); crates/protocol/src/tcp/cookie.rs
@@ -198,22 +296,22 @@ struct tw_cookies {
 	__u64 key[2];                  /* SipHash key */
 	__u64 epoch;                   /* ns, CLOCK_MONOTONIC: when the application's clock was 0 */
 	__u16 mss[2];                  /* announced to IPv4, to IPv6 peers; host order */
-	__u8 hop_limit;
+	__u8 hop_limit;                /* of answers */
 	__u8 redirect;                 /* 1: answers leave by XDP_REDIRECT to their own interface */
-	__u8 pad[2];
+	__u8 pad[2];                   /* zero */
 };
 
-struct tw_flow {                   /* 48 bytes */
-	__u8 local[16];
-	__u8 remote[16];               /* zero for a listener on one address */
+/* One exact flow, or a listener on one address. Writer: application. */
+struct tw_flow_entry {
+	__u64 local[2];                /* address */
+	__u64 remote[2];               /* zero for a listener on one address */
 	__u16 local_port;              /* network order */
 	__u16 remote_port;             /* network order, 0 for a listener */
-	__u8 protocol;
-	__u8 pad[3];
+	__u8 protocol;                 /* TCP or UDP */
+	__u8 pad[3];                   /* zero */
 	__u32 channel;                 /* 0 = slot free; written last, cleared first */
-	/* With a share: frames that came in `epoch`. Writer: driver. */
-	__u16 epoch;
-	__u16 came;
+	__u16 epoch;                   /* with a share: when frames came last. Writer: driver */
+	__u16 came;                    /* and how many. Writer: driver */
 };
 
 /* What each of many flows may have of the channel that they share. Writer:
@@ -223,29 +321,32 @@ struct tw_share {
 	__u16 most;                    /* frames of a flow in one epoch; 0: any number */
 };
 
-struct tw_channel_application {    /* writer: application */
+/* The application's side of a channel's account. Writer: application. */
+struct tw_channel_application {
 	__u32 tail;                    /* frames no longer outstanding */
 	__u32 limit;                   /* most frames outstanding; 0 = closed */
 };
 
-struct tw_channel_driver {         /* writer: driver program on that queue */
+/* The driver's side of it. Writer: the driver program on that queue. */
+struct tw_channel_driver {
 	__u32 head;                    /* frames ever admitted */
-	__u32 pad;
+	__u32 pad;                     /* zero */
 	__u64 dropped;                 /* at the limit */
 };
 
+/* Application level, one per application, memory-mapped by it. */
 struct tw_application {
-	struct tw_listener listeners[2 * 65536];  /* UDP, then TCP. Writer: application */
+	struct tw_listener listeners[2 * 65536];  /* by port: UDP, then TCP. Writer: application */
 	/* A byte of each flow's hash, 0 = free: a look-up that finds nothing, as
 	 * for each SYN of a flood, touches these and no flow. */
 	__u8 tags[TW_FLOW_BUCKETS][TW_FLOW_WAYS];
-	struct tw_flow flows[TW_FLOW_BUCKETS][TW_FLOW_WAYS];
-	struct tw_channel_application channels[TW_QUEUES][TW_CHANNELS];
-	struct tw_channel_driver heads[TW_QUEUES][TW_CHANNELS];
-	struct tw_cookies cookies;
+	struct tw_flow_entry flows[TW_FLOW_BUCKETS][TW_FLOW_WAYS]; /* hash table of exact flows */
+	struct tw_channel_application channels[TW_QUEUES][TW_CHANNELS]; /* by queue and channel */
+	struct tw_channel_driver heads[TW_QUEUES][TW_CHANNELS]; /* by queue and channel */
+	struct tw_cookies cookies;     /* what SYN cookies are made of */
 	__u32 fragment_channel;        /* channel id that gets later fragments */
-	struct tw_share shares[TW_SHARES];
-	__u32 pad;
+	struct tw_share shares[TW_SHARES]; /* by the share that a flow has, from 1 */
+	__u32 pad;                     /* zero */
 };
 
 /* Where datagrams are being fragmented: who got the first fragment. */
@@ -258,19 +359,18 @@ struct tw_fragment_key {
 };
 /* value: __u32, 1 + application, or 0 for the kernel */
 
-/* One record of the `traces` ring buffer. */
-#define TW_TRACE_BYTES 256
-struct tw_trace {
+/* One record of the `traces` ring buffer: a frame as the driver saw it. */
+struct tw_trace_record {
 	__u64 time;                    /* ns, CLOCK_MONOTONIC */
-	__u32 trace;
-	__u32 channel;
-	__u32 verdict;                 /* enum xdp_action as returned */
-	__u32 cause;                   /* enum tw_counter that was counted */
-	__u32 queue;
-	__u32 length;                  /* of the frame */
-	__u32 captured;
-	__u8 bytes[TW_TRACE_BYTES];
-	__u32 pad;
+	__u32 trace;                   /* trace id, from 1; the frame's metadata carries it on */
+	__u32 channel;                 /* channel id; 0: none */
+	__u32 verdict;                 /* enum xdp_action: 1 drop, 2 pass, 4 redirect */
+	__u32 cause;                   /* enum tw_counter; TW_COUNT_FRAMES when no other tells */
+	__u32 queue;                   /* receive queue */
+	__u32 length;                  /* bytes in the frame */
+	__u32 captured;                /* bytes of it in `bytes` */
+	__u8 bytes[TW_TRACE_BYTES];    /* the frame's first bytes */
+	__u32 pad;                     /* zero */
 };
 
 #endif

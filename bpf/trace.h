@@ -29,7 +29,7 @@ GLOBAL int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 verd
 		if (state->queues[index].metadata_in_frame)
 			skip = sizeof(struct tw_metadata);
 	}
-	struct tw_trace *record = bpf_ringbuf_reserve(&traces, sizeof(*record), 0);
+	struct tw_trace_record *record = bpf_ringbuf_reserve(&traces, sizeof(*record), 0);
 	if (!record)
 		return 0;
 	__u32 length = bpf_xdp_get_buff_len(ctx) - skip;

@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-/// Defines [`DropReason`] together with its names and explanations, so that no
-/// variant can lack one.
+/// Defines [`DropReason`] together with its names, its explanations and what to do, so that
+/// no variant can lack one.
 macro_rules! causes {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $advice:expr;)+) => {
         /// Why an engine did not take a packet. One counter a variant is meant:
         /// [`DropReason::index`] is its place among [`DropReason::ALL`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,89 +36,102 @@ macro_rules! causes {
                     $(Self::$variant => concat!($($doc,)+).trim_ascii(),)+
                 }
             }
+
+            /// What to do about it; empty when nothing is to be done.
+            #[must_use]
+            pub const fn advice(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $advice,)+
+                }
+            }
         }
     };
 }
 
+const DAMAGED: &str = "A few are a bad cable or a broken sender; many are an attack or a bug: look at them with `tidewall trace`.";
+const DISAGREE: &str = "Report it: the driver program and the engine disagree.";
+const FRAGMENTS: &str = "Harmless when rare. Many are an attack (it stays within reassembly's bounds): keep datagrams below the path's MTU and drop fragments upstream.";
+const FORGED: &str = "Nothing: it is refused as RFC 5927 advises. Many are somebody trying to break connections by forged ICMP.";
+
 causes! {
     /// The packet ends before its headers or lengths say.
-    Truncated = "truncated",
+    Truncated = "truncated", DAMAGED;
     /// The IP version is neither 4 nor 6.
-    Version = "version",
+    Version = "version", DAMAGED;
     /// The IPv4 header length is out of range.
-    HeaderLength = "header-length",
+    HeaderLength = "header-length", DAMAGED;
     /// The IPv4 header checksum is wrong.
-    HeaderChecksum = "header-checksum",
+    HeaderChecksum = "header-checksum", DAMAGED;
     /// The IPv6 extension headers are too many or in an impossible order.
-    ExtensionHeaders = "extension-headers",
+    ExtensionHeaders = "extension-headers", DAMAGED;
     /// The transport header is not where the frame's metadata says.
-    TransportOffset = "transport-offset",
-    /// The transport protocol is not the one this engine reads.
-    Protocol = "protocol",
+    TransportOffset = "transport-offset", DISAGREE;
+    /// The transport protocol is not the one that the channel's engine reads.
+    Protocol = "protocol", DISAGREE;
     /// A fragment where a whole datagram is needed.
-    Fragment = "fragment",
+    Fragment = "fragment", DISAGREE;
     /// The source address is one that no host may send from.
-    MartianSource = "martian-source",
+    MartianSource = "martian-source", "Spoofed or misconfigured: find the sender by its Ethernet address with `tidewall trace`.";
     /// The UDP length is below eight or beyond the datagram's end.
-    UdpLength = "udp-length",
+    UdpLength = "udp-length", DAMAGED;
     /// The UDP checksum is wrong.
-    UdpChecksum = "udp-checksum",
-    /// A UDP datagram over IPv6 without a checksum (RFC 8200 §8.1).
-    UdpNoChecksum = "udp-no-checksum",
+    UdpChecksum = "udp-checksum", "Damaged on its way. On a real device with every datagram wrong, its checksum offload is at fault: ethtool -K IF rx off tx off.";
+    /// A UDP datagram over IPv6 without a checksum, which RFC 8200 §8.1 forbids.
+    UdpNoChecksum = "udp-no-checksum", "Make the sender compute checksums; tunnels that send none (RFC 6935) are not supported.";
     /// The TCP data offset is below five words or beyond the segment's end.
-    TcpDataOffset = "tcp-data-offset",
+    TcpDataOffset = "tcp-data-offset", DAMAGED;
     /// The TCP checksum is wrong.
-    TcpChecksum = "tcp-checksum",
-    /// A TCP segment whose source or destination port is zero.
-    TcpPort = "tcp-port",
-    /// A TCP segment that belongs to no connection.
-    TcpNoConnection = "tcp-no-connection",
-    /// A segment that a half-open TCP connection cannot take.
-    TcpHalfOpen = "tcp-half-open",
-    /// A SYN that found no place among the half-open connections and that no SYN
-    /// cookie could answer.
-    TcpSynQueueFull = "tcp-syn-queue-full",
-    /// The application does not accept TCP connections as fast as they come
-    /// (Linux: ListenOverflows).
-    TcpListenOverflow = "tcp-listen-overflow",
-    /// An answer to a TCP segment of no connection that could not be written.
-    TcpUnsendable = "tcp-unsendable",
+    TcpChecksum = "tcp-checksum", "Damaged on its way. On a real device with every segment wrong, its checksum offload is at fault: ethtool -K IF rx off tx off.";
+    /// A TCP segment from or to port zero.
+    TcpPort = "tcp-port", "No honest peer sends one; somebody scans.";
+    /// A TCP segment that belongs to no connection; its sender was reset if it may be.
+    TcpNoConnection = "tcp-no-connection", "A few are peers that outlived their connection. Many are an attack; it changes nothing here.";
+    /// A segment that a half-open TCP connection cannot take: a wrong acknowledgment, an
+    /// old duplicate, a blind reset.
+    TcpHalfOpen = "tcp-half-open", "Many are somebody guessing sequence numbers (RFC 5961).";
+    /// A SYN beyond the half-open connections of its listener that no SYN cookie could
+    /// answer: its maximum segment size is below 536.
+    TcpSynQueueFull = "tcp-syn-queue-full", "A SYN flood. Clients with such a segment size are hardly honest.";
+    /// A connection found the accept queue full (Linux: ListenOverflows).
+    TcpListenOverflow = "tcp-listen-overflow", "Accept faster, or listen with a longer backlog.";
+    /// An answer to a TCP segment of no connection could not be written.
+    TcpUnsendable = "tcp-unsendable", "Nothing, if it is rare: the device was going down. Otherwise report it.";
     /// The ICMP checksum is wrong.
-    IcmpChecksum = "icmp-checksum",
-    /// An ICMP message that means nothing to a socket.
-    IcmpIgnored = "icmp-ignored",
+    IcmpChecksum = "icmp-checksum", DAMAGED;
+    /// An ICMP message that tells a socket nothing.
+    IcmpIgnored = "icmp-ignored", "";
     /// An ICMP error that quotes too little, or nothing that parses.
-    IcmpQuote = "icmp-quote",
+    IcmpQuote = "icmp-quote", FORGED;
     /// An ICMP error that quotes a later fragment, which has no ports.
-    IcmpQuotedFragment = "icmp-quoted-fragment",
-    /// An ICMP error about a datagram that was not sent from here (RFC 5927 §4).
-    IcmpQuotedSource = "icmp-quoted-source",
+    IcmpQuotedFragment = "icmp-quoted-fragment", "";
+    /// An ICMP error about a datagram that was not sent from here.
+    IcmpQuotedSource = "icmp-quoted-source", FORGED;
     /// An ICMP error about a transport protocol without an engine.
-    IcmpQuotedProtocol = "icmp-quoted-protocol",
+    IcmpQuotedProtocol = "icmp-quoted-protocol", FORGED;
     /// A whole datagram where a fragment is needed.
-    NotFragment = "not-fragment",
+    NotFragment = "not-fragment", DISAGREE;
     /// A fragment other than the last whose length is not a multiple of eight.
-    FragmentLength = "fragment-length",
+    FragmentLength = "fragment-length", FRAGMENTS;
     /// A fragment without a payload.
-    FragmentEmpty = "fragment-empty",
+    FragmentEmpty = "fragment-empty", FRAGMENTS;
     /// A first fragment without the whole transport header (RFC 7112).
-    FragmentHeaders = "fragment-headers",
+    FragmentHeaders = "fragment-headers", FRAGMENTS;
     /// A fragment that ends beyond the longest datagram ("ping of death").
-    FragmentTooLarge = "fragment-too-large",
+    FragmentTooLarge = "fragment-too-large", FRAGMENTS;
     /// A fragment received before, byte for byte.
-    FragmentDuplicate = "fragment-duplicate",
-    /// A fragment that overlaps another; its datagram is refused (RFC 5722).
-    FragmentOverlap = "fragment-overlap",
-    /// A fragment that contradicts where its datagram ends; that is refused.
-    FragmentEnd = "fragment-end",
+    FragmentDuplicate = "fragment-duplicate", "Harmless: something on the way duplicates packets.";
+    /// A fragment that overlaps another; its whole datagram is refused (RFC 5722).
+    FragmentOverlap = "fragment-overlap", FRAGMENTS;
+    /// A fragment that contradicts where its datagram ends; the datagram is refused.
+    FragmentEnd = "fragment-end", FRAGMENTS;
     /// A fragment of a datagram that has been refused.
-    FragmentRefused = "fragment-refused",
-    /// A fragment over the limit of its datagram, which is refused.
-    FragmentCount = "fragment-count",
-    /// A fragment that no memory could be found for.
-    FragmentMemory = "fragment-memory",
+    FragmentRefused = "fragment-refused", FRAGMENTS;
+    /// More fragments than one datagram may have; the datagram is refused.
+    FragmentCount = "fragment-count", FRAGMENTS;
+    /// A fragment that reassembly's bounded memory had no room for.
+    FragmentMemory = "fragment-memory", FRAGMENTS;
     /// Fragments whose ECN marks contradict each other (RFC 3168 §5.3).
-    FragmentEcn = "fragment-ecn",
+    FragmentEcn = "fragment-ecn", FRAGMENTS;
 }
 
 impl DropReason {
@@ -149,6 +162,8 @@ mod tests {
             assert_eq!(cause.index(), index);
             assert!(names.insert(cause.name()), "{cause} twice");
             assert!(cause.explanation().ends_with('.'), "{cause}");
+            let advice = cause.advice();
+            assert!(advice.is_empty() || advice.ends_with('.'), "{cause}");
         }
         assert_eq!(names.len(), DropReason::COUNT);
     }

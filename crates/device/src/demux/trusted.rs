@@ -88,7 +88,7 @@ impl TrustedTables {
     }
 
     fn new(memory: Memory<Device>, maps: Maps, hash_key: [u64; 2]) -> Self {
-        for (place, key) in memory.get().control.hash_key.iter().zip(hash_key) {
+        for (place, key) in memory.get().control.hash_key.words.iter().zip(hash_key) {
             place.store(key, Release);
         }
         let tables = TrustedTables {

@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn entries_are_unique_and_whole_sentences() {
         let mut seen = BTreeSet::new();
-        for entry in ENTRIES {
+        for entry in ENTRIES.iter() {
             assert!(
                 seen.insert((entry.place, entry.name)),
                 "{} twice",

@@ -1,4 +1,7 @@
-//! Compiles the driver programs, `bpf/*.bpf.c`, with clang.
+//! Compiles the driver programs, `bpf/*.bpf.c`, with clang, and makes Rust of their
+//! tables.
+
+mod tables;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, exit};
@@ -34,6 +37,14 @@ fn main() {
         compile(&clang, &flags, &source, &object);
     }
     native(&clang, &root.join("native.c"));
+    let header = root.join("tables.h");
+    let rust = fs::read_to_string(&header).map_err(|error| error.to_string());
+    let rust = rust.and_then(|header| tables::translate(&header));
+    let place = PathBuf::from(variable("OUT_DIR")).join("tables.rs");
+    let written = rust.and_then(|rust| fs::write(place, rust).map_err(|error| error.to_string()));
+    if let Err(error) = written {
+        stop(&format!("{}: {error}", header.display()));
+    }
 }
 
 /// The demultiplexer for the processor, in an archive that goes into the crate.
