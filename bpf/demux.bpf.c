@@ -77,6 +77,8 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 		return datagram_to_kernel(ctx, queue, HERE);                           \
 	} while (0)
 
+/* By value: each function would have to test a pointer. */
+#define KEY control->hash_key.words[0], control->hash_key.words[1]
 #define HERE PLACE(transport, end, version, protocol, first)
 
 INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __u32 trace, __u32 *cause,
@@ -134,6 +136,9 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		protocol = data[NETWORK + 6];
 		high = *(__u64 *)(data + NETWORK + 24);
 		low = *(__u64 *)(data + NETWORK + 32);
+		/* Free places of the set are zero, and those of IPv4 are mapped. */
+		if (unlikely(!high) && (!low || *(__u32 *)(data + NETWORK + 32) == htonl(0xffff)))
+			KERNEL(TW_COUNT_NOT_LOCAL, TW_CLASS_FORWARDED, 0);
 		if (unlikely(protocol != UDP && protocol != TCP && protocol != ICMPV6)) {
 			__u64 walked = walk_extensions(ctx, transport, end, protocol);
 			if (!walked)
@@ -234,12 +239,12 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (unlikely(kind == TW_KIND_FRAGMENT)) {
 			channel = READ_ONCE(application->fragment_channel);
 		} else if (unlikely(kind == TW_KIND_ICMP_ERROR)) {
-			channel = quoted_channel(ctx, application, &control->hash_key, HERE);
+			channel = quoted_channel(ctx, application, KEY, HERE);
 		} else {
 			struct tw_listener *entry = &application->listeners[listener];
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
 			if (unlikely(READ_ONCE(entry->flags))) {
-				__u64 found = flow_channel(ctx, application, &control->hash_key, HERE);
+				__u64 found = flow_channel(ctx, application, KEY, HERE);
 				if (found & COOKIE_VALID)
 					count(queue, TW_COUNT_COOKIE_VALID);
 				if (found & COOKIE_FAILED)

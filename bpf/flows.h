@@ -11,9 +11,8 @@
 
 /* SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
  * know the key cannot fill one bucket. */
-INLINE __u64 flow_hash(const struct tw_hash_key *key, const struct ends *ends)
+INLINE __u64 flow_hash(__u64 k0, __u64 k1, const struct ends *ends)
 {
-	__u64 k0 = key->words[0], k1 = key->words[1];
 	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
 	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
 	__u64 length;
@@ -87,11 +86,11 @@ INLINE __u32 within_share(struct tw_application *application, struct tw_flow_ent
 }
 
 /* Channel of an exact entry, or 0; see within_share(). */
-GLOBAL __u32 find_flow(struct tw_application *application, struct tw_hash_key *key, struct ends *ends)
+GLOBAL __u32 find_flow(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends)
 {
-	if (!application || !key || !ends)
+	if (!application || !ends)
 		return 0;
-	__u64 hash = flow_hash(key, ends);
+	__u64 hash = flow_hash(k0, k1, ends);
 	__u64 tag = flow_tag(hash);
 	for (int choice = 0; choice < 2; choice++) {
 		/* Two buckets to choose from: the table fills to seven tenths before
@@ -115,23 +114,23 @@ GLOBAL __u32 find_flow(struct tw_application *application, struct tw_hash_key *k
 }
 
 /* Channel of a listener on the local address, or 0. */
-GLOBAL __u32 find_local(struct tw_application *application, struct tw_hash_key *key, struct ends *ends)
+GLOBAL __u32 find_local(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends)
 {
-	if (!application || !key || !ends)
+	if (!application || !ends)
 		return 0;
 	struct ends listening = *ends;
 	listening.remote[0] = 0;
 	listening.remote[1] = 0;
 	listening.remote_port = 0;
-	return find_flow(application, key, &listening);
+	return find_flow(application, k0, k1, &listening);
 }
 
 /* Channel of a port's listener: on the local address, then on any; 0: none. */
-INLINE __u32 listener_channel(struct tw_application *application, struct tw_hash_key *key, struct ends *ends,
+INLINE __u32 listener_channel(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends,
 			      const struct tw_listener *listener)
 {
 	if (READ_ONCE(listener->flags) & TW_LISTEN_LOCAL) {
-		__u32 channel = find_local(application, key, ends);
+		__u32 channel = find_local(application, k0, k1, ends);
 		if (channel)
 			return channel;
 	}
@@ -140,20 +139,19 @@ INLINE __u32 listener_channel(struct tw_application *application, struct tw_hash
 
 /* Channel of the flow that an ICMP error quotes: exact, then the listener's,
  * but for a strict port; 0: none. */
-GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
-			    __u64 place)
+GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
 {
 	struct ends ends = {};
-	if (!application || !key || !quoted_ends(ctx, &ends, place))
+	if (!application || !quoted_ends(ctx, &ends, place))
 		return 0;
 	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
 	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, key, &ends);
+		__u32 channel = find_flow(application, k0, k1, &ends);
 		if (channel)
 			return channel;
 	}
-	return flags & TW_LISTEN_TCP_STRICT ? 0 : listener_channel(application, key, &ends, listener);
+	return flags & TW_LISTEN_TCP_STRICT ? 0 : listener_channel(application, k0, k1, &ends, listener);
 }
 
 #endif

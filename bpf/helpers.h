@@ -6,6 +6,7 @@
 #define TIDEWALL_HELPERS_H
 
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 
 #ifdef TIDEWALL_NATIVE
 #include "native.h"
@@ -14,7 +15,7 @@
 
 #define SEC(name) __attribute__((section(name), used))
 /* Verified by itself, for any arguments: pointers may be null. */
-#define GLOBAL __attribute__((noinline))
+#define GLOBAL NOINLINE
 /* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows it to be and
  * a verifier, or the next, does not; the compiler may not take it out again. */
 #define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))

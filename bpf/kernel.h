@@ -129,17 +129,15 @@ GLOBAL int has_socket(struct xdp_md *ctx, __u32 class, __u64 place)
 	return class != TW_CLASS_ESTABLISHED || state != BPF_TCP_LISTEN;
 }
 
-/* Takes a token of a class, if there is one. */
-GLOBAL int has_token(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u64 now)
+/* Takes a token of a bucket, if there is one. Not verified by itself: there is
+ * nothing to test then, and two calls are few to follow. */
+static NOINLINE int has_token(struct tw_class_bucket *bucket, __u32 class, __u32 queue, __u64 now)
 {
-	if (!queue || class >= TW_CLASSES)
-		return 0;
-	struct tw_class_bucket *bucket = &queue->classes[class];
 	__u64 rate = READ_ONCE(bucket->rate);
 	/* What one sender can count of a budget of unknown size says little of what
 	 * others had of it. */
 	if (!bucket->drawn || (now ^ bucket->updated) >> EPOCH_SHIFT)
-		bucket->drawn = 128 + (hash_words(now >> EPOCH_SHIFT << 8 | 0xff, class, ctx->rx_queue_index) & 0xff);
+		bucket->drawn = 128 + (hash_words(now >> EPOCH_SHIFT << 8 | 0xff, class, queue) & 0xff);
 	__u64 elapsed = now > bucket->updated ? now - bucket->updated : 0;
 	/* 4.29 s: keeps the product below 2^63 for any rate below 2^30. */
 	if (elapsed > 0xffffffffULL)
@@ -160,18 +158,20 @@ GLOBAL int limited(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u6
 {
 	if (!queue || class >= TW_CLASSES)
 		return XDP_ABORTED;
+	struct tw_class_bucket *bucket = &queue->classes[class];
 	__u64 now = bpf_ktime_get_ns();
-	__u32 paid = class;
-	if (!has_token(ctx, queue, class, now) && !has_share(ctx, class, place, now)) {
-		paid = TW_CLASS_OPEN;
+	if (!has_token(bucket, class, ctx->rx_queue_index, now) && !has_share(ctx, class, place, now)) {
+		struct tw_class_bucket *open = &queue->classes[TW_CLASS_OPEN];
 		if ((class != TW_CLASS_UDP && class != TW_CLASS_SYN && class != TW_CLASS_ESTABLISHED) ||
-		    !has_socket(ctx, class, place) || !has_token(ctx, queue, paid, now)) {
-			queue->classes[class].dropped++;
+		    !has_socket(ctx, class, place) || !has_token(open, TW_CLASS_OPEN, ctx->rx_queue_index, now)) {
+			bucket->dropped++;
 			return XDP_DROP;
 		}
+		bucket = open;
+		class = TW_CLASS_OPEN;
 	}
-	queue->classes[paid].passed++;
-	PASSED(paid);
+	bucket->passed++;
+	PASSED(class);
 	return XDP_PASS;
 }
 

@@ -30,10 +30,11 @@ __u32 tidewall_drive(const struct native_tables *tables, __u8 *frame, __u32 leng
  * metadata, but for the credit; 0: none, or the frame cannot be what they say.
  * Of a strict port the listener's owner gets what belongs to no flow, too, and
  * looks for cookies in it. */
-__u32 tidewall_classify(struct tw_application *application, struct tw_hash_key *key, const __u8 *frame, __u32 length,
+__u32 tidewall_classify(struct tw_application *application, const struct tw_hash_key *key, const __u8 *frame, __u32 length,
 			struct tw_metadata *metadata)
 {
 	struct xdp_md ctx = context(frame, length, 0);
+	__u64 k0 = key->words[0], k1 = key->words[1];
 	__u32 version = metadata->version, protocol = metadata->protocol;
 	__u32 transport = metadata->transport, end = metadata->end, fragment = metadata->fragment;
 	__u32 header = version == 4 ? V4_HEADER : V6_HEADER;
@@ -59,12 +60,12 @@ __u32 tidewall_classify(struct tw_application *application, struct tw_hash_key *
 		metadata->kind = first ? TW_KIND_FIRST_FRAGMENT : TW_KIND_DATAGRAM;
 		const struct tw_listener *listener = &application->listeners[port_index(protocol, ends.local_port)];
 		if (READ_ONCE(listener->flags) & TW_LISTEN_CONNECTED)
-			channel = find_flow(application, key, &ends);
+			channel = find_flow(application, k0, k1, &ends);
 		if (!channel)
-			channel = listener_channel(application, key, &ends, listener);
+			channel = listener_channel(application, k0, k1, &ends, listener);
 	} else if (!first && protocol == (version == 4 ? ICMP : ICMPV6)) {
 		metadata->kind = TW_KIND_ICMP_ERROR;
-		channel = quoted_channel(&ctx, application, key, place);
+		channel = quoted_channel(&ctx, application, k0, k1, place);
 	}
 	metadata->channel = channel;
 	metadata->credit = 0;
@@ -74,7 +75,7 @@ __u32 tidewall_classify(struct tw_application *application, struct tw_hash_key *
 /* What a flow is looked for by; see find_flow(). */
 __u64 tidewall_flow_hash(const struct tw_hash_key *key, const struct ends *ends)
 {
-	return flow_hash(key, ends);
+	return flow_hash(key->words[0], key->words[1], ends);
 }
 
 /* Where the probing for a local address begins. */

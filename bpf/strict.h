@@ -17,20 +17,19 @@
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
 
-/* Channel of a segment at a strict TCP port that is of no known flow. */
-GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
-			    struct ends *ends, __u64 place)
+/* Channel of a segment at a strict TCP port that is of no known flow; `channel` is
+ * the listener's. */
+GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, __u32 channel, struct ends *ends,
+			    __u64 place)
 {
-	if (!application || !key || !ends)
+	if (!application || !ends)
 		return IGNORED;
-	const struct tw_listener *listener = &application->listeners[port_index(TCP, ends->local_port)];
-	__u32 flags = READ_ONCE(listener->flags);
+	__u32 flags = READ_ONCE(application->listeners[port_index(TCP, ends->local_port)].flags);
 	const __u8 *header = (const __u8 *)(long)ctx->data + (place & FRAME_MASK);
 	if (header + TCP_HEADER > (const __u8 *)(long)ctx->data_end)
 		return IGNORED;
 	__u8 control_bits = header[13] & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
 	if (control_bits == TCP_SYN) {
-		__u32 channel = listener_channel(application, key, ends, listener);
 		if (channel && flags & TW_LISTEN_COOKIES && answer_with_cookie(ctx, application, ends, place, flags))
 			return ANSWERED;
 		return channel;
@@ -42,10 +41,8 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 		return REFUSED;
 	__u32 sequence = htonl(*(__u32 *)(header + 4)), acknowledgment = htonl(*(__u32 *)(header + 8));
 	__u32 payload = PLACE_TRANSPORT(place) + (header[12] >> 4) * 4 < PLACE_END(place);
-	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment)) {
-		__u32 channel = listener_channel(application, key, ends, listener);
+	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment))
 		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
-	}
 	/* Data may overtake the application, which has yet to enter the flow of
 	 * the cookie before it: its sender will repeat it. */
 	return COOKIE_FAILED | (payload || control_bits & TCP_FIN ? IGNORED : REFUSED);
@@ -53,21 +50,20 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 
 /* Channel of a frame for a port with more than listeners on any address: exact
  * flow, then what a strict port makes of it, or the listener's; 0: none. */
-GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, struct tw_hash_key *key,
-			  __u64 place)
+GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
 {
 	struct ends ends;
-	if (!application || !key || !frame_ends(ctx, &ends, place))
+	if (!application || !frame_ends(ctx, &ends, place))
 		return 0;
 	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
-	__u32 flags = READ_ONCE(listener->flags);
+	__u32 flags = READ_ONCE(listener->flags), channel;
 	if (flags & TW_LISTEN_CONNECTED) {
-		__u32 channel = find_flow(application, key, &ends);
+		channel = find_flow(application, k0, k1, &ends);
 		if (channel)
 			return channel;
 	}
-	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, key, &ends, place) :
-					      listener_channel(application, key, &ends, listener);
+	channel = listener_channel(application, k0, k1, &ends, listener);
+	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, channel, &ends, place) : channel;
 }
 
 #endif

@@ -103,10 +103,6 @@ fn expected(frame: &[u8]) -> Option<Expected> {
     if destination.is_multicast() || broadcast {
         return Some(Expected::Kernel(Counter::Multicast));
     }
-    // No host sends to these: the driver program takes them for local.
-    if destination.is_unspecified() || version == 6 && destination.to_canonical().is_ipv4() {
-        return None;
-    }
     if !LOCALS.iter().any(|local| local.parse() == Ok(destination)) {
         return Some(Expected::Kernel(Counter::NotLocal));
     }
