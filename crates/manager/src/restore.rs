@@ -60,7 +60,7 @@ pub struct Restorer {
 struct Shared {
     /// `None` only while dropping.
     socket: Option<UnixStream>,
-    pid: i32,
+    pid: rustix::process::Pid,
     /// Who started it. A forked copy of this handle must neither wait for the
     /// restorer nor undo anything.
     owner: u32,
@@ -189,7 +189,7 @@ impl Restorer {
 
     /// Process id of the restorer.
     pub fn process_id(&self) -> i32 {
-        self.shared.pid
+        self.shared.pid.as_raw_nonzero().get()
     }
 
     /// Registers writing `bytes` over the existing file at `path`, in one

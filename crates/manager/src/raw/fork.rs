@@ -3,15 +3,20 @@
 //!
 //! The parent may have other threads, so between `fork` and `_exit` this code
 //! calls only async-signal-safe functions (signal-safety(7)) and plain system
-//! calls, on memory allocated before the fork: no allocation, no locks, no
+//! calls, which those of rustix are, on memory allocated before the fork: no allocation, no locks, no
 //! panics (every access is checked).
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use tidewall_sys::{ethtool, interface};
 
 /// Most undo steps at one time.
@@ -45,7 +50,10 @@ pub(crate) const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const ENVIRONMENT: &[u8] = b"PATH=/usr/sbin:/usr/bin:/sbin:/bin\0";
 /// How long one undo command may take before it is killed, so that one that
 /// hangs does not keep the older steps from being undone.
-const COMMAND_LIMIT_MS: c_int = 10_000;
+const COMMAND_LIMIT: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
 /// Where the child puts its descriptors; everything above is closed.
 const SOCKET: RawFd = 3;
@@ -69,15 +77,9 @@ struct Step {
 ///
 /// # Errors
 /// What `socketpair`, `fork` or the child's own start report.
-pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, i32)> {
+pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, Pid)> {
     let (ours, theirs) = UnixStream::pair()?;
-    // SAFETY: no pointers. The flag-free pidfd_open (Linux 5.3) of ourselves.
-    let parent = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as RawFd;
-    if parent < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor just returned to us, owned by nobody else.
-    let parent = unsafe { OwnedFd::from_raw_fd(parent) };
+    let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     // All that the child will need, allocated and written (so mapped) now.
     let mut steps: Vec<Step> = (0..STEPS)
         .map(|_| Step {
@@ -106,9 +108,9 @@ pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, i32
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         child(
-            theirs.as_raw_fd(),
-            parent.as_raw_fd(),
-            lock.map(|lock| lock.as_raw_fd()),
+            theirs.as_fd(),
+            parent.as_fd(),
+            lock,
             &mut steps,
             &mut buffer,
         );
@@ -116,9 +118,9 @@ pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, i32
     let failure = io::Error::last_os_error();
     // SAFETY: `before` was filled by the first call.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
-    if pid < 0 {
+    let Some(pid) = Pid::from_raw(pid.max(0)) else {
         return Err(failure);
-    }
+    };
     drop(theirs);
     let mut ready = [0u8];
     let started = io::Read::read_exact(&mut &ours, &mut ready);
@@ -142,49 +144,35 @@ pub(crate) fn message(operation: u32, number: u64, payload: &[u8]) -> Vec<u8> {
 /// Sends all of `bytes` without SIGPIPE, whatever the process does about it.
 pub(crate) fn send_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        // SAFETY: `bytes` is valid for reads of its length.
-        let sent = unsafe {
-            libc::send(
-                fd.as_raw_fd(),
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                libc::MSG_NOSIGNAL,
-            )
-        };
-        if sent < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
-        }
-        bytes = bytes.get(sent as usize..).unwrap_or(&[]);
+        let sent = retry_on_intr(|| rustix::net::send(fd, bytes, SendFlags::NOSIGNAL))?;
+        bytes = bytes.get(sent..).unwrap_or(&[]);
     }
     Ok(())
 }
 
 /// Waits for a child to end. Somebody else having waited for it is success.
-pub(crate) fn reap(pid: i32) {
-    loop {
-        // SAFETY: a null status is allowed.
-        let result = unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
-        if result >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return;
-        }
-    }
+pub(crate) fn reap(pid: Pid) {
+    let _ = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
 }
 
 /// The child, from fork to exit.
 fn child(
-    socket: RawFd,
-    parent: RawFd,
-    lock: Option<RawFd>,
+    socket: BorrowedFd<'_>,
+    parent: BorrowedFd<'_>,
+    lock: Option<BorrowedFd<'_>>,
     steps: &mut [Step],
     buffer: &mut [u8],
 ) -> ! {
-    detach(socket, parent, lock);
-    if write_all(SOCKET, &[1]) {
-        listen(steps, buffer);
+    detach(
+        socket.as_raw_fd(),
+        parent.as_raw_fd(),
+        lock.map(|lock| lock.as_raw_fd()),
+    );
+    // SAFETY: `detach` has put them there, and nobody closes them.
+    let placed = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
+    let (socket, parent, lock) = (placed(SOCKET), placed(PARENT), lock.map(|_| placed(LOCK)));
+    if write_all(socket, &[1]) {
+        listen(socket, parent, steps, buffer);
     }
     while let Some(newest) = newest(steps) {
         let Some(step) = steps.get_mut(newest) else {
@@ -201,12 +189,12 @@ fn child(
         }
         step.operation = 0;
     }
-    // SAFETY: no pointers; without a lock nothing is open there. Then ends the
-    // process without running exit handlers, which belong to the parent.
-    unsafe {
-        libc::flock(LOCK, libc::LOCK_UN);
-        libc::_exit(0)
+    if let Some(lock) = lock {
+        let _ = rustix::fs::flock(lock, FlockOperation::Unlock);
     }
+    // SAFETY: ends the process without running exit handlers, which belong to the
+    // parent.
+    unsafe { libc::_exit(0) }
 }
 
 /// Cuts every tie to the parent but the socket and the two shared namespaces.
@@ -260,67 +248,33 @@ fn close_from(first: RawFd) {
     }
 }
 
-fn errno() -> c_int {
-    // SAFETY: the calling thread's own errno.
-    unsafe { *libc::__errno_location() }
-}
-
 /// Takes messages until the parent is gone: its socket closed, or its process
 /// ended while a forked copy of the socket lives on elsewhere.
-fn listen(steps: &mut [Step], buffer: &mut [u8]) {
+fn listen(socket: BorrowedFd<'_>, parent: BorrowedFd<'_>, steps: &mut [Step], buffer: &mut [u8]) {
     let mut filled = 0;
     loop {
-        let mut waits = [
-            libc::pollfd {
-                fd: SOCKET,
-                events: libc::POLLIN,
-                revents: 0,
-            },
-            libc::pollfd {
-                fd: PARENT,
-                events: libc::POLLIN,
-                revents: 0,
-            },
-        ];
-        // SAFETY: an array of two, valid for the call's duration.
-        if unsafe { libc::poll(waits.as_mut_ptr(), 2, -1) } < 0 {
-            if errno() == libc::EINTR {
-                continue;
-            }
+        let mut waits = [socket, parent].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if retry_on_intr(|| poll(&mut waits, None)).is_err() {
             return;
         }
-        let parent_gone = waits[1].revents != 0;
+        let parent_gone = !waits[1].revents().is_empty();
         // Everything the parent managed to say counts, so read until empty.
         loop {
             let Some(free) = buffer.get_mut(filled..).filter(|free| !free.is_empty()) else {
                 return;
             };
-            // SAFETY: `free` is valid for writes of its length.
-            let read = unsafe {
-                libc::recv(
-                    SOCKET,
-                    free.as_mut_ptr().cast(),
-                    free.len(),
-                    libc::MSG_DONTWAIT,
-                )
-            };
-            if read == 0 {
+            match retry_on_intr(|| rustix::net::recv(socket, &mut *free, RecvFlags::DONTWAIT)) {
                 // A dying process closes its descriptors in no order that
                 // counts: it may still hold what was changed, such as a program
                 // that keeps a feature off.
-                waits[1].revents = 0;
-                // SAFETY: one of the array, valid for the call's duration.
-                unsafe { libc::poll(&mut waits[1], 1, COMMAND_LIMIT_MS) };
-                return;
-            }
-            if read < 0 {
-                match errno() {
-                    libc::EINTR => continue,
-                    libc::EAGAIN => break,
-                    _ => return,
+                Ok((0, _)) => {
+                    let _ = poll(&mut waits[1..], Some(&COMMAND_LIMIT));
+                    return;
                 }
+                Ok((_, read)) => filled += read,
+                Err(Errno::AGAIN) => break,
+                Err(_) => return,
             }
-            filled += read as usize;
             match take_messages(steps, buffer, filled) {
                 Some(left) => filled = left,
                 None => return,
@@ -394,44 +348,32 @@ fn newest(steps: &[Step]) -> Option<usize> {
         .map(|(index, _)| index)
 }
 
-fn write_all(fd: RawFd, mut bytes: &[u8]) -> bool {
+fn write_all(fd: impl AsFd, mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
-        // SAFETY: `bytes` is valid for reads of its length.
-        let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
-        if written < 0 && errno() == libc::EINTR {
-            continue;
+        match retry_on_intr(|| rustix::io::write(&fd, bytes)) {
+            Ok(0) | Err(_) => return false,
+            Ok(written) => bytes = bytes.get(written..).unwrap_or(&[]),
         }
-        if written <= 0 {
-            return false;
-        }
-        bytes = bytes.get(written as usize..).unwrap_or(&[]);
     }
     true
 }
 
 /// `path 0 contents`
 fn write_back(bytes: &[u8]) {
-    let Some(end) = bytes.iter().position(|&byte| byte == 0) else {
+    let Ok(path) = CStr::from_bytes_until_nul(bytes) else {
         return;
     };
-    let Some(contents) = bytes.get(end + 1..) else {
-        return;
-    };
-    let flags = libc::O_WRONLY | libc::O_TRUNC | libc::O_CLOEXEC;
-    // SAFETY: `bytes` holds a zero byte at `end`, so the path is a C string.
-    let fd = unsafe { libc::open(bytes.as_ptr().cast(), flags) };
-    if fd >= 0 {
-        write_all(fd, contents);
-        // SAFETY: opened above, closed once.
-        unsafe { libc::close(fd) };
+    let contents = bytes.get(path.count_bytes() + 1..).unwrap_or_default();
+    let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
+    if let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) {
+        write_all(file, contents);
     }
 }
 
 /// `path 0`
 fn remove(bytes: &[u8]) {
-    if bytes.last() == Some(&0) {
-        // SAFETY: `bytes` ends with a zero byte, so it holds a C string.
-        unsafe { libc::unlink(bytes.as_ptr().cast()) };
+    if let Ok(path) = CStr::from_bytes_with_nul(bytes) {
+        let _ = rustix::fs::unlink(path);
     }
 }
 
@@ -484,22 +426,18 @@ fn run(bytes: &[u8]) {
         }
         pid as c_int
     };
-    if pid < 0 {
+    let Some(pid) = Pid::from_raw(pid.max(0)) else {
         return;
+    };
+    // The pid is our child's until it is waited for, so neither pidfd nor kill can
+    // hit another's.
+    if let Ok(ended) = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+        && poll(
+            &mut [PollFd::new(&ended, PollFlags::IN)],
+            Some(&COMMAND_LIMIT),
+        ) == Ok(0)
+    {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
-    // SAFETY: no pointers but the one valid pollfd. The pid is our child's
-    // until it is waited for, so neither pidfd nor kill can hit another's.
-    unsafe {
-        let ended = libc::syscall(libc::SYS_pidfd_open, pid, 0) as RawFd;
-        let mut wait = libc::pollfd {
-            fd: ended,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        if libc::poll(&mut wait, 1, COMMAND_LIMIT_MS) == 0 {
-            libc::kill(pid, libc::SIGKILL);
-        }
-        libc::close(ended);
-        while libc::waitpid(pid, ptr::null_mut(), 0) < 0 && errno() == libc::EINTR {}
-    }
+    reap(pid);
 }
