@@ -5,8 +5,8 @@
 //! the endpoint that needs one more.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
@@ -14,8 +14,9 @@ use tidewall_device::demux::layout::CHANNELS;
 use tidewall_receive::poller::{Channel, Done};
 
 use crate::endpoint::Endpoint;
+use crate::lock::{Mutex, RwLock, lock, rank};
 use crate::receiver::QueueHandle;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::tcp::frames::Deferred;
 
 /// Channel that gets fragments without a transport header.
@@ -71,10 +72,10 @@ impl ChannelSet {
 /// All channels of a stack.
 pub(crate) struct ChannelPool {
     /// By channel number; `None`: the channel is closed.
-    endpoints: RwLock<Box<[Owner]>>,
-    numbers: Mutex<Numbers>,
+    endpoints: RwLock<Box<[Owner]>, rank::Endpoints>,
+    numbers: Mutex<Numbers, rank::Leaf>,
     /// Open, and waiting for their next owner.
-    pooled: Mutex<Vec<ChannelSet>>,
+    pooled: Mutex<Vec<ChannelSet>, rank::Leaf>,
     /// Owns those meanwhile.
     keeper: Arc<Keeper>,
     /// Channels that are lent or in the pool.
@@ -109,19 +110,13 @@ impl Default for ChannelPool {
 impl ChannelPool {
     /// The owner of a channel.
     pub(crate) fn endpoint(&self, channel: u16) -> Option<Arc<dyn Endpoint>> {
-        let endpoints = self
-            .endpoints
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let endpoints = self.endpoints.read();
         endpoints.get(usize::from(channel))?.clone()
     }
 
     /// Sets the owner of a channel; `None`: it is closed.
     pub(crate) fn set_endpoint(&self, channel: u16, endpoint: Owner) {
-        let mut endpoints = self
-            .endpoints
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut endpoints = self.endpoints.write();
         let before = endpoints
             .get_mut(usize::from(channel))
             .and_then(|place| std::mem::replace(place, endpoint));
@@ -142,10 +137,7 @@ impl ChannelPool {
     /// their credit, so the bound on each channel stands.
     pub(crate) fn copy_out(&self, core: &Core) {
         let mut endpoints: Vec<_> = {
-            let endpoints = self
-                .endpoints
-                .read()
-                .unwrap_or_else(PoisonError::into_inner);
+            let endpoints = self.endpoints.read();
             endpoints.iter().flatten().cloned().collect()
         };
         endpoints.sort_by_key(|endpoint| endpoint.priority());
@@ -159,10 +151,7 @@ impl ChannelPool {
     /// # Errors
     /// ENFILE when all are open.
     pub(crate) fn allocate(&self) -> io::Result<ChannelId> {
-        let endpoints = self
-            .endpoints
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let endpoints = self.endpoints.read();
         let mut numbers = lock(&self.numbers);
         let Numbers { next, generations } = &mut *numbers;
         for _ in FIRST_OWN..CHANNELS as u16 {
@@ -191,7 +180,7 @@ impl ChannelPool {
     ) -> io::Result<ChannelSet> {
         let mut channels = Vec::with_capacity(queues.len());
         for queue in queues {
-            match lock(&queue.poller).open_channel(id, limit) {
+            match queue.poller.lock().open_channel(id, limit) {
                 Ok(channel) => channels.push(channel),
                 Err(error) => {
                     let channels = channels.into();
@@ -211,7 +200,7 @@ impl ChannelPool {
                 .iter()
                 .find(|queue| Arc::ptr_eq(&queue.shared, channel.shared()));
             if let Some(queue) = queue {
-                lock(&queue.poller).close_channel(channel);
+                queue.poller.lock().close_channel(channel);
             }
         }
     }

@@ -7,14 +7,14 @@
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tidewall_device::demux::layout::{LOCALS, Protocol, TraceRecord};
 use tidewall_device::demux::{Tables, TrustedTables};
 use tidewall_manager::AfXdp;
 use tidewall_manager::restore::Undo;
 
-use crate::stack::lock;
+use crate::lock::{Mutex, lock, rank};
 
 /// See the module's documentation.
 pub(crate) struct DeviceOwner {
@@ -23,7 +23,7 @@ pub(crate) struct DeviceOwner {
     application: u16,
     /// Keeps the driver program attached and the device's settings changed; none where
     /// there is no driver.
-    device: Option<Mutex<AfXdp>>,
+    device: Option<Mutex<AfXdp, rank::Leaf>>,
 }
 
 impl DeviceOwner {

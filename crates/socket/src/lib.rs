@@ -27,6 +27,7 @@ mod ip;
 mod kernel;
 mod kernel_calls;
 mod link;
+mod lock;
 mod netdev;
 #[allow(unsafe_code)]
 pub(crate) mod raw;

@@ -14,8 +14,9 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::lock::lock;
 use crate::receiver::deferral::DeferralWatch;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use tidewall_sys::WakeFd;
 
 /// How often it is looked whether the program meets frames, after a reset of
@@ -164,7 +165,7 @@ impl LinkWatch {
         // A device that is just going down has none.
         let known = known.filter(|ids| !ids.is_empty());
         for queue in &core.receiver.queues {
-            let mut poller = lock(&queue.poller);
+            let mut poller = queue.poller.lock();
             let state = poller.napi();
             let mut ids = state.ids.into_iter().filter(|&id| id != 0);
             let lost = match &known {

@@ -2,15 +2,15 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use tidewall_device::afxdp::HELPER_PORTS;
 
 use crate::device_owner::DeviceOwner;
 use crate::link::LinkState;
+use crate::lock::{Mutex, lock, rank};
 use crate::receiver::QueueHandle;
 use crate::snapshot::{DeviceLosses, DeviceSnapshot};
-use crate::stack::lock;
 
 /// A stack's device.
 pub(crate) struct NetDevice {
@@ -21,7 +21,7 @@ pub(crate) struct NetDevice {
     pub(crate) snapshot: Option<DeviceSnapshot>,
     /// What the device had lost when the stack started.
     pub(crate) losses_before: OnceLock<DeviceLosses>,
-    warnings: Mutex<Vec<String>>,
+    warnings: Mutex<Vec<String>, rank::Leaf>,
     pub(crate) link: Arc<LinkState>,
 }
 
@@ -73,7 +73,7 @@ impl NetDevice {
     /// See [`Stack::warnings`].
     pub(crate) fn warnings(&self, queues: &[QueueHandle]) -> Vec<String> {
         let mut warnings = lock(&self.warnings).clone();
-        let blocked = |queue: &&QueueHandle| lock(&queue.poller).napi().blocked;
+        let blocked = |queue: &&QueueHandle| queue.poller.lock().napi().blocked;
         if queues.iter().any(|queue| blocked(&queue)) {
             let (name, ports) = (&self.name, HELPER_PORTS);
             let (first, last) = (ports.start(), ports.end());

@@ -14,7 +14,8 @@ use tidewall_receive::poller::Shared;
 
 use tidewall_sys::netlink::Rtnetlink;
 
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 
 /// Counters of the stages after the channel.
 #[derive(Debug)]
@@ -529,7 +530,7 @@ impl StackSnapshot {
                 delivered: read(&counters.delivered),
                 stale: read(&counters.stale),
                 lost_in_ring: read(&counters.lost_in_ring),
-                napi: lock(&queue.poller).napi().ids,
+                napi: queue.poller.lock().napi().ids,
                 rounds: read(&counters.rounds),
                 driven: read(&counters.driven),
                 empty_rounds: read(&counters.empty_rounds),

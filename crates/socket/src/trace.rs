@@ -5,10 +5,11 @@
 //! later stage adds a line here. A frame that is not followed costs one
 //! comparison.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+
+use crate::lock::{Mutex, lock, rank};
 
 /// Lines kept; a trace is bounded by the number of frames asked for, this
 /// bounds a mistake.
@@ -31,7 +32,7 @@ pub struct Line {
 #[derive(Debug)]
 pub struct TraceLog {
     start: Instant,
-    lines: Mutex<Vec<Line>>,
+    lines: Mutex<Vec<Line>, rank::Leaf>,
 }
 
 impl Default for TraceLog {
@@ -54,7 +55,7 @@ impl TraceLog {
 
     #[cold]
     fn add(&self, frame: u32, stage: &str, what: String) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.lines);
         if lines.len() < LINES {
             let microseconds = self.start.elapsed().as_micros() as u64;
             lines.push(Line {
@@ -68,6 +69,6 @@ impl TraceLog {
 
     /// Takes all lines out.
     pub fn take(&self) -> Vec<Line> {
-        std::mem::take(&mut self.lines.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.lines))
     }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use tidewall_device::memory::LinkPort;
 use tidewall_protocol::tcp::Sysctl;
 
-use crate::stack::{Core, MemoryConfig, Stack, lock};
+use crate::lock::lock;
+use crate::stack::{Core, MemoryConfig, Stack};
 use tidewall_sys::SignalSet;
 
 /// The clock of a stack on virtual time, and how its threads sleep.

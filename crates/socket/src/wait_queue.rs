@@ -26,11 +26,11 @@
 //! [`PollContext::wait`]: crate::readiness::poll_context::PollContext::wait
 //! [`Registration`]: crate::readiness::registration::Registration
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex};
 
+use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
-use crate::stack::lock;
 
 mod leadership;
 mod registrations;
@@ -92,9 +92,8 @@ pub(crate) struct WaitQueue {
     registration_count: AtomicU32,
     // A pointer: nobody sleeps on most sockets, and there are many.
     #[allow(clippy::box_collection)]
-    threads: Mutex<Option<Box<Vec<WaitEntry>>>>,
-    /// Taken before a context's locks, and before those of its own wait queue.
-    registrations: Mutex<Registrations>,
+    threads: Mutex<Option<Box<Vec<WaitEntry>>>, rank::Leaf>,
+    registrations: Mutex<Registrations, rank::WaitQueue>,
 }
 
 impl std::fmt::Debug for WaitQueue {

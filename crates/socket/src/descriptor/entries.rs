@@ -3,12 +3,9 @@
 use std::io;
 use std::sync::OnceLock;
 
-#[cfg(loom)]
-use loom::sync::Mutex;
-#[cfg(not(loom))]
-use std::sync::Mutex;
-
 use super::error;
+use super::sync::Mutex;
+use crate::lock::rank;
 
 /// Slots of a chunk. Few where loom follows every lock.
 const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };
@@ -17,7 +14,7 @@ const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };
 const DIRECTORIES: usize = if cfg!(loom) { 30 } else { 22 };
 
 /// What a number names: one lock a number, held while an entry is cloned.
-pub(super) type Slot<T> = Mutex<Option<T>>;
+pub(super) type Slot<T> = Mutex<Option<T>, rank::Leaf>;
 type Chunk<T> = Box<[Slot<T>]>;
 type Directory<T> = Box<[OnceLock<Chunk<T>>]>;
 

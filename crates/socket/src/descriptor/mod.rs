@@ -24,6 +24,37 @@ mod file;
 mod numbers;
 mod table;
 
+#[cfg(not(loom))]
+use crate::lock as sync;
+
+/// The locks of a table where loom follows them.
+#[cfg(loom)]
+mod sync {
+    use std::marker::PhantomData;
+    use std::sync::PoisonError;
+
+    use loom::sync::MutexGuard;
+
+    #[derive(Debug)]
+    pub(super) struct Mutex<T, R> {
+        inner: loom::sync::Mutex<T>,
+        rank: PhantomData<fn() -> R>,
+    }
+
+    impl<T, R> Mutex<T, R> {
+        pub(super) fn new(value: T) -> Self {
+            Mutex {
+                inner: loom::sync::Mutex::new(value),
+                rank: PhantomData,
+            }
+        }
+    }
+
+    pub(super) fn lock<T, R>(mutex: &Mutex<T, R>) -> MutexGuard<'_, T> {
+        mutex.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 pub(crate) use calls::Identity;
 pub use calls::{Descriptors, Flags};
 pub use file::{

@@ -1,16 +1,13 @@
 //! From numbers to entries, for many threads.
 
 use std::io;
-use std::sync::{Arc, PoisonError, Weak};
-
-#[cfg(loom)]
-use loom::sync::{Mutex, MutexGuard};
-#[cfg(not(loom))]
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 use super::entries::{Entries, Slot};
 use super::numbers::Numbers;
+use super::sync::{Mutex, lock};
 use super::{Allocator, error};
+use crate::lock::rank;
 
 /// Close these numbers on [`Table::exec`] instead of now
 /// ([`Table::close_range`]; Linux's value).
@@ -36,8 +33,7 @@ pub(crate) trait Closing: Send + Sync {
 ///
 /// Errors are Linux's.
 pub struct Table<T> {
-    /// Taken before a slot's lock, never after one.
-    state: Mutex<State>,
+    state: Mutex<State, rank::DescriptorTable>,
     /// Made when a number is first used, under `state`; found without.
     entries: Entries<T>,
 }
@@ -55,11 +51,6 @@ impl<T> std::fmt::Debug for Table<T> {
             .field("limit", &state.numbers.limit())
             .finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking thread left is consistent: nothing here panics half-way.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A descriptor as a number.

@@ -7,7 +7,6 @@ pub(crate) mod transmit;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use tidewall_device::demux::layout::{Kind, Metadata};
@@ -15,7 +14,8 @@ use tidewall_device::frame::Frame;
 use tidewall_protocol::{InputOptions, tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::Core;
 use fragments::Fragments;
 use path_mtu::KernelIcmp;
 use routes::{Route, Routes};
@@ -25,10 +25,10 @@ pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 
 /// IP of one stack.
 pub(crate) struct Ip {
-    pub(crate) routes: Mutex<Routes>,
+    pub(crate) routes: Mutex<Routes, rank::Leaf>,
     /// Where the kernel has routes, too.
     pub(crate) kernel_icmp: Option<KernelIcmp>,
-    pub(crate) fragments: Mutex<Fragments>,
+    pub(crate) fragments: Mutex<Fragments, rank::Leaf>,
     pub(crate) input_options: InputOptions,
 }
 

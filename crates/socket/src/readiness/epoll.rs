@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -17,7 +17,8 @@ use super::poll_context::PollContext;
 use super::registration::{File, Pollable, Registration};
 use super::{Events, SignalSet};
 use crate::descriptor::OpenFile;
-use crate::stack::{Core, Stack, lock};
+use crate::lock::{Mutex, MutexGuard, lock, rank};
+use crate::stack::{Core, Stack};
 use crate::wait_queue::WaitQueue;
 
 /// What `epoll_ctl` is given, and what `epoll_wait` reports.
@@ -40,7 +41,7 @@ pub(crate) struct SetInner {
     pub(super) context: Arc<PollContext>,
     /// Held while the set is changed or scanned; that of a set before those of
     /// sets in it, and before any socket's.
-    items: Mutex<Items>,
+    items: Mutex<Items, rank::EpollSet>,
     /// The kernel's descriptors come first in the next scan.
     kernel_first: AtomicBool,
 }
@@ -215,7 +216,7 @@ impl File for EpollSet {
 
 impl SetInner {
     /// The items, without those whose files have ended.
-    pub(super) fn lock_items(&self) -> MutexGuard<'_, Items> {
+    pub(super) fn lock_items(&self) -> MutexGuard<'_, Items, rank::EpollSet> {
         let mut items = lock(&self.items);
         self.context.take_retired(|slot| {
             // It may be another's by now.

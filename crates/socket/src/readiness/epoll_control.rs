@@ -1,12 +1,13 @@
 //! `epoll_ctl`: what goes into a set, and which sets may be in which.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::Events;
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
 use super::poll_context::{Interface, PollContext};
 use crate::descriptor::OpenFile;
+use crate::lock::{Mutex, lock, rank};
 
 /// What `epoll_ctl` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +33,8 @@ const BESIDE_EXCLUSIVE: Events = Events::IN
     .with(Events::EXCLUSIVE);
 
 /// Held while a set goes into a set, so that two threads do not close a loop
-/// together. Taken before any set's own lock.
-static NESTING: Mutex<()> = Mutex::new(());
+/// together.
+static NESTING: Mutex<(), rank::EpollNesting> = Mutex::new(());
 
 fn refuse<T>(errno: i32) -> io::Result<T> {
     Err(io::Error::from_raw_os_error(errno))
@@ -82,8 +83,7 @@ impl EpollSet {
                 return refuse(libc::EINVAL);
             }
         }
-        let nesting = (operation == Operation::Add && nested.is_some())
-            .then(|| NESTING.lock().unwrap_or_else(PoisonError::into_inner));
+        let nesting = (operation == Operation::Add && nested.is_some()).then(|| lock(&NESTING));
         if nesting.is_some()
             && let Some(nested) = nested
         {

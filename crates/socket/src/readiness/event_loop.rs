@@ -18,7 +18,7 @@
 //! allows ("spurious events"), but never too seldom.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ use slab::Slab;
 use super::Events;
 use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Registration};
-use crate::stack::{Core, Stack, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::{Core, Stack};
 use crate::{TcpListener, TcpStream, UdpSocket};
 use tidewall_sys::WakeFd;
 
@@ -40,7 +41,7 @@ const AFTER_ERROR: Duration = Duration::from_millis(8);
 /// What a stack does for such loops.
 #[derive(Default)]
 pub(crate) struct Notifier {
-    state: Mutex<State>,
+    state: Mutex<State, rank::EventLoop>,
     /// The state has changed, for a notifier outside the stack.
     changed: Condvar,
 }
@@ -58,7 +59,7 @@ struct State {
 struct Signal {
     wake: WakeFd,
     /// One at a time looks and signals: what was seen earlier is signalled earlier.
-    order: Mutex<()>,
+    order: Mutex<(), rank::EventSignal>,
 }
 
 impl Signal {
@@ -161,10 +162,7 @@ impl Notifier {
     fn until_wanted(&self) -> bool {
         let mut state = lock(&self.state);
         while !state.ended && state.signals.is_empty() {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = state.wait(&self.changed);
         }
         !state.ended
     }
@@ -225,7 +223,7 @@ fn interrupt(context: &PollContext) {
 /// A socket's place for what ties it to a loop. Empty again when the socket is
 /// dropped: the loop forgets the eventfd when that is closed.
 #[derive(Default)]
-pub(crate) struct Slot(Mutex<Option<Box<Placed>>>);
+pub(crate) struct Slot(Mutex<Option<Box<Placed>>, rank::EventSource>);
 
 enum Placed {
     /// Only the kernel knows about it: it is in the loop itself.

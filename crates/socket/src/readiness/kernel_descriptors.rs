@@ -14,7 +14,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use slab::Slab;
 
@@ -23,8 +23,8 @@ use rustix::event::epoll::Event;
 use super::Events;
 use super::exchange::Role;
 use super::registration::Registration;
+use crate::lock::{Mutex, lock, rank};
 use crate::raw::epoll::Epoll;
-use crate::stack::lock;
 use crate::wait_queue::{WaitQueue, Waker};
 
 /// Waits with something to do after which the kernel is asked although nobody has
@@ -43,7 +43,7 @@ thread_local! {
 pub(super) struct KernelDescriptors {
     epoll: OnceLock<Epoll>,
     /// Those with a descriptor in `epoll`, by key.
-    registrations: Mutex<Slab<Arc<Registration>>>,
+    registrations: Mutex<Slab<Arc<Registration>>, rank::Leaf>,
     /// How many they are.
     count: AtomicUsize,
     /// Those of them of which only the kernel knows what they are ready for.

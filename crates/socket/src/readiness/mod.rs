@@ -41,9 +41,7 @@
 //!
 //! Kernel descriptors of a context sit in one epoll descriptor of the kernel's, so
 //! idle ones cost nothing (`kernel_descriptors`); the thread that sleeps on it puts
-//! those that are ready on the ready list. Of locks, those of an outer set come before
-//! those of a set in it, and a socket's before its contexts' lists: a socket is
-//! notified with its lock held.
+//! those that are ready on the ready list.
 //!
 //! Of the ways to wait, [`Selector`](crate::Selector) is for programs written for this
 //! stack; `select`, `poll` and `epoll_wait` of [`Descriptors`](crate::Descriptors) for

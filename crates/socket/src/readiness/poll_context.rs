@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::Events;
 use super::kernel_descriptors::KernelDescriptors;
 use super::registration::{File, Registration};
+use crate::lock::{Mutex, lock, rank};
 use crate::raw::epoll::{Epoll, duplicate};
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::tcp::helper::Helper;
 use crate::wait_queue::{CURRENT_CONTEXT, WaitQueue, Waitable, Waker};
 use waiting::EventCost;
@@ -31,7 +32,7 @@ pub(crate) enum Interface {
 /// A list with a length that is read without its lock.
 pub(super) struct CountedList<T> {
     count: AtomicUsize,
-    list: Mutex<VecDeque<T>>,
+    list: Mutex<VecDeque<T>, rank::Leaf>,
 }
 
 impl<T> Default for CountedList<T> {

@@ -2,12 +2,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use super::Events;
 use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
-use crate::stack::{Core, Stack, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::{Core, Stack};
 use crate::wait_queue::WaitQueue;
 
 /// A socket as contexts poll it, while it lives.
@@ -66,7 +67,7 @@ pub(crate) struct Registration {
     /// Descriptor of the kernel that is polled too; -1: none.
     pub(super) descriptor: i32,
     /// That descriptor, where it is the registration's own.
-    own: Mutex<Option<OwnedFd>>,
+    own: Mutex<Option<OwnedFd>, rank::Leaf>,
     /// Its place among those with a descriptor; `usize::MAX`: none.
     pub(super) kernel_key: AtomicUsize,
     /// The owner's: a token, a descriptor's number.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::classes::Classes;
@@ -12,7 +12,8 @@ use super::poll_context::{Interface, PollContext};
 use super::registration::Registration;
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile};
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, MutexGuard, lock, rank};
+use crate::stack::Core;
 
 /// Registrations of a thread with the files of a table, by number.
 ///
@@ -21,8 +22,7 @@ use crate::stack::{Core, lock};
 /// [`DescriptorContext::take_closed`].
 pub(super) struct DescriptorContext {
     pub(super) context: Arc<PollContext>,
-    /// After a table's lock, before a socket's.
-    by_number: Mutex<ByNumber>,
+    by_number: Mutex<ByNumber, rank::ThreadState>,
     /// There are closed numbers; read without the lock.
     has_closed: AtomicBool,
 }
@@ -116,7 +116,7 @@ impl DescriptorContext {
             .register(file.polled(), number as u64, interest, Interface::Poll)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, ByNumber> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ByNumber, rank::ThreadState> {
         lock(&self.by_number)
     }
 
@@ -331,7 +331,7 @@ impl ThreadState {
 pub(super) struct OpenFiles<'a> {
     descriptors: &'a Descriptors,
     polled: &'a DescriptorContext,
-    pub(super) by_number: MutexGuard<'a, ByNumber>,
+    pub(super) by_number: MutexGuard<'a, ByNumber, rank::ThreadState>,
 }
 
 impl<'a> OpenFiles<'a> {

@@ -6,7 +6,6 @@
 //! (docs/decisions.md). So interrupts are deferred while frames of ours come, and not
 //! while few come beside many of the kernel's.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,8 @@ use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_receive::control::Waiting;
 use tidewall_receive::poller::Poller;
 
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::Core;
 
 /// How often it is looked whether frames still come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ pub(crate) struct Deferral {
     /// So many defer interrupts.
     needed: AtomicU64,
     /// Held while the device is switched; taken after a queue's poller.
-    switch: Mutex<()>,
+    switch: Mutex<(), rank::Leaf>,
 }
 
 impl Deferral {
@@ -115,7 +115,7 @@ impl DeferralWatch {
                 && deferral.is_on()
                 && (ours == 0 || few)
             {
-                deferral.set(false, &mut lock(&queue.poller));
+                deferral.set(false, &mut queue.poller.lock());
             }
             deferral.frames.store(0, Ordering::Relaxed);
             let needed = (kernels / KERNELS).max(1);

@@ -11,7 +11,7 @@ mod sleep;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::{Counter, QUEUES};
@@ -21,7 +21,8 @@ use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Wait
 use tidewall_receive::poller::{Poller, Shared};
 
 use crate::ip::transmit::Transmitter;
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, SharedMutex, lock, rank};
+use crate::stack::Core;
 use crate::wait_queue::{Leadership, thread_waker};
 use classes::ClassShare;
 pub use classes::TrafficClass;
@@ -58,9 +59,9 @@ const STOPPED_SLEEP: Duration = Duration::from_micros(100);
 
 /// One queue as the stack holds it.
 pub(crate) struct QueueHandle {
-    pub(crate) poller: Arc<Mutex<Poller>>,
+    pub(crate) poller: SharedMutex<Poller, rank::Poller>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) transmitter: Mutex<Transmitter>,
+    pub(crate) transmitter: Mutex<Transmitter, rank::Transmitter>,
     /// Frames the driver processed in the last round, to choose how to leave
     /// the interrupt.
     last_round: AtomicU64,
@@ -87,7 +88,7 @@ impl QueueHandle {
 
     pub(crate) fn new(poller: Poller, shared: Arc<Shared>, transmitter: Transmitter) -> Self {
         QueueHandle {
-            poller: Arc::new(Mutex::new(poller)),
+            poller: SharedMutex::new(poller),
             shared,
             sent: transmitter.sent(),
             transmitter: Mutex::new(transmitter),
@@ -122,7 +123,7 @@ pub(crate) struct Receiver {
     pub(crate) leadership: Leadership,
     pub(crate) deferral: Deferral,
     spin: Spin,
-    load: Mutex<LoadSample>,
+    load: Mutex<LoadSample, rank::Leaf>,
     steady: SteadyPolling,
     /// Batches of frames in a row that the device's timer brought.
     timer_batches: AtomicU32,

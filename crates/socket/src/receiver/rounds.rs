@@ -2,6 +2,7 @@
 
 use super::classes::nanoseconds;
 use super::*;
+use crate::lock::{MutexGuard, rank};
 
 /// What a round over all queues did.
 #[derive(Clone, Copy, Debug)]
@@ -88,10 +89,9 @@ impl Receiver {
                 continue;
             }
             let mut poller = match queue.poller.try_lock() {
-                Ok(poller) => poller,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if leads => lock(&queue.poller),
-                Err(TryLockError::WouldBlock) => continue,
+                Some(poller) => poller,
+                None if leads => queue.poller.lock(),
+                None => continue,
             };
             // Arming is for a device that has nothing for us: under load its
             // poll would go on in softirq, ahead of everybody.
@@ -225,7 +225,10 @@ impl Receiver {
         self.steady.rounds_since_sleep.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
-            changed |= lock(&queue.poller).set_moderation(InterruptModeration::DeferFor(interval));
+            changed |= queue
+                .poller
+                .lock()
+                .set_moderation(InterruptModeration::DeferFor(interval));
         }
         changed && !interval.is_zero()
     }
@@ -251,7 +254,7 @@ impl Receiver {
             return;
         }
         for queue in &self.queues {
-            let mut poller = lock(&queue.poller);
+            let mut poller = queue.poller.lock();
             let mut ready = Ready::default();
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
@@ -273,7 +276,7 @@ impl Receiver {
     }
 
     /// What follows sorting: fragments, kernel_delivered, wake-ups, memory pressure.
-    fn deliver(&self, core: &Core, mut poller: MutexGuard<'_, Poller>, ready: Ready) {
+    fn deliver(&self, core: &Core, mut poller: MutexGuard<'_, Poller, rank::Poller>, ready: Ready) {
         let kernel_delivered = poller.take_kernel_delivered();
         let short = poller.short_of_frames();
         let doubts = poller.take_doubt();

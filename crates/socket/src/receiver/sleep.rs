@@ -2,6 +2,7 @@
 
 use super::rounds::Progress;
 use super::*;
+use crate::lock::lock;
 use crate::wait_queue::{Waitable, Waker};
 
 /// How busy the device is, which decides how a thread with nothing to do waits.
@@ -242,7 +243,7 @@ impl Receiver {
             );
             if sleeper.leads && !spins && !self.architecture.has_threads() {
                 for queue in &self.queues {
-                    descriptors.extend(lock(&queue.poller).descriptors());
+                    descriptors.extend(queue.poller.lock().descriptors());
                 }
             }
             if !spins {

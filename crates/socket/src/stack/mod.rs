@@ -3,8 +3,8 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{Metadata, Protocol};
@@ -33,6 +33,7 @@ use crate::ip::routes::Routes;
 use crate::ip::transmit::Transmitter;
 use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
+use crate::lock::{Mutex, rank};
 use crate::netdev::NetDevice;
 use crate::receiver::{QueueHandle, Receiver, TrafficClass};
 use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
@@ -105,9 +106,8 @@ pub(crate) struct Core {
     pub(crate) notifier: crate::readiness::event_loop::Notifier,
     pub(crate) causes: Causes,
     pub(crate) trace: TraceLog,
-    /// Held while a socket is bound, connected or closed. Taken before a
-    /// queue's poller.
-    pub(crate) binding: Mutex<()>,
+    /// Held while a socket is bound, connected or closed.
+    pub(crate) binding: Mutex<(), rank::Binding>,
     pub(crate) clock: Clock,
     pub(crate) netdev: NetDevice,
 }
@@ -374,7 +374,7 @@ impl Stack {
                 let upcalls = Arc::new(upcalls(&core));
                 threads.push(HostThreads::start(
                     architecture,
-                    queue.poller.clone(),
+                    queue.poller.share(),
                     upcalls,
                     receiver_cpu,
                 )?);
@@ -560,12 +560,6 @@ mod tap;
 
 pub use config::EmbeddedConfig;
 pub use tap::TapConfig;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves counters and queues in a state that is at worst
-    // out of date; refusing service for it would turn one bug into an outage.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Core {
     /// True while sockets are in event loops that do not turn the stack.

@@ -7,8 +7,8 @@
 //! half-open ones in their listener's.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{FLOW_BUCKETS, FLOW_WAYS, Protocol};
@@ -19,8 +19,9 @@ use super::Tcp;
 use super::connection::ConnectionInner;
 use crate::channels::{SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::endpoint::Endpoint;
+use crate::lock::{Mutex, lock, rank};
 use crate::receiver::QueueHandle;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 
 /// Frames that may wait in the shared channel, a queue.
 const SHARED_LIMIT: u32 = 1024;
@@ -54,7 +55,7 @@ pub(crate) enum Part {
 pub(crate) struct SharedChannel {
     pub(crate) id: ChannelId,
     part: Part,
-    channels: Mutex<Box<[Channel]>>,
+    channels: Mutex<Box<[Channel]>, rank::Leaf>,
     /// Frames wait for a thread that may run the protocol.
     waiting: AtomicBool,
 }
@@ -65,7 +66,7 @@ impl SharedChannel {
         let mut channels = Vec::with_capacity(queues.len());
         for queue in queues {
             set_part(queue, part, limit);
-            channels.push(lock(&queue.poller).open_channel(id, limit)?);
+            channels.push(queue.poller.lock().open_channel(id, limit)?);
         }
         Ok(Arc::new(SharedChannel {
             id,
@@ -91,7 +92,7 @@ pub(crate) struct Channels {
     pub(crate) time_wait: Arc<SharedChannel>,
     /// Connections that the application has closed, with frames that a thread of a
     /// host architecture has left there.
-    closing: Mutex<Vec<Arc<ConnectionInner>>>,
+    closing: Mutex<Vec<Arc<ConnectionInner>>, rank::Leaf>,
 }
 
 impl Channels {

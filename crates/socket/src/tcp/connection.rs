@@ -1,8 +1,5 @@
 //! One connection as the stack holds it: the engine, its channel, and who
 //! waits for it.
-//!
-//! Order of locks: a listener's state, a connection's state, then everything
-//! else, which nobody holds while taking one of these.
 
 mod endpoint;
 mod output;
@@ -10,7 +7,7 @@ mod state;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
@@ -25,9 +22,10 @@ use super::frames::{Content, Deferred};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
 use crate::channels::{ChannelSet, Usage};
+use crate::lock::{Mutex, MutexGuard, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Segments through the shared channel after which a connection is busy enough
@@ -41,7 +39,7 @@ pub(crate) struct ConnectionInner {
     /// The connection's, to be read without its lock.
     flow: FourTuple,
     timer: u32,
-    state: Mutex<State>,
+    state: Mutex<State, rank::Connection>,
     /// The stack's.
     memory: Arc<Memory>,
     pub(crate) wait_queue: WaitQueue,
@@ -105,9 +103,7 @@ struct Opening {
 
 impl Drop for ConnectionInner {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let state = state.unwrap_or_else(PoisonError::into_inner);
-        self.memory.forget(state.charged);
+        self.memory.forget(self.state.get_mut().charged);
     }
 }
 
@@ -151,18 +147,13 @@ impl ConnectionInner {
     }
 
     /// Locks it for who changes nothing that takes memory.
-    pub(crate) fn look(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn look(&self) -> MutexGuard<'_, State, rank::Connection> {
         lock(&self.state)
     }
 
     /// Locks it unless somebody is busy with it.
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        let state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(Locked::new(state, &self.memory))
+        Some(Locked::new(self.state.try_lock()?, &self.memory))
     }
 
     /// True for who must enter it in a list of those with frames: it is in none.

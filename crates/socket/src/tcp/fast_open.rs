@@ -5,7 +5,6 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -15,7 +14,8 @@ use tidewall_protocol::tcp::{
 
 use super::ListenOptions;
 use super::Tcp;
-use crate::stack::{Core, Stack, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::{Core, Stack};
 
 /// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
 const SERVERS_MAX: usize = 4096;
@@ -32,8 +32,8 @@ const BLACK_HOLE: Duration = Duration::from_secs(3600);
 
 /// What is kept of Fast Open.
 pub(crate) struct FastOpen {
-    clients: Mutex<Clients>,
-    keys: Mutex<FastOpenKeys>,
+    clients: Mutex<Clients, rank::Leaf>,
+    keys: Mutex<FastOpenKeys, rank::Leaf>,
     /// See [`BLACK_HOLE`], in seconds.
     black_hole: AtomicU32,
 }

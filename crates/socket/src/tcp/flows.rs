@@ -1,14 +1,14 @@
 //! Connections by flow.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use tidewall_protocol::tcp::FourTuple;
 
 use super::connection::ConnectionInner;
-use crate::stack::lock;
+use crate::lock::{Mutex, lock, rank};
 
 /// From this many places on, a table that is mostly empty is made smaller: a
 /// hundred thousand connections leave one that a single connection does not need.
@@ -19,7 +19,7 @@ const SHRINK_FROM: usize = 1024;
 /// into a processor's second cache, and each segment of a busy one would wait for
 /// memory; the flow is in the connection, which its segment is about to read.
 pub(crate) struct Flows {
-    table: Mutex<HashTable<Arc<ConnectionInner>>>,
+    table: Mutex<HashTable<Arc<ConnectionInner>>, rank::Leaf>,
     /// Keyed at random: addresses and ports are the peers' to choose.
     hasher: RandomState,
 }

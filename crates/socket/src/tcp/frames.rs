@@ -14,7 +14,8 @@ use tidewall_wire::udp::Addresses;
 
 use super::Tcp;
 use super::connection::flow_of;
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 
 /// A segment in a buffer of its own: one that came in a channel whose owner it
 /// was not for.

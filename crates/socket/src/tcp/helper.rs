@@ -11,12 +11,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::lock::{Mutex, lock, rank};
 use crate::readiness::poll_context::PollContext;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use tidewall_sys::WakeFd;
 
 /// How long the application may stay away before its connections are seen to.
@@ -36,9 +37,9 @@ pub(crate) struct Helper {
     ended: AtomicBool,
     /// Calls of the application.
     calls: AtomicU32,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>, rank::Leaf>,
     /// Selectors, epoll sets and the like.
-    contexts: Mutex<Vec<Weak<PollContext>>>,
+    contexts: Mutex<Vec<Weak<PollContext>>, rank::Helper>,
 }
 
 impl std::fmt::Debug for Helper {
@@ -168,7 +169,7 @@ impl Helper {
         }
         if !core.receiver.architecture.has_threads() {
             for queue in &core.receiver.queues {
-                descriptors.extend(lock(&queue.poller).descriptors());
+                descriptors.extend(queue.poller.lock().descriptors());
             }
             // So that the device says when something comes.
             let _ = core.receiver.round(core, true);

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener as KernelListener};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
@@ -21,9 +21,10 @@ use super::stream::TcpStream;
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::kernel::KernelInput;
+use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::{File, Pollable};
-use crate::stack::{Core, Stack, lock};
+use crate::stack::{Core, Stack};
 use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -67,8 +68,8 @@ pub(crate) struct ListenerInner {
     both: bool,
     /// Connections that may wait to be accepted.
     backlog: usize,
-    state: Mutex<State>,
-    accepted: Mutex<VecDeque<Arc<ConnectionInner>>>,
+    state: Mutex<State, rank::Listener>,
+    accepted: Mutex<VecDeque<Arc<ConnectionInner>>, rank::Leaf>,
     waiting: AtomicUsize,
     pub(crate) wait_queue: WaitQueue,
     /// Until when somebody who accepts is expected back, ns since the stack

@@ -10,7 +10,6 @@
 use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use tidewall_protocol::tcp::MemoryPressure;
 
 use super::Tcp;
 use super::connection::State;
+use crate::lock::{MutexGuard, rank};
 use crate::stack::Core;
 
 /// Closed connections that the stack drives at most, unless another number is set:
@@ -119,12 +119,15 @@ impl Memory {
 
 /// A locked connection.
 pub(crate) struct Locked<'a> {
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, State, rank::Connection>,
     memory: &'a Memory,
 }
 
 impl<'a> Locked<'a> {
-    pub(super) fn new(mut state: MutexGuard<'a, State>, memory: &'a Memory) -> Self {
+    pub(super) fn new(
+        mut state: MutexGuard<'a, State, rank::Connection>,
+        memory: &'a Memory,
+    ) -> Self {
         state.connection.set_memory_pressure(memory.pressure());
         Self { state, memory }
     }

@@ -32,16 +32,17 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::CookieParameters;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
 
+use crate::lock::{Mutex, ReadGuard, RwLock, lock, rank};
 use crate::receiver::QueueHandle;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use channels::Channels;
 use connection::ConnectionInner;
 use fast_open::FastOpen;
@@ -82,7 +83,7 @@ pub(crate) struct Tcp {
     pub(crate) flows: Flows,
     pub(crate) timers: Timers,
     pub(crate) ports: Ports,
-    listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>>,
+    listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>, rank::Leaf>,
     pub(crate) sending: Sending,
     pending: Pending,
     pub(crate) channels: Channels,
@@ -92,20 +93,20 @@ pub(crate) struct Tcp {
     pub(crate) helper: Arc<Helper>,
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
-    begins: RwLock<Begins>,
+    begins: RwLock<Begins, rank::Leaf>,
 }
 
 /// What waits for a thread that may run the protocol, or ask the kernel.
 #[derive(Default)]
 struct Pending {
     /// With frames that no selector watches.
-    connections: Mutex<Vec<Arc<ConnectionInner>>>,
+    connections: Mutex<Vec<Arc<ConnectionInner>>, rank::Leaf>,
     /// Listeners have some.
     listeners: AtomicBool,
     /// Routes that connections need: to a remote address from a local one.
-    routes: Mutex<Vec<(IpAddr, IpAddr)>>,
+    routes: Mutex<Vec<(IpAddr, IpAddr)>, rank::Leaf>,
     /// Segments from fragments.
-    reassembled: Mutex<Vec<Reassembled>>,
+    reassembled: Mutex<Vec<Reassembled>, rank::Leaf>,
 }
 
 /// What connections begin with.
@@ -272,8 +273,8 @@ impl Tcp {
         })
     }
 
-    fn begins(&self) -> RwLockReadGuard<'_, Begins> {
-        self.begins.read().unwrap_or_else(PoisonError::into_inner)
+    fn begins(&self) -> ReadGuard<'_, Begins, rank::Leaf> {
+        self.begins.read()
     }
 
     /// The kernel's parameters of TCP.
@@ -284,7 +285,7 @@ impl Tcp {
     pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {
         let Begins { mss, offload, .. } = *self.begins();
         let begins = Begins::new(sysctl.clone(), mss, offload);
-        *self.begins.write().unwrap_or_else(PoisonError::into_inner) = begins;
+        *self.begins.write() = begins;
     }
 
     /// What connections of a family start with.

@@ -6,19 +6,19 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::forked::Unshared;
 
 use crate::device_owner::DeviceOwner;
+use crate::lock::{Mutex, lock, rank};
 
 /// Ports with listeners or connections. A port's frames are ours until the
 /// last of its users is gone, those in TIME-WAIT included; what belongs to none
 /// of them goes to the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
-    used: Mutex<HashMap<u16, Use>>,
+    used: Mutex<HashMap<u16, Use>, rank::Leaf>,
     /// Ephemeral ports given by [`Ports::ephemeral`].
     given: AtomicU32,
 }
@@ -47,7 +47,7 @@ impl Ports {
         port: u16,
         held: Option<Unshared<OwnedFd>>,
     ) -> io::Result<()> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         let entry = used.entry(port).or_default();
         if !entry.owned.contains(&address) {
             if let Err(error) = owner.own_port(Protocol::Tcp, address, port) {
@@ -67,7 +67,7 @@ impl Ports {
 
     /// One more user of a port that has one.
     pub(crate) fn again(&self, port: u16) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         if let Some(entry) = used.get_mut(&port) {
             entry.users += 1;
         }
@@ -75,7 +75,7 @@ impl Ports {
 
     /// One user less.
     pub(crate) fn leave(&self, owner: &DeviceOwner, port: u16) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         let Some(entry) = used.get_mut(&port) else {
             return;
         };
@@ -94,7 +94,7 @@ impl Ports {
     /// TIME-WAIT does not at once see another of its ports (RFC 6056 §3.3.1).
     pub(crate) fn ephemeral(&self) -> Option<u16> {
         let count = EPHEMERAL.len() as u32;
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = lock(&self.used);
         EPHEMERAL
             .map(|_| self.given.fetch_add(1, Ordering::Relaxed) % count)
             .map(|place| EPHEMERAL.start() + place as u16)

@@ -6,14 +6,15 @@
 //! [quantum](QUANTUM), and those that begin before those that go on.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use tidewall_device::queue::BURST;
 
 use super::Tcp;
 use super::connection::ConnectionInner;
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::Core;
 
 /// Frames of one connection before it is another's turn: an initial window (RFC
 /// 6928) leaves at once.
@@ -26,7 +27,7 @@ const FLUSH_MAX: u32 = 2048;
 /// Connections that want to send, and queues whose doorbells must be rung.
 #[derive(Default)]
 pub(crate) struct Sending {
-    order: Mutex<Order>,
+    order: Mutex<Order, rank::Leaf>,
     count: AtomicUsize,
     /// Queues with frames that the device was not told of, or did not take, as
     /// bits.

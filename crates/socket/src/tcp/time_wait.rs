@@ -1,17 +1,16 @@
 //! Connections in TIME-WAIT: an entry in one table, no channel, no buffers.
 
-use std::sync::Mutex;
-
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction, TimeWaitTable};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
-use crate::stack::{Core, lock};
+use crate::lock::{Mutex, lock, rank};
+use crate::stack::Core;
 
 /// TIME-WAIT of one stack.
 pub(crate) struct TimeWait {
-    pub(crate) table: Mutex<TimeWaitTable>,
+    pub(crate) table: Mutex<TimeWaitTable, rank::TimeWait>,
     pub(super) timer: u32,
 }
 

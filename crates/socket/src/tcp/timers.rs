@@ -1,14 +1,14 @@
 //! The stack's timers: one wheel, and a slab of their owners.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slab::Slab;
 use tidewall_protocol::timer::Wheel;
 
 use crate::endpoint::Endpoint;
-use crate::stack::lock;
+use crate::lock::{Mutex, lock, rank};
 
 /// [`Timers::next`] when no timer is armed.
 const NEVER: u64 = u64::MAX;
@@ -19,7 +19,7 @@ const BATCH: usize = 256;
 
 /// All timers of a stack.
 pub(crate) struct Timers {
-    state: Mutex<State>,
+    state: Mutex<State, rank::Leaf>,
     /// Nanoseconds, for those who look without the lock.
     next: AtomicU64,
 }

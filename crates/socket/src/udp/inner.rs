@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::queue::KernelDelivered;
@@ -17,9 +17,10 @@ use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
 use crate::endpoint::Endpoint;
 use crate::kernel::{KernelInput, PortReservation};
+use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
@@ -54,8 +55,8 @@ pub(crate) struct SocketInner {
     id: ChannelId,
     pub(crate) wait_queue: WaitQueue,
     pub(super) reservation: Option<PortReservation>,
-    pub(super) ends: Mutex<Ends>,
-    pub(super) waiting: Mutex<Waiting>,
+    pub(super) ends: Mutex<Ends, rank::Leaf>,
+    pub(super) waiting: Mutex<Waiting, rank::UdpReceive>,
     kernel_input: KernelInput,
     /// Halves that are closed.
     shut: AtomicU8,

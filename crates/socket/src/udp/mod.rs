@@ -17,7 +17,8 @@ use tidewall_device::demux::layout::Protocol;
 use crate::channels::ChannelSet;
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
-use crate::stack::{Stack, lock};
+use crate::lock::lock;
+use crate::stack::Stack;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
 

@@ -14,7 +14,8 @@ use super::inner::{SocketInner, same};
 use super::{UdpSocket, specified};
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 
 /// How often a socket that sends long datagrams and receives nothing looks whether
 /// routers have said something about them.

@@ -3,28 +3,29 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::queue::KernelDelivered;
 
 use super::inner::{Families, SocketInner};
 use super::{BindOptions, canonical, specified};
-use crate::stack::{Core, lock};
+use crate::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
+use crate::stack::Core;
 
 /// UDP of one stack: its sockets by channel number.
 #[derive(Default)]
 pub(crate) struct Udp {
-    sockets: RwLock<BTreeMap<u16, Arc<SocketInner>>>,
+    sockets: RwLock<BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets>,
 }
 
 impl Udp {
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u16, Arc<SocketInner>>> {
-        self.sockets.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> ReadGuard<'_, BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets> {
+        self.sockets.read()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u16, Arc<SocketInner>>> {
-        self.sockets.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> WriteGuard<'_, BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets> {
+        self.sockets.write()
     }
 
     /// All sockets.

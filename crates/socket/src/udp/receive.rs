@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
@@ -18,7 +17,8 @@ use tidewall_receive::poller::{Done, Shared};
 
 use super::Received;
 use super::inner::{SocketInner, Waiting};
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 
 /// A datagram in a buffer of its own size.
 #[derive(Debug)]
@@ -100,10 +100,8 @@ impl SocketInner {
     /// Moves everything that waits in frames into buffers of its own size.
     /// Leaves a socket alone that is being received from: it is not slow.
     pub(super) fn copy_waiting(&self, core: &Core) {
-        let mut waiting = match self.waiting.try_lock() {
-            Ok(waiting) => waiting,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+        let Some(mut waiting) = self.waiting.try_lock() else {
+            return;
         };
         let mut others = Vec::new();
         let Waiting { channels, outside } = &mut *waiting;

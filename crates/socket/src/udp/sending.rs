@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::{UdpSocket, canonical, mtu, specified, stays_with_kernel, to_v6};
 use crate::ip::routes::Route;
 use crate::ip::transmit::Heading;
+use crate::lock::lock;
 use crate::receiver::QueueHandle;
-use crate::stack::lock;
 
 /// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
 const PAYLOAD_MAX: usize = 65_507;

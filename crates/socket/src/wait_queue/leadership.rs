@@ -6,18 +6,18 @@
 //! which leads in its place. So an idle stack has no thread that runs, and a frame
 //! wakes one thread, not all.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::{WaitQueue, Waker};
-use crate::stack::lock;
+use crate::lock::{Mutex, lock, rank};
 
 /// Who leads: at most one sleeper at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Leadership {
     taken: AtomicBool,
     /// Who has it.
-    leader: Mutex<Option<Arc<Waker>>>,
+    leader: Mutex<Option<Arc<Waker>>, rank::Leaf>,
     /// Everyone asleep on this stack.
     sleepers: WaitQueue,
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::WaitQueue;
+use crate::lock::lock;
 use crate::readiness::Events;
 use crate::readiness::poll_context::PollContext;
 use crate::readiness::registration::Registration;
-use crate::stack::lock;
 
 /// Registrations with an endpoint. Most have one at most, which needs no list.
 #[derive(Default)]

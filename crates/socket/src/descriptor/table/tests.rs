@@ -298,16 +298,16 @@ fn a_reused_number_has_no_flag_of_its_past() {
 
 #[test]
 fn an_observer_is_told_once_before_a_number_is_reused() {
-    struct Log(Mutex<Vec<i32>>);
+    struct Log(std::sync::Mutex<Vec<i32>>);
     impl Closing for Log {
         fn closing(&self, fd: i32) {
-            lock(&self.0).push(fd);
+            self.0.lock().unwrap().push(fd);
         }
     }
     let table = Table::new(100, Allocator::Bitmap);
-    let log = Arc::new(Log(Mutex::new(Vec::new())));
+    let log = Arc::new(Log(std::sync::Mutex::default()));
     table.observe(&log);
-    let said = || std::mem::take(&mut *lock(&log.0));
+    let said = || std::mem::take(&mut *log.0.lock().unwrap());
     for fd in 0..6 {
         table.open(fd, fd == 5).unwrap();
     }

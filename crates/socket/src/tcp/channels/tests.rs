@@ -11,6 +11,7 @@ use tidewall_wire::ethernet::MacAddress;
 use std::time::Duration;
 
 use super::*;
+use crate::lock::lock;
 use crate::tcp::frames::Deferred;
 use crate::{MemoryConfig, Stack};
 
@@ -132,7 +133,7 @@ fn a_reassembled_segment_waits_for_no_lock() {
         transport: 20,
         tag: Some(core.tcp.channels.shared.id.value().into()),
     };
-    let held = (connection.lock(), lock(&core.receiver.queues[0].poller));
+    let held = (connection.lock(), core.receiver.queues[0].poller.lock());
     let (done, seen) = channel();
     let other = stack.clone();
     let thread = std::thread::spawn(move || {

@@ -1,14 +1,15 @@
 //! Sending a connection's segments: in its turn, and to which neighbour.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{FourTuple, State as Phase};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 use crate::tcp::frames::Deferred;
 use crate::tcp::sending::{Again, Emitted, QUANTUM};
 
@@ -131,11 +132,7 @@ impl State {
         let FourTuple { local, remote } = *self.connection.flow();
         // Somebody may be waiting for the kernel's answer with the routes locked;
         // nobody who has a connection locked waits for that.
-        let routes = match core.ip.routes.try_lock() {
-            Ok(routes) => Some(routes),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
+        let routes = core.ip.routes.try_lock();
         let known = routes.and_then(|mut it| it.known(remote.ip(), local.ip(), Instant::now()));
         let lifetime = if known.is_some() {
             self.path.neighbour = known;

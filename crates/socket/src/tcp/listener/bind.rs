@@ -11,7 +11,8 @@ use tidewall_sys::set_option;
 
 use super::ListenerInner;
 use crate::kernel_calls;
-use crate::stack::{Core, lock};
+use crate::lock::lock;
+use crate::stack::Core;
 use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
 

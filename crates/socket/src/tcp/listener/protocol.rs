@@ -14,8 +14,9 @@ use tidewall_wire::tcp::Flags;
 
 use super::{ListenerInner, Origin, State};
 use crate::channels::ChannelSet;
+use crate::lock::lock;
 use crate::readiness::Events;
-use crate::stack::{Core, lock};
+use crate::stack::Core;
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::channels::Part;
 use crate::tcp::connection::flow_of;
