@@ -62,56 +62,74 @@ const WAITS: usize = 3;
 const TIMES: usize = 4;
 const LOG_LOST: usize = 7;
 
-/// What one service has done since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceCounts {
-    /// Datagrams received, worked on and answered or discarded.
-    pub received: u64,
-    /// Bytes of their payloads.
-    pub bytes: u64,
-    /// Replies handed to the stack.
-    pub replies: u64,
-    /// Errors that the socket reported.
-    pub errors: u64,
-    /// Batches that held at least one datagram.
-    pub batches: u64,
-    /// Connections accepted, by a service that has them.
-    #[serde(default)]
-    pub connections: u64,
-    /// Of which so many are open now.
-    #[serde(default)]
-    pub open: u64,
-    /// Bytes sent over them.
-    #[serde(default)]
-    pub sent: u64,
+/// Counts, in the order of the words that hold them.
+macro_rules! counts {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $name {
+            $($(#[$note])* pub $field: u64,)*
+        }
+
+        impl $name {
+            fn of(words: &[AtomicU64]) -> Self {
+                let mut words = words.iter().map(|word| word.load(Ordering::Relaxed));
+                $name { $($field: words.next().unwrap_or(0),)* }
+            }
+        }
+    };
 }
 
-/// Processor time of an event loop, where it is counted
-/// ([`Timed`](crate::Timed)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Times {
-    /// In calls that wait (epoll_wait, select, ...), nanoseconds.
-    pub waiting: u64,
-    /// In calls that accept and connect, nanoseconds: they allocate descriptors.
-    pub opening: u64,
-    /// Of the thread altogether, nanoseconds.
-    pub total: u64,
+counts! {
+    /// What one service has done since it started.
+    ServiceCounts {
+        /// Datagrams received, worked on and answered or discarded.
+        received,
+        /// Bytes of their payloads.
+        bytes,
+        /// Replies handed to the stack.
+        replies,
+        /// Errors that the socket reported.
+        errors,
+        /// Batches that held at least one datagram.
+        batches,
+        /// Connections accepted, by a service that has them.
+        connections,
+        /// Of which so many are open now.
+        open,
+        /// Bytes sent over them.
+        sent,
+    }
 }
 
-/// What a proxy has done since it started, beside what every service of
-/// connections counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ProxyCounts {
-    /// Requests for which the origin could not be reached or gave no valid
-    /// answer.
-    pub upstream_errors: u64,
-    /// Bytes that came from origins.
-    pub upstream_bytes: u64,
-    /// Connections to origins begun.
-    pub upstream_connections: u64,
-    /// Of which so many are open now.
-    pub upstream_open: u64,
+counts! {
+    /// Processor time of an event loop, where it is counted
+    /// ([`Timed`](crate::Timed)).
+    Times {
+        /// In calls that wait (epoll_wait, select, ...), nanoseconds.
+        waiting,
+        /// In calls that accept and connect, nanoseconds: they allocate descriptors.
+        opening,
+        /// Of the thread altogether, nanoseconds.
+        total,
+    }
+}
+
+counts! {
+    /// What a proxy has done since it started, beside what every service of
+    /// connections counts.
+    ProxyCounts {
+        /// Requests for which the origin could not be reached or gave no valid
+        /// answer.
+        upstream_errors,
+        /// Bytes that came from origins.
+        upstream_bytes,
+        /// Connections to origins begun.
+        upstream_connections,
+        /// Of which so many are open now.
+        upstream_open,
+    }
 }
 
 /// The page, for the service that counts.
@@ -287,51 +305,19 @@ impl Reader {
     pub fn read(&self) -> Vec<ServiceCounts> {
         let words = self.page.words();
         let count = words[COUNT].load(Ordering::Relaxed).min(SERVICES as u64) as usize;
-        words[CELL..]
-            .chunks(CELL)
-            .take(count)
-            .map(|cell| {
-                let word = |n: usize| cell.get(n).map_or(0, |word| word.load(Ordering::Relaxed));
-                ServiceCounts {
-                    received: word(0),
-                    bytes: word(1),
-                    replies: word(2),
-                    errors: word(3),
-                    batches: word(4),
-                    connections: word(5),
-                    open: word(6),
-                    sent: word(7),
-                }
-            })
-            .collect()
+        let cells = words[CELL..].chunks(CELL).take(count);
+        cells.map(ServiceCounts::of).collect()
     }
 
     /// What a proxy has done so far; zeroes where there is none.
     pub fn proxy(&self) -> ProxyCounts {
-        let words = proxy_words(&self.page);
-        let word = |n: usize| words.get(n).map_or(0, |word| word.load(Ordering::Relaxed));
-        ProxyCounts {
-            upstream_errors: word(0),
-            upstream_bytes: word(1),
-            upstream_connections: word(2),
-            upstream_open: word(3),
-        }
+        ProxyCounts::of(proxy_words(&self.page))
     }
 
     /// Where the event loop's processor time has gone; zeroes where that is not
     /// counted.
     pub fn times(&self) -> Times {
-        let words = self.page.words();
-        let word = |n: usize| {
-            words
-                .get(TIMES + n)
-                .map_or(0, |word| word.load(Ordering::Relaxed))
-        };
-        Times {
-            waiting: word(0),
-            opening: word(1),
-            total: word(2),
-        }
+        Times::of(self.page.words().get(TIMES..).unwrap_or_default())
     }
 
     /// Lines that the access log has lost so far: whoever writes them down was

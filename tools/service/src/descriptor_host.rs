@@ -3,7 +3,6 @@
 //! of Banga, Mogul and Druschel (USENIX 1999).
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -37,12 +36,6 @@ pub struct DescriptorEpoll {
     sockets: DescriptorSockets,
     set: Owned,
     events: RefCell<Box<[EpollEvent]>>,
-}
-
-impl fmt::Debug for DescriptorEpoll {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DescriptorEpoll").finish_non_exhaustive()
-    }
 }
 
 impl DescriptorEpoll {
@@ -146,12 +139,6 @@ impl Queue {
         if let Some(place) = self.tokens.get_mut(number) {
             *place = token;
         }
-    }
-}
-
-impl fmt::Debug for DescriptorQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DescriptorQueue").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, P
 use tidewall_socket::{Descriptors, ListenOptions, OpenFile, Stack, StreamOptions};
 
 use crate::poll_host::{Entry, PollCall};
-use crate::select_host::{Bitmap, SelectCall};
+use crate::select_host::SelectCall;
 use crate::sockets::Sockets;
 use crate::stream::{Progress, Stream};
 
@@ -208,23 +208,7 @@ impl Sockets for DescriptorSockets {
     }
 }
 
-impl Bitmap for DescriptorSet {
-    fn with_words(words: usize) -> Self {
-        DescriptorSet::from_words(vec![0; words])
-    }
-
-    fn words(&self) -> &[u64] {
-        self.words()
-    }
-
-    fn words_mut(&mut self) -> &mut [u64] {
-        self.words_mut()
-    }
-}
-
 impl SelectCall for DescriptorSockets {
-    type Set = DescriptorSet;
-
     fn select(
         &self,
         nfds: i32,

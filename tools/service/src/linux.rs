@@ -5,7 +5,6 @@ use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
@@ -43,21 +42,6 @@ impl fmt::Display for Receive {
             Receive::Recv => "recv",
             Receive::Recvmmsg => "recvmmsg",
         })
-    }
-}
-
-impl FromStr for Receive {
-    type Err = io::Error;
-
-    fn from_str(text: &str) -> io::Result<Self> {
-        match text {
-            "recv" => Ok(Receive::Recv),
-            "recvmmsg" => Ok(Receive::Recvmmsg),
-            _ => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "recv or recvmmsg",
-            )),
-        }
     }
 }
 
@@ -174,15 +158,6 @@ pub struct Socket {
     outgoing: RefCell<Batch>,
     /// SO_RCVTIMEO as set.
     timeout: Cell<Duration>,
-}
-
-impl fmt::Debug for Socket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket")
-            .field("socket", &self.socket)
-            .field("how", &self.how)
-            .finish()
-    }
 }
 
 impl Socket {

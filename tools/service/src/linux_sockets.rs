@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use tidewall_socket::readiness::DescriptorSet;
 use tidewall_sys::raise_open_files;
 
 use crate::linux_stream::{self, LinuxStream};
@@ -65,16 +66,14 @@ impl Sockets for LinuxSockets {
 }
 
 impl SelectCall for LinuxSockets {
-    type Set = Vec<u64>;
-
     fn select(
         &self,
         nfds: i32,
-        read: &mut Vec<u64>,
-        write: &mut Vec<u64>,
+        read: &mut DescriptorSet,
+        write: &mut DescriptorSet,
         timeout: Duration,
     ) -> io::Result<usize> {
-        tidewall_sys::select(nfds, read, write, &mut [], timeout)
+        tidewall_sys::select(nfds, read.words_mut(), write.words_mut(), &mut [], timeout)
     }
 }
 

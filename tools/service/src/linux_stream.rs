@@ -8,7 +8,6 @@
 //! thread, so SO_REUSEPORT and SO_INCOMING_CPU have nothing to decide.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -61,14 +60,6 @@ pub struct LinuxStreams {
     /// Room for the events of a call.
     ready: RefCell<Box<[epoll::Event]>>,
     options: Options,
-}
-
-impl fmt::Debug for LinuxStreams {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LinuxStreams")
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
 }
 
 impl LinuxStreams {

@@ -5,7 +5,6 @@
 //! for every stack.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -77,12 +76,6 @@ struct Watched<E> {
 pub struct PollHost<C: PollCall> {
     calls: C,
     watched: RefCell<Watched<C::Entry>>,
-}
-
-impl<C: PollCall> fmt::Debug for PollHost<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PollHost").finish_non_exhaustive()
-    }
 }
 
 impl<E: Entry> Watched<E> {

@@ -8,9 +8,10 @@
 //! descriptor: that is the interface, not an implementation of it.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::time::Duration;
+
+use tidewall_socket::readiness::DescriptorSet;
 
 use crate::sockets::{Sockets, Waiter};
 use crate::stream::{Event, Interest};
@@ -18,38 +19,8 @@ use crate::stream::{Event, Interest};
 /// Descriptors of a word.
 const BITS: usize = u64::BITS as usize;
 
-/// A set of descriptors as a stack's `select` takes it: descriptor `n` is bit
-/// `n % 64` of word `n / 64`.
-pub trait Bitmap {
-    /// An empty set of so many words.
-    fn with_words(words: usize) -> Self;
-
-    /// Its words.
-    fn words(&self) -> &[u64];
-
-    /// Its words, to be changed.
-    fn words_mut(&mut self) -> &mut [u64];
-}
-
-impl Bitmap for Vec<u64> {
-    fn with_words(words: usize) -> Self {
-        vec![0; words]
-    }
-
-    fn words(&self) -> &[u64] {
-        self
-    }
-
-    fn words_mut(&mut self) -> &mut [u64] {
-        self
-    }
-}
-
 /// A stack with `select`.
 pub trait SelectCall: Sockets {
-    /// Its sets.
-    type Set: Bitmap;
-
     /// Waits for up to `timeout` until a descriptor below `nfds` in `read` can
     /// be read or one in `write` can be written, and leaves those that can in
     /// the sets; returns how many there are. Both sets have room for `nfds`,
@@ -60,18 +31,22 @@ pub trait SelectCall: Sockets {
     fn select(
         &self,
         nfds: i32,
-        read: &mut Self::Set,
-        write: &mut Self::Set,
+        read: &mut DescriptorSet,
+        write: &mut DescriptorSet,
         timeout: Duration,
     ) -> io::Result<usize>;
 }
 
+fn empty(words: usize) -> DescriptorSet {
+    DescriptorSet::from_words(vec![0; words])
+}
+
 /// What a program keeps between its calls.
-struct Watched<S> {
+struct Watched {
     /// What is wanted: readable, writable.
-    wanted: [S; 2],
+    wanted: [DescriptorSet; 2],
     /// What the call gets, and overwrites.
-    lent: [S; 2],
+    lent: [DescriptorSet; 2],
     /// By descriptor.
     tokens: Vec<u64>,
     /// One more than the highest descriptor in them.
@@ -81,16 +56,20 @@ struct Watched<S> {
 /// A stack on which `select` is waited with.
 pub struct SelectHost<C: SelectCall> {
     calls: C,
-    watched: RefCell<Watched<C::Set>>,
+    watched: RefCell<Watched>,
 }
 
-impl<C: SelectCall> fmt::Debug for SelectHost<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SelectHost").finish_non_exhaustive()
+impl Watched {
+    fn new() -> Self {
+        let none = || [empty(0), empty(0)];
+        Watched {
+            wanted: none(),
+            lent: none(),
+            tokens: Vec::new(),
+            nfds: 0,
+        }
     }
-}
 
-impl<S: Bitmap> Watched<S> {
     /// Makes room for a descriptor.
     fn widen(&mut self, number: usize) {
         let words = self.wanted[0].words().len();
@@ -99,7 +78,7 @@ impl<S: Bitmap> Watched<S> {
         }
         let words = (number / BITS + 1).max(words * 2);
         for set in &mut self.wanted {
-            let mut wider = S::with_words(words);
+            let mut wider = empty(words);
             let old = set.words();
             if let Some(room) = wider.words_mut().get_mut(..old.len()) {
                 room.copy_from_slice(old);
@@ -107,7 +86,7 @@ impl<S: Bitmap> Watched<S> {
             *set = wider;
         }
         // Of no use between two calls.
-        self.lent = [S::with_words(words), S::with_words(words)];
+        self.lent = [empty(words), empty(words)];
         self.tokens.resize(words * BITS, 0);
     }
 
@@ -198,15 +177,9 @@ impl<S: Bitmap> Watched<S> {
 impl<C: SelectCall> SelectHost<C> {
     /// A host that waits for the sockets of `calls`.
     pub fn new(calls: C) -> Self {
-        let none = || [C::Set::with_words(0), C::Set::with_words(0)];
         SelectHost {
             calls,
-            watched: RefCell::new(Watched {
-                wanted: none(),
-                lent: none(),
-                tokens: Vec::new(),
-                nfds: 0,
-            }),
+            watched: RefCell::new(Watched::new()),
         }
     }
 }
@@ -242,15 +215,6 @@ mod tests {
 
     use super::*;
 
-    fn empty() -> Watched<Vec<u64>> {
-        Watched {
-            wanted: [Vec::new(), Vec::new()],
-            lent: [Vec::new(), Vec::new()],
-            tokens: Vec::new(),
-            nfds: 0,
-        }
-    }
-
     fn interest(bits: u64) -> Interest {
         Interest {
             readable: bits & 1 != 0,
@@ -260,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_bitmaps_are_what_is_wanted() {
-        let mut watched = empty();
+        let mut watched = Watched::new();
         let mut model = BTreeMap::new();
         // A linear congruential generator: the same history each time.
         let mut state = 1u64;
@@ -299,16 +263,16 @@ mod tests {
 
     #[test]
     fn the_search_ends_with_the_last_that_is_ready() {
-        let mut watched = empty();
+        let mut watched = Watched::new();
         for number in [3, 200, 70_000] {
             watched.set(number, number as u64, interest(3));
         }
         watched.lend();
         // 200 and 70,000 are not ready; the call says that one bit is.
-        watched.lent[0].fill(0);
-        watched.lent[1].fill(0);
-        watched.lent[0][0] = 8;
-        watched.lent[1][70_000 / BITS] = u64::MAX;
+        watched.lent[0].words_mut().fill(0);
+        watched.lent[1].words_mut().fill(0);
+        watched.lent[0].words_mut()[0] = 8;
+        watched.lent[1].words_mut()[70_000 / BITS] = u64::MAX;
         let mut events = Vec::new();
         watched.find(1, &mut events);
         assert_eq!(events.len(), 1, "it looked no further");

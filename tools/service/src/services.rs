@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,31 +34,6 @@ pub enum Kind {
     Acknowledge,
     /// Nothing (RFC 863).
     Discard,
-}
-
-/// The text names no kind of service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownKind;
-
-impl fmt::Display for UnknownKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("services are called echo, acknowledge and discard")
-    }
-}
-
-impl std::error::Error for UnknownKind {}
-
-impl FromStr for Kind {
-    type Err = UnknownKind;
-
-    fn from_str(text: &str) -> Result<Self, UnknownKind> {
-        match text {
-            "echo" => Ok(Kind::Echo),
-            "acknowledge" => Ok(Kind::Acknowledge),
-            "discard" => Ok(Kind::Discard),
-            _ => Err(UnknownKind),
-        }
-    }
 }
 
 impl fmt::Display for Kind {

@@ -5,7 +5,6 @@
 //! was read, when the selector is waited for next.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
@@ -20,12 +19,6 @@ pub struct TidewallStreams {
     stack: Stack,
     selector: Selector,
     events: RefCell<Vec<tcp::Event>>,
-}
-
-impl fmt::Debug for TidewallStreams {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TidewallStreams").finish_non_exhaustive()
-    }
 }
 
 impl TidewallStreams {
@@ -44,14 +37,6 @@ impl TidewallStreams {
 
 /// A Tidewall connection.
 pub struct TidewallStream(TcpStream);
-
-impl fmt::Debug for TidewallStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TidewallStream")
-            .field(&self.0.peer_addr())
-            .finish()
-    }
-}
 
 impl TidewallStream {
     /// The connection itself.

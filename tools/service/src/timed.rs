@@ -1,6 +1,5 @@
 //! Where the processor time of an event loop goes, without a profiler.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,14 +17,6 @@ use crate::stream::{Event, Interest, Progress, StreamHost};
 pub struct Timed<'a, H> {
     host: &'a H,
     counters: Option<&'a Counters>,
-}
-
-impl<H> fmt::Debug for Timed<'_, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Timed")
-            .field("counts", &self.counters.is_some())
-            .finish_non_exhaustive()
-    }
 }
 
 impl<'a, H> Timed<'a, H> {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use tidewall_service::http::ClientConnection;
 use tidewall_service::http::Limits;
 use tidewall_service::http::connection::{Connection, Output};
 use tidewall_service::http::entry::{Bytes, Entry};

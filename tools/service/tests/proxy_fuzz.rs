@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use tidewall_service::http::ClientConnection;
 use tidewall_service::http::Limits;
 use tidewall_service::http::connection::{End, Output};
 use tidewall_service::http::proxy::body::Body;

@@ -32,7 +32,7 @@ const EVICT_LOOKS: usize = 64;
 
 /// A client's connection as HTTP sees it: bytes and a time go in, bytes come
 /// out. What is not overridden is that of its [`Connection`].
-pub(super) trait ClientConnection {
+pub trait ClientConnection {
     /// What answers, beside what every [`Site`] has.
     type Store: Answers;
 

@@ -40,6 +40,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use listener::ClientConnection;
 pub use log::Log;
 pub use server::serve;
 

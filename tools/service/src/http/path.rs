@@ -1,6 +1,8 @@
 //! From the target of a request to the name of a file below the root.
 
-use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
 /// Longest path, in bytes: PATH_MAX with the final NUL and the root.
 pub const PATH_MAX: usize = 4000;
@@ -54,60 +56,32 @@ pub fn resolve(target: &str, path: &mut Vec<u8>) -> Result<bool, PathError> {
     path.clear();
     let target = origin_form(target)?;
     let end = target.find(['?', '#']).unwrap_or(target.len());
-    let raw = target.get(..end).unwrap_or_default().as_bytes();
-    let mut start = 0;
+    let raw = target.get(..end).unwrap_or_default();
+    let digits = |escape: &str| escape.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !raw.split('%').skip(1).all(digits) {
+        return Err(PathError::Malformed);
+    }
+    let decoded = Cow::from(percent_decode_str(raw));
     let mut directory = true;
-    let mut bytes = raw.iter();
-    while let Some(&byte) = bytes.next() {
-        let byte = match byte {
-            b'%' => {
-                let digits = (bytes.next(), bytes.next());
-                let (Some(high), Some(low)) = (hex(digits.0), hex(digits.1)) else {
-                    return Err(PathError::Malformed);
-                };
-                high << 4 | low
-            }
-            byte => byte,
-        };
-        match byte {
-            0 => return Err(PathError::Malformed),
-            b'/' => {
-                directory = end_segment(path, &mut start)?;
-                if path.len() > start {
-                    path.push(b'/');
-                    start = path.len();
-                }
-            }
-            byte => {
-                path.push(byte);
-                directory = false;
-            }
+    for segment in decoded.split(|&byte| byte == b'/') {
+        directory = matches!(segment, b"" | b".");
+        match segment {
+            b"" | b"." => continue,
+            b".." => return Err(PathError::Malformed),
+            b".well-known" => {}
+            [b'.', ..] => return Err(PathError::Hidden),
+            _ if segment.contains(&0) => return Err(PathError::Malformed),
+            _ => {}
         }
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(segment);
         if path.len() > PATH_MAX {
             return Err(PathError::TooLong);
         }
     }
-    if !directory {
-        directory = end_segment(path, &mut start)?;
-        // A final `.` is the directory itself.
-        directory = directory && path.len() == start;
-    }
-    if path.last() == Some(&b'/') {
-        path.pop();
-    }
     Ok(directory)
-}
-
-/// Checks the segment that has just ended, and drops it if it is `.`.
-fn end_segment(path: &mut Vec<u8>, start: &mut usize) -> Result<bool, PathError> {
-    match path.get(*start..).unwrap_or_default() {
-        b"." => path.truncate(*start),
-        b".." => return Err(PathError::Malformed),
-        b".well-known" => {}
-        [b'.', ..] => return Err(PathError::Hidden),
-        _ => {}
-    }
-    Ok(true)
 }
 
 /// The path and query of a target in origin form or absolute form.
@@ -125,15 +99,6 @@ fn origin_form(target: &str) -> Result<&str, PathError> {
         return Err(PathError::Malformed);
     }
     Ok(rest.get(end..).unwrap_or_default())
-}
-
-fn hex(digit: Option<&u8>) -> Option<u8> {
-    match *digit? {
-        digit @ b'0'..=b'9' => Some(digit - b'0'),
-        digit @ b'a'..=b'f' => Some(digit - b'a' + 10),
-        digit @ b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
-    }
 }
 
 /// The path of a directory as a target: a slash at either end and between the

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use tidewall_service::http::ClientConnection;
 use tidewall_service::http::connection::{End, Output};
 use tidewall_service::http::proxy::UpstreamLimits;
 use tidewall_service::http::proxy::session::{Session, Shared};

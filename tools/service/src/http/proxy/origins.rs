@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use slab::Slab;
 
 use super::super::link::{BEHIND, Link, READ_BYTES, parts};
-use super::super::listener::{self, is_shortage};
+use super::super::listener::{self, ClientConnection, is_shortage};
 use super::resolve::{Known, Resolver};
 use super::session::{Failure, Origin, Session, Shared};
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};

@@ -290,7 +290,12 @@ impl ClientConnection for Session {
     type Store = Forward;
 
     fn new(peer: IpAddr, now: Duration) -> Self {
-        Session::new(peer, now)
+        Session {
+            connection: Connection::new(peer, now),
+            exchange: None,
+            finished: false,
+            place: None,
+        }
     }
 
     fn connection(&self) -> &Connection {
@@ -302,7 +307,8 @@ impl ClientConnection for Session {
     }
 
     fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        self.receive(bytes, shared);
+        self.connection.receive(bytes, shared);
+        self.begin(shared);
     }
 
     fn resume(&mut self, shared: &mut Shared) {
@@ -311,54 +317,38 @@ impl ClientConnection for Session {
     }
 
     fn end_of_input(&mut self) {
-        self.end_of_input();
+        if !self.drop_incomplete() {
+            self.connection.end_of_input();
+        }
     }
 
     fn deadline(&self, shared: &Shared) -> Duration {
-        self.deadline(shared)
+        let own = self.connection.deadline(&shared.limits);
+        match &self.exchange {
+            // While the client is the slow one its own deadline counts.
+            Some(exchange) if self.connection.unsent() < ANSWER_FULL => {
+                own.min(exchange.deadline(shared))
+            }
+            _ => own,
+        }
     }
 
     fn expire(&mut self, shared: &mut Shared) {
-        self.expire(shared);
+        let now = shared.clock.now();
+        if now < self.deadline(shared) {
+            return;
+        }
+        if now >= self.connection.deadline(&shared.limits) {
+            return self.connection.expire(shared);
+        }
+        match self.exchange.as_ref().map(|exchange| exchange.phase) {
+            Some(Phase::Collecting(_)) => self.fail(Status::REQUEST_TIMEOUT, shared),
+            _ => self.upstream_failed(Failure::Timeout, shared),
+        }
     }
 }
 
 impl Session {
-    /// A connection that was accepted `now`.
-    pub fn new(peer: IpAddr, now: Duration) -> Self {
-        Session {
-            connection: Connection::new(peer, now),
-            exchange: None,
-            finished: false,
-            place: None,
-        }
-    }
-
-    /// The connection with the client: what is to be sent over it, whether it
-    /// wants input, how it ends.
-    pub fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    /// The same, mutable.
-    pub fn connection_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
-
-    // ---- The client's side --------------------------------------------------
-
-    /// Takes bytes from the client.
-    pub fn receive(&mut self, bytes: &[u8], shared: &mut Shared) {
-        self.connection.receive(bytes, shared);
-        self.begin(shared);
-    }
-
-    /// Goes on with requests that had to wait.
-    pub fn resume(&mut self, shared: &mut Shared) {
-        self.connection.resume(shared);
-        self.begin(shared);
-    }
-
     /// Takes up the exchange that a request has begun, and its content.
     fn begin(&mut self, shared: &mut Shared) {
         if let Some(begun) = shared.store.begun.take() {
@@ -378,13 +368,6 @@ impl Session {
         }
     }
 
-    /// Takes note that the client sends nothing more.
-    pub fn end_of_input(&mut self) {
-        if !self.drop_incomplete() {
-            self.connection.end_of_input();
-        }
-    }
-
     /// Drops a request that will not be complete: nobody waits for its answer.
     fn drop_incomplete(&mut self) -> bool {
         let collects =
@@ -394,33 +377,6 @@ impl Session {
             self.connection.abort();
         }
         dropped
-    }
-
-    /// When [`Session::expire`] is due.
-    pub fn deadline(&self, shared: &Shared) -> Duration {
-        let own = self.connection.deadline(&shared.limits);
-        match &self.exchange {
-            // While the client is the slow one its own deadline counts.
-            Some(exchange) if self.connection.unsent() < ANSWER_FULL => {
-                own.min(exchange.deadline(shared))
-            }
-            _ => own,
-        }
-    }
-
-    /// Ends what is overdue.
-    pub fn expire(&mut self, shared: &mut Shared) {
-        let now = shared.clock.now();
-        if now < self.deadline(shared) {
-            return;
-        }
-        if now >= self.connection.deadline(&shared.limits) {
-            return self.connection.expire(shared);
-        }
-        match self.exchange.as_ref().map(|exchange| exchange.phase) {
-            Some(Phase::Collecting(_)) => self.fail(Status::REQUEST_TIMEOUT, shared),
-            _ => self.upstream_failed(Failure::Timeout, shared),
-        }
     }
 
     // ---- The origin's side --------------------------------------------------
