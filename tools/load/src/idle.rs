@@ -18,6 +18,7 @@ use rustix::net::sockopt::set_socket_linger;
 use tidewall_sys::wait_readable;
 
 use crate::http::{Outcome, Response, request};
+use crate::pacer::nanoseconds;
 use crate::report::{IdleCounts, IdleReport};
 use crate::spec::{Habit, IdleSpec, Reuse};
 use crate::tcp::{Epoll, Event, connect_with, raise_descriptors};
@@ -541,8 +542,4 @@ impl Idle {
         place.generation = place.generation.wrapping_add(1);
         self.free.push(index);
     }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

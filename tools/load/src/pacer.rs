@@ -10,6 +10,11 @@
 /// stolen time slice into one huge burst that the receiver never asked for.
 const BEHIND_MAX: u64 = 10_000_000;
 
+/// A time as the schedules have it; one beyond them is the last.
+pub(crate) fn nanoseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

@@ -4,14 +4,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 /// A range of IP addresses that share their first bits, as `10.1.0.0/16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefix {
-    address: IpAddr,
-    length: u8,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "IpNet", into = "IpNet")]
+pub struct Prefix(IpNet);
 
 /// The text was not an IP address, a slash and a number of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,61 +31,58 @@ impl Prefix {
     /// # Errors
     /// [`InvalidPrefix`] when `length` is over the address's bits.
     pub fn new(address: IpAddr, length: u8) -> Result<Self, InvalidPrefix> {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        if length > bits {
-            return Err(InvalidPrefix);
-        }
-        let prefix = Prefix { address, length };
-        Ok(Prefix {
-            address: prefix.with_host_bits(0),
-            length,
-        })
+        let block = IpNet::new(address, length).map_err(|_| InvalidPrefix)?;
+        Ok(block.into())
     }
 
     /// The lowest address.
     pub fn address(&self) -> IpAddr {
-        self.address
+        self.0.addr()
     }
 
     /// Number of leading bits that all addresses share.
     pub fn length(&self) -> u8 {
-        self.length
+        self.0.prefix_len()
     }
 
     /// Which bits of an address's last four bytes are not the prefix's.
     pub(crate) fn low_mask(&self) -> u32 {
-        let host_bits = match self.address {
-            IpAddr::V4(_) => 32u8.saturating_sub(self.length),
-            IpAddr::V6(_) => 128u8.saturating_sub(self.length),
-        };
-        match host_bits {
-            32.. => u32::MAX,
-            bits => (1 << bits) - 1,
+        match self.0 {
+            IpNet::V4(block) => block.hostmask().to_bits(),
+            IpNet::V6(block) => block.hostmask().to_bits() as u32,
         }
     }
 
     /// The address whose remaining bits are the low bits of `host`.
     pub(crate) fn with_host_bits(&self, host: u128) -> IpAddr {
-        match self.address {
-            IpAddr::V4(address) => {
-                let mask = u32::MAX.checked_shr(self.length.into()).unwrap_or(0);
-                IpAddr::V4(Ipv4Addr::from_bits(
-                    (address.to_bits() & !mask) | (host as u32 & mask),
-                ))
+        match self.0 {
+            IpNet::V4(block) => {
+                let host = Ipv4Addr::from_bits(host as u32) & block.hostmask();
+                (block.addr() | host).into()
             }
-            IpAddr::V6(address) => {
-                let mask = u128::MAX.checked_shr(self.length.into()).unwrap_or(0);
-                IpAddr::V6(Ipv6Addr::from_bits(
-                    (address.to_bits() & !mask) | (host & mask),
-                ))
+            IpNet::V6(block) => {
+                let host = Ipv6Addr::from_bits(host) & block.hostmask();
+                (block.addr() | host).into()
             }
         }
     }
 }
 
+impl From<IpNet> for Prefix {
+    fn from(block: IpNet) -> Self {
+        Prefix(block.trunc())
+    }
+}
+
+impl From<Prefix> for IpNet {
+    fn from(prefix: Prefix) -> Self {
+        prefix.0
+    }
+}
+
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
+        self.0.fmt(f)
     }
 }
 
@@ -94,25 +90,8 @@ impl FromStr for Prefix {
     type Err = InvalidPrefix;
 
     fn from_str(text: &str) -> Result<Self, InvalidPrefix> {
-        let (address, length) = text.split_once('/').ok_or(InvalidPrefix)?;
-        Prefix::new(
-            address.parse().map_err(|_| InvalidPrefix)?,
-            length.parse().map_err(|_| InvalidPrefix)?,
-        )
-    }
-}
-
-impl Serialize for Prefix {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Prefix {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        let block: IpNet = text.parse().map_err(|_| InvalidPrefix)?;
+        Ok(block.into())
     }
 }
 

@@ -1,7 +1,6 @@
 //! What a load did: plain values, written to JSON. Times are nanoseconds where
 //! a name does not say otherwise.
 
-use std::ops::Sub;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -9,39 +8,56 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{SenderKind, seconds};
 
+/// Counts that add up: a struct of numbers, each documented.
+macro_rules! counts {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $name {
+            $($(#[$note])* pub $field: u64,)*
+        }
+
+        impl std::ops::Add for $name {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                $name { $($field: self.$field.saturating_add(other.$field),)* }
+            }
+        }
+
+        impl std::ops::Sub for $name {
+            type Output = Self;
+
+            fn sub(self, earlier: Self) -> Self {
+                $name { $($field: self.$field.saturating_sub(earlier.$field),)* }
+            }
+        }
+    };
+}
+
 mod idle;
 mod s_client;
 mod times;
 
 pub use idle::{IdleCounts, IdleReport};
 pub use s_client::{SClientCounts, SClientReport};
+pub(crate) use times::histogram;
 pub use times::{Distribution, Percentile, Times};
 
-/// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlastCounts {
-    /// Packets that the schedule had come to.
-    pub offered: u64,
-    /// Packets that the kernel took. A full ring at the far end of a veth may
-    /// still have lost some: see [`InterfaceCounters::dropped`].
-    pub sent: u64,
-    /// Packets given up because the transmit ring or socket buffer was full.
-    pub ring_full: u64,
-    /// Packets given up because the generator was more than 10 ms behind its
-    /// schedule: it could not keep the rate, or lost its processor.
-    pub skipped: u64,
-}
-
-impl Sub for BlastCounts {
-    type Output = Self;
-
-    fn sub(self, earlier: Self) -> Self {
-        BlastCounts {
-            offered: self.offered.saturating_sub(earlier.offered),
-            sent: self.sent.saturating_sub(earlier.sent),
-            ring_full: self.ring_full.saturating_sub(earlier.ring_full),
-            skipped: self.skipped.saturating_sub(earlier.skipped),
-        }
+counts! {
+    /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
+    BlastCounts {
+        /// Packets that the schedule had come to.
+        offered,
+        /// Packets that the kernel took. A full ring at the far end of a veth may
+        /// still have lost some: see [`InterfaceCounters::dropped`].
+        sent,
+        /// Packets given up because the transmit ring or socket buffer was full.
+        ring_full,
+        /// Packets given up because the generator was more than 10 ms behind its
+        /// schedule: it could not keep the rate, or lost its processor.
+        skipped,
     }
 }
 
@@ -81,37 +97,22 @@ pub struct BlastReport {
     pub counters: Option<InterfaceCounters>,
 }
 
-/// Requests of a ping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PingCounts {
-    /// Requests sent.
-    pub sent: u64,
-    /// Requests answered in time.
-    pub echoed: u64,
-    /// Requests given up after the timeout.
-    pub lost: u64,
-    /// Datagrams that answered no request in flight: late or repeated replies.
-    pub unexpected: u64,
-    /// Errors that the socket reported and the client lived with:
-    /// ECONNREFUSED and other consequences of ICMP, full buffers.
-    pub errors: u64,
-    /// Requests of an open loop given up unsent: more than a second behind.
-    #[serde(default)]
-    pub skipped: u64,
-}
-
-impl Sub for PingCounts {
-    type Output = Self;
-
-    fn sub(self, earlier: Self) -> Self {
-        PingCounts {
-            sent: self.sent.saturating_sub(earlier.sent),
-            echoed: self.echoed.saturating_sub(earlier.echoed),
-            lost: self.lost.saturating_sub(earlier.lost),
-            unexpected: self.unexpected.saturating_sub(earlier.unexpected),
-            errors: self.errors.saturating_sub(earlier.errors),
-            skipped: self.skipped.saturating_sub(earlier.skipped),
-        }
+counts! {
+    /// Requests of a ping.
+    PingCounts {
+        /// Requests sent.
+        sent,
+        /// Requests answered in time.
+        echoed,
+        /// Requests given up after the timeout.
+        lost,
+        /// Datagrams that answered no request in flight: late or repeated replies.
+        unexpected,
+        /// Errors that the socket reported and the client lived with:
+        /// ECONNREFUSED and other consequences of ICMP, full buffers.
+        errors,
+        /// Requests of an open loop given up unsent: more than a second behind.
+        skipped,
     }
 }
 
@@ -177,53 +178,31 @@ pub struct PingReport {
     pub response: Times,
 }
 
-/// Requests and connections of an HTTP client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HttpCounts {
-    /// Requests sent.
-    pub requests: u64,
-    /// Responses of status 200 that came whole.
-    pub responses: u64,
-    /// Whole responses of another status.
-    pub other_status: u64,
-    /// Requests whose connection was reset or closed, or whose answer was no
-    /// HTTP/1.1 response.
-    pub failed: u64,
-    /// Requests given up after the timeout.
-    pub timeouts: u64,
-    /// Connections begun.
-    pub connects: u64,
-    /// Connections that stood within the timeout.
-    pub connected: u64,
-    /// Connections refused, reset or not to be begun.
-    pub connect_failures: u64,
-    /// Connections given up after the timeout.
-    pub connect_timeouts: u64,
-    /// Requests of an open loop that were given up unsent: the client was
-    /// hopelessly behind.
-    pub skipped: u64,
-}
-
-impl Sub for HttpCounts {
-    type Output = Self;
-
-    fn sub(self, earlier: Self) -> Self {
-        HttpCounts {
-            requests: self.requests.saturating_sub(earlier.requests),
-            responses: self.responses.saturating_sub(earlier.responses),
-            other_status: self.other_status.saturating_sub(earlier.other_status),
-            failed: self.failed.saturating_sub(earlier.failed),
-            timeouts: self.timeouts.saturating_sub(earlier.timeouts),
-            connects: self.connects.saturating_sub(earlier.connects),
-            connected: self.connected.saturating_sub(earlier.connected),
-            connect_failures: self
-                .connect_failures
-                .saturating_sub(earlier.connect_failures),
-            connect_timeouts: self
-                .connect_timeouts
-                .saturating_sub(earlier.connect_timeouts),
-            skipped: self.skipped.saturating_sub(earlier.skipped),
-        }
+counts! {
+    /// Requests and connections of an HTTP client.
+    HttpCounts {
+        /// Requests sent.
+        requests,
+        /// Responses of status 200 that came whole.
+        responses,
+        /// Whole responses of another status.
+        other_status,
+        /// Requests whose connection was reset or closed, or whose answer was no
+        /// HTTP/1.1 response.
+        failed,
+        /// Requests given up after the timeout.
+        timeouts,
+        /// Connections begun.
+        connects,
+        /// Connections that stood within the timeout.
+        connected,
+        /// Connections refused, reset or not to be begun.
+        connect_failures,
+        /// Connections given up after the timeout.
+        connect_timeouts,
+        /// Requests of an open loop that were given up unsent: the client was
+        /// hopelessly behind.
+        skipped,
     }
 }
 

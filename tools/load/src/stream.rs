@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
-use crate::report::{Latency, StreamReport};
+use crate::report::{Latency, StreamReport, histogram};
 use crate::spec::{StreamKind, StreamSpec};
 use crate::tcp::{bytes_acknowledged, poll_much};
 
@@ -64,8 +64,7 @@ impl Stream {
             sent_at: 0,
             echoed: 0,
             mark: 0,
-            latency: Histogram::new_with_max(LATENCY_MAX, 3)
-                .map_err(|error| io::Error::other(error.to_string()))?,
+            latency: histogram(LATENCY_MAX)?,
         })
     }
 

@@ -2,18 +2,15 @@
 //! pings beside it.
 
 use std::io::{IsTerminal, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use tidewall_load::{
-    BlastSpec, LoadReport, LoadSpec, PingSpec, Prefix, Progress, SenderKind, SourceOrder, Wait,
-    run_until,
-};
+use tidewall_load::{BlastSpec, LoadReport, LoadSpec, PingSpec, Progress, Wait, run_until};
 
-use crate::end::{Failure, Outcome, check_interface, say, say_json, stop_flag};
+use crate::end::{Failure, Outcome, say, say_json, stop_flag};
+use crate::load::packets::Packets;
 use crate::table::{Align, Table};
-use crate::units::{self, Rate, count, nanoseconds, per_second};
+use crate::units::{self, count, nanoseconds, per_second};
 
 /// Send paced UDP, or a flood of TCP SYN segments, at an address, from 10 packets/s to all the link carries.
 ///
@@ -34,15 +31,8 @@ use crate::units::{self, Rate, count, nanoseconds, per_second};
     Say which one a figure used. Exit codes: 0 sent; 1 sending failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// Interface to send through [default: the one the kernel routes to]
-    #[arg(long, value_name = "IF")]
-    interface: Option<String>,
-    /// Destination address and port
-    #[arg(long, value_name = "IP:PORT")]
-    to: SocketAddr,
-    /// Packets a second: 300000, 300k, 1.2M, or max
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = units::rate)]
-    rate: Rate,
+    #[command(flatten)]
+    packets: Packets,
     /// Bytes of UDP payload, 0 to 1472 (1452 under IPv6) [default: 14]
     #[arg(long, value_name = "BYTES", conflicts_with = "syn")]
     size: Option<u16>,
@@ -55,12 +45,6 @@ pub struct Arguments {
     /// Send for so long before measuring begins
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     warm_up: Duration,
-    /// How packets are made
-    #[arg(long, value_enum, default_value_t = Sender::Skb)]
-    sender: Sender,
-    /// Number of flows, told apart by source port, 1 to 4096
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    flows: u16,
     /// Also ping the echo service at this port of the same address, 8 bytes at a time
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     ping: Option<u16>,
@@ -70,40 +54,15 @@ pub struct Arguments {
     /// Let the ping sleep for its replies instead of spinning: the wake-up is then part of the time measured
     #[arg(long, requires = "ping")]
     block: bool,
-    /// Vary the source address within a prefix such as 10.1.0.0/16 (veths inside a namespace and lo only)
-    #[arg(long, value_name = "PREFIX")]
-    spoof: Option<Prefix>,
-    /// Go through the prefix from its lowest address up instead of pseudo-randomly
-    #[arg(long, requires = "spoof")]
-    in_order: bool,
-    /// Source address [default: the kernel's choice]
-    #[arg(long, value_name = "IP")]
-    source: Option<IpAddr>,
-    /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32; of SYN segments 250 µs, at most 128]
-    #[arg(long, value_name = "N")]
-    burst: Option<u16>,
     /// Transmit queue of the interface, skb sender only
     #[arg(long, value_name = "N", default_value_t = 0)]
     queue: u32,
     /// Run on this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
-    /// Allow interfaces other than lo and veths inside a network namespace
-    #[arg(long)]
-    allow_any_interface: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Sender {
-    /// AF_XDP transmission in copy mode; needs CAP_NET_RAW
-    Skb,
-    /// XDP live frames into a veth, as from a NIC; needs CAP_BPF and CAP_NET_ADMIN
-    Frame,
-    /// sendmmsg on a kernel socket; needs nothing
-    Socket,
 }
 
 /// Bytes of UDP payload when none are asked for: LRP's.
@@ -111,38 +70,15 @@ const DEFAULT_SIZE: u16 = 14;
 
 impl Arguments {
     fn spec(&self) -> LoadSpec {
-        let kind = match self.sender {
-            Sender::Skb => SenderKind::Skb,
-            Sender::Frame => SenderKind::Frame,
-            Sender::Socket => SenderKind::Socket,
-        };
+        let payload = (!self.syn).then(|| self.size.unwrap_or(DEFAULT_SIZE));
         let blast = BlastSpec {
-            interface: self.interface.clone(),
-            source: self.source,
-            flows: self.flows,
-            spoof: self.spoof,
-            order: if self.in_order {
-                SourceOrder::Ascending
-            } else {
-                SourceOrder::Scattered
-            },
-            rate: self.rate.0,
-            burst: self.burst,
             queue: self.queue,
-            allow_any_interface: self.allow_any_interface,
-            ..if self.syn {
-                BlastSpec::syn(kind, self.to)
-            } else {
-                BlastSpec {
-                    payload: self.size.unwrap_or(DEFAULT_SIZE),
-                    ..BlastSpec::new(kind, self.to)
-                }
-            }
+            ..self.packets.blast(payload)
         };
         let ping = self.ping.map(|port| PingSpec {
             outstanding: self.outstanding,
             wait: if self.block { Wait::Block } else { Wait::Spin },
-            ..PingSpec::new(SocketAddr::new(self.to.ip(), port))
+            ..PingSpec::new(SocketAddr::new(self.packets.to.ip(), port))
         });
         LoadSpec {
             blast: Some(blast),
@@ -156,9 +92,7 @@ impl Arguments {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
-    if let Some(interface) = &arguments.interface {
-        check_interface(interface)?;
-    }
+    arguments.packets.check()?;
     let stop = stop_flag()?;
     let live = std::io::stderr().is_terminal() && !arguments.json;
     let spec = arguments.spec();
@@ -171,8 +105,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if live {
         eprint!("\r\x1b[K");
     }
-    let report =
-        report.map_err(|error| failure(&format!("blasting {}", arguments.to), &error, &spec))?;
+    let report = report
+        .map_err(|error| failure(&format!("blasting {}", arguments.packets.to), &error, &spec))?;
     if arguments.json {
         say_json(&report)
     } else {
@@ -323,7 +257,8 @@ pub fn text(report: &LoadReport) -> String {
 mod tests {
     use clap::Parser;
     use tidewall_load::{
-        BlastCounts, BlastReport, Content, InterfaceCounters, PingCounts, PingReport,
+        BlastCounts, BlastReport, Content, InterfaceCounters, PingCounts, PingReport, SenderKind,
+        SourceOrder,
     };
 
     use super::*;

@@ -1,6 +1,6 @@
 //! `tidewall load`: the load generators as tools in their own right.
 
-mod packets;
+pub mod packets;
 mod requests;
 mod rpc;
 mod slow;

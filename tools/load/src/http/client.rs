@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use hdrhistogram::Histogram;
 
 use super::request;
 use super::response::{Outcome, Response};
-use crate::report::{HttpCounts, HttpReport, Latency, ProbeReport, Times};
-use crate::spec::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, Wait};
+use crate::pacer::nanoseconds;
+use crate::report::{HttpCounts, HttpReport, Latency, Times, histogram};
+use crate::spec::{HttpSpec, Reuse, Wait};
 use crate::tcp::{Epoll, Event, connect, poll_much};
 
 /// Pause after a connection that could not be had, ns.
@@ -27,71 +28,6 @@ const WAITING_MAX: usize = 100_000;
 const BUFFER: usize = 64 * 1024;
 /// How long the connection that polls the device may take to open.
 const POLLER_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// What a client is to do.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    destination: SocketAddr,
-    host: Option<String>,
-    proxy: bool,
-    path: String,
-    connections: u32,
-    reuse: Reuse,
-    rate: Option<u64>,
-    sources: Vec<IpAddr>,
-    timeout: u64,
-    /// The client polls its device itself.
-    polls_device: bool,
-    /// When an open loop's first request is due, and when none is due any more.
-    start: u64,
-    until: u64,
-}
-
-impl Plan {
-    pub(crate) fn of(spec: &HttpSpec) -> Self {
-        Plan {
-            destination: spec.destination,
-            host: spec.host.clone(),
-            proxy: spec.proxy,
-            path: spec.path.clone(),
-            connections: spec.connections,
-            reuse: spec.reuse,
-            rate: spec.rate,
-            sources: spec.sources.clone(),
-            timeout: nanoseconds(spec.timeout),
-            polls_device: spec.wait == Wait::Spin,
-            start: 0,
-            until: u64::MAX,
-        }
-    }
-
-    /// New clients from `start` on, ns, each judged before `end`.
-    pub(crate) fn of_probe(spec: &ProbeSpec, start: u64, end: u64) -> Self {
-        let timeout = nanoseconds(spec.timeout);
-        // One may take its timeout to connect and once more to be answered.
-        let at_once = spec.rate.saturating_mul(2 * timeout) / 1_000_000_000 + 1;
-        Plan {
-            destination: spec.destination,
-            host: None,
-            proxy: false,
-            path: spec.path.clone(),
-            connections: u32::try_from(at_once)
-                .unwrap_or(HTTP_CONNECTIONS_MAX)
-                .min(HTTP_CONNECTIONS_MAX),
-            reuse: Reuse::OneRequest,
-            rate: Some(spec.rate),
-            sources: spec.sources.clone(),
-            timeout,
-            polls_device: false,
-            start,
-            until: end.saturating_sub(timeout),
-        }
-    }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -125,7 +61,7 @@ struct Slot {
 /// A running client.
 #[derive(Debug)]
 pub(crate) struct Client {
-    plan: Plan,
+    spec: HttpSpec,
     request: Vec<u8>,
     epoll: Epoll,
     events: Vec<Event>,
@@ -159,16 +95,13 @@ pub(crate) struct Client {
 impl Client {
     /// A client that has not begun. Where it is to poll its device, it connects
     /// once to learn which.
-    pub(crate) fn open(plan: Plan) -> io::Result<Self> {
-        let histogram = || {
-            Histogram::new_with_max(LATENCY_MAX, 3)
-                .map_err(|error| io::Error::other(error.to_string()))
-        };
-        let poller = match plan.polls_device {
-            true => Some(open_poller(plan.destination)?),
+    pub(crate) fn open(spec: &HttpSpec) -> io::Result<Self> {
+        let histogram = || histogram(LATENCY_MAX);
+        let poller = match spec.wait == Wait::Spin {
+            true => Some(open_poller(spec.destination)?),
             false => None,
         };
-        let slots: Vec<Slot> = (0..plan.connections)
+        let slots: Vec<Slot> = (0..spec.connections)
             .map(|_| Slot {
                 stream: None,
                 state: State::Closed,
@@ -180,17 +113,17 @@ impl Client {
             })
             .collect();
         let all = 0..slots.len();
-        let (free, closed) = match plan.reuse {
+        let (free, closed) = match spec.reuse {
             Reuse::KeepAlive => (VecDeque::new(), all.map(|slot| (slot, 0)).collect()),
             Reuse::OneRequest => (all.collect(), VecDeque::new()),
         };
         Ok(Client {
             request: request(
-                plan.destination,
-                plan.host.as_deref(),
-                plan.proxy,
-                &plan.path,
-                plan.reuse,
+                spec.destination,
+                spec.host.as_deref(),
+                spec.proxy,
+                &spec.path,
+                spec.reuse,
             ),
             epoll: Epoll::new()?,
             events: Vec::new(),
@@ -211,7 +144,7 @@ impl Client {
             raw: histogram()?,
             recent: histogram()?,
             connect: histogram()?,
-            plan,
+            spec: spec.clone(),
         })
     }
 
@@ -235,7 +168,7 @@ impl Client {
 
     /// True when it polls its device itself and so must not sleep.
     pub(crate) fn spins(&self) -> bool {
-        self.plan.polls_device
+        self.spec.wait == Wait::Spin
     }
 
     /// What is readable when there is something to do.
@@ -273,12 +206,12 @@ impl Client {
             true => self.counts - self.mark,
             false => HttpCounts::default(),
         };
-        let response = match (measured, self.plan.rate) {
+        let response = match (measured, self.spec.rate) {
             (false, _) => Times::default(),
             (true, Some(_)) => Times::open(&self.latency, &self.raw),
             (true, None) => Times::closed(
                 &self.raw,
-                self.plan.connections.into(),
+                self.spec.connections.into(),
                 nanoseconds(duration),
             ),
         };
@@ -297,16 +230,6 @@ impl Client {
         }
     }
 
-    pub(crate) fn probe_report(self) -> ProbeReport {
-        ProbeReport {
-            begun: self.counts.connects,
-            connected: self.counts.connected,
-            answered: self.counts.responses,
-            refused: self.counts.connect_failures,
-            connect: Latency::of(&self.connect),
-        }
-    }
-
     /// A receive call on an idle connection whose socket prefers busy polling
     /// runs the device's poll on this thread.
     fn poll_device(&mut self, now: u64) {
@@ -318,7 +241,7 @@ impl Client {
                 // The server has closed it, or is not there for a while.
                 _ => {
                     self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
-                    if let Ok(stream) = connect(self.plan.destination, None) {
+                    if let Ok(stream) = connect(self.spec.destination, None) {
                         let _ = poll_much(&stream);
                         *poller = stream;
                     }
@@ -361,7 +284,7 @@ impl Client {
         self.counts.connected += 1;
         self.connect
             .saturating_record(time.saturating_sub(slot.since));
-        match self.plan.reuse {
+        match self.spec.reuse {
             Reuse::KeepAlive => {
                 slot.state = State::Ready;
                 self.free.push_back(index);
@@ -443,7 +366,7 @@ impl Client {
                         return;
                     }
                     slot.since = time;
-                    if !close && self.plan.reuse == Reuse::KeepAlive {
+                    if !close && self.spec.reuse == Reuse::KeepAlive {
                         slot.state = State::Ready;
                         self.free.push_back(index);
                         return;
@@ -478,7 +401,7 @@ impl Client {
             }
             busy = true;
             self.closed.pop_front();
-            match self.plan.reuse {
+            match self.spec.reuse {
                 Reuse::OneRequest => self.free.push_back(index),
                 Reuse::KeepAlive => self.connect(index, now),
             }
@@ -488,9 +411,9 @@ impl Client {
 
     fn connect(&mut self, index: usize, now: u64) {
         let source = self
-            .plan
+            .spec
             .sources
-            .get(self.turn % self.plan.sources.len().max(1))
+            .get(self.turn % self.spec.sources.len().max(1))
             .copied();
         self.turn = self.turn.wrapping_add(1);
         let Some(slot) = self.slots.get_mut(index) else {
@@ -498,7 +421,7 @@ impl Client {
         };
         self.counts.connects += 1;
         let token = u64::from(slot.generation) << 32 | index as u64;
-        let stream = connect(self.plan.destination, source).and_then(|stream| {
+        let stream = connect(self.spec.destination, source).and_then(|stream| {
             stream.set_nodelay(true)?;
             self.epoll.add(&stream, token)?;
             Ok(stream)
@@ -534,7 +457,7 @@ impl Client {
         // Each slot once: one whose connection fails at once comes back later.
         for _ in 0..self.free.len() {
             let time = now();
-            let due = match self.plan.rate {
+            let due = match self.spec.rate {
                 None => Some(time),
                 Some(_) => self.waiting.pop_front(),
             };
@@ -546,7 +469,7 @@ impl Client {
             if let Some(slot) = self.slots.get_mut(index) {
                 (slot.due, slot.begun) = (due, time);
             }
-            match self.plan.reuse {
+            match self.spec.reuse {
                 Reuse::KeepAlive => self.send(index, time),
                 Reuse::OneRequest => self.connect(index, time),
             }
@@ -556,13 +479,9 @@ impl Client {
 
     /// When the next request of an open loop is due.
     fn due_time(&self) -> Option<u64> {
-        let rate = self.plan.rate?;
+        let rate = self.spec.rate?;
         let after = u128::from(self.next) * 1_000_000_000 / u128::from(rate.max(1));
-        let due = self
-            .plan
-            .start
-            .saturating_add(u64::try_from(after).unwrap_or(u64::MAX));
-        (due < self.plan.until).then_some(due)
+        Some(u64::try_from(after).unwrap_or(u64::MAX))
     }
 
     fn expire(&mut self, now: u64) {
@@ -570,11 +489,12 @@ impl Client {
             return;
         }
         self.scan_at = now.saturating_add(SCAN_EVERY);
+        let timeout = nanoseconds(self.spec.timeout);
         for index in 0..self.slots.len() {
             let Some(slot) = self.slots.get(index) else {
                 break;
             };
-            if now.saturating_sub(slot.since) < self.plan.timeout {
+            if now.saturating_sub(slot.since) < timeout {
                 continue;
             }
             match slot.state {

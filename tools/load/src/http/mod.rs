@@ -5,7 +5,7 @@
 mod client;
 mod response;
 
-pub(crate) use client::{Client, Plan};
+pub(crate) use client::Client;
 pub(crate) use response::{Outcome, Response};
 
 use std::net::SocketAddr;

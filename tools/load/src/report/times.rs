@@ -1,5 +1,7 @@
 //! Histograms as plain values.
 
+use std::io;
+
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -7,6 +9,11 @@ use super::Latency;
 
 /// Steps of the percentiles in each halving of the distance to 100 %.
 const TICKS: u32 = 5;
+
+/// A histogram of times up to `most` ns, to three significant figures.
+pub(crate) fn histogram(most: u64) -> io::Result<Histogram<u64>> {
+    Histogram::new_with_max(most, 3).map_err(|error| io::Error::other(error.to_string()))
+}
 
 /// A point of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,9 +15,9 @@ use ping::Ping;
 
 use tidewall_sys::wait_readable;
 
-use crate::http::{Client, Plan};
+use crate::http::Client;
 use crate::idle::Idle;
-use crate::pacer::Step;
+use crate::pacer::{Step, nanoseconds};
 use crate::report::{LoadReport, Phase, Progress};
 use crate::s_clients::SClients;
 use crate::spec::{LoadSpec, Wait};
@@ -172,7 +172,7 @@ struct Parts {
     has_ping: bool,
     http: Option<Client>,
     s_clients: Option<SClients>,
-    probe: Option<Client>,
+    probe: Option<SClients>,
     idle: Option<Idle>,
     stream: Option<Stream>,
 }
@@ -203,17 +203,15 @@ impl Parts {
             )?),
             None => None,
         };
-        let http = spec.http.as_ref().map(|http| Client::open(Plan::of(http)));
-        let probe = spec
-            .probe
-            .as_ref()
-            .map(|probe| Client::open(Plan::of_probe(probe, measure_at, end)));
+        let http = spec.http.as_ref().map(Client::open);
+        let probe = spec.probe.as_ref();
+        let probe = probe.map(|probe| SClients::probes(probe, measure_at, end));
         Ok(Parts {
             http: http.transpose()?,
             s_clients: spec
                 .s_clients
                 .as_ref()
-                .map(|spec| SClients::open(spec, end))
+                .map(|spec| SClients::open(spec, 0, end))
                 .transpose()?,
             probe: probe.transpose()?,
             stream: spec.stream.as_ref().map(Stream::open).transpose()?,
@@ -266,11 +264,11 @@ impl Parts {
         for ping in &mut self.pings {
             busy |= ping.poll(now)? | (ping.wait == Wait::Spin);
         }
-        for client in [&mut self.http, &mut self.probe].into_iter().flatten() {
-            busy |= client.poll(now)? | client.spins();
+        if let Some(http) = &mut self.http {
+            busy |= http.poll(now)? | http.spins();
         }
-        if let Some(s_clients) = &mut self.s_clients {
-            busy |= s_clients.poll(now)?;
+        for clients in [&mut self.s_clients, &mut self.probe].into_iter().flatten() {
+            busy |= clients.poll(now)?;
         }
         if let Some(idle) = &mut self.idle {
             busy |= idle.poll(now())?;
@@ -285,21 +283,21 @@ impl Parts {
     /// When there is something to do again unless something comes first.
     fn deadline(&self) -> u64 {
         let pings = self.pings.iter().map(|ping| ping.exchange.deadline());
-        let clients = [&self.http, &self.probe].into_iter().flatten();
+        let clients = [&self.s_clients, &self.probe].into_iter().flatten();
         pings
-            .chain(clients.map(Client::deadline))
-            .chain(self.s_clients.as_ref().map(SClients::deadline))
+            .chain(clients.map(SClients::deadline))
+            .chain(self.http.as_ref().map(Client::deadline))
             .chain(self.idle.as_ref().map(Idle::deadline))
             .min()
             .unwrap_or(u64::MAX)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let clients = [&self.http, &self.probe].into_iter().flatten();
+        let clients = [&self.s_clients, &self.probe].into_iter().flatten();
         let pings = self.pings.iter().map(|ping| ping.socket.as_fd());
         pings
-            .chain(clients.map(Client::descriptor))
-            .chain(self.s_clients.as_ref().map(SClients::descriptor))
+            .chain(clients.map(SClients::descriptor))
+            .chain(self.http.as_ref().map(Client::descriptor))
             .collect()
     }
 
@@ -339,7 +337,7 @@ impl Parts {
             s_clients: self
                 .s_clients
                 .map(|s_clients| s_clients.report(measured, duration)),
-            probe: self.probe.map(Client::probe_report),
+            probe: self.probe.map(SClients::probe_report),
             idle: self.idle.map(Idle::report),
             stream: self
                 .stream
@@ -366,10 +364,6 @@ fn idle(gap: u64, descriptors: Vec<BorrowedFd<'_>>) -> io::Result<()> {
 
 fn elapsed(clock: &Instant) -> u64 {
     nanoseconds(clock.elapsed())
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn per_second(count: u64, duration: Duration) -> f64 {

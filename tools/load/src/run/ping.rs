@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 
 use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds, per_second};
 use crate::exchange::Exchange;
-use crate::report::{Latency, PingCounts, PingReport, Times};
+use crate::report::{Latency, PingCounts, PingReport, Times, histogram};
 use crate::spec::{PingSpec, Wait};
 use crate::tcp::prefer_busy_poll;
 
@@ -54,8 +54,7 @@ impl Ping {
                 format!("cannot ping {} from {local}: {error}", spec.destination),
             )
         })?;
-        let histogram = Histogram::new_with_max(LATENCY_MAX, 3)
-            .map_err(|error| io::Error::other(error.to_string()))?;
+        let histogram = histogram(LATENCY_MAX)?;
         Ok(Ping {
             socket,
             wait: spec.wait,

@@ -29,7 +29,8 @@ pub(crate) struct Plan {
     pub(crate) patience: u64,
     /// For a response, ns.
     pub(crate) timeout: u64,
-    /// When the run ends, ns.
+    /// When the first is begun, and when none is any more, ns.
+    pub(crate) start: u64,
     pub(crate) end: u64,
     /// Most connections open at once.
     pub(crate) open_max: usize,
@@ -172,7 +173,7 @@ impl Accounts {
         let together = together.clamp(1, TOGETHER_MAX.into()) as u32;
         Accounts {
             // A time slice that was stolen is caught up within T.
-            pacer: Pacer::new(Some(plan.rate), together, 0, plan.end, None)
+            pacer: Pacer::new(Some(plan.rate), together, plan.start, plan.end, None)
                 .behind_at_most(plan.patience / 5),
             ready: (0, 0),
             open_max: plan.open_max,

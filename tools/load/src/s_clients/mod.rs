@@ -14,8 +14,11 @@ use hdrhistogram::Histogram;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::http::{Outcome, Response, request};
-use crate::report::{Distribution, Latency, SClientCounts, SClientReport, Times};
-use crate::spec::{Reuse, SClientSpec};
+use crate::pacer::nanoseconds;
+use crate::report::{
+    Distribution, Latency, ProbeReport, SClientCounts, SClientReport, Times, histogram,
+};
+use crate::spec::{ProbeSpec, Reuse, SClientSpec};
 use crate::tcp::{Epoll, Event, allow_descriptors, connect, raise_descriptors};
 
 /// Events taken at once.
@@ -62,8 +65,20 @@ pub(crate) struct SClients {
 }
 
 impl SClients {
-    /// S-clients that have not begun; the run ends at `end`, ns.
-    pub(crate) fn open(spec: &SClientSpec, end: u64) -> io::Result<Self> {
+    /// New clients from `start` on, ns, each judged before `end`.
+    pub(crate) fn probes(spec: &ProbeSpec, start: u64, end: u64) -> io::Result<Self> {
+        let spec = SClientSpec {
+            patience: spec.timeout,
+            timeout: spec.timeout,
+            sources: spec.sources.clone(),
+            ..SClientSpec::new(spec.destination, &spec.path, spec.rate)
+        };
+        let until = end.saturating_sub(nanoseconds(spec.timeout));
+        SClients::open(&spec, start, until)
+    }
+
+    /// S-clients that have not begun: they do at `start`, until `end`, ns.
+    pub(crate) fn open(spec: &SClientSpec, start: u64, end: u64) -> io::Result<Self> {
         let mut open_max = u64::from(spec.open_limit());
         if spec.open_max.is_some() {
             raise_descriptors(open_max + OTHERS)?;
@@ -77,10 +92,7 @@ impl SClients {
                 open_max = least;
             }
         }
-        let histogram = || {
-            Histogram::new_with_max(LATENCY_MAX, 3)
-                .map_err(|error| io::Error::other(error.to_string()))
-        };
+        let histogram = || histogram(LATENCY_MAX);
         let host = spec.host.as_deref();
         Ok(SClients {
             destination: spec.destination,
@@ -97,6 +109,7 @@ impl SClients {
                 rate: spec.rate,
                 patience: nanoseconds(spec.patience),
                 timeout: nanoseconds(spec.timeout),
+                start,
                 end,
                 open_max: usize::try_from(open_max).unwrap_or(usize::MAX),
             }),
@@ -194,6 +207,17 @@ impl SClients {
             connect,
             response,
             local_error: self.local_error,
+        }
+    }
+
+    pub(crate) fn probe_report(self) -> ProbeReport {
+        let counts = self.accounts.counts();
+        ProbeReport {
+            begun: counts.begun,
+            connected: counts.connected,
+            answered: counts.responses,
+            refused: counts.refused,
+            connect: Latency::of(&self.connect),
         }
     }
 
@@ -316,8 +340,4 @@ impl SClients {
             }
         }
     }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -40,22 +39,27 @@ pub const STEPS_MAX: usize = 64;
 /// How the packets of a blast are made and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SenderKind {
-    /// AF_XDP transmission in copy mode: the kernel builds an skb for each
-    /// frame on the sender's processor, so a receiving kernel pays for no
-    /// allocation (this flatters it). Needs CAP_NET_RAW. About 1.4 million/s on one
-    /// 2 GHz processor.
+    /// AF_XDP transmission in copy mode; needs CAP_NET_RAW
+    ///
+    /// The kernel builds an skb for each frame on the sender's processor, so a
+    /// receiving kernel pays for no allocation (this flatters it). About 1.4
+    /// million/s on one 2 GHz processor.
     Skb,
-    /// XDP test run with live frames, redirected to a veth: the frames reach
-    /// the peer as `xdp_frame`s, with no skb, as from a NIC. The peer needs an
-    /// XDP program or GRO. Needs CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN.
+    /// XDP live frames into a veth, as from a NIC; needs CAP_BPF and CAP_NET_ADMIN
+    ///
+    /// An XDP test run, redirected: the frames reach the peer as `xdp_frame`s,
+    /// with no skb. The peer needs an XDP program or GRO. Needs CAP_SYS_ADMIN, too.
     /// About 1.9 million/s. The frames of a burst are 4 KiB pages to the
     /// receiver's socket buffer, so a kernel socket holds fewer of them.
     /// Source port and source address change once a burst, not with each
     /// packet.
     Frame,
-    /// A kernel UDP socket and `sendmmsg`: no privilege, any destination that
-    /// the kernel routes to, loopback included. About 0.9 million/s.
+    /// sendmmsg on a kernel socket; needs nothing
+    ///
+    /// Goes to any destination that the kernel routes to, loopback included.
+    /// About 0.9 million/s.
     Socket,
 }
 
@@ -66,21 +70,6 @@ impl fmt::Display for SenderKind {
             SenderKind::Frame => "frame",
             SenderKind::Socket => "socket",
         })
-    }
-}
-
-impl FromStr for SenderKind {
-    type Err = io::Error;
-
-    fn from_str(text: &str) -> io::Result<Self> {
-        match text {
-            "skb" => Ok(SenderKind::Skb),
-            "frame" => Ok(SenderKind::Frame),
-            "socket" => Ok(SenderKind::Socket),
-            _ => Err(invalid(format!(
-                "no sender is called {text:?}: skb, frame or socket"
-            ))),
-        }
     }
 }
 

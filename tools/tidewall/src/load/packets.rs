@@ -3,25 +3,27 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use clap::ValueEnum;
 use tidewall_load::{BlastSpec, LoadSpec, Prefix, SenderKind, SourceOrder};
 
 use super::{Load, Run};
 use crate::end::{Outcome, check_interface};
 use crate::units::{self, Rate};
 
-/// What both have.
+/// What all packets have, those of `tidewall blast` among them.
 #[derive(clap::Args)]
-struct Packets {
+pub struct Packets {
     /// Interface to send through [default: the one the kernel routes to]
     #[arg(short = 'I', long, value_name = "IF")]
     interface: Option<String>,
     /// Destination address and port
     #[arg(long, value_name = "IP:PORT")]
-    to: SocketAddr,
+    pub to: SocketAddr,
     /// Packets a second: 300000, 300k, 1.2M, or max
     #[arg(short = 'R', long, value_name = "N", default_value = "1000", value_parser = units::rate)]
     rate: Rate,
+    /// How packets are made
+    #[arg(long, value_enum, default_value_t = SenderKind::Skb)]
+    sender: SenderKind,
     /// Vary the source address within a prefix such as 10.1.0.0/16 (veths inside a namespace and lo only)
     #[arg(long, value_name = "PREFIX")]
     spoof: Option<Prefix>,
@@ -40,16 +42,12 @@ struct Packets {
     /// Allow interfaces other than lo and veths inside a network namespace
     #[arg(long)]
     allow_any_interface: bool,
-    #[command(flatten)]
-    run: Run,
 }
 
 impl Packets {
-    fn fill(&self, blast: BlastSpec, spec: &mut LoadSpec) -> Outcome {
-        if let Some(interface) = &self.interface {
-            check_interface(interface)?;
-        }
-        spec.blast = Some(BlastSpec {
+    /// Datagrams with so many bytes of payload, or SYN segments.
+    pub fn blast(&self, payload: Option<u16>) -> BlastSpec {
+        BlastSpec {
             interface: self.interface.clone(),
             source: self.source,
             flows: self.flows,
@@ -61,9 +59,19 @@ impl Packets {
             rate: self.rate.0,
             burst: self.burst,
             allow_any_interface: self.allow_any_interface,
-            ..blast
-        });
-        Ok(())
+            ..match payload {
+                None => BlastSpec::syn(self.sender, self.to),
+                Some(payload) => BlastSpec {
+                    payload,
+                    ..BlastSpec::new(self.sender, self.to)
+                },
+            }
+        }
+    }
+
+    /// Refuses an interface that is not there, before anything is begun.
+    pub fn check(&self) -> Outcome {
+        self.interface.as_deref().map_or(Ok(()), check_interface)
     }
 }
 
@@ -82,37 +90,18 @@ pub struct Udp {
     /// Bytes of payload, 0 to 1472 (1452 under IPv6)
     #[arg(short = 's', long, value_name = "BYTES", default_value_t = 14)]
     size: u16,
-    /// How packets are made
-    #[arg(long, value_enum, default_value_t = UdpSender::Skb)]
-    sender: UdpSender,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum UdpSender {
-    /// AF_XDP transmission in copy mode; needs CAP_NET_RAW
-    Skb,
-    /// XDP live frames into a veth, as from a NIC; needs CAP_BPF and CAP_NET_ADMIN
-    Frame,
-    /// sendmmsg on a kernel socket; needs nothing
-    Socket,
+    #[command(flatten)]
+    run: Run,
 }
 
 impl Load for Udp {
     fn run(&self) -> &Run {
-        &self.packets.run
+        &self.run
     }
 
     fn fill(&self, spec: &mut LoadSpec) -> Outcome {
-        let kind = match self.sender {
-            UdpSender::Skb => SenderKind::Skb,
-            UdpSender::Frame => SenderKind::Frame,
-            UdpSender::Socket => SenderKind::Socket,
-        };
-        let blast = BlastSpec {
-            payload: self.size,
-            ..BlastSpec::new(kind, self.packets.to)
-        };
-        self.packets.fill(blast, spec)
+        spec.blast = Some(self.packets.blast(Some(self.size)));
+        self.packets.check()
     }
 
     fn name(&self) -> String {
@@ -131,31 +120,18 @@ impl Load for Udp {
 pub struct SynFlood {
     #[command(flatten)]
     packets: Packets,
-    /// How segments are made
-    #[arg(long, value_enum, default_value_t = SynSender::Skb)]
-    sender: SynSender,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SynSender {
-    /// AF_XDP transmission in copy mode; needs CAP_NET_RAW
-    Skb,
-    /// XDP live frames into a veth, as from a NIC; needs CAP_BPF and CAP_NET_ADMIN
-    Frame,
+    #[command(flatten)]
+    run: Run,
 }
 
 impl Load for SynFlood {
     fn run(&self) -> &Run {
-        &self.packets.run
+        &self.run
     }
 
     fn fill(&self, spec: &mut LoadSpec) -> Outcome {
-        let kind = match self.sender {
-            SynSender::Skb => SenderKind::Skb,
-            SynSender::Frame => SenderKind::Frame,
-        };
-        self.packets
-            .fill(BlastSpec::syn(kind, self.packets.to), spec)
+        spec.blast = Some(self.packets.blast(None));
+        self.packets.check()
     }
 
     fn name(&self) -> String {

@@ -147,7 +147,8 @@ fn packets_are_blasts() {
         .blast
         .unwrap();
     assert_eq!((flood.content, flood.rate), (Content::Syn, Some(10_000)));
-    assert!(parse("syn-flood --to 10.0.0.2:9 --sender socket").is_err());
+    let flood = spec("syn-flood --to 10.0.0.2:9 --sender socket");
+    assert!(flood.check().is_err());
     assert!(matches!(parse("blast --to 10.0.0.2:9"), Ok(Kind::Blast(_))));
 }
 

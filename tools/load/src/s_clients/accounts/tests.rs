@@ -10,6 +10,7 @@ fn plan(rate: u64) -> Plan {
         rate,
         patience: 500 * MS,
         timeout: 2 * S,
+        start: 0,
         end: 10 * S,
         open_max: 100_000,
     }
