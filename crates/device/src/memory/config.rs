@@ -83,65 +83,30 @@ impl Default for Rings {
     }
 }
 
-/// What one direction of the wire does to frames. Applied in the order of the
-/// fields. The default does nothing.
-#[derive(Clone, Debug, PartialEq)]
+/// What one direction of the wire does to frames. The default does nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Impairments {
     /// Probability that a frame is lost, 0..=1.
     pub loss: f64,
     /// Probability that a frame is carried twice, 0..=1.
     pub duplicate: f64,
-    /// Probability that one bit of a frame is flipped, 0..=1; of a duplicated
-    /// frame only the first copy.
-    pub corrupt: f64,
-    /// Probability that a frame is held back, 0..=1.
+    /// Probability that a frame travels twice as long, so that later ones overtake
+    /// it, 0..=1; of a duplicated frame only one copy.
     pub reorder: f64,
-    /// How many later frames overtake a frame held back; at least 1.
-    pub reorder_by: u32,
-    /// The longest a frame is held back, should fewer follow.
-    pub reorder_hold: Duration,
-    /// Bits a second the wire carries, counting the bytes of the Ethernet
-    /// frame without preamble, checksum and gap. `None`: no limit.
-    pub rate: Option<u64>,
-    /// Frames that may wait for a wire with a rate, the one being sent
-    /// included; what comes on top is dropped.
-    pub buffer: usize,
     /// Time a frame travels.
     pub delay: Duration,
-}
-
-impl Default for Impairments {
-    fn default() -> Self {
-        Impairments {
-            loss: 0.0,
-            duplicate: 0.0,
-            corrupt: 0.0,
-            reorder: 0.0,
-            reorder_by: 3,
-            reorder_hold: Duration::from_millis(10),
-            rate: None,
-            buffer: 256,
-            delay: Duration::ZERO,
-        }
-    }
 }
 
 impl Impairments {
     /// True when a frame may arrive later than it was sent.
     pub(super) fn takes_time(&self) -> bool {
-        self.reorder > 0.0 || self.rate.is_some() || self.delay > Duration::ZERO
+        self.delay > Duration::ZERO
     }
 
     pub(super) fn check(&self) -> io::Result<()> {
-        let chances = [self.loss, self.duplicate, self.corrupt, self.reorder];
+        let chances = [self.loss, self.duplicate, self.reorder];
         if !chances.iter().all(|chance| (0.0..=1.0).contains(chance)) {
             return invalid("a probability lies outside 0..=1");
-        }
-        if self.reorder > 0.0 && self.reorder_by == 0 {
-            return invalid("reorder_by must be at least 1");
-        }
-        if self.rate == Some(0) {
-            return invalid("a rate of 0 would never carry a frame; take the end down instead");
         }
         Ok(())
     }

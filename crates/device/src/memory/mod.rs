@@ -5,7 +5,7 @@
 //! run: every protocol test happens on it.
 //!
 //! ```text
-//!  Transmit ─► wire (lose, corrupt, duplicate, reorder, rate, delay) ─► device ring
+//!  Transmit ─► wire (lose, duplicate, reorder, delay) ─► device ring
 //!                                                                          │ driver poll: demux::drive
 //!        Receive ◄── receive ring ◄── frame from the fill ring ◄───────────┴──► kernel list
 //! ```
@@ -142,16 +142,16 @@ pub fn pair(config: LinkConfig) -> io::Result<(Link, LinkPort, LinkPort)> {
 
 /// Makes a link on a clock of the caller's, for programs that run in real
 /// time. Such a link carries every frame at once: nobody would run it when a
-/// delayed frame falls due, so impairments that take time are refused.
+/// delayed frame falls due, so a delay is refused.
 ///
 /// # Errors
-/// As [`pair`]; InvalidInput also for a delay, a rate or reordering.
+/// As [`pair`]; InvalidInput also for a delay.
 pub fn pair_on_clock(
     config: LinkConfig,
     clock: impl Fn() -> Duration + Send + 'static,
 ) -> io::Result<(Link, LinkPort, LinkPort)> {
     if config.a_to_b.takes_time() || config.b_to_a.takes_time() {
-        let what = "delay, rate and reordering need a link with a virtual clock";
+        let what = "a delay needs a link with a virtual clock";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     make(config, Clock::Given(Box::new(clock)))
@@ -240,7 +240,7 @@ impl Link {
     /// Captures every frame sent or injected from now on.
     pub fn tap(&self) -> Tap {
         let captured = Arc::new(Mutex::new(Vec::new()));
-        self.state().add_tap(&captured);
+        self.state().taps.push(Arc::downgrade(&captured));
         Tap { captured }
     }
 
@@ -249,7 +249,7 @@ impl Link {
     /// loses it. `None` removes the filter. It runs while the link is locked
     /// and so must not call the link.
     pub fn set_filter(&self, from: Side, filter: Option<Box<Filter>>) {
-        self.state().set_filter(from, filter);
+        self.state().wires.of_mut(from).set_filter(filter);
     }
 
     /// Changes the impairments of what `from` sends from now on.
@@ -265,30 +265,30 @@ impl Link {
     /// ENETDOWN, frames in its device rings and frames that arrive are lost
     /// ([`PortCounters::down`]); what waits to be transmitted waits on.
     pub fn set_down(&self, side: Side, down: bool) {
-        self.state().set_down(side, down);
+        self.state().ends.of_mut(side).set_down(down);
     }
 
     /// Has an end's device take no more frames for transmission, as a full one, or
     /// take them again.
     pub fn refuse_frames(&self, side: Side, refuses: bool) {
-        self.state().refuse_frames(side, refuses);
+        self.state().ends.of_mut(side).refuses = refuses;
     }
 
     /// Takes the frames that `side`'s driver passed to the kernel, oldest
     /// first.
     pub fn take_kernel(&self, side: Side) -> Vec<KernelFrame> {
-        self.state().take_kernel(side)
+        self.state().ends.of_mut(side).take_kernel()
     }
 
     /// What became of the frames that `from` sent, on the wire.
     pub fn wire_counters(&self, from: Side) -> WireCounters {
-        self.state().wire_counters(from)
+        self.state().wires.of(from).counters
     }
 
     /// What became of the frames that reached `side`, outside the driver
     /// program (the demux tables count what happened inside).
     pub fn port_counters(&self, side: Side) -> PortCounters {
-        self.state().port_counters(side)
+        self.state().ends.of(side).counters
     }
 }
 

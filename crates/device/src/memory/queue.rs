@@ -111,7 +111,7 @@ struct TransmitHalf {
 impl Transmit for TransmitHalf {
     fn transmit(&mut self, frame: Frame, offload: Option<Offload>) -> Result<(), Frame> {
         let mut state = self.link.state();
-        if state.refuses(self.side) {
+        if state.ends.of(self.side).refuses {
             return Err(frame);
         }
         match state.queue_mut(self.side, self.queue) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tidewall_wire::checksum;
@@ -13,10 +13,10 @@ use crate::frame::FrameMemory;
 use crate::queue::{Offload, POLL_MAX};
 
 use super::config::{Impairments, LinkConfig};
-use super::port::{KernelFrame, PortCounters, PortState, QueueState};
+use super::port::{PortState, QueueState};
 use super::queue::Parts;
-use super::wire::{Arrival, Wire, WireCounters};
-use super::{Captured, Filter, Side, Sides};
+use super::wire::{Arrival, Wire};
+use super::{Captured, Side, Sides};
 
 const ETHERNET_HEADER: usize = 14;
 
@@ -38,12 +38,12 @@ pub(super) struct State {
     clock: Clock,
     mtu: usize,
     /// By sender.
-    wires: Sides<Wire>,
-    ends: Sides<PortState>,
+    pub wires: Sides<Wire>,
+    pub ends: Sides<PortState>,
     /// By time of arrival, then in the order sent.
     flights: BTreeMap<(Duration, u64), Flight>,
     order: u64,
-    taps: Vec<Weak<Mutex<Vec<Captured>>>>,
+    pub taps: Vec<Weak<Mutex<Vec<Captured>>>>,
 }
 
 impl State {
@@ -81,9 +81,9 @@ impl State {
             clock,
             mtu: usize::from(config.mtu),
             wires: Sides {
-                a: Wire::new(config.a_to_b.clone(), config.seed),
+                a: Wire::new(config.a_to_b, config.seed),
                 // Far from the other direction's place in the sequence.
-                b: Wire::new(config.b_to_a.clone(), config.seed ^ 0xb000_0000_0000_0000),
+                b: Wire::new(config.b_to_a, config.seed ^ 0xb000_0000_0000_0000),
             },
             ends: Sides { a, b },
             flights: BTreeMap::new(),
@@ -119,36 +119,16 @@ impl State {
     }
 
     pub(super) fn next_due(&self) -> Option<Duration> {
-        let flight = self.flights.keys().next().map(|(time, _)| *time);
-        let deadlines = [self.wires.a.next_deadline(), self.wires.b.next_deadline()];
-        deadlines.into_iter().flatten().chain(flight).min()
+        self.flights.keys().next().map(|(time, _)| *time)
     }
 
     /// Carries out everything due at `until` or before, each at its own time.
     fn deliver_until(&mut self, until: Duration) {
-        loop {
-            let flight = self.flights.keys().next().map(|(time, _)| *time);
-            let held = [Side::A, Side::B]
-                .into_iter()
-                .filter_map(|side| Some((self.wires.of(side).next_deadline()?, side)))
-                .min_by_key(|(time, _)| *time);
-            match (flight, held) {
-                (flight, Some((time, side)))
-                    if time <= until && flight.is_none_or(|flight| time < flight) =>
-                {
-                    let mut arrivals = Vec::new();
-                    self.wires.of_mut(side).release_due(time, &mut arrivals);
-                    self.launch(side.peer(), arrivals);
-                }
-                (Some(time), _) if time <= until => {
-                    let Some((_, flight)) = self.flights.pop_first() else {
-                        return;
-                    };
-                    self.ends.of_mut(flight.to).arrive(flight.bytes, time);
-                    self.answer(flight.to, time);
-                }
-                _ => return,
-            }
+        while self.next_due().is_some_and(|time| time <= until)
+            && let Some(((time, _), flight)) = self.flights.pop_first()
+        {
+            self.ends.of_mut(flight.to).arrive(flight.bytes, time);
+            self.answer(flight.to, time);
         }
     }
 
@@ -156,14 +136,6 @@ impl State {
     fn answer(&mut self, from: Side, now: Duration) {
         for bytes in self.ends.of_mut(from).take_answers() {
             self.send(now, from, bytes);
-        }
-    }
-
-    fn launch(&mut self, to: Side, arrivals: Vec<Arrival>) {
-        for Arrival { time, bytes } in arrivals {
-            self.flights
-                .insert((time, self.order), Flight { to, bytes });
-            self.order += 1;
         }
     }
 
@@ -183,10 +155,6 @@ impl State {
                 });
             true
         });
-    }
-
-    pub(super) fn add_tap(&mut self, captured: &Arc<Mutex<Vec<Captured>>>) {
-        self.taps.push(Arc::downgrade(captured));
     }
 
     pub(super) fn inject(&mut self, to: Side, frames: Vec<Vec<u8>>) {
@@ -221,7 +189,12 @@ impl State {
         if let Some(sent) = sent {
             self.capture(now, from, !carried, &sent);
         }
-        self.launch(from.peer(), arrivals);
+        let to = from.peer();
+        for Arrival { time, bytes } in arrivals {
+            self.flights
+                .insert((time, self.order), Flight { to, bytes });
+            self.order += 1;
+        }
     }
 
     /// Sends what a queue has to transmit.
@@ -259,10 +232,6 @@ impl State {
         self.ends.of_mut(side).queue_mut(queue)
     }
 
-    pub(super) fn set_filter(&mut self, from: Side, filter: Option<Box<Filter>>) {
-        self.wires.of_mut(from).set_filter(filter);
-    }
-
     pub(super) fn set_impairments(&mut self, from: Side, new: Impairments) -> io::Result<()> {
         new.check()?;
         if matches!(self.clock, Clock::Given(_)) && new.takes_time() {
@@ -270,30 +239,6 @@ impl State {
         }
         self.wires.of_mut(from).impairments = new;
         Ok(())
-    }
-
-    pub(super) fn set_down(&mut self, side: Side, down: bool) {
-        self.ends.of_mut(side).set_down(down);
-    }
-
-    pub(super) fn refuse_frames(&mut self, side: Side, refuses: bool) {
-        self.ends.of_mut(side).refuses = refuses;
-    }
-
-    pub(super) fn refuses(&self, side: Side) -> bool {
-        self.ends.of(side).refuses
-    }
-
-    pub(super) fn take_kernel(&mut self, side: Side) -> Vec<KernelFrame> {
-        self.ends.of_mut(side).take_kernel()
-    }
-
-    pub(super) fn wire_counters(&self, from: Side) -> WireCounters {
-        self.wires.of(from).counters
-    }
-
-    pub(super) fn port_counters(&self, side: Side) -> PortCounters {
-        self.ends.of(side).counters
     }
 }
 

@@ -33,14 +33,11 @@ fn same_seed_same_run() {
     let all = Impairments {
         loss: 0.1,
         duplicate: 0.1,
-        corrupt: 0.1,
         reorder: 0.1,
-        rate: Some(1_000_000),
         delay: ms(5),
-        ..Impairments::default()
     };
-    let (first_link, first) = run(all.clone(), 42, 500);
-    let (second_link, second) = run(all.clone(), 42, 500);
+    let (first_link, first) = run(all, 42, 500);
+    let (second_link, second) = run(all, 42, 500);
     assert_eq!(first, second);
     assert_eq!(
         first_link.wire_counters(Side::A),
@@ -128,69 +125,25 @@ fn duplicates_arrive_twice() {
 }
 
 #[test]
-fn corruption_flips_one_bit() {
-    let (link, mut a, mut b) = link(a_to_b(Impairments {
-        corrupt: 1.0,
-        ..Default::default()
-    }));
-    let tap = link.tap();
-    for sent in 0..50 {
-        // Any two differ in four bits at least.
-        transmit(&mut a, &numbered(sent * 0x0101_0101), None);
-    }
-    // A flipped bit can change what the driver makes of a frame, so compare
-    // those that it passed with what was sent.
-    let frames = arrived(&link, &mut b);
-    let sent = tap.take();
-    assert_eq!(link.wire_counters(Side::A).corrupted, 50);
-    assert!(frames.len() > 25);
-    for frame in frames {
-        let distance = |sent: &Captured| -> u32 {
-            sent.bytes
-                .iter()
-                .zip(&frame)
-                .map(|(a, b)| (a ^ b).count_ones())
-                .sum()
-        };
-        assert_eq!(sent.iter().map(distance).min(), Some(1));
-    }
-}
-
-#[test]
-fn held_frame_is_overtaken_by_as_many_as_asked() {
+fn a_frame_that_takes_twice_as_long_is_overtaken() {
     let (link, mut a, mut b) = link(LinkConfig::default());
     let reorder = |reorder| Impairments {
         reorder,
-        reorder_by: 2,
+        delay: ms(5),
         ..Default::default()
     };
     link.set_impairments(Side::A, reorder(1.0)).unwrap();
     transmit(&mut a, &numbered(0), None);
     link.set_impairments(Side::A, reorder(0.0)).unwrap();
-    for sent in 1..5 {
+    for sent in 1..3 {
         transmit(&mut a, &numbered(sent), None);
     }
-    assert_eq!(numbers(&link, &mut b), [1, 2, 0, 3, 4]);
-}
-
-#[test]
-fn held_frame_that_nothing_follows_goes_on_after_a_time() {
-    let hold = Impairments {
-        reorder: 1.0,
-        reorder_hold: ms(10),
-        ..Default::default()
-    };
-    let (link, mut a, mut b) = link(a_to_b(Impairments {
-        delay: ms(5),
-        ..hold
-    }));
-    transmit(&mut a, &numbered(3), None);
+    assert_eq!(link.next_due(), Some(ms(5)));
+    link.advance_to(ms(5));
     assert_eq!(link.next_due(), Some(ms(10)));
-    link.advance_to(ms(14));
-    assert_eq!(numbers(&link, &mut b), []);
-    assert_eq!(link.next_due(), Some(ms(15)));
-    link.advance_to(ms(15));
-    assert_eq!(numbers(&link, &mut b), [3]);
+    link.advance_to(ms(10));
+    assert_eq!(numbers(&link, &mut b), [1, 2, 0]);
+    assert_eq!(link.wire_counters(Side::A).reordered, 1);
     assert_eq!(link.next_due(), None);
 }
 
@@ -211,30 +164,6 @@ fn delay_is_exact_and_for_one_direction() {
     // Time does not run backwards.
     link.advance_to(ms(3));
     assert_eq!(link.now(), ms(21));
-}
-
-#[test]
-fn rate_spaces_frames_and_its_buffer_drops_the_tail() {
-    // 60 bytes at 480,000 bit/s: one frame a millisecond.
-    let rate = Impairments {
-        rate: Some(480_000),
-        buffer: 3,
-        ..Default::default()
-    };
-    let (link, mut a, mut b) = link(a_to_b(rate));
-    for sent in 0..5 {
-        transmit(&mut a, &numbered(sent), None);
-    }
-    assert_eq!(link.wire_counters(Side::A).buffer_full, 2);
-    for step in 1..=3 {
-        assert_eq!(link.next_due(), Some(ms(step)));
-        link.advance_to(ms(step));
-        assert_eq!(numbers(&link, &mut b), [step as u32 - 1]);
-    }
-    // The wire rested meanwhile; it saves nothing up.
-    link.advance_to(ms(100));
-    transmit(&mut a, &numbered(9), None);
-    assert_eq!(link.next_due(), Some(ms(101)));
 }
 
 #[test]
@@ -340,16 +269,7 @@ fn configurations_out_of_range_are_refused() {
             ..Default::default()
         }),
         a_to_b(Impairments {
-            corrupt: f64::NAN,
-            ..Default::default()
-        }),
-        a_to_b(Impairments {
-            rate: Some(0),
-            ..Default::default()
-        }),
-        a_to_b(Impairments {
-            reorder: 0.5,
-            reorder_by: 0,
+            duplicate: f64::NAN,
             ..Default::default()
         }),
     ];
@@ -372,7 +292,7 @@ fn link_on_the_callers_clock_takes_no_time() {
         delay: ms(1),
         ..Default::default()
     };
-    assert!(pair_on_clock(a_to_b(delayed.clone()), || ms(0)).is_err());
+    assert!(pair_on_clock(a_to_b(delayed), || ms(0)).is_err());
     let (link, mut a, mut b) = pair_on_clock(LinkConfig::default(), reader).unwrap();
     assert!(link.set_impairments(Side::A, delayed).is_err());
     transmit(&mut a, &numbered(1), None);
