@@ -9,7 +9,7 @@ use tidewall_load::{BlastSpec, LoadReport, LoadSpec, PingSpec, Progress, Wait, r
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::load::packets::Packets;
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::units::{self, count, nanoseconds, per_second};
 
 /// Send paced UDP, or a flood of TCP SYN segments, at an address, from 10 packets/s to all the link carries.
@@ -162,12 +162,6 @@ pub fn line(progress: &Progress) -> String {
 /// The report as tables.
 pub fn text(report: &LoadReport) -> String {
     let mut text = String::new();
-    let columns = [
-        ("", Align::Left),
-        ("packets", Align::Right),
-        ("/s", Align::Right),
-        ("", Align::Left),
-    ];
     if let Some(blast) = &report.blast {
         let seconds = blast.duration.as_secs_f64();
         let rate = |packets: u64| {
@@ -188,7 +182,7 @@ pub fn text(report: &LoadReport) -> String {
                 ""
             }
         ));
-        let mut table = Table::new(2, &columns);
+        let mut table = Table::of(2, "|>packets|>/s|");
         let counts = &blast.measured;
         for (name, packets, note) in [
             ("offered", counts.offered, ""),

@@ -18,18 +18,12 @@ pub struct Failure {
 impl Failure {
     /// Exit code 1: it ran, and the answer is no.
     pub fn answer(message: impl Into<String>) -> Self {
-        Failure {
-            code: 1,
-            message: message.into(),
-        }
+        Failure::with_code(1, message)
     }
 
     /// Exit code 2: it could not begin.
     pub fn usage(message: impl Into<String>) -> Self {
-        Failure {
-            code: 2,
-            message: message.into(),
-        }
+        Failure::with_code(2, message)
     }
 
     /// A code that another crate has chosen.
@@ -117,10 +111,7 @@ pub fn say(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure {
-            code: 0,
-            message: String::new(),
-        }),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::with_code(0, "")),
         Err(error) => Err(Failure::io("writing to standard output", &error)),
     }
 }
@@ -149,21 +140,14 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// Refuses an interface that this network namespace does not have. procfs, not
-/// sysfs: sysfs shows the namespace it was mounted in.
+/// Refuses an interface that this network namespace does not have.
 pub fn check_interface(name: &str) -> Outcome {
-    let list = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    let found = list.lines().any(|line| {
-        line.split_once(':')
-            .is_some_and(|(found, _)| found.trim() == name)
-    });
-    // Without procfs the device itself will say what is wrong.
-    if found || list.is_empty() {
-        return Ok(());
+    match tidewall_sys::interface::index(name) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::usage(format!(
+            "no interface {name} in this network namespace; see: ip link"
+        ))),
     }
-    Err(Failure::usage(format!(
-        "no interface {name} in this network namespace; see: ip link"
-    )))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewall_lab::bridge::{Bridge, DirectionReport, Impair, Report, Sharing, Spec};
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json, stop_flag};
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::units::{self, count, nanoseconds};
 
 /// Forward between two interfaces as a bad path would: delay, loss, reordering, a bottleneck.
@@ -192,18 +192,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 /// The report as a table.
 fn text(arguments: &Arguments, report: &Report) -> String {
-    let mut table = Table::new(
+    let mut table = Table::of(
         2,
-        &[
-            ("from", Align::Left),
-            ("packets", Align::Right),
-            ("delivered", Align::Right),
-            ("lost", Align::Right),
-            ("queue full", Align::Right),
-            ("held back", Align::Right),
-            ("twice", Align::Right),
-            ("marked", Align::Right),
-        ],
+        "from|>packets|>delivered|>lost|>queue full|>held back|>twice|>marked",
     );
     let mut row = |name: &str, way: &DirectionReport| {
         table.row([

@@ -22,14 +22,23 @@ pub struct Table {
 impl Table {
     /// A table whose lines begin with `indent` spaces.
     pub fn new(indent: usize, columns: &[(&str, Align)]) -> Self {
+        let columns = columns.iter().copied();
         Table {
             indent,
             columns: columns
-                .iter()
-                .map(|(name, align)| ((*name).to_owned(), *align))
+                .map(|(name, align)| (name.to_owned(), align))
                 .collect(),
             rows: Vec::new(),
         }
+    }
+
+    /// As [`Table::new`], of names between bars; one that begins with `>` is of numbers.
+    pub fn of(indent: usize, columns: &str) -> Self {
+        let aligned = columns.split('|').map(|name| match name.strip_prefix('>') {
+            Some(name) => (name, Align::Right),
+            None => (name, Align::Left),
+        });
+        Table::new(indent, &aligned.collect::<Vec<_>>())
     }
 
     /// Adds a row; cells that are missing are empty, cells too many are left out.
@@ -98,7 +107,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(2, &[("cause", Align::Left), ("frames", Align::Right)]);
+        let mut table = Table::of(2, "cause|>frames");
         table.row(["µs".to_owned(), "1".to_owned()]);
         table.row(["channel-full".to_owned(), "1,234,567".to_owned()]);
         assert_eq!(

@@ -12,7 +12,7 @@ use tidewall_receive::control::Setting;
 use tidewall_receive::control::model::Prediction;
 
 use crate::end::{Failure, Outcome, say};
-use crate::table::{Align, Table, wrap};
+use crate::table::{Table, wrap};
 use crate::units::{self, Rate, nanoseconds, per_second};
 
 /// Measure what receiving costs on this machine, and predict the best Bp and T.
@@ -104,10 +104,7 @@ fn text_of(options: &Options, tuned: &Tuned) -> String {
         "Costs on this machine, {} multiplications a packet, {} bytes of payload:\n",
         options.work, options.payload
     );
-    let mut costs = Table::new(
-        2,
-        &[("", Align::Left), ("", Align::Right), ("", Align::Left)],
-    );
+    let mut costs = Table::of(2, "|>|");
     for (name, cost, about) in [
         ("Tp", machine.protocol, "protocol processing of a frame"),
         (
@@ -186,21 +183,9 @@ fn text_of(options: &Options, tuned: &Tuned) -> String {
 }
 
 fn table(tuned: &Tuned) -> String {
-    let right = Align::Right;
-    let mut table = Table::new(
+    let mut table = Table::of(
         2,
-        &[
-            ("Bp", right),
-            ("T µs", right),
-            ("frames a round", right),
-            ("measured/s", right),
-            ("predicted/s", right),
-            ("ratio", right),
-            ("mode", right),
-            ("idle %", right),
-            ("predicted %", right),
-            ("lost in buffer %", right),
-        ],
+        ">Bp|>T µs|>frames a round|>measured/s|>predicted/s|>ratio|>mode|>idle %|>predicted %|>lost in buffer %",
     );
     let mut samples = tuned.measured.samples.clone();
     samples.sort_by_key(|sample| (sample.interval_us, sample.budget));

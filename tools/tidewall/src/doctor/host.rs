@@ -143,10 +143,7 @@ fn loaded(result: io::Result<Duration>) -> Finding {
             let text = format!("{cause}{}", last.unwrap_or_default());
             Finding::problem(CHECK, text, remedy)
         }
-        None => Finding {
-            severity: Severity::Problem,
-            ..Finding::unknown(CHECK, error.to_string())
-        },
+        None => Finding::new(CHECK, Severity::Problem, error.to_string()),
     }
 }
 

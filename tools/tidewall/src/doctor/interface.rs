@@ -101,10 +101,12 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
     let json = match tool("ip", &["-details", "-json", "link", "show"]) {
         Ok(json) => json,
         Err(error) => {
-            return vec![Finding {
-                mend: Some("apt-get install iproute2".to_owned()),
-                ..Finding::unknown("interface", format!("{name} cannot be looked at: {error}"))
-            }];
+            let text = format!("{name} cannot be looked at: {error}");
+            return vec![Finding::warning(
+                "interface",
+                text,
+                "apt-get install iproute2",
+            )];
         }
     };
     let all = links(&json);
@@ -393,10 +395,8 @@ fn offloads(name: &str, link: &Link, all: &[Link]) -> Vec<Finding> {
     let listing = match tool("ethtool", &["-k", name]) {
         Ok(listing) => listing,
         Err(error) => {
-            return vec![Finding {
-                mend: Some("apt-get install ethtool".to_owned()),
-                ..Finding::unknown(CHECK, format!("those of {name} cannot be read: {error}"))
-            }];
+            let text = format!("those of {name} cannot be read: {error}");
+            return vec![Finding::warning(CHECK, text, "apt-get install ethtool")];
         }
     };
     let tagged: Vec<&str> = all

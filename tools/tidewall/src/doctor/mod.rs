@@ -74,44 +74,38 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// As it should be.
-    pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
+    fn new(check: &'static str, severity: Severity, text: impl Into<String>) -> Self {
         Finding {
             check,
-            severity: Severity::Ok,
+            severity,
             text: text.into(),
             mend: None,
         }
+    }
+
+    fn mended_by(mut self, command: impl Into<String>) -> Self {
+        self.mend = Some(command.into());
+        self
+    }
+
+    /// As it should be.
+    pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
+        Self::new(check, Severity::Ok, text)
     }
 
     /// Works, but.
     pub fn warning(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
-        Finding {
-            check,
-            severity: Severity::Warning,
-            text: text.into(),
-            mend: Some(mend.into()),
-        }
+        Self::unknown(check, text).mended_by(mend)
     }
 
     /// Does not work, or not safely.
     pub fn problem(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
-        Finding {
-            check,
-            severity: Severity::Problem,
-            text: text.into(),
-            mend: Some(mend.into()),
-        }
+        Self::new(check, Severity::Problem, text).mended_by(mend)
     }
 
     /// Could not be looked at.
     pub fn unknown(check: &'static str, text: impl Into<String>) -> Self {
-        Finding {
-            check,
-            severity: Severity::Warning,
-            text: text.into(),
-            mend: None,
-        }
+        Self::new(check, Severity::Warning, text)
     }
 }
 
@@ -132,13 +126,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     all.append(&mut findings);
     all.extend(firewall::check(&live));
     for stack in &live {
-        let warned = |warning: &String| Finding {
-            check: "stack",
-            severity: Severity::Warning,
-            text: format!("process {}: {warning}", stack.process),
-            mend: None,
-        };
-        all.extend(stack.warnings.iter().map(warned));
+        let warned = |warning| format!("process {}: {warning}", stack.process);
+        let warnings = stack.warnings.iter().map(warned);
+        all.extend(warnings.map(|text| Finding::unknown("stack", text)));
     }
     let mut interfaces: BTreeSet<&str> =
         live.iter().map(|stack| stack.interface.as_str()).collect();

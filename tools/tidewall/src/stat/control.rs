@@ -5,7 +5,7 @@ use serde::Serialize;
 use tidewall_socket::snapshot::{ControlSnapshot, QueueSnapshot};
 
 use super::Pair;
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::units::{count, per_second, trimmed};
 
 /// Characters of the bar that shows a buffer's use.
@@ -29,9 +29,7 @@ pub struct Rates {
 impl Rates {
     /// Those of a queue between the two looks of a pair.
     pub fn of(pair: &Pair, queue: usize) -> Self {
-        let rate = |find: fn(&QueueSnapshot) -> u64| {
-            pair.rate(|stack| stack.queues.get(queue).map_or(0, find))
-        };
+        let rate = |find: fn(&QueueSnapshot) -> u64| pair.queue_rate(queue, find);
         Rates {
             rounds: rate(|queue| queue.rounds),
             exhausted_rounds: rate(|queue| queue.control.exhausted_rounds),
@@ -110,22 +108,9 @@ fn bar(share: f64) -> String {
 
 /// A line a queue, with its rates.
 pub fn table(pair: &Pair) -> String {
-    let mut table = Table::new(
+    let mut table = Table::of(
         2,
-        &[
-            ("queue", Align::Right),
-            ("policy", Align::Left),
-            ("Bp", Align::Right),
-            ("T", Align::Right),
-            ("mode", Align::Left),
-            ("buffer use", Align::Left),
-            ("", Align::Right),
-            ("rounds/s", Align::Right),
-            ("exhausted/s", Align::Right),
-            ("interrupts/s", Align::Right),
-            ("frames/s", Align::Right),
-            ("overflow/s", Align::Right),
-        ],
+        ">queue|policy|>Bp|>T|mode|buffer use|>|>rounds/s|>exhausted/s|>interrupts/s|>frames/s|>overflow/s",
     );
     for (number, queue) in pair.now.queues.iter().enumerate() {
         let control = &queue.control;

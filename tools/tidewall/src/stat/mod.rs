@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tidewall_socket::control as sockets;
-use tidewall_socket::snapshot::StackSnapshot;
+use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::units;
@@ -121,6 +121,11 @@ impl Pair {
         } else {
             0.0
         }
+    }
+
+    /// As [`Pair::rate`], of a counter of one queue.
+    pub fn queue_rate(&self, queue: usize, count: impl Fn(&QueueSnapshot) -> u64) -> f64 {
+        self.rate(|stack| stack.queues.get(queue).map_or(0, &count))
     }
 }
 

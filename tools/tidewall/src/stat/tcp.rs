@@ -3,7 +3,7 @@
 use tidewall_socket::snapshot::TcpSnapshot;
 
 use super::Pair;
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::units::{bytes, count, per_second};
 
 /// Everything about connections; nothing of a stack that never had one.
@@ -12,10 +12,7 @@ pub fn text(pair: &Pair) -> String {
     if tcp.states.is_empty() && tcp.counters.values().all(|&count| count == 0) {
         return String::new();
     }
-    let mut table = Table::new(
-        2,
-        &[("", Align::Left), ("", Align::Right), ("/s", Align::Right)],
-    );
+    let mut table = Table::of(2, "|>|>/s");
     for (name, &times) in &tcp.counters {
         let of = |tcp: &TcpSnapshot| tcp.counters.get(name).copied().unwrap_or(0);
         if times > 0 {

@@ -13,7 +13,7 @@ use super::control;
 use super::explain::{self, Counts, Place};
 use super::processor::Shares;
 use super::tcp;
-use crate::table::{Align, Table, wrap};
+use crate::table::{Table, wrap};
 use crate::units::{age, count, per_second};
 
 /// Width that explanations are broken at.
@@ -111,118 +111,82 @@ fn queue_text(pair: &Pair, number: usize) -> String {
     let Some(queue) = pair.now.queues.get(number) else {
         return String::new();
     };
-    let rate = |find: fn(&QueueSnapshot) -> u64| {
-        pair.rate(|stack| stack.queues.get(number).map_or(0, find))
-    };
     let mut text = format!(
         "\nqueue {number}, receive control: {}\n",
         control::line(&queue.control)
     );
-    let mut table = Table::new(
-        2,
-        &[
-            ("", Align::Left),
-            ("frames", Align::Right),
-            ("/s", Align::Right),
-            ("", Align::Left),
-        ],
-    );
-    for (name, frames) in in_order(Place::Driver, &queue.driver) {
-        let name_rate = pair.rate(|stack| {
-            stack
-                .queues
-                .get(number)
-                .and_then(|queue| queue.driver.get(name))
-                .copied()
-                .unwrap_or(0)
-        });
-        let lost =
-            explain::find(Place::Driver, name).is_some_and(|entry| entry.counts == Counts::Loss);
-        let note = if lost { "lost" } else { "" };
-        table.row([
+    let mut table = Table::of(2, "|>frames|>/s|");
+    let mut row = |name: String, find: &dyn Fn(&QueueSnapshot) -> u64, note: &str| {
+        let rate = per_second(pair.queue_rate(number, find));
+        table.row([name, count(find(queue)), rate, note.to_owned()]);
+    };
+    let lost = |lost| if lost { "lost" } else { "" };
+    for (name, _) in in_order(Place::Driver, &queue.driver) {
+        let entry = explain::find(Place::Driver, name);
+        row(
             format!("driver: {name}"),
-            count(*frames),
-            per_second(name_rate),
-            note.to_owned(),
-        ]);
+            &|queue| queue.driver.get(name).copied().unwrap_or(0),
+            lost(entry.is_some_and(|entry| entry.counts == Counts::Loss)),
+        );
     }
-    for (class, (passed, dropped)) in in_order(Place::Kernel, &queue.kernel) {
-        if passed + dropped == 0 {
-            continue;
+    for (class, &(passed, dropped)) in in_order(Place::Kernel, &queue.kernel) {
+        let of = |queue: &QueueSnapshot| queue.kernel.get(class).copied().unwrap_or_default();
+        if passed + dropped > 0 {
+            let name = format!("kernel: {class} passed");
+            row(name, &|queue| of(queue).0, "");
         }
-        let of = |stack: &StackSnapshot| {
-            stack
-                .queues
-                .get(number)
-                .and_then(|queue| queue.kernel.get(class))
-                .copied()
-                .unwrap_or((0, 0))
-        };
-        table.row([
-            format!("kernel: {class} passed"),
-            count(*passed),
-            per_second(pair.rate(|stack| of(stack).0)),
-            String::new(),
-        ]);
-        if *dropped > 0 {
-            table.row([
-                format!("kernel: {class} over its rate"),
-                count(*dropped),
-                per_second(pair.rate(|stack| of(stack).1)),
-                "lost".to_owned(),
-            ]);
+        if dropped > 0 {
+            let name = format!("kernel: {class} over its rate");
+            row(name, &|queue| of(queue).1, "lost");
         }
     }
-    type Row = (&'static str, fn(&QueueSnapshot) -> u64, bool);
-    let rows: [Row; 11] = [
-        ("delivered to channels", |queue| queue.delivered, false),
-        ("lost in the ring", |queue| queue.lost_in_ring, true),
-        ("for a channel closed meanwhile", |queue| queue.stale, true),
-        ("sent", |queue| queue.transmitted, false),
+    let empty = match queue.rounds {
+        0 => String::new(),
+        rounds => format!(
+            "{:.0} % found the ring empty",
+            100.0 * queue.empty_rounds as f64 / rounds as f64
+        ),
+    };
+    let software =
+        |queue: &QueueSnapshot| queue.transmitted.saturating_sub(queue.checksums_by_device);
+    type Row<'a> = (&'a str, fn(&QueueSnapshot) -> u64, &'a str);
+    let rows: [Row<'_>; 11] = [
+        ("delivered to channels", |queue| queue.delivered, ""),
+        ("lost in the ring", |queue| queue.lost_in_ring, "lost"),
+        (
+            "for a channel closed meanwhile",
+            |queue| queue.stale,
+            "lost",
+        ),
+        ("sent", |queue| queue.transmitted, ""),
         (
             "sent, checksum by the device",
             |queue| queue.checksums_by_device,
-            false,
+            "",
         ),
-        (
-            "sent, checksum in software",
-            |queue| queue.transmitted.saturating_sub(queue.checksums_by_device),
-            false,
-        ),
+        ("sent, checksum in software", software, ""),
         (
             "sends refused: no free frame",
             |queue| queue.no_transmit_frame,
-            true,
+            "lost",
         ),
-        ("rounds", |queue| queue.rounds, false),
+        ("rounds", |queue| queue.rounds, &empty),
         (
             "rounds that used up Bp",
             |queue| queue.control.exhausted_rounds,
-            false,
+            "",
         ),
-        ("interrupts", |queue| queue.control.interrupts, false),
+        ("interrupts", |queue| queue.control.interrupts, ""),
         (
             "found their channel full",
             |queue| queue.control.overflowed,
-            false,
+            "",
         ),
     ];
-    for (name, find, lost) in rows {
-        let frames = find(queue);
-        if frames == 0 && lost {
-            continue;
+    for (name, find, note) in rows {
+        if find(queue) > 0 || note != "lost" {
+            row(name.to_owned(), &find, note);
         }
-        let note = match name {
-            "rounds" if queue.rounds > 0 => {
-                format!(
-                    "{:.0} % found the ring empty",
-                    100.0 * queue.empty_rounds as f64 / queue.rounds as f64
-                )
-            }
-            _ if lost => "lost".to_owned(),
-            _ => String::new(),
-        };
-        table.row([name.to_owned(), count(frames), per_second(rate(find)), note]);
     }
     text.push_str(&table.text());
     text
@@ -232,20 +196,9 @@ fn sockets(pair: &Pair) -> String {
     if pair.now.sockets.is_empty() {
         return "\nno open sockets\n".to_owned();
     }
-    let mut table = Table::new(
+    let mut table = Table::of(
         2,
-        &[
-            ("channel", Align::Right),
-            ("protocol", Align::Left),
-            ("local", Align::Left),
-            ("peer", Align::Left),
-            ("received", Align::Right),
-            ("/s", Align::Right),
-            ("by kernel", Align::Right),
-            ("waiting/limit", Align::Right),
-            ("dropped full", Align::Right),
-            ("/s", Align::Right),
-        ],
+        ">channel|protocol|local|peer|>received|>/s|>by kernel|>waiting/limit|>dropped full|>/s",
     );
     for socket in &pair.now.sockets {
         let rate = |find: fn(&tidewall_socket::snapshot::SocketSnapshot) -> u64| {
@@ -299,31 +252,26 @@ fn losses(pair: &Pair) -> Vec<Loss> {
         device(stack).sent
     });
     for (number, queue) in now.queues.iter().enumerate() {
-        let of = |stack: &StackSnapshot, find: &dyn Fn(&QueueSnapshot) -> Option<u64>| {
-            stack.queues.get(number).and_then(find).unwrap_or(0)
+        let mut add = |place, name: &str, find: &dyn Fn(&QueueSnapshot) -> u64| {
+            add(place, Some(number), name, &|stack| {
+                stack.queues.get(number).map_or(0, find)
+            });
         };
         for name in queue.driver.keys() {
-            add(Place::Driver, Some(number), name, &|stack| {
-                of(stack, &|queue| queue.driver.get(name).copied())
+            add(Place::Driver, name, &|queue| {
+                queue.driver.get(name).copied().unwrap_or(0)
             });
         }
         for name in queue.kernel.keys() {
-            add(Place::Kernel, Some(number), name, &|stack| {
-                of(stack, &|queue| queue.kernel.get(name).map(|c| c.1))
+            add(Place::Kernel, name, &|queue| {
+                queue.kernel.get(name).map_or(0, |class| class.1)
             });
         }
-        add(Place::Ring, Some(number), "lost-in-ring", &|stack| {
-            of(stack, &|queue| Some(queue.lost_in_ring))
+        add(Place::Ring, "lost-in-ring", &|queue| queue.lost_in_ring);
+        add(Place::Ring, "stale", &|queue| queue.stale);
+        add(Place::Transmit, "no-transmit-frame", &|queue| {
+            queue.no_transmit_frame
         });
-        add(Place::Ring, Some(number), "stale", &|stack| {
-            of(stack, &|queue| Some(queue.stale))
-        });
-        add(
-            Place::Transmit,
-            Some(number),
-            "no-transmit-frame",
-            &|stack| of(stack, &|queue| Some(queue.no_transmit_frame)),
-        );
     }
     for name in now.protocol.keys() {
         add(Place::Protocol, None, name, &|stack| {
@@ -400,15 +348,7 @@ fn losses_text(pair: &Pair) -> String {
             warning
         };
     }
-    let mut table = Table::new(
-        2,
-        &[
-            ("place", Align::Left),
-            ("cause", Align::Left),
-            ("lost", Align::Right),
-            ("/s", Align::Right),
-        ],
-    );
+    let mut table = Table::of(2, "place|cause|>lost|>/s");
     for loss in &losses {
         let place = match loss.queue {
             Some(queue) => format!("{}, queue {queue}", loss.place.name()),
