@@ -233,10 +233,7 @@ impl AfXdp {
         };
         if self.filters.is_none() {
             match Filters::enable(restorer, &self.interface) {
-                Ok(filters) => {
-                    self.warnings.extend_from_slice(filters.warnings());
-                    self.filters = Some(filters);
-                }
+                Ok(filters) => self.filters = Some(filters),
                 Err(error) => return self.warn(error.to_string()),
             }
         }

@@ -41,7 +41,6 @@ pub(crate) fn defer_interrupts(
             .and_then(|coalescing| coalescing.set(Duration::ZERO).map(|_| coalescing));
         match taken {
             Ok(coalescing) => {
-                warnings.extend_from_slice(coalescing.warnings());
                 if let Some(timer) = &mut timer {
                     timer.coalescing = Some(Arc::new(coalescing));
                 }

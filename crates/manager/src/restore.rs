@@ -307,7 +307,7 @@ impl fmt::Display for Step {
                     .split(|&byte| byte == 0)
                     .next()
                     .unwrap_or_default();
-                write!(f, "features of {}", String::from_utf8_lossy(name))
+                write!(f, "settings of {}", String::from_utf8_lossy(name))
             }
             Step::Remove(path) => write!(f, "{} removed", path.display()),
         }

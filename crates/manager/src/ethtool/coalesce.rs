@@ -8,7 +8,7 @@ use std::time::Duration;
 use zerocopy::FromZeros;
 
 use super::layout::Coalesce;
-use super::{Device, RestoreCommands, finish_undo};
+use super::{Device, finish_undo};
 use crate::restore::{Restorer, Undo};
 use tidewall_sys::ethtool::{GET_COALESCE, SET_COALESCE};
 
@@ -81,9 +81,9 @@ impl Device {
 #[must_use = "dropping it puts the old values back at once"]
 pub struct Coalescing {
     device: Device,
-    commands: RestoreCommands,
-    old: Moderation,
-    warnings: Vec<String>,
+    restorer: Restorer,
+    owner: u32,
+    found: Coalesce,
     state: Mutex<State>,
 }
 
@@ -95,27 +95,14 @@ struct State {
     time: Option<(u32, u32)>,
     /// Largest time worth asking for, in microseconds.
     ceiling: u32,
-    changed_time: Change,
-    changed_frames: Change,
-    changed_adaptive: Change,
-}
-
-/// One of the device's values that is no longer the one found.
-#[derive(Debug, Default)]
-struct Change {
-    made: bool,
-    undo: Option<Undo>,
-}
-
-impl Change {
-    /// Registers `command` before the value is changed for the first time.
-    fn register(&mut self, commands: &RestoreCommands, command: &[&str]) -> io::Result<()> {
-        if !self.made {
-            self.undo = commands.register(command)?;
-            self.made = true;
-        }
-        Ok(())
-    }
+    /// Whether time and count were ever set.
+    set_time: bool,
+    set_frames: bool,
+    /// Puts the driver's own adaptation back, where that was on. After the values:
+    /// some drivers refuse them while they adapt.
+    undo_adaptive: Option<Undo>,
+    /// Puts the values back, once one was changed.
+    undo_values: Option<Undo>,
 }
 
 impl Coalescing {
@@ -132,29 +119,24 @@ impl Coalescing {
     pub fn take(restorer: &Restorer, interface: &str) -> io::Result<Coalescing> {
         let device = Device::open(interface)?;
         let found = device.coalesce()?;
-        let commands = RestoreCommands::new(restorer);
-        let warnings = commands
-            .warning(interface, "rx-usecs")
-            .into_iter()
-            .collect();
-        let old = Moderation::of(&found);
-        let mut state = State {
+        let undo_adaptive = match found.adaptive_rx {
+            0 => None,
+            _ => Some(device.on_exit(restorer, &put_back(&found, found.adaptive_rx))?),
+        };
+        let state = State {
             frames: found.rx_frames,
             time: None,
             ceiling: u32::MAX,
-            changed_time: Change::default(),
-            changed_frames: Change::default(),
-            changed_adaptive: Change::default(),
+            set_time: false,
+            set_frames: false,
+            undo_adaptive,
+            undo_values: None,
         };
-        if old.adaptive {
-            let command = ["-C", interface, "adaptive-rx", "on"];
-            state.changed_adaptive.register(&commands, &command)?;
-        }
         let taken = Coalescing {
             device,
-            commands,
-            old,
-            warnings,
+            restorer: restorer.clone(),
+            owner: std::process::id(),
+            found,
             state: Mutex::new(state),
         };
         // Written even where nothing changes: a device that tells its values
@@ -185,16 +167,14 @@ impl Coalescing {
         {
             return Ok(Duration::from_micros(u64::from(held)));
         }
+        self.register(&mut state)?;
+        state.set_time = true;
         let State {
             frames,
             ceiling,
-            changed_time,
-            changed_frames,
+            set_frames,
             ..
         } = &mut *state;
-        let found = self.old.time.as_micros().to_string();
-        let interface = &self.device.interface;
-        changed_time.register(&self.commands, &["-C", interface, "rx-usecs", &found])?;
         let write = |usecs, frames| {
             self.device.change_coalesce(|values| {
                 values.rx_usecs = usecs;
@@ -205,7 +185,7 @@ impl Coalescing {
         // linux/ethtool.h: "It is illegal to set both usecs and max_frames to
         // zero"; few drivers mind. One frame says the same.
         if wanted == 0 && *frames == 0 && result.as_ref().is_err_and(out_of_range) {
-            changed_frames.register(&self.commands, &["-C", interface, "rx-frames", "0"])?;
+            *set_frames = true;
             result = write(0, 1).map(|()| 0);
         }
         result.map_err(|error| self.device.refused(TIME, INSTEAD, &error))?;
@@ -226,9 +206,8 @@ impl Coalescing {
         if state.frames == frames {
             return Ok(());
         }
-        let found = self.old.frames.to_string();
-        let command = ["-C", &self.device.interface, "rx-frames", &found];
-        state.changed_frames.register(&self.commands, &command)?;
+        self.register(&mut state)?;
+        state.set_frames = true;
         self.device
             .change_coalesce(|values| values.rx_frames = frames)
             .map_err(|error| self.device.refused(FRAMES, "", &error))?;
@@ -238,13 +217,16 @@ impl Coalescing {
 
     /// What the device did before.
     pub fn old(&self) -> Moderation {
-        self.old
+        Moderation::of(&self.found)
     }
 
-    /// What the user should know although everything goes on, in words: that
-    /// a crash could not be undone.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
+    /// Registers how the values are put back, before one is changed for the first time.
+    fn register(&self, state: &mut State) -> io::Result<()> {
+        if state.undo_values.is_none() {
+            let request = put_back(&self.found, 0);
+            state.undo_values = Some(self.device.on_exit(&self.restorer, &request)?);
+        }
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -253,31 +235,41 @@ impl Coalescing {
 }
 
 impl Drop for Coalescing {
+    /// Puts back what was changed alone; the restorer knows no more than what was found.
     fn drop(&mut self) {
-        if !self.commands.is_owner() {
+        if self.owner != std::process::id() {
             return;
         }
-        let old = self.old;
+        let found = &self.found;
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let undone = if state.changed_time.made || state.changed_frames.made {
-            self.device.change_coalesce(|values| {
-                if state.changed_time.made {
-                    values.rx_usecs = u32::try_from(old.time.as_micros()).unwrap_or(u32::MAX);
+        let (set_time, set_frames) = (state.set_time, state.set_frames);
+        if let Some(undo) = state.undo_values.take() {
+            let undone = self.device.change_coalesce(|values| {
+                if set_time {
+                    values.rx_usecs = found.rx_usecs;
                 }
-                if state.changed_frames.made {
-                    values.rx_frames = old.frames;
+                if set_frames {
+                    values.rx_frames = found.rx_frames;
                 }
-            })
-        } else {
-            Ok(())
-        };
-        finish_undo(state.changed_frames.undo.take(), &undone);
-        finish_undo(state.changed_time.undo.take(), &undone);
-        // After the values: some drivers refuse them while they adapt.
-        if state.changed_adaptive.made {
-            let undone = self.device.change_coalesce(|values| values.adaptive_rx = 1);
-            finish_undo(state.changed_adaptive.undo.take(), &undone);
+            });
+            finish_undo(Some(undo), &undone);
         }
+        if let Some(undo) = state.undo_adaptive.take() {
+            let adaptive = found.adaptive_rx;
+            let undone = self
+                .device
+                .change_coalesce(|values| values.adaptive_rx = adaptive);
+            finish_undo(Some(undo), &undone);
+        }
+    }
+}
+
+/// The request for all values that were found, with the driver's own adaptation or not.
+fn put_back(found: &Coalesce, adaptive: u32) -> Coalesce {
+    Coalesce {
+        command: SET_COALESCE,
+        adaptive_rx: adaptive,
+        ..*found
     }
 }
 

@@ -5,12 +5,9 @@
 //! ([`Features`]).
 //!
 //! Everything set here is put back when its value is dropped, and by the
-//! [`Restorer`] when the process dies first. The restorer does the latter by
-//! running ethtool(8) ([`Features`] need none); where that program is not
-//! installed the change is made all the same and a warning says what a crash
-//! would leave behind. The
-//! restorer works in the network namespace in which it was started, so start
-//! it in the interface's.
+//! [`Restorer`] when the process dies first: it then sends the device the request
+//! that was registered before the change. The restorer works in the network namespace
+//! in which it was started, so start it in the interface's.
 //!
 //! Virtual devices refuse most of this (veth, the loopback device). Every
 //! error names the interface and the knob, so that a caller can print it as a
@@ -21,7 +18,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -41,9 +37,6 @@ pub use channels::Channels;
 pub use coalesce::{Coalescing, Moderation};
 pub use features::Features;
 pub use ntuple::{Filters, NtupleRule, Steering};
-
-/// Where ethtool(8) is looked for.
-const PROGRAM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// An interface that requests are sent to. It stays with the network namespace
 /// it was opened in, wherever the thread goes later.
@@ -73,6 +66,15 @@ impl Device {
         raw::call(self.socket.as_fd(), &self.name, request)
     }
 
+    /// Has the restorer send a request when the process dies.
+    fn on_exit(
+        &self,
+        restorer: &Restorer,
+        request: &(impl IntoBytes + Immutable),
+    ) -> io::Result<Undo> {
+        restorer.on_exit_request(&self.name, request.as_bytes())
+    }
+
     /// The error that a caller sees: interface, knob, reason, and for a device
     /// that cannot do it what to do instead.
     fn refused(&self, knob: &str, instead: &str, error: &io::Error) -> io::Error {
@@ -96,60 +98,9 @@ impl Device {
     }
 }
 
-/// Registers with the restorer how a device is put back.
-#[derive(Debug)]
-struct RestoreCommands {
-    restorer: Restorer,
-    program: Option<String>,
-    /// Who made the changes. A forked copy must not undo them.
-    owner: u32,
-}
-
-impl RestoreCommands {
-    fn new(restorer: &Restorer) -> RestoreCommands {
-        RestoreCommands {
-            restorer: restorer.clone(),
-            program: find_program(&PROGRAM_DIRECTORIES),
-            owner: std::process::id(),
-        }
-    }
-
-    /// `None` where ethtool(8) is not installed.
-    fn register(&self, arguments: &[&str]) -> io::Result<Option<Undo>> {
-        let Some(program) = &self.program else {
-            return Ok(None);
-        };
-        let mut command = vec![program.as_str()];
-        command.extend_from_slice(arguments);
-        self.restorer.on_exit_run(&command).map(Some)
-    }
-
-    /// What to tell the user where a crash would leave `what` behind.
-    fn warning(&self, interface: &str, what: &str) -> Option<String> {
-        let directories = PROGRAM_DIRECTORIES.join(", ");
-        self.program.is_none().then(|| {
-            format!(
-                "{interface}: no ethtool program in {directories}: {what} is put back at an \
-                 orderly end, not after a crash"
-            )
-        })
-    }
-
-    fn is_owner(&self) -> bool {
-        self.owner == std::process::id()
-    }
-}
-
-fn find_program(directories: &[&str]) -> Option<String> {
-    directories
-        .iter()
-        .map(|directory| format!("{directory}/ethtool"))
-        .find(|program| Path::new(program).is_file())
-}
-
 /// Ends a registered step once this process has tried to undo the change
 /// itself: forgotten when that worked or there is nothing left to undo, else
-/// carried out by command, and if that fails too kept by the restorer.
+/// carried out as it was registered, and if that fails too kept by the restorer.
 fn finish_undo(undo: Option<Undo>, undone: &io::Result<()>) {
     let done = match undone {
         Ok(()) => true,
@@ -165,20 +116,6 @@ fn finish_undo(undo: Option<Undo>, undone: &io::Result<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_missing_program_is_said_and_registers_nothing() {
-        assert_eq!(find_program(&["/proc/self", "/nonexistent"]), None);
-        let commands = RestoreCommands {
-            restorer: Restorer::start().unwrap(),
-            program: None,
-            owner: std::process::id(),
-        };
-        assert!(commands.register(&["-C", "eth0"]).unwrap().is_none());
-        let warning = commands.warning("eth0", "rx-usecs").unwrap();
-        assert!(warning.starts_with("eth0: no ethtool program in /usr/sbin, /sbin"));
-        assert!(warning.contains("rx-usecs is put back at an orderly end"));
-    }
 
     #[test]
     fn errors_name_interface_and_knob() {

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::layout::{FLAG_NTUPLE, LOCATION_ANY, Value};
-use super::{Channels, Device, RestoreCommands, finish_undo, rules};
+use super::{Channels, Device, Features, finish_undo, rules};
 use crate::restore::{Restorer, Undo};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_sys::ethtool::{GET_FLAGS, SET_FLAGS};
@@ -34,12 +34,8 @@ pub struct NtupleRule {
 #[derive(Debug)]
 #[must_use = "dropping it switches the feature back at once"]
 pub struct Filters {
-    device: Device,
-    commands: RestoreCommands,
-    undo: Option<Undo>,
-    /// True when it was off before.
-    changed: bool,
-    warnings: Vec<String>,
+    /// None where it was on before.
+    _features: Option<Features>,
 }
 
 impl Filters {
@@ -53,48 +49,21 @@ impl Filters {
     /// interface name; what registering with the restorer reports.
     pub fn enable(restorer: &Restorer, interface: &str) -> io::Result<Filters> {
         let device = Device::open(interface)?;
-        let commands = RestoreCommands::new(restorer);
         let refused = |error| device.refused(KNOB, INSTEAD, &error);
         let flags = device.flags().map_err(refused)?;
-        let mut changed = flags & FLAG_NTUPLE == 0;
-        let mut undo = None;
-        if changed {
-            undo = commands.register(&["-K", interface, "ntuple", "off"])?;
-            let result = device.set_flags(flags | FLAG_NTUPLE);
-            if let Err(error) = result {
-                finish_undo(undo, &Ok(()));
-                return Err(refused(error));
-            }
-            // A driver may refuse a feature without an error.
-            changed = device.flags().map_err(refused)? & FLAG_NTUPLE != 0;
-            if !changed {
-                finish_undo(undo, &Ok(()));
-                return Err(refused(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
-            }
+        if flags & FLAG_NTUPLE != 0 {
+            return Ok(Filters { _features: None });
         }
-        let warnings = commands.warning(interface, "ntuple").filter(|_| changed);
+        let mut features = Features::remember(interface)?;
+        device.set_flags(flags | FLAG_NTUPLE).map_err(refused)?;
+        features.changed(Some(restorer))?;
+        // A driver may refuse a feature without an error.
+        if device.flags().map_err(refused)? & FLAG_NTUPLE == 0 {
+            return Err(refused(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        }
         Ok(Filters {
-            device,
-            commands,
-            undo,
-            changed,
-            warnings: warnings.into_iter().collect(),
+            _features: Some(features),
         })
-    }
-
-    /// As [`super::Coalescing::warnings`].
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-}
-
-impl Drop for Filters {
-    fn drop(&mut self) {
-        if self.changed && self.commands.is_owner() {
-            let flags = self.device.flags();
-            let undone = flags.and_then(|flags| self.device.set_flags(flags & !FLAG_NTUPLE));
-            finish_undo(self.undo.take(), &undone);
-        }
     }
 }
 
@@ -126,7 +95,8 @@ impl Device {
 #[must_use = "dropping it removes the rules at once"]
 pub struct Steering {
     device: Device,
-    commands: RestoreCommands,
+    restorer: Restorer,
+    owner: u32,
     /// In the order of insertion.
     rules: Vec<Rule>,
     warnings: Vec<String>,
@@ -135,7 +105,7 @@ pub struct Steering {
 #[derive(Debug)]
 struct Rule {
     location: u32,
-    undo: Option<Undo>,
+    undo: Undo,
 }
 
 impl Steering {
@@ -173,13 +143,12 @@ impl Steering {
                 "{interface}: no receive queue {queue}, it has {present} (ethtool -L changes that)"
             ));
         }
-        let commands = RestoreCommands::new(restorer);
-        let warnings = commands.warning(interface, "a steering rule");
         let mut steering = Steering {
             device,
-            commands,
+            restorer: restorer.clone(),
+            owner: std::process::id(),
             rules: Vec::new(),
-            warnings: warnings.into_iter().collect(),
+            warnings: Vec::new(),
         };
         for address in rules::families(flow.address) {
             match steering.insert(flow, address, queue) {
@@ -195,36 +164,31 @@ impl Steering {
 
     fn insert(&mut self, flow: NtupleRule, address: IpAddr, queue: u32) -> io::Result<()> {
         let Steering {
-            device, commands, ..
+            device, restorer, ..
         } = self;
         let spec = rules::encode(flow.protocol, address, flow.port, queue);
         let mut call = |request: &mut [u8]| device.call_bytes(request);
-        let registered = |location: u32| {
-            let location = location.to_string();
-            commands.register(&["-N", &device.interface, "delete", &location])
-        };
+        let registered = |location| device.on_exit(restorer, &rules::deletion(location));
         let wanted = rules::free_location(&mut call).map_err(|error| refused(device, &error))?;
-        let mut undo = None;
-        if wanted != LOCATION_ANY {
-            undo = registered(wanted)?;
-        }
+        let before = match wanted {
+            LOCATION_ANY => None,
+            wanted => Some(registered(wanted)?),
+        };
         let location = match rules::insert(&mut call, &spec, wanted) {
             Ok(location) => location,
             Err(error) => {
-                finish_undo(undo, &Ok(()));
+                finish_undo(before, &Ok(()));
                 return Err(refused(device, &error));
             }
         };
-        if wanted == LOCATION_ANY {
-            undo = match registered(location) {
-                Ok(undo) => undo,
-                Err(error) => {
-                    // It must not stay where nobody would remove it.
-                    let _ = rules::delete(&mut call, location);
-                    return Err(error);
-                }
-            };
-        }
+        let undo = match before.map_or_else(|| registered(location), Ok) {
+            Ok(undo) => undo,
+            Err(error) => {
+                // It must not stay where nobody would remove it.
+                let _ = rules::delete(&mut call, location);
+                return Err(error);
+            }
+        };
         self.rules.push(Rule { location, undo });
         Ok(())
     }
@@ -243,7 +207,7 @@ impl Steering {
 
 impl Drop for Steering {
     fn drop(&mut self) {
-        if !self.commands.is_owner() {
+        if self.owner != std::process::id() {
             return;
         }
         let device = &self.device;
@@ -254,7 +218,7 @@ impl Drop for Steering {
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
                 undone => undone,
             };
-            finish_undo(rule.undo, &undone);
+            finish_undo(Some(rule.undo), &undone);
         }
     }
 }

@@ -170,9 +170,14 @@ pub(super) fn insert(call: &mut Call<'_>, spec: &FlowSpec, location: u32) -> io:
 
 /// Removes the rule at a place.
 pub(super) fn delete(call: &mut Call<'_>, location: u32) -> io::Result<()> {
+    call(deletion(location).as_mut_bytes())
+}
+
+/// The request that deletes the rule at a location.
+pub(super) fn deletion(location: u32) -> Rules {
     let mut rule = request(DELETE_RULE);
     rule.spec.location = location;
-    call(rule.as_mut_bytes())
+    rule
 }
 
 fn request(command: u32) -> Rules {
