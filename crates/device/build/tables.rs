@@ -113,7 +113,7 @@ fn structure<'a>(
         "#[derive(Clone, Copy, Debug, PartialEq, Eq)]\n\
          #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]\n"
     } else {
-        "#[derive(Debug)]\n"
+        "#[derive(Debug, FromZeros)]\n"
     });
     if name == "tw_metadata" {
         text.push_str("#[derive(Default)]\n");

@@ -25,6 +25,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::{Event, EventData, EventFlags};
+
 use bed::{Bed, NUMBERS_EACH};
 
 /// Connections that are written to.
@@ -89,13 +91,16 @@ impl Linux {
     }
 
     fn serve_all(&self) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }];
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }];
         let mut buffer = [0; 256];
         for _ in 0..self.near.len() {
             let count = raw_linux::wait(&self.set, &mut events);
             assert_eq!(count.ok(), Some(1));
             let [event] = events;
-            let read = raw_linux::read(event.u64 as i32, &mut buffer);
+            let read = raw_linux::read(event.data.u64() as i32, &mut buffer);
             assert_eq!(read.ok(), Some(64));
         }
     }
@@ -140,7 +145,7 @@ fn main() -> ExitCode {
 }
 
 fn times() -> std::io::Result<()> {
-    let limit = raw_linux::raise_descriptor_limit(300_000) as usize;
+    let limit = tidewall_sys::raise_open_files(300_000)? as usize;
     for idle in [0, 100_000] {
         // Fewer, where Linux allows no more: that is no disadvantage to it.
         let connections = limit.saturating_sub(1000) / (NUMBERS_EACH + 1);

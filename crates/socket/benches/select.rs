@@ -21,8 +21,6 @@
 #[path = "readiness/bed.rs"]
 #[allow(dead_code)]
 mod bed;
-#[path = "select/raw_linux.rs"]
-mod raw_linux;
 
 use std::hint::black_box;
 use std::net::{TcpListener, TcpStream};
@@ -74,12 +72,12 @@ impl Sets {
 /// runs.
 fn median<S>(state: &mut S, prepare: impl Fn(&mut S), call: impl Fn(&mut S)) -> f64 {
     let time = |state: &mut S, calls: u32, call: &dyn Fn(&mut S)| {
-        let begin = raw_linux::thread_time();
+        let begin = tidewall_sys::thread_time();
         for _ in 0..calls {
             prepare(state);
             call(black_box(state));
         }
-        raw_linux::thread_time() - begin
+        tidewall_sys::thread_time() - begin
     };
     let once = time(state, 2, &call) / 2;
     let calls = (RUN.as_nanos() / once.as_nanos().max(1)).clamp(3, 100_000) as u32;
@@ -181,15 +179,15 @@ fn poll_list(numbers: &[i32]) -> Vec<PollFd> {
 /// What Linux's calls cost: `select` and `poll`.
 fn measure_linux(watched: usize) -> std::io::Result<(f64, f64)> {
     // One more for every peer.
-    if raw_linux::raise_descriptor_limit(300_000) < watched as u64 * 3 / 2 {
+    if tidewall_sys::raise_open_files(300_000)? < watched as u64 * 3 / 2 {
         return Ok((f64::NAN, f64::NAN));
     }
     let linux = Linux::new(watched)?;
     let mut sets = Sets::new(&linux.watched, &linux.ready);
     let select = median(&mut sets, Sets::rebuild, |sets| {
         let [read, write, except] = sets.now.each_mut().map(DescriptorSet::words_mut);
-        let count = raw_linux::select(sets.nfds, [read, write, except]);
-        assert_eq!(count, 2 * READY as i64);
+        let count = tidewall_sys::select(sets.nfds, read, write, except, None);
+        assert_eq!(count.ok(), Some(2 * READY));
     });
     let mut list: Vec<libc::pollfd> = linux
         .watched
@@ -203,7 +201,7 @@ fn measure_linux(watched: usize) -> std::io::Result<(f64, f64)> {
     let poll = median(
         &mut list,
         |_| (),
-        |list| assert_eq!(raw_linux::poll(list), READY as i32),
+        |list| assert_eq!(tidewall_sys::ppoll(list, None, None).ok(), Some(READY)),
     );
     Ok((select, poll))
 }

@@ -10,10 +10,7 @@
 //! Documentation/userspace-api/netlink/intro.rst in the Linux tree.
 #![deny(unsafe_code)]
 
-pub mod ethtool {
-    //! SIOCETHTOOL.
-    pub use crate::raw_ethtool::*;
-}
+pub mod ethtool;
 pub mod interface {
     //! ioctls that take a `struct ifreq`.
     pub use crate::raw_interface::*;
@@ -25,8 +22,6 @@ pub mod netlink;
 mod raw_bpf;
 #[allow(unsafe_code)]
 mod raw_epoll;
-#[allow(unsafe_code)]
-mod raw_ethtool;
 #[allow(unsafe_code)]
 mod raw_interface;
 #[allow(unsafe_code)]
@@ -44,7 +39,7 @@ mod wake;
 
 pub use address::RawAddress;
 pub use ancillary::Ancillary;
-pub use raw_bpf::{Attach, attach_xdp, bpf};
+pub use raw_bpf::{Attach, attach_xdp};
 pub use raw_epoll::busy_poll;
 pub use raw_mapping::{Mapping, SharedPage};
 pub use raw_message::{Message, MessageBatch, Received, receive_message, send_message};
@@ -56,3 +51,13 @@ pub use raw_poll::{SignalSet, poll_readable, ppoll, ready_now, select};
 pub use raw_thread::set_fifo;
 pub use thread::{monotonic, pin, raise_open_files, thread_time};
 pub use wake::{WakeFd, wait_readable};
+
+/// How often a call did something, or the calling thread's last error.
+fn count(result: std::ffi::c_long) -> std::io::Result<usize> {
+    usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
+}
+
+/// As [`count`], of a call that gives nothing else.
+fn done(result: i32) -> std::io::Result<()> {
+    count(result.into()).map(|_| ())
+}

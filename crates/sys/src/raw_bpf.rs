@@ -17,25 +17,6 @@ pub enum Attach {
     Native = 1 << 2,
 }
 
-/// One call; `attributes` are as much of `union bpf_attr` as the command reads.
-///
-/// # Safety
-/// Every pointer among the attributes is valid for what the command reads and
-/// writes through it.
-///
-/// # Errors
-/// What the kernel reports.
-pub unsafe fn bpf<T>(command: i32, attributes: &mut T) -> io::Result<i32> {
-    let attributes: *mut T = attributes;
-    // SAFETY: the kernel reads and writes at most the size given of the
-    // attributes; what they point to is the caller's affair.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
-    match i32::try_from(result) {
-        Ok(result) if result >= 0 => Ok(result),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Attaches an XDP program to the interface of this index in the caller's
 /// network namespace, by a link (Linux 5.9) that lasts as long as the
 /// descriptor.
@@ -51,7 +32,13 @@ pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, attach: Attach) -> io
         BPF_XDP,
         attach as u32,
     ];
-    // SAFETY: there are no pointers; a descriptor just returned to us is owned
-    // by nobody else.
-    unsafe { bpf(BPF_LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    // SAFETY: the kernel reads as much as it is told of the attributes, which have no
+    // pointers; a descriptor just returned to us is owned by nobody else.
+    unsafe {
+        let size = size_of_val(&attributes);
+        match libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw mut attributes, size) {
+            fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd as i32)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }

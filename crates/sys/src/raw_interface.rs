@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::address::chunk;
+use crate::done;
 
 /// Longest interface name (IFNAMSIZ less its closing zero).
 const NAME_MAX: usize = libc::IFNAMSIZ - 1;
@@ -37,31 +38,58 @@ pub fn index(name: &str) -> io::Result<u32> {
     Ok(rustix::net::netdevice::name_to_index(any_socket()?, name)?)
 }
 
-fn request(name: &str) -> io::Result<libc::ifreq> {
-    let bytes = name.as_bytes();
-    let odd = |byte: &u8| *byte == b'/' || *byte == b':' || !byte.is_ascii_graphic();
-    if bytes.is_empty() || bytes.len() > NAME_MAX || bytes.iter().any(odd) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{name:?} is no interface name: 1 to {NAME_MAX} letters, no / and no :"),
-        ));
-    }
-    // SAFETY: all-zero is a valid value of this plain C struct.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    Ok(request)
+/// `struct ifreq`: an interface's name, closed by a zero, and what the kernel reads or
+/// writes.
+#[repr(C, align(8))]
+pub(crate) struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    value: [u8; 24],
 }
 
-/// An ioctl that reads and writes a `struct ifreq`.
-fn call(fd: impl AsFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: every caller below passes a number whose argument is a pointer to
-    // `struct ifreq`, which is valid for the call's duration.
-    let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), number, &raw mut *request) };
-    match result {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+impl Request {
+    /// For an interface of this name and a value of at most 24 bytes.
+    pub(crate) fn new(name: [u8; libc::IFNAMSIZ], value: &[u8]) -> Self {
+        let mut request = Request {
+            name,
+            value: [0; 24],
+        };
+        for (to, from) in request.value.iter_mut().zip(value) {
+            *to = *from;
+        }
+        request
+    }
+
+    /// InvalidInput for a name that no interface can have.
+    fn named(name: &str, value: &[u8]) -> io::Result<Self> {
+        let bytes = name.as_bytes();
+        let odd = |byte: &u8| *byte == b'/' || *byte == b':' || !byte.is_ascii_graphic();
+        let mut closed = [0; libc::IFNAMSIZ];
+        match closed.get_mut(..bytes.len()) {
+            Some(place) if (1..=NAME_MAX).contains(&bytes.len()) && !bytes.iter().any(odd) => {
+                place.copy_from_slice(bytes);
+                Ok(Self::new(closed, value))
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{name:?} is no interface name: 1 to {NAME_MAX} letters, no / and no :"),
+            )),
+        }
+    }
+
+    /// An ioctl that reads and writes a `struct ifreq`, and nothing else but what a
+    /// pointer in it is valid for.
+    pub(crate) fn call(&mut self, fd: impl AsFd, number: libc::c_ulong) -> io::Result<()> {
+        // SAFETY: as all callers in this crate say by calling it; it is laid out as a
+        // `struct ifreq`.
+        let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), number as _, &raw mut *self) };
+        done(result)
+    }
+
+    /// The first bytes of the value.
+    fn value<const N: usize>(&self) -> [u8; N] {
+        chunk(&self.value, 0).unwrap_or([0; N])
     }
 }
 
@@ -70,15 +98,9 @@ fn call(fd: impl AsFd, number: libc::Ioctl, request: &mut libc::ifreq) -> io::Re
 /// # Errors
 /// ENODEV; InvalidInput for a name that is none.
 pub fn mtu(name: &str) -> io::Result<usize> {
-    let mut interface = request(name)?;
-    call(
-        any_socket()?,
-        libc::SIOCGIFMTU as libc::Ioctl,
-        &mut interface,
-    )?;
-    // SAFETY: the kernel wrote the number, and any bits are a valid one.
-    let mtu = unsafe { interface.ifr_ifru.ifru_mtu };
-    Ok(usize::try_from(mtu).unwrap_or(0))
+    let mut interface = Request::named(name, &[])?;
+    interface.call(any_socket()?, libc::SIOCGIFMTU)?;
+    Ok(usize::try_from(i32::from_ne_bytes(interface.value())).unwrap_or(0))
 }
 
 /// Makes a tap interface of this name, which goes when the descriptor is
@@ -89,13 +111,12 @@ pub fn mtu(name: &str) -> io::Result<usize> {
 /// InvalidInput for a name that is none; EBUSY when there is such an interface;
 /// EPERM without CAP_NET_ADMIN; ENOENT without /dev/net/tun.
 pub fn open_tap(name: &str) -> io::Result<File> {
-    let mut request = request(name)?;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL;
+    // The kernel reads sixteen bits.
+    let mut request = Request::named(name, &(flags as u16).to_ne_bytes())?;
     let how = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(open("/dev/net/tun", how, Mode::empty())?);
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL;
-    // The kernel reads the sixteen bits as unsigned.
-    request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    call(&file, libc::TUNSETIFF, &mut request)?;
+    request.call(&file, libc::TUNSETIFF as _)?;
     Ok(file)
 }
 
@@ -107,10 +128,7 @@ pub fn open_tap(name: &str) -> io::Result<File> {
 pub fn take_offloads(tap: &File) -> io::Result<()> {
     let taken = libc::c_ulong::from(TAKEN);
     // SAFETY: this ioctl takes a number, not a pointer.
-    match unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, taken) } {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, taken) })
 }
 
 /// The link address of the kernel's end of a tap interface.
@@ -118,15 +136,10 @@ pub fn take_offloads(tap: &File) -> io::Result<()> {
 /// # Errors
 /// EBADFD for one that was removed.
 pub fn link_address(tap: &File) -> io::Result<[u8; 6]> {
-    // SAFETY: all-zero is a valid value of this plain C struct.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    call(tap, libc::SIOCGIFHWADDR as libc::Ioctl, &mut request)?;
-    // SAFETY: the kernel filled the address; any bytes are a valid sockaddr.
-    let data = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
-    let mut address = [0; 6];
-    for (to, from) in address.iter_mut().zip(data) {
-        *to = from as u8;
-    }
+    let mut request = Request::new([0; libc::IFNAMSIZ], &[]);
+    request.call(tap, libc::SIOCGIFHWADDR)?;
+    // Behind the family of a sockaddr.
+    let [_, _, address @ ..] = request.value::<8>();
     Ok(address)
 }
 
@@ -137,30 +150,13 @@ pub fn link_address(tap: &File) -> io::Result<[u8; 6]> {
 /// ENODEV; EINVAL for an MTU that it cannot have; EPERM without CAP_NET_ADMIN.
 pub fn set_up(name: &str, mtu: u16) -> io::Result<()> {
     let socket = any_socket()?;
-    let mut interface = request(name)?;
-    interface.ifr_ifru.ifru_mtu = libc::c_int::from(mtu);
-    call(&socket, libc::SIOCSIFMTU as libc::Ioctl, &mut interface)?;
-    let mut interface = request(name)?;
-    call(&socket, libc::SIOCGIFFLAGS as libc::Ioctl, &mut interface)?;
-    // SAFETY: the kernel wrote the flags, and any bits are a valid number.
-    let flags = unsafe { interface.ifr_ifru.ifru_flags };
-    let up = (libc::IFF_UP | libc::IFF_NOARP) as libc::c_short;
-    interface.ifr_ifru.ifru_flags = flags | up;
-    call(&socket, libc::SIOCSIFFLAGS as libc::Ioctl, &mut interface)
-}
-
-/// A `struct sockaddr_ll` (packet(7)): a protocol on one interface.
-struct LinkAddress(libc::sockaddr_ll);
-
-// SAFETY: the structure is a complete address of family AF_PACKET.
-unsafe impl SocketAddrArg for LinkAddress {
-    unsafe fn with_sockaddr<R>(
-        &self,
-        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
-    ) -> R {
-        let length = size_of::<libc::sockaddr_ll>() as SocketAddrLen;
-        f((&raw const self.0).cast(), length)
-    }
+    let mtu = i32::from(mtu).to_ne_bytes();
+    Request::named(name, &mtu)?.call(&socket, libc::SIOCSIFMTU)?;
+    let mut interface = Request::named(name, &[])?;
+    interface.call(&socket, libc::SIOCGIFFLAGS)?;
+    let up = (libc::IFF_UP | libc::IFF_NOARP) as u16;
+    let flags = u16::from_ne_bytes(interface.value()) | up;
+    Request::named(name, &flags.to_ne_bytes())?.call(&socket, libc::SIOCSIFFLAGS)
 }
 
 /// Binds a packet socket to the interface of this index and a protocol (ETH_P_*);
@@ -169,7 +165,8 @@ unsafe impl SocketAddrArg for LinkAddress {
 /// # Errors
 /// ENODEV, ENETDOWN.
 pub fn bind_packet(socket: impl AsFd, interface: u32, protocol: u16) -> io::Result<()> {
-    let address = LinkAddress(libc::sockaddr_ll {
+    // struct sockaddr_ll of packet(7).
+    let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
         sll_protocol: protocol.to_be(),
         sll_ifindex: interface.cast_signed(),
@@ -177,6 +174,8 @@ pub fn bind_packet(socket: impl AsFd, interface: u32, protocol: u16) -> io::Resu
         sll_pkttype: 0,
         sll_halen: 0,
         sll_addr: [0; 8],
-    });
-    Ok(rustix::net::bind(socket, &address)?)
+    };
+    let (fd, length) = (socket.as_fd().as_raw_fd(), size_of_val(&address));
+    // SAFETY: an address and its length.
+    done(unsafe { libc::bind(fd, (&raw const address).cast(), length as libc::socklen_t) })
 }

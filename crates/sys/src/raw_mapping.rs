@@ -31,14 +31,16 @@ impl Mapping {
     pub fn new(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice; no existing
-        // memory is touched.
-        let address = unsafe { mmap(ptr::null_mut(), length, protection, flags, fd, offset)? };
-        // A child that inherited an AF_XDP ring would keep its socket bound, and
-        // the queue busy, until it ends. Kernels that refuse the advice for a
-        // mapping lose nothing but that.
-        // SAFETY: exactly the range just mapped.
-        let _ = unsafe { madvise(address, length, Advice::LinuxDontFork) };
+        // SAFETY: a new mapping at an address of the kernel's choice, so that no existing
+        // memory is touched; then exactly that range.
+        let address = unsafe {
+            let address = mmap(ptr::null_mut(), length, protection, flags, fd, offset)?;
+            // A child that inherited an AF_XDP ring would keep its socket bound, and
+            // the queue busy, until it ends. Kernels that refuse the advice for a
+            // mapping lose nothing but that.
+            let _ = madvise(address, length, Advice::LinuxDontFork);
+            address
+        };
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { address, length })
     }

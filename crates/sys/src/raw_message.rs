@@ -9,6 +9,7 @@ use std::ptr;
 
 use crate::address::{ADDRESS_BYTES, RawAddress};
 use crate::ancillary::{Ancillary, CONTROL_BYTES, Control};
+use crate::count;
 
 /// A packet that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +107,10 @@ impl Slot {
     }
 }
 
-/// A count, or the calling thread's last error.
-fn count(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+/// A header that points to nothing.
+fn empty() -> libc::mmsghdr {
+    // SAFETY: numbers and pointers, for which zero is a value.
+    unsafe { zeroed() }
 }
 
 /// One `recvmsg`.
@@ -117,11 +119,11 @@ fn count(result: isize) -> io::Result<usize> {
 /// What the kernel reports.
 pub fn receive_message(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Result<Received> {
     let mut slot = Slot::EMPTY;
-    // SAFETY: all-zero is a valid msghdr.
-    let mut header: libc::msghdr = unsafe { zeroed() };
+    let mut header = empty().msg_hdr;
     slot.receive_into(&mut header, buffer);
     // SAFETY: every pointer in the header is valid for its stated length.
-    let length = count(unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut header, flags) })?;
+    let length =
+        count(unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut header, flags) as _ })?;
     Ok(slot.received(&header, length))
 }
 
@@ -131,13 +133,12 @@ pub fn receive_message(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Resu
 /// EINVAL for a source that is not this host's; what the kernel reports.
 pub fn send_message(fd: impl AsFd, message: &Message<'_>, flags: i32) -> io::Result<usize> {
     let mut slot = Slot::EMPTY;
-    // SAFETY: all-zero is a valid msghdr.
-    let mut header: libc::msghdr = unsafe { zeroed() };
+    let mut header = empty().msg_hdr;
     slot.send(&mut header, message);
     let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: every pointer in the header is valid for its stated length, and
     // only read.
-    count(unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &raw const header, flags) })
+    count(unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &raw const header, flags) as _ })
 }
 
 /// Headers of calls that carry many packets, made once.
@@ -163,10 +164,8 @@ impl std::fmt::Debug for MessageBatch {
 impl MessageBatch {
     /// Room for `capacity` packets a call.
     pub fn new(capacity: usize) -> Self {
-        // SAFETY: all-zero is a valid mmsghdr.
-        let header: libc::mmsghdr = unsafe { zeroed() };
         MessageBatch {
-            headers: vec![header; capacity].into(),
+            headers: vec![empty(); capacity].into(),
             slots: vec![Slot::EMPTY; capacity].into(),
         }
     }
@@ -205,7 +204,7 @@ impl MessageBatch {
                 ptr::null_mut(),
             )
         };
-        count(received as isize)
+        count(received.into())
     }
 
     /// What packet `number` of the last [`MessageBatch::receive`] was; nothing
@@ -242,7 +241,7 @@ impl MessageBatch {
                 flags as _,
             )
         };
-        count(sent as isize)
+        count(sent.into())
     }
 }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 
+use crate::done;
+
 /// asm-generic/socket.h; the libc crate has some of these for Android only.
 pub const SO_BUSY_POLL: i32 = 46;
 /// Prefer busy polling to softirq.
@@ -22,13 +24,6 @@ fn names_memory(level: i32, name: i32) -> bool {
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE),
     ]
     .contains(&(level, name))
-}
-
-fn done(result: i32) -> io::Result<()> {
-    match result {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// `setsockopt`.

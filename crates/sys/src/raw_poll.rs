@@ -5,37 +5,30 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::time::Duration;
 
-/// Signals that are blocked while a call sleeps (pselect, ppoll, epoll_pwait).
-#[derive(Clone, Copy)]
-pub struct SignalSet(libc::sigset_t);
+use crate::count;
 
-impl std::fmt::Debug for SignalSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SignalSet").finish_non_exhaustive()
-    }
-}
+/// Bytes of the kernel's sigset_t.
+const SET_BYTES: usize = size_of::<SignalSet>();
 
-impl Default for SignalSet {
-    fn default() -> Self {
-        Self::empty()
-    }
-}
-
-fn done(result: i32) -> io::Result<()> {
-    match result {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
+/// A set of signals (sigset_t), as the kernel has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SignalSet(u64);
 
 impl SignalSet {
-    /// No signal is blocked.
+    /// No signal.
     pub fn empty() -> Self {
-        // SAFETY: all-zero is a valid sigset_t, which sigemptyset initialises.
-        unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut set);
-            SignalSet(set)
+        SignalSet(0)
+    }
+
+    /// Every signal but the two that the C library keeps for itself (nptl(7)).
+    pub fn full() -> Self {
+        SignalSet(!(0b11 << 31))
+    }
+
+    fn bit(signal: i32) -> io::Result<u64> {
+        match signal {
+            1..=64 => Ok(1 << (signal - 1)),
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
         }
     }
 
@@ -44,8 +37,8 @@ impl SignalSet {
     /// # Errors
     /// EINVAL for a number that is no signal's.
     pub fn insert(&mut self, signal: i32) -> io::Result<()> {
-        // SAFETY: a set that was initialised.
-        done(unsafe { libc::sigaddset(&raw mut self.0, signal) })
+        self.0 |= Self::bit(signal)?;
+        Ok(())
     }
 
     /// Takes a signal out.
@@ -53,14 +46,33 @@ impl SignalSet {
     /// # Errors
     /// EINVAL for a number that is no signal's.
     pub fn remove(&mut self, signal: i32) -> io::Result<()> {
-        // SAFETY: a set that was initialised.
-        done(unsafe { libc::sigdelset(&raw mut self.0, signal) })
+        self.0 &= !Self::bit(signal)?;
+        Ok(())
     }
 
     /// True when a signal is in it.
     pub fn contains(&self, signal: i32) -> bool {
-        // SAFETY: a set that was initialised.
-        unsafe { libc::sigismember(&raw const self.0, signal) == 1 }
+        Self::bit(signal).is_ok_and(|bit| self.0 & bit != 0)
+    }
+
+    /// Has the calling thread block these signals too; those that it blocked before.
+    /// Async-signal-safe.
+    pub fn block(self) -> Self {
+        self.change(libc::SIG_BLOCK)
+    }
+
+    /// Has the calling thread block these signals and no others; those that it blocked
+    /// before. Async-signal-safe.
+    pub fn set(self) -> Self {
+        self.change(libc::SIG_SETMASK)
+    }
+
+    fn change(self, how: i32) -> Self {
+        let mut before = 0;
+        let (now, before_at) = (&raw const self.0, &raw mut before);
+        // SAFETY: two sets of the length that is given. It has no way to fail.
+        unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, now, before_at, SET_BYTES) };
+        SignalSet(before)
     }
 }
 
@@ -82,20 +94,14 @@ pub fn ppoll(
     timeout: Option<Duration>,
     signals: Option<&SignalSet>,
 ) -> io::Result<usize> {
-    let timeout = timeout.map(timespec);
-    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    let signals = signals.map_or(ptr::null(), |signals| ptr::from_ref(&signals.0));
+    // The kernel writes back what is left of it.
+    let mut timeout = timeout.map(timespec);
+    let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let signals = signals.map_or(ptr::null(), ptr::from_ref);
+    let (place, length) = (entries.as_mut_ptr(), entries.len());
     // SAFETY: `entries` is valid for its length, `timeout` and `signals` null or
     // valid, all for the call's duration; a number that is nobody's is POLLNVAL.
-    let count = unsafe {
-        libc::ppoll(
-            entries.as_mut_ptr(),
-            entries.len() as libc::nfds_t,
-            timeout,
-            signals,
-        )
-    };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    count(unsafe { libc::syscall(libc::SYS_ppoll, place, length, timeout, signals, SET_BYTES) })
 }
 
 /// What a descriptor is ready for now, of `events` (POLL* bits) and what poll(2)
@@ -149,8 +155,8 @@ pub fn poll_readable(
 }
 
 /// `select` on descriptors of any number: the C library's `fd_set` ends at
-/// 1,024, the kernel's bitmaps do not. Waits for up to `timeout` for descriptors
-/// below `nfds`; leaves those that are ready in the sets and returns how many
+/// 1,024, the kernel's bitmaps do not. Waits for up to `timeout` (`None`: for ever) for
+/// descriptors below `nfds`; leaves those that are ready in the sets and returns how many
 /// there are.
 ///
 /// # Errors
@@ -160,7 +166,7 @@ pub fn select(
     read: &mut [u64],
     write: &mut [u64],
     except: &mut [u64],
-    timeout: Duration,
+    timeout: Option<Duration>,
 ) -> io::Result<usize> {
     let words = usize::try_from(nfds).map_err(|_| io::ErrorKind::InvalidInput)?;
     let words = words.div_ceil(u64::BITS as usize);
@@ -171,20 +177,74 @@ pub fn select(
     };
     let (read, write, except) = (pointer(read)?, pointer(write)?, pointer(except)?);
     // pselect6 writes back what is left of it.
-    let mut timeout = timespec(timeout);
+    let mut timeout = timeout.map(timespec);
+    let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: the kernel reads and writes `nfds` bits of each set that is there,
-    // rounded up to longs, for which there is room; the timeout is a timespec of
-    // our own; there is no signal mask.
-    let count = unsafe {
+    // rounded up to longs, for which there is room; the timeout is null or a timespec
+    // of our own; there is no signal mask.
+    count(unsafe {
         libc::syscall(
             libc::SYS_pselect6,
             nfds,
             read,
             write,
             except,
-            &raw mut timeout,
+            timeout,
             ptr::null_mut::<libc::c_void>(),
         )
-    };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_the_signals_of_linux() {
+        let mut set = SignalSet::empty();
+        for signal in [0, 65, -1] {
+            assert!(set.insert(signal).is_err() && !set.contains(signal));
+        }
+        for signal in [1, libc::SIGUSR1, 64] {
+            set.insert(signal).unwrap();
+            assert!(set.contains(signal));
+        }
+        set.remove(libc::SIGUSR1).unwrap();
+        assert!(!set.contains(libc::SIGUSR1) && set.contains(64));
+        assert!(SignalSet::full().contains(31) && SignalSet::full().contains(34));
+        assert!(!SignalSet::full().contains(32) && !SignalSet::full().contains(33));
+    }
+
+    #[test]
+    fn a_thread_blocks_what_it_is_given() {
+        let mut one = SignalSet::empty();
+        one.insert(libc::SIGUSR2).unwrap();
+        let before = one.block();
+        assert!(!before.contains(libc::SIGUSR2));
+        assert!(before.set().contains(libc::SIGUSR2));
+        assert_eq!(before.set(), before);
+    }
+
+    #[test]
+    fn select_leaves_what_is_ready() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let [reader, writer] = [
+            std::os::fd::AsRawFd::as_raw_fd(&reader),
+            std::os::fd::AsRawFd::as_raw_fd(&writer),
+        ];
+        let bit = |fd: RawFd| 1 << (fd % 64);
+        let words = reader.max(writer) as usize / 64 + 1;
+        let (mut read, mut write) = (vec![0; words], vec![0; words]);
+        read[reader as usize / 64] |= bit(reader);
+        write[writer as usize / 64] |= bit(writer);
+        let nfds = reader.max(writer) + 1;
+        assert_eq!(
+            select(nfds, &mut read, &mut write, &mut [], None).unwrap(),
+            1
+        );
+        assert_eq!(read, vec![0; words]);
+        assert_ne!(write[writer as usize / 64], 0);
+        assert!(select(nfds, &mut read, &mut [0; 0], &mut [], Some(Duration::ZERO)).is_ok());
+        assert!(select(-1, &mut [], &mut [], &mut [], None).is_err());
+    }
 }

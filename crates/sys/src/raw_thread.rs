@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::done;
+
 /// Puts the calling thread, and those that it starts from now on, into
 /// SCHED_FIFO: ahead of all ordinary ones.
 ///
@@ -12,9 +14,5 @@ pub fn set_fifo(priority: i32) -> io::Result<()> {
         sched_priority: priority,
     };
     // SAFETY: `parameters` outlives the call; 0 is the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
-    match result {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
 }

@@ -56,14 +56,12 @@ impl<T: Copy> Ring<T> {
     }
 
     fn slot(&self, index: u32) -> *mut T {
-        // SAFETY: masked, so within `entries`, all of which are mapped.
-        unsafe {
-            self.mapping
-                .address()
-                .add(self.offsets.desc as usize)
-                .cast::<T>()
-                .add((index & self.mask) as usize)
-        }
+        // Masked, so within `entries`, all of which are mapped.
+        self.mapping
+            .address()
+            .wrapping_add(self.offsets.desc as usize)
+            .cast::<T>()
+            .wrapping_add((index & self.mask) as usize)
     }
 
     /// True when the kernel asks for a system call to go on.

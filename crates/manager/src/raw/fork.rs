@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
-use tidewall_sys::{ethtool, interface};
+use tidewall_sys::{SignalSet, ethtool, interface};
 
 /// Most undo steps at one time.
 pub(crate) const STEPS: usize = 64;
@@ -93,15 +93,7 @@ pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, Pid
 
     // No handler of the parent's may run in the child before it has reset
     // them all, so every signal is blocked over the fork.
-    // SAFETY: all-zero is a valid sigset_t; sigfillset then defines it.
-    let mut every: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: as above.
-    let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: both sets are valid for the calls' duration.
-    unsafe {
-        libc::sigfillset(&mut every);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &every, &mut before);
-    }
+    let before = SignalSet::full().block();
     // SAFETY: the child calls only `child`, which keeps to what is allowed
     // after a fork of a process with threads (module comment) and never
     // returns.
@@ -116,8 +108,7 @@ pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, Pid
         );
     }
     let failure = io::Error::last_os_error();
-    // SAFETY: `before` was filled by the first call.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+    before.set();
     let Some(pid) = Pid::from_raw(pid.max(0)) else {
         return Err(failure);
     };
@@ -210,9 +201,7 @@ fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
             libc::signal(signal, libc::SIG_IGN);
         }
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
+        SignalSet::empty().set();
         libc::prctl(libc::PR_SET_NAME, c"tw-restorer".as_ptr());
         libc::chdir(c"/".as_ptr());
         // First above the places they go to, so that neither overwrites the

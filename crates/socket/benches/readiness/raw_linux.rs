@@ -1,56 +1,32 @@
 //! The system calls of Linux's side.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-fn check(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 /// An epoll descriptor.
 pub fn epoll_create() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    check(fd as isize)?;
-    // SAFETY: a descriptor just returned to us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(epoll::create(CreateFlags::CLOEXEC)?)
 }
 
 /// Watches a descriptor for input, level-triggered, under its number.
 pub fn watch(set: &OwnedFd, fd: i32) -> io::Result<()> {
-    let mut event = libc::epoll_event {
-        events: libc::EPOLLIN as u32,
-        u64: fd as u64,
-    };
-    let set = set.as_raw_fd();
-    // SAFETY: a valid event for the call's duration.
-    let added = unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) };
-    check(added as isize).map(drop)
+    let data = EventData::new_u64(fd as u64);
+    Ok(epoll::add(set, borrow(fd), data, EventFlags::IN)?)
 }
 
 /// Waits for events without end.
-pub fn wait(set: &OwnedFd, events: &mut [libc::epoll_event]) -> io::Result<usize> {
-    let (set, length) = (set.as_raw_fd(), events.len() as i32);
-    // SAFETY: writable for the length stated.
-    check(unsafe { libc::epoll_wait(set, events.as_mut_ptr(), length, -1) } as isize)
+pub fn wait(set: &OwnedFd, events: &mut [Event]) -> io::Result<usize> {
+    Ok(epoll::wait(set.as_fd(), events, None)?)
 }
 
 /// `read` of a descriptor that is known by its number.
 pub fn read(fd: i32, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: writable for the length stated.
-    check(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
+    Ok(rustix::io::read(borrow(fd), buffer)?)
 }
 
-/// Lets the process have so many descriptors, if it may. How many it may have.
-pub fn raise_descriptor_limit(wanted: u64) -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: wanted,
-        rlim_max: wanted,
-    };
-    // SAFETY: valid rlimits for the calls' duration.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-    }
-    limit.rlim_cur
+fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: one of the sockets that the benchmark holds meanwhile.
+    unsafe { BorrowedFd::borrow_raw(fd) }
 }

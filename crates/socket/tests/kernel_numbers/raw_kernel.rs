@@ -1,11 +1,16 @@
 //! The kernel's calls on descriptors, by plain numbers.
 
 use std::io;
+use std::os::fd::IntoRawFd;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// A table of kernel descriptors that only the calling thread uses.
 pub struct Kernel {
     /// The limit of before.
-    limit: libc::rlimit,
+    limit: Rlimit,
     // Its table is the thread's.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -17,31 +22,23 @@ pub fn errno(error: io::Error) -> i32 {
     error.raw_os_error().expect("an errno")
 }
 
-fn answer(result: i64) -> Answer {
-    if result < 0 {
-        Err(errno(io::Error::last_os_error()))
-    } else {
-        Ok(result)
+/// A call with three numbers.
+fn call(number: libc::c_long, [first, second, third]: [i64; 3]) -> Answer {
+    // SAFETY: only of calls that take no pointers, on descriptors in this thread's own
+    // table, which nobody else knows.
+    match unsafe { libc::syscall(number, first, second, third) } {
+        result @ 0.. => Ok(result),
+        _ => Err(errno(io::Error::last_os_error())),
     }
 }
 
 impl Kernel {
     /// Gives the calling thread a table of its own.
     pub fn with_a_table_of_its_own() -> Self {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: a writable rlimit; no other pointers.
-        let results = unsafe {
-            [
-                libc::unshare(libc::CLONE_FILES),
-                libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit),
-            ]
-        };
-        assert_eq!(results, [0, 0], "{}", io::Error::last_os_error());
+        // SAFETY: the thread closes no descriptor of others but in its own table.
+        unsafe { unshare_unsafe(UnshareFlags::FILES) }.expect("a table");
         Kernel {
-            limit,
+            limit: getrlimit(Resource::Nofile),
             _not_send: std::marker::PhantomData,
         }
     }
@@ -52,14 +49,20 @@ impl Kernel {
     }
 
     pub fn open(&self, close_on_exec: bool) -> Answer {
-        let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
-        // SAFETY: no pointers.
-        answer(unsafe { libc::eventfd(0, flags) }.into())
+        let mut flags = EventfdFlags::empty();
+        flags.set(EventfdFlags::CLOEXEC, close_on_exec);
+        match eventfd(0, flags) {
+            Ok(fd) => Ok(fd.into_raw_fd().into()),
+            Err(error) => Err(error.raw_os_error()),
+        }
     }
 
     pub fn dup(&self, fd: i32) -> Answer {
-        // SAFETY: no pointers; the number is in this thread's own table.
-        answer(unsafe { libc::dup(fd) }.into())
+        call(libc::SYS_dup, [fd.into(), 0, 0])
+    }
+
+    fn fcntl(&self, fd: i32, command: i32, argument: i32) -> Answer {
+        call(libc::SYS_fcntl, [fd, command, argument].map(i64::from))
     }
 
     pub fn dup_from(&self, fd: i32, lowest: i32, close_on_exec: bool) -> Answer {
@@ -68,56 +71,54 @@ impl Kernel {
         } else {
             libc::F_DUPFD
         };
-        // SAFETY: as above.
-        answer(unsafe { libc::fcntl(fd, how, lowest) }.into())
+        self.fcntl(fd, how, lowest)
     }
 
     pub fn dup2(&self, old: i32, new: i32) -> Answer {
-        // SAFETY: as above.
-        answer(unsafe { libc::dup2(old, new) }.into())
+        // SAFETY: as in `call`; aarch64 has no such system call.
+        match unsafe { libc::dup2(old, new) } {
+            result @ 0.. => Ok(result.into()),
+            _ => Err(errno(io::Error::last_os_error())),
+        }
     }
 
     pub fn dup3(&self, old: i32, new: i32, close_on_exec: bool) -> Answer {
         let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
-        // SAFETY: as above.
-        answer(unsafe { libc::dup3(old, new, flags) }.into())
+        call(libc::SYS_dup3, [old, new, flags].map(i64::from))
     }
 
     pub fn close(&self, fd: i32) -> Answer {
-        // SAFETY: as above; nobody else knows the number.
-        answer(unsafe { libc::close(fd) }.into())
+        call(libc::SYS_close, [fd.into(), 0, 0])
     }
 
     pub fn close_range(&self, first: u32, last: u32, flags: u32) -> Answer {
-        // SAFETY: as above.
-        answer(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+        call(libc::SYS_close_range, [first, last, flags].map(i64::from))
     }
 
     pub fn close_on_exec(&self, fd: i32) -> Answer {
-        // SAFETY: as above.
-        answer(unsafe { libc::fcntl(fd, libc::F_GETFD) }.into())
+        self.fcntl(fd, libc::F_GETFD, 0)
     }
 
     pub fn set_close_on_exec(&self, fd: i32, closes: bool) -> Answer {
         let flags = if closes { libc::FD_CLOEXEC } else { 0 };
-        // SAFETY: as above.
-        answer(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) }.into())
+        self.fcntl(fd, libc::F_SETFD, flags)
     }
 
     /// RLIMIT_NOFILE of the process.
     pub fn set_limit(&self, limit: u32) -> Answer {
-        let limit = libc::rlimit {
-            rlim_cur: limit.into(),
-            rlim_max: self.limit.rlim_max,
+        let limit = Rlimit {
+            current: Some(limit.into()),
+            maximum: self.limit.maximum,
         };
-        // SAFETY: a valid rlimit for the call's duration.
-        answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }.into())
+        match setrlimit(Resource::Nofile, limit) {
+            Ok(()) => Ok(0),
+            Err(error) => Err(error.raw_os_error()),
+        }
     }
 }
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: a valid rlimit for the call's duration.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &self.limit) };
+        let _ = setrlimit(Resource::Nofile, self.limit);
     }
 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::column::{Answer, Column, NUMBERS, Selected};
 use super::raw_linux as raw;
-use super::raw_select;
 
 pub use super::column::Told;
 
@@ -53,14 +52,6 @@ fn at(fd: i32) -> i32 {
         BASE + fd
     } else {
         fd
-    }
-}
-
-fn how_to(how: Shutdown) -> i32 {
-    match how {
-        Shutdown::Read => libc::SHUT_RD,
-        Shutdown::Write => libc::SHUT_WR,
-        Shutdown::Both => libc::SHUT_RDWR,
     }
 }
 
@@ -270,11 +261,11 @@ impl Column for Linux {
     }
 
     fn shutdown(&mut self, fd: i32, how: Shutdown) -> Answer<()> {
-        raw::shutdown(at(fd), how_to(how))
+        raw::shutdown(at(fd), how)
     }
 
     fn take_error(&mut self, fd: i32) -> Answer<i32> {
-        raw::get(at(fd), libc::SOL_SOCKET, libc::SO_ERROR)
+        raw::take_error(at(fd))
     }
 
     fn close(&mut self, fd: i32) -> Answer<()> {
@@ -308,7 +299,7 @@ impl Column for Linux {
 
     fn select(&mut self, sets: &Selected, count: i32) -> Answer<(usize, Selected)> {
         let numbers = sets.each_ref().map(|set| set.iter().map(|&fd| at(fd)));
-        let (ready, sets) = raw_select::select(BASE + count, numbers)?;
+        let (ready, sets) = raw::select(BASE + count, numbers)?;
         // The last word's numbers from `count` on are cleared or not as they lie.
         let below = |set: Vec<i32>| {
             let numbers = set.into_iter().map(|fd| fd - BASE);
@@ -318,7 +309,7 @@ impl Column for Linux {
     }
 
     fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)> {
-        raw_select::poll(list.iter().map(|&(fd, events)| (at(fd), events)))
+        raw::poll(list.iter().map(|&(fd, events)| (at(fd), events)))
     }
 
     fn settle(&mut self) {

@@ -10,7 +10,8 @@ mod column;
 mod linux;
 mod random;
 mod raw_linux;
-mod raw_select;
+#[path = "../signals/raw_signals.rs"]
+mod raw_signals;
 mod scripts;
 mod select_scripts;
 mod threads;

@@ -17,7 +17,7 @@ use tidewall_socket::readiness::{EpollEvent, Events, Operation, SignalSet};
 use tidewall_socket::{ListenOptions, MemoryConfig, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::raw_linux;
+use super::raw_signals::{self, Thread};
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
@@ -429,8 +429,8 @@ fn datagrams_that_come_together_wake_as_many() {
 
 #[test]
 fn signals_end_a_wait_and_masks_hold_them_off() {
-    raw_linux::handle(libc::SIGUSR1);
-    raw_linux::handle(libc::SIGUSR2);
+    raw_signals::handle(libc::SIGUSR1, 0);
+    raw_signals::handle(libc::SIGUSR2, 0);
     let bed = Bed::new();
     let set = bed.set();
     let interrupted = |result: std::io::Result<usize>| {
@@ -443,10 +443,10 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
         let waiting = scope.spawn(move || {
             let near = &bed.near;
             let mut events = [EpollEvent::default()];
-            raw_linux::block(libc::SIGUSR2);
-            tell.send(raw_linux::this_thread()).unwrap();
+            raw_signals::block(libc::SIGUSR2);
+            tell.send(Thread::current()).unwrap();
             interrupted(bed.while_waiting(|| near.epoll_wait(set, &mut events, None)));
-            tell.send(raw_linux::this_thread()).unwrap();
+            tell.send(Thread::current()).unwrap();
             // One that came before is blocked until the wait.
             let mut signals = SignalSet::empty();
             signals.insert(libc::SIGUSR1).unwrap();
@@ -454,7 +454,7 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
             may_go_on.recv().unwrap();
             interrupted(near.epoll_pwait2(set, &mut events, Some(TIMEOUT), Some(&signals)));
             // And one that is blocked for the wait alone does not end it.
-            raw_linux::signal(raw_linux::this_thread(), libc::SIGUSR2);
+            Thread::current().interrupt(libc::SIGUSR2);
             let all = SignalSet::empty();
             interrupted(near.epoll_pwait2(set, &mut events, None, Some(&all)));
             let soon = Some(Duration::from_millis(20));
@@ -463,12 +463,13 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
         });
         let thread = told.recv().unwrap();
         bed.until_asleep(1);
-        raw_linux::signal(thread, libc::SIGUSR1);
+        thread.interrupt(libc::SIGUSR1);
         let thread = told.recv().unwrap();
-        raw_linux::signal(thread, libc::SIGUSR2);
+        thread.interrupt(libc::SIGUSR2);
         go_on.send(()).unwrap();
         waiting.join().unwrap();
     });
+    assert!(raw_signals::handled() >= 3);
 }
 
 /// A set that is asked about through another one all the time must not lose what its

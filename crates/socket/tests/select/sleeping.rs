@@ -70,7 +70,7 @@ fn timeouts() {
 
 #[test]
 fn a_signal_interrupts_and_leaves_the_sets_alone() {
-    signals::handle(libc::SIGUSR1);
+    signals::handle(libc::SIGUSR1, libc::SA_RESTART);
     let bed = Bed::new();
     let fd = bed.datagram(7000);
     let done = AtomicBool::new(false);
@@ -117,7 +117,7 @@ fn receive_end(done: &AtomicBool) {
 
 #[test]
 fn a_mask_holds_for_the_time_of_the_call() {
-    signals::handle(libc::SIGUSR2);
+    signals::handle(libc::SIGUSR2, libc::SA_RESTART);
     let bed = Bed::new();
     let fd = bed.datagram(7000);
     let mut list = [PollFd::new(fd, Events::IN)];

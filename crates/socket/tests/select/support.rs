@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
 use tidewall_device::memory::{Link, LinkConfig, pair};
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::DescriptorSet;
@@ -61,7 +61,8 @@ impl Bed {
 
     /// An eventfd of the kernel's.
     pub fn counter(&self) -> i32 {
-        let counter: OwnedFd = super::raw_signals::eventfd();
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let counter = eventfd(0, flags).unwrap();
         self.table.open(counter, Flags::NONE).unwrap()
     }
 

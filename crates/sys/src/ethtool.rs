@@ -1,13 +1,14 @@
 //! The SIOCETHTOOL call: a request in, the kernel's answer over it.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
+
+use crate::raw_interface::Request;
 
 /// linux/sockios.h; the same on every architecture.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// Bytes of an interface name, its closing zero included (IFNAMSIZ).
-pub const NAME_BYTES: usize = 16;
+pub const NAME_BYTES: usize = libc::IFNAMSIZ;
 
 /// ETHTOOL_GDRVINFO of linux/ethtool.h, as all that follow.
 pub const GET_DRIVER: u32 = 0x03;
@@ -89,27 +90,9 @@ pub fn call(fd: BorrowedFd<'_>, name: &[u8; NAME_BYTES], request: &mut [u8]) -> 
     if needed(request).is_none_or(|needed| request.len() < needed) || name[NAME_BYTES - 1] != 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: all-zero is a valid value of this plain C struct.
-    let mut interface: libc::ifreq = unsafe { mem::zeroed() };
-    for (to, from) in interface.ifr_name.iter_mut().zip(name) {
-        *to = *from as libc::c_char;
-    }
-    interface.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
-    // SAFETY: `interface` is a valid ifreq; what it points to is valid for
-    // reads and writes of as many bytes as the kernel touches for this
-    // command, which `needed` says and was checked above.
-    let result = unsafe {
-        libc::ioctl(
-            fd.as_raw_fd(),
-            SIOCETHTOOL as _,
-            &mut interface as *mut libc::ifreq,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    // The kernel touches as many bytes as `needed` says; there are so many.
+    let place = request.as_mut_ptr() as usize;
+    Request::new(*name, &place.to_ne_bytes()).call(fd, SIOCETHTOOL)
 }
 
 #[cfg(test)]
