@@ -98,6 +98,13 @@ impl Bed {
         shell(&format!(
             "ip address add {KERNEL4}/24 dev {NAME}; ip address add {KERNEL6}/64 dev {NAME} nodad"
         ));
+        // The kernel makes the route to its own address later, in work that waits for
+        // other namespaces; what comes before that is not for it.
+        let route = format!("ip -6 route show table local {KERNEL6}");
+        let end = Instant::now() + TIMEOUT;
+        while shell(&route).is_empty() {
+            assert!(Instant::now() < end, "no route to {KERNEL6}");
+        }
         tap.tables
             .trusted
             .set_locals(&[HERE4.into(), HERE6.into()])
