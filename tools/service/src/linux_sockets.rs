@@ -73,7 +73,13 @@ impl SelectCall for LinuxSockets {
         write: &mut DescriptorSet,
         timeout: Duration,
     ) -> io::Result<usize> {
-        tidewall_sys::select(nfds, read.words_mut(), write.words_mut(), &mut [], timeout)
+        tidewall_sys::select(
+            nfds,
+            read.words_mut(),
+            write.words_mut(),
+            &mut [],
+            Some(timeout),
+        )
     }
 }
 
