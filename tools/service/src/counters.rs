@@ -12,7 +12,7 @@
 //! | 1 | number of services |
 //! | 2 | iterations of the event loop |
 //! | 3 | times it slept, or tried to |
-//! | 4 | processor time of its waiting calls, ns, where it is counted ([`Timed`](crate::Timed)) |
+//! | 4 | processor time of its waiting calls, ns, where it is counted ([`Counters::count_times`]) |
 //! | 5 | processor time of its calls that accept and connect, ns |
 //! | 6 | processor time of its thread, ns |
 //! | 7 | lines that its access log has lost |
@@ -37,11 +37,11 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidewall_sys::SharedPage;
+use tidewall_sys::{SharedPage, thread_time};
 
 use crate::http::proxy::session::Uses;
 
@@ -105,7 +105,7 @@ counts! {
 
 counts! {
     /// Processor time of an event loop, where it is counted
-    /// ([`Timed`](crate::Timed)).
+    /// ([`Counters::count_times`]).
     Times {
         /// In calls that wait (epoll_wait, select, ...), nanoseconds.
         waiting,
@@ -137,6 +137,7 @@ counts! {
 pub struct Counters {
     page: SharedPage,
     path: PathBuf,
+    times: AtomicBool,
 }
 
 impl Counters {
@@ -164,7 +165,15 @@ impl Counters {
         page.words()[COUNT].store(services as u64, Ordering::Relaxed);
         // Last: a reader that sees it sees the count.
         page.words()[0].store(MAGIC, Ordering::Release);
-        Ok(Counters { page, path })
+        let times = AtomicBool::new(false);
+        Ok(Counters { page, path, times })
+    }
+
+    /// Has the processor time counted of calls that wait and of those that
+    /// allocate descriptors, for machines on which `perf` cannot: two readings of
+    /// a clock for each such call, about half a microsecond.
+    pub fn count_times(&self) {
+        self.times.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn iterated(&self) {
@@ -180,9 +189,22 @@ impl Counters {
         bump(self.page.words().get(LOG_LOST), lines);
     }
 
+    /// Makes a call that waits, or one that opens a connection, and counts the
+    /// processor time that it takes if times are counted.
+    pub(crate) fn time<T>(&self, waits: bool, call: impl FnOnce() -> T) -> T {
+        if !self.times.load(Ordering::Relaxed) {
+            return call();
+        }
+        let before = thread_time();
+        let result = call();
+        let after = thread_time();
+        self.timed(waits, after.saturating_sub(before), after);
+        result
+    }
+
     /// A call that waits, or one that opens a connection, took so much processor
     /// time, of which the thread has used `total`.
-    pub(crate) fn timed(&self, waits: bool, spent: Duration, total: Duration) {
+    fn timed(&self, waits: bool, spent: Duration, total: Duration) {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let words = self.page.words();
         bump(words.get(TIMES + usize::from(!waits)), nanoseconds(spent));

@@ -62,8 +62,8 @@ impl DescriptorSockets {
         Ok(sockets)
     }
 
-    fn stream(&self, number: i32) -> io::Result<DescriptorStream> {
-        let stream = DescriptorStream(self.owned(number));
+    fn stream(&self, number: i32) -> io::Result<Owned> {
+        let stream = self.owned(number);
         if let Some(keeper) = &self.keeper {
             let event = EpollEvent {
                 events: Events::EDGE,
@@ -90,8 +90,8 @@ impl DescriptorSockets {
     }
 }
 
-/// A descriptor that is closed on drop.
-pub(crate) struct Owned {
+/// A listening socket or a connection, closed on drop.
+pub struct Owned {
     descriptors: Descriptors,
     number: i32,
 }
@@ -104,7 +104,7 @@ impl fmt::Debug for Owned {
 
 impl Owned {
     /// Its number.
-    pub(crate) fn number(&self) -> i32 {
+    pub fn number(&self) -> i32 {
         self.number
     }
 }
@@ -116,48 +116,26 @@ impl Drop for Owned {
     }
 }
 
-/// A listening socket.
-#[derive(Debug)]
-pub struct DescriptorListener(Owned);
-
-impl DescriptorListener {
-    /// Its number.
-    pub fn number(&self) -> i32 {
-        self.0.number
-    }
-}
-
-/// A connection.
-#[derive(Debug)]
-pub struct DescriptorStream(Owned);
-
-impl DescriptorStream {
-    /// Its number.
-    pub fn number(&self) -> i32 {
-        self.0.number
-    }
-}
-
-impl Stream for DescriptorStream {
+impl Stream for Owned {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.descriptors.read(self.0.number, buffer)
+        self.descriptors.read(self.number, buffer)
     }
 
     fn write(&self, bytes: &[u8], _more: bool) -> io::Result<usize> {
         // Nothing leaves before the turn is over.
-        self.0.descriptors.write(self.0.number, bytes)
+        self.descriptors.write(self.number, bytes)
     }
 
     fn shutdown_write(&self) -> io::Result<()> {
-        self.0.descriptors.shutdown(self.0.number, Shutdown::Write)
+        self.descriptors.shutdown(self.number, Shutdown::Write)
     }
 }
 
 impl Sockets for DescriptorSockets {
-    type Listener = DescriptorListener;
-    type Stream = DescriptorStream;
+    type Listener = Owned;
+    type Stream = Owned;
 
-    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<DescriptorListener> {
+    fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<Owned> {
         let options = ListenOptions {
             backlog,
             stream: StreamOptions {
@@ -167,19 +145,16 @@ impl Sockets for DescriptorSockets {
             ..ListenOptions::default()
         };
         let number = self.descriptors.listen(address, options, Flags::NONBLOCK)?;
-        Ok(DescriptorListener(self.owned(number)))
+        Ok(self.owned(number))
     }
 
-    fn local_address(&self, listener: &DescriptorListener) -> io::Result<SocketAddr> {
-        let address = self.descriptors.local_address(listener.0.number)?;
+    fn local_address(&self, listener: &Owned) -> io::Result<SocketAddr> {
+        let address = self.descriptors.local_address(listener.number)?;
         address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    fn accept(
-        &self,
-        listener: &DescriptorListener,
-    ) -> io::Result<Option<(DescriptorStream, SocketAddr)>> {
-        match self.descriptors.accept4(listener.0.number, Flags::NONBLOCK) {
+    fn accept(&self, listener: &Owned) -> io::Result<Option<(Owned, SocketAddr)>> {
+        match self.descriptors.accept4(listener.number, Flags::NONBLOCK) {
             Ok((number, peer)) => {
                 let stream = self.stream(number)?;
                 let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
@@ -190,7 +165,7 @@ impl Sockets for DescriptorSockets {
         }
     }
 
-    fn connect(&self, address: SocketAddr) -> io::Result<(DescriptorStream, Progress)> {
+    fn connect(&self, address: SocketAddr) -> io::Result<(Owned, Progress)> {
         let number = self.descriptors.connect(address, Flags::NONBLOCK)?;
         let stream = self.stream(number)?;
         if let OpenFile::Stream(socket) = &*self.descriptors.file(number)? {
@@ -199,12 +174,12 @@ impl Sockets for DescriptorSockets {
         Ok((stream, Progress::Begun))
     }
 
-    fn listener_number(&self, listener: &DescriptorListener) -> i32 {
-        listener.0.number
+    fn listener_number(&self, listener: &Owned) -> i32 {
+        listener.number
     }
 
-    fn stream_number(&self, stream: &DescriptorStream) -> i32 {
-        stream.0.number
+    fn stream_number(&self, stream: &Owned) -> i32 {
+        stream.number
     }
 }
 

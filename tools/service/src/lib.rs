@@ -36,7 +36,6 @@ mod sockets;
 mod stream;
 pub mod tidewall;
 pub mod tidewall_stream;
-mod timed;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
@@ -46,5 +45,4 @@ pub use select_host::{SelectCall, SelectHost};
 pub use services::{BATCH, Kind, STOP_WITHIN, ServiceSpec, serve};
 pub use sockets::{Sockets, Waiter};
 pub use stream::{Event, Interest, Progress, Stream, StreamHost};
-pub use timed::Timed;
 pub use work::multiply;

@@ -392,18 +392,24 @@ pub fn run(arguments: &Arguments) -> Outcome {
     check_classes(arguments)?;
     let stop = stop_flag()?;
     let job = Job::of(arguments)?;
+    let place = |what: String, stack| Place {
+        arguments,
+        what,
+        stack,
+        stop: &stop,
+    };
     match (arguments.on, &arguments.interface) {
         (On::Linux, _) => {
-            let what = "Linux sockets";
+            let place = place("Linux sockets".to_owned(), None);
             match job {
                 Job::Datagrams(service) => {
                     let host = Linux::new(Options {
                         receive: Receive::Recvmmsg,
                         ..Options::default()
                     });
-                    datagrams(arguments, &host, &service, what, None, &stop)
+                    datagrams(&host, &service, &place)
                 }
-                Job::Connections(server) => server.on_linux(arguments, &stop),
+                Job::Connections(server) => server.on_linux(place),
             }
         }
         (On::Tidewall, None) => Err(Failure::usage(
@@ -440,13 +446,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
             if arguments.record.is_some() {
                 stack.record_rounds(RECORDED);
             }
-            let watched = Some(stack.clone());
+            let place = place(what, Some(stack.clone()));
             let outcome = match job {
                 Job::Datagrams(service) => {
                     let host = Tidewall::new(stack.clone(), arguments.limit);
-                    datagrams(arguments, &host, &service, &what, watched, &stop)
+                    datagrams(&host, &service, &place)
                 }
-                Job::Connections(server) => server.on_tidewall(arguments, &stack, &what, &stop),
+                Job::Connections(server) => server.on_tidewall(&stack, place),
             };
             if let (Some(path), Some(text)) = (&arguments.record, stack.recorded_rounds().first()) {
                 std::fs::write(path, text)
@@ -457,33 +463,36 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Serves datagrams.
-fn datagrams<H: Host>(
-    arguments: &Arguments,
-    host: &H,
-    service: &ServiceSpec,
-    what: &str,
+/// Where something is served, and until when.
+struct Place<'a> {
+    arguments: &'a Arguments,
+    /// The stack, in words.
+    what: String,
+    /// Tidewall's, whose receive control statistics show.
     stack: Option<Stack>,
-    stop: &AtomicBool,
-) -> Outcome {
+    stop: &'a AtomicBool,
+}
+
+/// Serves datagrams.
+fn datagrams<H: Host>(host: &H, service: &ServiceSpec, place: &Place<'_>) -> Outcome {
     let words = Words {
         rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
         totals: &|look, elapsed| totals(&look.service, elapsed),
     };
-    begin(arguments, stack, &words, |counters| {
+    begin(place, &words, |counters| {
         let ready = |addresses: &[SocketAddr]| {
             for address in addresses {
-                say_where(&format!("{} on {address}/udp", service.kind), what);
+                say_where(&format!("{} on {address}/udp", service.kind), &place.what);
             }
         };
         let services = std::slice::from_ref(service);
         serve(
             host,
-            arguments.address(),
+            place.arguments.address(),
             services,
             tidewall_service::BATCH,
             counters,
-            stop,
+            place.stop,
             ready,
         )
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Wait, invalid, seconds};
+use super::{Wait, check_families, check_port, check_range, invalid, seconds};
 
 /// Most connections of an [`HttpSpec`].
 pub const HTTP_CONNECTIONS_MAX: u32 = 4096;
@@ -105,18 +105,10 @@ impl HttpSpec {
     pub fn check(&self) -> io::Result<()> {
         check_ends(self.destination, &self.path, &self.sources)?;
         check_host(self.host.as_deref())?;
-        if !(1..=HTTP_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(invalid(format!(
-                "the number of connections must be 1 to {HTTP_CONNECTIONS_MAX}"
-            )));
-        }
-        if self
-            .rate
-            .is_some_and(|rate| !(1..=REQUESTS_MAX).contains(&rate))
-        {
-            return Err(invalid(format!(
-                "the rate must be 1 to {REQUESTS_MAX} requests/s"
-            )));
+        let most = HTTP_CONNECTIONS_MAX;
+        check_range("the number of connections", self.connections, 1..=most, "")?;
+        if let Some(rate) = self.rate {
+            check_range("the rate", rate, 1..=REQUESTS_MAX, " requests/s")?;
         }
         check_timeout(self.timeout)
     }
@@ -160,9 +152,7 @@ impl ProbeSpec {
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
         check_ends(self.destination, &self.path, &self.sources)?;
-        if !(1..=1000).contains(&self.rate) {
-            return Err(invalid("the rate of probes must be 1 to 1000 a second"));
-        }
+        check_range("the rate of probes", self.rate, 1..=1000, " a second")?;
         check_timeout(self.timeout)
     }
 }
@@ -209,13 +199,8 @@ impl StreamSpec {
     /// # Errors
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
-        if !(1..=1 << 20).contains(&self.size) {
-            return Err(invalid("the size must be 1 to 1048576 bytes"));
-        }
-        if self.destination.port() == 0 {
-            return Err(invalid("the destination port must not be 0"));
-        }
-        Ok(())
+        check_range("the size", self.size, 1..=1 << 20, " bytes")?;
+        check_port(self.destination)
     }
 }
 
@@ -224,9 +209,7 @@ pub(super) fn check_ends(
     path: &str,
     sources: &[IpAddr],
 ) -> io::Result<()> {
-    if destination.port() == 0 {
-        return Err(invalid("the destination port must not be 0"));
-    }
+    check_port(destination)?;
     if !path.starts_with('/')
         || path.len() > PATH_MAX
         || !path.bytes().all(|byte| byte.is_ascii_graphic())
@@ -240,13 +223,7 @@ pub(super) fn check_ends(
             "at most {SOURCES_MAX} source addresses can be given"
         )));
     }
-    if sources
-        .iter()
-        .any(|source| source.is_ipv4() != destination.is_ipv4())
-    {
-        return Err(invalid("source and destination must be of one IP version"));
-    }
-    Ok(())
+    check_families(destination, sources.iter().copied())
 }
 
 /// The value of a `Host` field: what a URI may name as its authority, loosely

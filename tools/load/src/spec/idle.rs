@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::http::{PER_SOURCE, check_ends, check_host, check_timeout};
-use super::{DURATION_MAX, invalid, seconds};
+use super::{DURATION_MAX, check_range, invalid, seconds};
 
 /// Most connections of an [`IdleSpec`]: what Linux lets one process open
 /// (`fs.nr_open`), nearly.
@@ -111,11 +111,13 @@ impl IdleSpec {
         };
         check_ends(self.destination, path, &self.sources)?;
         check_host(self.host.as_deref())?;
-        if !(1..=IDLE_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(invalid(format!(
-                "the number of idle connections must be 1 to {IDLE_CONNECTIONS_MAX}"
-            )));
-        }
+        let most = IDLE_CONNECTIONS_MAX;
+        check_range(
+            "the number of idle connections",
+            self.connections,
+            1..=most,
+            "",
+        )?;
         // At most SOURCES_MAX, checked above.
         let sources = self.sources.len().max(1) as u32;
         if self.connections > sources * PER_SOURCE {
@@ -130,13 +132,8 @@ impl IdleSpec {
                 "the time between two bytes must be 1 ms to an hour",
             ));
         }
-        if self
-            .pace
-            .is_some_and(|pace| !(1..=1_000_000).contains(&pace))
-        {
-            return Err(invalid(
-                "the pace of opening must be 1 to 1000000 connections/s",
-            ));
+        if let Some(pace) = self.pace {
+            check_range("the pace of opening", pace, 1..=1_000_000, " connections/s")?;
         }
         check_timeout(self.patience)?;
         if self.opening_max() > DURATION_MAX {

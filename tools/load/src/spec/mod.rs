@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -229,27 +230,16 @@ impl BlastSpec {
                 self.payload
             )));
         }
-        if self
-            .rate
-            .is_some_and(|rate| !(1..=RATE_MAX).contains(&rate))
-        {
-            return Err(invalid(format!(
-                "the rate must be 1 to {RATE_MAX} packets/s"
-            )));
+        if let Some(rate) = self.rate {
+            check_range("the rate", rate, 1..=RATE_MAX, " packets/s")?;
         }
         if self.steps.len() > STEPS_MAX {
             return Err(invalid(format!(
                 "the rate may change at most {STEPS_MAX} times"
             )));
         }
-        if self
-            .steps
-            .iter()
-            .any(|step| !(1..=RATE_MAX).contains(&step.rate))
-        {
-            return Err(invalid(format!(
-                "the rate of a step must be 1 to {RATE_MAX} packets/s"
-            )));
+        for step in &self.steps {
+            check_range("the rate of a step", step.rate, 1..=RATE_MAX, " packets/s")?;
         }
         if self
             .steps
@@ -266,12 +256,10 @@ impl BlastSpec {
                 "a number of packets and a rate that changes do not go together",
             ));
         }
-        if self.burst.is_some_and(|burst| !(1..=256).contains(&burst)) {
-            return Err(invalid("the burst must be 1 to 256 packets"));
+        if let Some(burst) = self.burst {
+            check_range("the burst", burst, 1..=256, " packets")?;
         }
-        if !(1..=4096).contains(&self.flows) {
-            return Err(invalid("the number of flows must be 1 to 4096"));
-        }
+        check_range("the number of flows", self.flows, 1..=4096, "")?;
         let first = self.source_port.unwrap_or(DEFAULT_SOURCE_PORT);
         if first == 0 || u32::from(first) + u32::from(self.flows) > 65536 {
             return Err(invalid(format!(
@@ -280,22 +268,13 @@ impl BlastSpec {
             )));
         }
         let families = [self.source, self.spoof.map(|prefix| prefix.address())];
-        if families
-            .into_iter()
-            .flatten()
-            .any(|address| address.is_ipv4() != self.destination.is_ipv4())
-        {
-            return Err(invalid("source and destination must be of one IP version"));
-        }
+        check_families(self.destination, families.into_iter().flatten())?;
         if self.spoof.is_some() && self.kind == SenderKind::Socket {
             return Err(invalid(
                 "a socket cannot vary its source address: use the skb or the frame sender",
             ));
         }
-        if self.destination.port() == 0 {
-            return Err(invalid("the destination port must not be 0"));
-        }
-        Ok(())
+        check_port(self.destination)
     }
 
     fn check_syn(&self) -> io::Result<()> {
@@ -332,6 +311,39 @@ fn one() -> u16 {
 /// An error about what the caller asked for.
 pub(crate) fn invalid(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message.into())
+}
+
+fn check_range<T: PartialOrd + fmt::Display>(
+    what: &str,
+    value: T,
+    range: RangeInclusive<T>,
+    unit: &str,
+) -> io::Result<()> {
+    match range.contains(&value) {
+        true => Ok(()),
+        false => {
+            let (least, most) = range.into_inner();
+            Err(invalid(format!("{what} must be {least} to {most}{unit}")))
+        }
+    }
+}
+
+fn check_port(destination: SocketAddr) -> io::Result<()> {
+    match destination.port() {
+        0 => Err(invalid("the destination port must not be 0")),
+        _ => Ok(()),
+    }
+}
+
+fn check_families(
+    destination: SocketAddr,
+    sources: impl IntoIterator<Item = IpAddr>,
+) -> io::Result<()> {
+    let mut sources = sources.into_iter();
+    match sources.any(|source| source.is_ipv4() != destination.is_ipv4()) {
+        true => Err(invalid("source and destination must be of one IP version")),
+        false => Ok(()),
+    }
 }
 
 /// Durations as a number of seconds.

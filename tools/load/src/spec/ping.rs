@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::http::REQUESTS_MAX;
-use super::{DURATION_MAX, PAYLOAD_MAX, invalid, one, seconds};
+use super::{
+    DURATION_MAX, PAYLOAD_MAX, check_families, check_port, check_range, invalid, one, seconds,
+};
 
 /// Most requests that a [`PingSpec`] may keep in flight.
 pub const OUTSTANDING_MAX: u16 = 1024;
@@ -79,11 +81,7 @@ impl PingSpec {
     /// # Errors
     /// `InvalidInput`, naming the field and its range.
     pub fn check(&self) -> io::Result<()> {
-        if self.payload > PAYLOAD_MAX {
-            return Err(invalid(format!(
-                "the payload must be 0 to {PAYLOAD_MAX} bytes"
-            )));
-        }
+        check_range("the payload", self.payload, 0..=PAYLOAD_MAX, " bytes")?;
         let outstanding_max = match self.payload {
             0 => 1,
             // Half of the numbers, so that a late reply seldom fits a new request.
@@ -99,26 +97,13 @@ impl PingSpec {
         if !(Duration::from_micros(10)..=Duration::from_secs(60)).contains(&self.timeout) {
             return Err(invalid("the timeout must be 10 µs to 60 s"));
         }
-        if self
-            .rate
-            .is_some_and(|rate| !(1..=REQUESTS_MAX).contains(&rate))
-        {
-            return Err(invalid(format!(
-                "the rate must be 1 to {REQUESTS_MAX} requests/s"
-            )));
+        if let Some(rate) = self.rate {
+            check_range("the rate", rate, 1..=REQUESTS_MAX, " requests/s")?;
         }
         if self.interval > DURATION_MAX {
             return Err(invalid("the interval must be at most an hour"));
         }
-        if self.destination.port() == 0 {
-            return Err(invalid("the destination port must not be 0"));
-        }
-        if self
-            .source
-            .is_some_and(|source| source.is_ipv4() != self.destination.is_ipv4())
-        {
-            return Err(invalid("source and destination must be of one IP version"));
-        }
-        Ok(())
+        check_port(self.destination)?;
+        check_families(self.destination, self.source.map(|source| source.ip()))
     }
 }

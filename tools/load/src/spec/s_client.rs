@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::http::{PER_SOURCE, check_ends, check_host, check_timeout};
-use super::{invalid, seconds};
+use super::{check_range, invalid, seconds};
 
 /// Most connections/s that an [`SClientSpec`] can begin: above what one thread
 /// reaches.
@@ -113,20 +113,21 @@ impl SClientSpec {
     pub fn check(&self) -> io::Result<()> {
         check_ends(self.destination, &self.path, &self.sources)?;
         check_host(self.host.as_deref())?;
-        if !(1..=S_CLIENT_RATE_MAX).contains(&self.rate) {
-            return Err(invalid(format!(
-                "the rate must be 1 to {S_CLIENT_RATE_MAX} connections/s"
-            )));
-        }
+        check_range(
+            "the rate",
+            self.rate,
+            1..=S_CLIENT_RATE_MAX,
+            " connections/s",
+        )?;
         check_timeout(self.patience)?;
         check_timeout(self.timeout)?;
-        if self
-            .open_max
-            .is_some_and(|open| !(1..=S_CLIENT_OPEN_MAX).contains(&open))
-        {
-            return Err(invalid(format!(
-                "the connections open at once must be 1 to {S_CLIENT_OPEN_MAX}"
-            )));
+        if let Some(open) = self.open_max {
+            check_range(
+                "the connections open at once",
+                open,
+                1..=S_CLIENT_OPEN_MAX,
+                "",
+            )?;
         }
         let sources = self.sources.len().max(1) as u64;
         if self.establishing() > sources * u64::from(PER_SOURCE) {

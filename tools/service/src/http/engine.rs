@@ -110,7 +110,8 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
             if timeout > Duration::ZERO {
                 counters.waited();
             }
-            self.listener.host.wait(&mut events, timeout)?;
+            let host = self.listener.host;
+            counters.time(true, || host.wait(&mut events, timeout))?;
             if self.listener.shared.clock.set(begun.elapsed(), unix()) {
                 self.listener.write_log(false);
             }
@@ -196,7 +197,8 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
             let Some(listener) = &self.listener.listener else {
                 return Ok(accepted);
             };
-            match self.listener.host.accept(listener) {
+            let (host, counters) = (self.listener.host, self.listener.tally.counters);
+            match counters.time(false, || host.accept(listener)) {
                 Ok(Some((stream, peer))) => {
                     accepted += 1;
                     if let Some(idle) = idle {

@@ -11,21 +11,6 @@ pub const FIELDS_MAX: usize = 64;
 /// Room for the fields of one head.
 pub type Room<'b> = [MaybeUninit<httparse::Header<'b>>; FIELDS_MAX];
 
-/// The methods that matter here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Sends the file.
-    Get,
-    /// As GET, without the content.
-    Head,
-    /// Says what may be done.
-    Options,
-    /// A registered method that files do not have.
-    Other,
-    /// None that this server knows.
-    Unknown,
-}
-
 /// How the end of the request's content is known (RFC 9112 §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -38,10 +23,8 @@ pub enum Content {
 /// A request's head.
 #[derive(Debug)]
 pub struct Head<'h, 'b> {
-    /// The method.
-    pub method: Method,
-    /// As it came.
-    pub method_text: &'b str,
+    /// The method, as it came.
+    pub method: &'b str,
     /// The target, as it came.
     pub target: &'b str,
     /// The minor version of HTTP/1: 0 or 1.
@@ -166,21 +149,13 @@ fn too_long(bytes: &[u8], limits: &Limits) -> bool {
 }
 
 fn head<'h, 'b>(
-    method_text: &'b str,
+    method: &'b str,
     target: &'b str,
     version: u8,
     fields: &'h [httparse::Header<'b>],
 ) -> Result<Head<'h, 'b>, Status> {
-    let method = match method_text {
-        "GET" => Method::Get,
-        "HEAD" => Method::Head,
-        "OPTIONS" => Method::Options,
-        "POST" | "PUT" | "DELETE" | "CONNECT" | "TRACE" | "PATCH" => Method::Other,
-        _ => Method::Unknown,
-    };
     let mut head = Head {
         method,
-        method_text,
         target,
         version,
         keep_alive: false,
@@ -308,10 +283,7 @@ mod tests {
     fn a_request_is_read() {
         let bytes = b"\r\nGET /a?b HTTP/1.1\r\nhost: x\r\nRange: bytes=0-1\r\nAccept: a\r\nACCEPT: b\r\n\r\nGET";
         parsed(bytes, |head, length| {
-            assert_eq!(
-                (head.method, head.target, head.version),
-                (Method::Get, "/a?b", 1)
-            );
+            assert_eq!((head.method, head.target, head.version), ("GET", "/a?b", 1));
             assert!(head.keep_alive && head.conditional);
             assert_eq!(head.content, Content::Length(0));
             assert_eq!(head.fields.one("range"), Some(b"bytes=0-1".as_slice()));

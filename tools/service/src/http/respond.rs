@@ -10,7 +10,7 @@ use super::entry::{Bytes, Entry};
 use super::path::{self, PathError, location};
 use super::range::{self, Ranges};
 use super::reply::{COPY_MAX, Last};
-use super::request::{Content, Head, Method};
+use super::request::{Content, Head};
 use super::site::{Found, Site, Store};
 use super::status::Status;
 use crate::work::multiply;
@@ -43,15 +43,17 @@ impl Connection {
         }
         let last = Last::of(close, linger);
         match head.method {
-            Method::Get | Method::Head => self.file(head, last, site),
-            Method::Options => {
+            "GET" | "HEAD" => self.file(head, last, site),
+            "OPTIONS" => {
                 self.begin(Status::NO_CONTENT, &site.clock);
                 self.out().extend_from_slice(ALLOW.as_bytes());
                 self.finish(head.version, last);
                 self.account(Some(head), Status::NO_CONTENT, 0, site);
             }
-            Method::Other => self.error(Some(head), Status::METHOD_NOT_ALLOWED, last, site),
-            Method::Unknown => self.error(Some(head), Status::NOT_IMPLEMENTED, last, site),
+            "POST" | "PUT" | "DELETE" | "CONNECT" | "TRACE" | "PATCH" => {
+                self.error(Some(head), Status::METHOD_NOT_ALLOWED, last, site);
+            }
+            _ => self.error(Some(head), Status::NOT_IMPLEMENTED, last, site),
         }
     }
 
@@ -119,7 +121,7 @@ impl Connection {
                 }
             }
             // Range is defined for GET alone (RFC 9110 §14.2).
-            if head.method == Method::Get
+            if head.method == "GET"
                 && let Some(field) = head.fields.one("Range")
                 && range_applies(head, entry, site.clock.unix())
             {
@@ -171,7 +173,7 @@ impl Connection {
     /// length.
     fn put_content(&mut self, head: &Head<'_, '_>, entry: &Rc<Entry>, range: Range<u64>) -> u64 {
         let length = range.end - range.start;
-        if head.method == Method::Head || length == 0 {
+        if head.method == "HEAD" || length == 0 {
             return 0;
         }
         if length <= COPY_MAX as u64
@@ -228,7 +230,7 @@ impl Connection {
         site: &mut Site<S>,
     ) {
         let line = format!("{} {}\n", status.0, status.reason());
-        let content = head.is_none_or(|head| head.method != Method::Head);
+        let content = head.is_none_or(|head| head.method != "HEAD");
         let version = head.map_or(1, |head| head.version);
         let length = self.line(&line, content, version, last);
         self.account(head, status, length, site);
@@ -241,7 +243,7 @@ impl Connection {
         length: u64,
         site: &mut Site<S>,
     ) {
-        let request = head.map(|head| (head.method_text, head.target, head.version));
+        let request = head.map(|head| (head.method, head.target, head.version));
         site.account(self.peer, request, status, length);
     }
 }

@@ -3,8 +3,10 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use ipnet::{IpAddrRange, IpNet, Ipv4AddrRange, Ipv6AddrRange};
+
 /// Most source addresses that one option may stand for.
-const SOURCES_MAX: u128 = 256;
+const SOURCES_MAX: usize = 256;
 
 /// `http://HOST[:PORT][/PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,65 +82,45 @@ impl FromStr for Sources {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut all = Vec::new();
         for part in text.split(',').map(str::trim) {
-            let (first, last) = ends(part)?;
-            if number(last).saturating_sub(number(first)) >= SOURCES_MAX {
-                return Err(format!("{part} is more than {SOURCES_MAX} addresses"));
-            }
-            all.extend((number(first)..=number(last)).map(|number| match first {
-                // At most what an IPv4 address was made of.
-                IpAddr::V4(_) => IpAddr::from((number as u32).to_be_bytes()),
-                IpAddr::V6(_) => IpAddr::from(number.to_be_bytes()),
-            }));
+            all.extend(addresses(part)?);
         }
         Ok(Sources(all))
     }
 }
 
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u32::from(address).into(),
-        IpAddr::V6(address) => address.into(),
-    }
-}
-
-/// The first and the last address of a part.
-fn ends(part: &str) -> Result<(IpAddr, IpAddr), String> {
+/// The addresses of a part.
+fn addresses(part: &str) -> Result<Vec<IpAddr>, String> {
     let address = |text: &str| {
         text.parse::<IpAddr>().map_err(|_| {
             format!("{text:?} is no address: 10.0.0.7, 10.0.0.7-10.0.0.90 or 10.0.1.0/26")
         })
     };
-    if let Some((first, last)) = part.split_once('-') {
-        let (first, last) = (address(first)?, address(last)?);
-        if first.is_ipv4() != last.is_ipv4() || number(first) > number(last) {
-            return Err(format!("{part} goes from no address to a higher one"));
+    let (first, last) = if let Some((first, last)) = part.split_once('-') {
+        (address(first)?, address(last)?)
+    } else if let Ok(block) = part.parse::<IpNet>() {
+        (block.network(), block.broadcast())
+    } else {
+        (address(part)?, address(part)?)
+    };
+    let range = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) if first <= last => {
+            IpAddrRange::V4(Ipv4AddrRange::new(first, last))
         }
-        return Ok((first, last));
+        (IpAddr::V6(first), IpAddr::V6(last)) if first <= last => {
+            IpAddrRange::V6(Ipv6AddrRange::new(first, last))
+        }
+        _ => return Err(format!("{part} goes from no address to a higher one")),
+    };
+    // One more than there may be, and those left out below.
+    let mut all: Vec<IpAddr> = range.take(SOURCES_MAX + 3).collect();
+    if part.contains('/') && all.len() > 2 {
+        all.pop();
+        all.remove(0);
     }
-    let Some((base, length)) = part.split_once('/') else {
-        return address(part).map(|address| (address, address));
-    };
-    let base = address(base)?;
-    let bits: u32 = if base.is_ipv4() { 32 } else { 128 };
-    let length: u32 = length
-        .parse()
-        .ok()
-        .filter(|length| *length <= bits)
-        .ok_or_else(|| format!("{part}: a prefix is 0 to {bits} bits long"))?;
-    let size = 1u128.checked_shl(bits - length).unwrap_or(u128::MAX);
-    if size > SOURCES_MAX {
-        return Err(format!("{part} is more than {SOURCES_MAX} addresses"));
+    match all.len() > SOURCES_MAX {
+        true => Err(format!("{part} is more than {SOURCES_MAX} addresses")),
+        false => Ok(all),
     }
-    let first = number(base) & !(size - 1);
-    let (first, last) = match size {
-        1 | 2 => (first, first + size - 1),
-        _ => (first + 1, first + size - 2),
-    };
-    let back = |number: u128| match base {
-        IpAddr::V4(_) => IpAddr::from((number as u32).to_be_bytes()),
-        IpAddr::V6(_) => IpAddr::from(number.to_be_bytes()),
-    };
-    Ok((back(first), back(last)))
 }
 
 #[cfg(test)]

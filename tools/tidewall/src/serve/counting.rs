@@ -10,7 +10,7 @@ use tidewall_service::counters::{ProxyCounts, Times};
 use tidewall_service::{Counters, Reader, ServiceCounts};
 use tidewall_socket::Stack;
 
-use super::Arguments;
+use super::Place;
 use crate::end::{Failure, Outcome, say_line};
 use crate::stat::control;
 use crate::units;
@@ -56,21 +56,23 @@ pub(super) struct Words {
 
 /// Runs `service` with counters, statistics beside it and totals at its end.
 pub(super) fn begin(
-    arguments: &Arguments,
-    stack: Option<Stack>,
+    place: &Place<'_>,
     words: &Words,
     service: impl FnOnce(&Counters) -> io::Result<()>,
 ) -> Outcome {
     let path = counters_path();
     let counters = Counters::create(&path, 1)
         .map_err(|error| Failure::io(&format!("making the counters {}", path.display()), &error))?;
+    if place.arguments.profile {
+        counters.count_times();
+    }
     let reader =
         Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
     let terminal = io::stderr().is_terminal();
     let begun = Instant::now();
     let ended = Arc::new(AtomicBool::new(false));
-    let watcher = (terminal || arguments.stats).then(|| {
-        let (ended, rates) = (ended.clone(), words.rates);
+    let watcher = (terminal || place.arguments.stats).then(|| {
+        let (ended, rates, stack) = (ended.clone(), words.rates, place.stack.clone());
         std::thread::spawn(move || watch(&reader, stack.as_ref(), rates, &ended, terminal))
     });
     let result = service(&counters);
@@ -84,7 +86,10 @@ pub(super) fn begin(
         let totals = (words.totals)(&look, begun.elapsed());
         let _ = say_line(&(totals + &look.losses()));
     }
-    if let Some(times) = look.filter(|_| arguments.profile).map(|look| look.times()) {
+    if let Some(times) = look
+        .filter(|_| place.arguments.profile)
+        .map(|look| look.times())
+    {
         let _ = say_line(&parts(&times));
     }
     result.map_err(|error| Failure::io("serving", &error))

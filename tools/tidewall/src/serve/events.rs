@@ -1,7 +1,7 @@
 //! How a server of connections waits for what happens: `--events`, and the
 //! hosts that it stands for.
 
-use std::sync::atomic::AtomicBool;
+use std::io;
 
 use clap::ValueEnum;
 use tidewall_service::descriptor_host::{DescriptorEpoll, DescriptorQueue};
@@ -15,7 +15,7 @@ use tidewall_socket::descriptor::Allocator;
 
 use super::http::Web;
 use super::proxy::Proxy;
-use super::{Arguments, On};
+use super::{Arguments, On, Place};
 use crate::end::{Failure, Outcome};
 
 /// A way to wait.
@@ -98,95 +98,61 @@ impl Server {
         }
     }
 
-    fn on<H: StreamHost>(
-        self,
-        arguments: &Arguments,
-        host: &H,
-        what: &str,
-        stack: Option<Stack>,
-        stop: &AtomicBool,
-    ) -> Outcome {
+    fn on<H: StreamHost>(self, host: &H, place: &Place<'_>) -> Outcome {
         match self {
-            Server::Web(web) => web.serve(arguments, host, what, stack, stop),
-            Server::Proxy(proxy) => proxy.serve(arguments, host, what, stack, stop),
+            Server::Web(web) => web.serve(host, place),
+            Server::Proxy(proxy) => proxy.serve(host, place),
         }
     }
 
     /// Serves on Linux sockets.
-    pub fn on_linux(self, arguments: &Arguments, stop: &AtomicBool) -> Outcome {
-        let events = Events::of(arguments)?;
-        let what = match arguments.events {
-            Some(events) => format!("Linux sockets with {}", events.name()),
-            None => "Linux sockets".to_owned(),
-        };
+    pub fn on_linux(self, mut place: Place<'_>) -> Outcome {
+        let events = Events::of(place.arguments)?;
+        if let Some(events) = place.arguments.events {
+            place.what = format!("{} with {}", place.what, events.name());
+        }
         match events {
-            Events::Select => {
-                let host = SelectHost::new(LinuxSockets::new());
-                self.on(arguments, &host, &what, None, stop)
-            }
-            Events::Poll => {
-                let host = PollHost::new(LinuxSockets::new());
-                self.on(arguments, &host, &what, None, stop)
-            }
+            Events::Select => self.on(&SelectHost::new(LinuxSockets::new()), &place),
+            Events::Poll => self.on(&PollHost::new(LinuxSockets::new()), &place),
             _ => {
-                let host = LinuxStreams::new(linux_stream::Options::default())
-                    .map_err(|error| Failure::io("using epoll", &error))?;
-                self.on(arguments, &host, &what, None, stop)
+                let host = LinuxStreams::new(linux_stream::Options::default());
+                self.on(&host.map_err(failed)?, &place)
             }
         }
     }
 
-    /// Serves on `stack`, which is described by `what`.
-    pub fn on_tidewall(
-        self,
-        arguments: &Arguments,
-        stack: &Stack,
-        what: &str,
-        stop: &AtomicBool,
-    ) -> Outcome {
-        let events = Events::of(arguments)?;
-        let numbers = arguments.allocator.unwrap_or_default();
-        let allocator = match numbers {
-            Numbers::Bitmap => Allocator::Bitmap,
-            Numbers::Linear => Allocator::Linear,
+    /// Serves on `stack`.
+    pub fn on_tidewall(self, stack: &Stack, mut place: Place<'_>) -> Outcome {
+        let events = Events::of(place.arguments)?;
+        let (allocator, how) = match place.arguments.allocator.unwrap_or_default() {
+            Numbers::Bitmap => (Allocator::Bitmap, ""),
+            Numbers::Linear => (Allocator::Linear, " and a linear allocator"),
         };
-        let what = match (arguments.events, numbers) {
-            (None, _) => what.to_owned(),
-            (Some(events), Numbers::Bitmap) => format!("{what}, with {}", events.name()),
-            (Some(events), Numbers::Linear) => {
-                format!("{what}, with {} and a linear allocator", events.name())
-            }
-        };
-        let failed = |error| Failure::io("waiting for connections", &error);
+        if let Some(events) = place.arguments.events {
+            place.what = format!("{}, with {}{how}", place.what, events.name());
+        }
         let sockets = |select| DescriptorSockets::new(stack, allocator, select).map_err(failed);
-        let watched = Some(stack.clone());
         match events {
-            Events::Selector => {
-                let host = TidewallStreams::new(stack).map_err(failed)?;
-                self.on(arguments, &host, &what, watched, stop)
-            }
+            Events::Selector => self.on(&TidewallStreams::new(stack).map_err(failed)?, &place),
             Events::Epoll => {
-                let host = DescriptorEpoll::new(stack, allocator).map_err(failed)?;
-                self.on(arguments, &host, &what, watched, stop)
+                let host = DescriptorEpoll::new(stack, allocator);
+                self.on(&host.map_err(failed)?, &place)
             }
-            Events::Select => {
-                let host = SelectHost::new(sockets(Select::Hinted)?);
-                self.on(arguments, &host, &what, watched, stop)
-            }
+            Events::Select => self.on(&SelectHost::new(sockets(Select::Hinted)?), &place),
             Events::ClassicalSelect => {
-                let host = SelectHost::new(sockets(Select::Classical)?);
-                self.on(arguments, &host, &what, watched, stop)
+                self.on(&SelectHost::new(sockets(Select::Classical)?), &place)
             }
-            Events::Poll => {
-                let host = PollHost::new(sockets(Select::Hinted)?);
-                self.on(arguments, &host, &what, watched, stop)
-            }
+            Events::Poll => self.on(&PollHost::new(sockets(Select::Hinted)?), &place),
             Events::EventQueue => {
-                let host = DescriptorQueue::new(stack, allocator).map_err(failed)?;
-                self.on(arguments, &host, &what, watched, stop)
+                let host = DescriptorQueue::new(stack, allocator);
+                self.on(&host.map_err(failed)?, &place)
             }
         }
     }
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::io("waiting for connections", &error)
 }
 
 /// Refuses, before anything is begun, what will not do.

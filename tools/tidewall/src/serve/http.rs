@@ -3,14 +3,12 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tidewall_service::http::{self, Limits, Log, Spec};
-use tidewall_service::{ServiceCounts, StreamHost, Timed};
-use tidewall_socket::Stack;
+use tidewall_service::{ServiceCounts, StreamHost};
 
-use super::{Arguments, Words, begin, say_where};
+use super::{Arguments, Place, Words, begin, say_where};
 use crate::end::{Failure, Outcome};
 use crate::units::{age, count, per_second};
 
@@ -45,27 +43,22 @@ impl Web {
         Ok(Web { spec, log })
     }
 
-    pub fn serve<H: StreamHost>(
-        self,
-        arguments: &Arguments,
-        host: &H,
-        what: &str,
-        stack: Option<Stack>,
-        stop: &AtomicBool,
-    ) -> Outcome {
+    pub fn serve<H: StreamHost>(self, host: &H, place: &Place<'_>) -> Outcome {
         let words = Words {
             rates: &|now, last, elapsed| rates(&now.service, &last.service, elapsed),
             totals: &|look, elapsed| totals(&look.service, elapsed),
         };
         let Web { spec, log } = self;
-        begin(arguments, stack, &words, |counters| {
+        begin(place, &words, |counters| {
             let ready = |address| {
                 let files = spec.root.display();
-                say_where(&format!("http on {address}/tcp, files of {files}"), what);
+                say_where(
+                    &format!("http on {address}/tcp, files of {files}"),
+                    &place.what,
+                );
             };
-            let address = arguments.address();
-            let host = Timed::new(host, arguments.profile.then_some(counters));
-            http::serve(&host, address, &spec, log, counters, 0, stop, ready)
+            let (address, stop) = (place.arguments.address(), place.stop);
+            http::serve(host, address, &spec, log, counters, 0, stop, ready)
         })
     }
 }

@@ -1,17 +1,15 @@
 //! `tidewall serve proxy`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use tidewall_service::StreamHost;
 use tidewall_service::http::Log;
 use tidewall_service::http::proxy::access::{Access, Cidr};
 use tidewall_service::http::proxy::{self, Spec};
-use tidewall_service::{StreamHost, Timed};
-use tidewall_socket::Stack;
 
 use super::http::log;
-use super::{Arguments, Look, Words, begin, say_where};
+use super::{Arguments, Look, Place, Words, begin, say_where};
 use crate::end::{Failure, Outcome};
 use crate::units::{age, count, per_second};
 
@@ -88,30 +86,22 @@ impl Proxy {
         Ok(Proxy { spec, log })
     }
 
-    pub fn serve<H: StreamHost>(
-        self,
-        arguments: &Arguments,
-        host: &H,
-        what: &str,
-        stack: Option<Stack>,
-        stop: &AtomicBool,
-    ) -> Outcome {
+    pub fn serve<H: StreamHost>(self, host: &H, place: &Place<'_>) -> Outcome {
         let words = Words {
             rates: &rates,
             totals: &totals,
         };
         let Proxy { spec, log } = self;
-        begin(arguments, stack, &words, |counters| {
+        begin(place, &words, |counters| {
             let ready = |address| {
                 let whom = match spec.origin {
                     Some(origin) => format!("for {origin}"),
                     None => "for whom requests name".to_owned(),
                 };
-                say_where(&format!("proxy on {address}/tcp, {whom}"), what);
+                say_where(&format!("proxy on {address}/tcp, {whom}"), &place.what);
             };
-            let address = arguments.address();
-            let host = Timed::new(host, arguments.profile.then_some(counters));
-            proxy::serve(&host, address, &spec, log, counters, 0, stop, ready)
+            let (address, stop) = (place.arguments.address(), place.stop);
+            proxy::serve(host, address, &spec, log, counters, 0, stop, ready)
         })
     }
 }

@@ -191,9 +191,11 @@ impl<S: Stream> Origins<S> {
             if self.len() >= most {
                 return Err(Failure::Full);
             }
-            let mut connected = listener.host.connect(address);
+            let (host, counters) = (listener.host, listener.tally.counters);
+            let connect = || counters.time(false, || host.connect(address));
+            let mut connected = connect();
             if connected.as_ref().is_err_and(is_shortage) && listener.evict() {
-                connected = listener.host.connect(address);
+                connected = connect();
             }
             let (stream, progress) = match connected {
                 Ok(connected) => connected,

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use super::super::connection::Connection;
 use super::super::reply::Last;
-use super::super::request::{Content, Fields, Head, Method, tokens};
+use super::super::request::{Content, Fields, Head, decimal, tokens};
+use super::super::site::Clock;
 use super::super::status::Status;
 use super::body::Body;
 use super::response;
@@ -40,7 +41,7 @@ impl Connection {
         &mut self,
         status: Status,
         (version, to_head, last): Recipient,
-        clock: &super::super::site::Clock,
+        clock: &Clock,
     ) -> u64 {
         self.begin(status, clock);
         match status {
@@ -79,12 +80,12 @@ impl Shared {
                 (Status::NO_CONTENT, 0)
             }
             Err(status) => {
-                let to_head = head.method == Method::Head;
+                let to_head = head.method == "HEAD";
                 let recipient = (head.version, to_head, self.last(head));
                 (status, connection.refusal(status, recipient, &self.clock))
             }
         };
-        let request = Some((head.method_text, head.target, head.version));
+        let request = Some((head.method, head.target, head.version));
         self.account(connection.peer, request, status, length);
         None
     }
@@ -107,7 +108,7 @@ impl Shared {
         if !spec.access.admits(connection.peer) {
             return Err(Status::FORBIDDEN);
         }
-        let content = match (head.method_text, head.content) {
+        let content = match (head.method, head.content) {
             // There are no tunnels here.
             ("CONNECT", _) => return Err(Status::NOT_IMPLEMENTED),
             // It would show a client what others' proxies add (§9.3.8).
@@ -118,14 +119,14 @@ impl Shared {
             (_, Content::Length(length)) => Body::Length(length),
             (_, Content::Chunked) => Body::chunked(),
         };
-        let options = head.method == Method::Options;
+        let options = head.method == "OPTIONS";
         let (target, origin) = self.origin_of(head, options)?;
         if head.fields.all("Via").any(|via| self.has_passed(via)) {
             return Err(Status::LOOP_DETECTED);
         }
         let mut request = Vec::with_capacity(512);
         // Writing to a vector cannot fail.
-        let _ = write!(request, "{} {} HTTP/1.1\r\n", head.method_text, target.path);
+        let _ = write!(request, "{} {} HTTP/1.1\r\n", head.method, target.path);
         match (target.authority, spec.origin) {
             ("", Some(origin)) => put(&mut request, "Host", origin.to_string().as_bytes()),
             (authority, _) => put(&mut request, "Host", authority.as_bytes()),
@@ -145,7 +146,7 @@ impl Shared {
             let _ = write!(request, "X-Forwarded-For: {}\r\n", connection.peer);
         }
         for field in head.fields.all("Max-Forwards").take(1) {
-            match super::super::request::decimal(field) {
+            match decimal(field) {
                 Some(0) if options => return Ok(None),
                 Some(left) if options => {
                     let _ = write!(request, "Max-Forwards: {}\r\n", left - 1);

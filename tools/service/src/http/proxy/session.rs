@@ -194,13 +194,13 @@ impl Exchange {
             scanned: 0,
             chunks: false,
             version: head.version,
-            to_head: head.method == super::super::request::Method::Head,
+            to_head: head.method == "HEAD",
             last: !head.keep_alive || shared.stopping,
             moved: now,
             asked: shared
                 .log
                 .is_some()
-                .then(|| (head.method_text.into(), head.target.into())),
+                .then(|| (head.method.into(), head.target.into())),
             status: 0,
             length: 0,
         };
