@@ -122,6 +122,19 @@ impl Pacer {
         self.send(self.total - self.position)
     }
 
+    /// Gives up what was due before `until`, ns, and has not been handed out:
+    /// another schedule begins then.
+    pub fn give_up_until(&mut self, until: u64) {
+        let Some(rate) = self.rate else {
+            return;
+        };
+        let time = u128::from(until.saturating_sub(self.start));
+        let due = (time * u128::from(rate)).div_ceil(NANOSECONDS);
+        let due = u64::try_from(due).unwrap_or(u64::MAX).min(self.total);
+        self.skipped += due.saturating_sub(self.position);
+        self.position = self.position.max(due);
+    }
+
     /// Packets that the schedule has come to: handed out and given up.
     pub fn offered(&self) -> u64 {
         self.position
@@ -177,6 +190,17 @@ pub fn default_burst(rate: Option<u64>, most: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_another_schedule_takes_over_is_given_up() {
+        let mut pacer = Pacer::new(Some(1000), 1, 0, 1_000_000_000, None);
+        assert_eq!(pacer.step(0), Step::Send(1));
+        // 0.1 s that the thread has not had.
+        pacer.give_up_until(100_000_000);
+        assert_eq!((pacer.offered(), pacer.skipped()), (100, 99));
+        pacer.give_up_until(50_000_000);
+        assert_eq!((pacer.offered(), pacer.skipped()), (100, 99));
+    }
 
     const MS: u64 = 1_000_000;
     const S: u64 = 1000 * MS;

@@ -85,10 +85,10 @@ fn a_rate_steps_when_it_is_told_to() {
         looks += 1;
     });
     let whole = report.unwrap().blast.unwrap().whole;
-    // 50, then 500, then 10; each part begins with its first packet.
-    assert!((555..=565).contains(&whole.offered), "{whole:?}");
+    // 50, then 500, then 10, however late this thread runs.
+    assert_eq!(whole.offered, 560, "{whole:?}");
     assert_eq!(whole.sent + whole.ring_full + whole.skipped, whole.offered);
-    assert!((5..=30).contains(&looks), "{looks}");
+    assert!((1..=30).contains(&looks), "{looks}");
 }
 
 #[test]

@@ -76,16 +76,18 @@ impl Blast {
         self.rate.is_some()
     }
 
-    /// Goes over to the next rate when its time has come.
+    /// Goes over to the next rate when its time has come, and over one that has
+    /// had its time while this thread did not run.
     fn change_rate(&mut self, now: u64) {
-        let Some(next) = self.steps.last().copied() else {
-            return;
-        };
-        let after = nanoseconds(next.after);
-        if now < after {
-            return;
+        let is_due = |step: &mut RateStep| nanoseconds(step.after) <= now;
+        while let Some(next) = self.steps.pop_if(is_due) {
+            self.go_over(next);
         }
-        self.steps.pop();
+    }
+
+    fn go_over(&mut self, next: RateStep) {
+        let after = nanoseconds(next.after);
+        self.pacer.give_up_until(after);
         self.earlier.0 += self.pacer.offered();
         self.earlier.1 += self.pacer.skipped();
         if let Some((spec, answered)) = &self.follows {
