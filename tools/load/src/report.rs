@@ -42,8 +42,8 @@ mod times;
 
 pub use idle::{IdleCounts, IdleReport};
 pub use s_client::{SClientCounts, SClientReport};
-pub(crate) use times::histogram;
 pub use times::{Distribution, Percentile, Times};
+pub(crate) use times::{Measures, histogram};
 
 counts! {
     /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.

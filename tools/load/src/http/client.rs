@@ -7,12 +7,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
 use super::request;
 use super::response::{Outcome, Response};
 use crate::pacer::nanoseconds;
-use crate::report::{HttpCounts, HttpReport, Latency, Times, histogram};
+use crate::report::{HttpCounts, HttpReport, Latency, Measures};
 use crate::spec::{HttpSpec, Reuse, Wait};
 use crate::tcp::{Epoll, Event, connect, poll_much};
 
@@ -82,21 +80,13 @@ pub(crate) struct Client {
     poller: Option<TcpStream>,
     poller_retry: u64,
     counts: HttpCounts,
-    mark: HttpCounts,
-    reported: HttpCounts,
-    /// From when requests were due.
-    latency: Histogram<u64>,
-    /// From when they were begun.
-    raw: Histogram<u64>,
-    recent: Histogram<u64>,
-    connect: Histogram<u64>,
+    measures: Measures<HttpCounts>,
 }
 
 impl Client {
     /// A client that has not begun. Where it is to poll its device, it connects
     /// once to learn which.
     pub(crate) fn open(spec: &HttpSpec) -> io::Result<Self> {
-        let histogram = || histogram(LATENCY_MAX);
         let poller = match spec.wait == Wait::Spin {
             true => Some(open_poller(spec.destination)?),
             false => None,
@@ -138,12 +128,7 @@ impl Client {
             poller,
             poller_retry: 0,
             counts: HttpCounts::default(),
-            mark: HttpCounts::default(),
-            reported: HttpCounts::default(),
-            latency: histogram()?,
-            raw: histogram()?,
-            recent: histogram()?,
-            connect: histogram()?,
+            measures: Measures::new(LATENCY_MAX)?,
             spec: spec.clone(),
         })
     }
@@ -188,33 +173,18 @@ impl Client {
     }
 
     pub(crate) fn begin_measuring(&mut self) {
-        self.mark = self.counts;
-        self.latency.reset();
-        self.raw.reset();
-        self.connect.reset();
+        self.measures.begin(self.counts);
     }
 
     pub(crate) fn since_progress(&mut self) -> (HttpCounts, Option<Latency>) {
-        let latency = Latency::of(&self.recent);
-        self.recent.reset();
-        let reported = std::mem::replace(&mut self.reported, self.counts);
-        (self.counts - reported, latency)
+        self.measures.since_progress(self.counts)
     }
 
     pub(crate) fn report(self, measured: bool, duration: Duration) -> HttpReport {
-        let counts = match measured {
-            true => self.counts - self.mark,
-            false => HttpCounts::default(),
-        };
-        let response = match (measured, self.spec.rate) {
-            (false, _) => Times::default(),
-            (true, Some(_)) => Times::open(&self.latency, &self.raw),
-            (true, None) => Times::closed(
-                &self.raw,
-                self.spec.connections.into(),
-                nanoseconds(duration),
-            ),
-        };
+        let counts = self.measures.counts(self.counts, measured);
+        let places = self.spec.connections.into();
+        let closed = (places, nanoseconds(duration));
+        let closed = self.spec.rate.is_none().then_some(closed);
         let seconds = duration.as_secs_f64();
         HttpReport {
             measured: counts,
@@ -224,9 +194,9 @@ impl Client {
                 true => counts.responses as f64 / seconds,
                 false => 0.0,
             },
-            latency: Latency::of(&self.latency).filter(|_| measured),
-            connect: Latency::of(&self.connect).filter(|_| measured),
-            response,
+            latency: Latency::of(&self.measures.corrected).filter(|_| measured),
+            connect: Latency::of(&self.measures.connect).filter(|_| measured),
+            response: self.measures.response(measured, closed),
         }
     }
 
@@ -282,7 +252,8 @@ impl Client {
             return;
         }
         self.counts.connected += 1;
-        self.connect
+        self.measures
+            .connect
             .saturating_record(time.saturating_sub(slot.since));
         match self.spec.reuse {
             Reuse::KeepAlive => {
@@ -355,9 +326,8 @@ impl Client {
                     let took = time.saturating_sub(slot.due);
                     if status == 200 {
                         self.counts.responses += 1;
-                        self.latency.saturating_record(took);
-                        self.raw.saturating_record(time.saturating_sub(slot.begun));
-                        self.recent.saturating_record(took);
+                        let raw = time.saturating_sub(slot.begun);
+                        self.measures.answered(took, raw);
                     } else {
                         self.counts.other_status += 1;
                     }

@@ -1,6 +1,7 @@
 //! Histograms as plain values.
 
 use std::io;
+use std::ops::Sub;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,78 @@ impl Times {
         Times {
             corrected: Distribution::of(&raw.clone_correct(interval)),
             raw: Distribution::of(raw),
+        }
+    }
+}
+
+/// What a client measures: response times, and its counts at two moments.
+#[derive(Debug)]
+pub(crate) struct Measures<C> {
+    /// The counts when measuring began, and at the last progress.
+    mark: C,
+    reported: C,
+    /// From when requests were due.
+    pub(crate) corrected: Histogram<u64>,
+    /// From when they were sent, or their connections begun.
+    pub(crate) raw: Histogram<u64>,
+    /// Corrected, since the last progress.
+    recent: Histogram<u64>,
+    /// From the beginning of a connection until it stood.
+    pub(crate) connect: Histogram<u64>,
+}
+
+impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
+    /// Nothing yet; times of up to `most` ns will be told apart.
+    pub(crate) fn new(most: u64) -> io::Result<Self> {
+        let none = histogram(most)?;
+        Ok(Measures {
+            mark: C::default(),
+            reported: C::default(),
+            corrected: none.clone(),
+            raw: none.clone(),
+            recent: none.clone(),
+            connect: none,
+        })
+    }
+
+    /// Measuring begins, with these counts.
+    pub(crate) fn begin(&mut self, counts: C) {
+        self.mark = counts;
+        for histogram in [&mut self.corrected, &mut self.raw, &mut self.connect] {
+            histogram.reset();
+        }
+    }
+
+    /// A response came, so many ns after it was due and after it was asked for.
+    pub(crate) fn answered(&mut self, corrected: u64, raw: u64) {
+        self.corrected.saturating_record(corrected);
+        self.recent.saturating_record(corrected);
+        self.raw.saturating_record(raw);
+    }
+
+    /// What has happened since this was asked last.
+    pub(crate) fn since_progress(&mut self, counts: C) -> (C, Option<Latency>) {
+        let latency = Latency::of(&self.recent);
+        self.recent.reset();
+        let reported = std::mem::replace(&mut self.reported, counts);
+        (counts - reported, latency)
+    }
+
+    /// What of the counts is of the measured time, if there was one.
+    pub(crate) fn counts(&self, whole: C, measured: bool) -> C {
+        match measured {
+            true => whole - self.mark,
+            false => C::default(),
+        }
+    }
+
+    /// Response times of the measured time, if there was one; `closed` is of a
+    /// closed loop the number of places in it and the time, ns.
+    pub(crate) fn response(&self, measured: bool, closed: Option<(u64, u64)>) -> Times {
+        match (measured, closed) {
+            (false, _) => Times::default(),
+            (true, None) => Times::open(&self.corrected, &self.raw),
+            (true, Some((places, time))) => Times::closed(&self.raw, places, time),
         }
     }
 }

@@ -244,9 +244,7 @@ impl Parts {
             blast.mark = blast.counts();
         }
         for ping in &mut self.pings {
-            ping.mark = ping.exchange.counts();
-            ping.latency.reset();
-            ping.corrected.reset();
+            ping.measures.begin(ping.exchange.counts());
         }
         if let Some(http) = &mut self.http {
             http.begin_measuring();

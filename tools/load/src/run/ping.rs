@@ -4,11 +4,9 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
 use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds, per_second};
 use crate::exchange::Exchange;
-use crate::report::{Latency, PingCounts, PingReport, Times, histogram};
+use crate::report::{Latency, Measures, PingCounts, PingReport};
 use crate::spec::{PingSpec, Wait};
 use crate::tcp::prefer_busy_poll;
 
@@ -21,14 +19,7 @@ pub(super) struct Ping {
     rate: Option<u64>,
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// Round trips of the measured time, from when requests were due.
-    pub(super) corrected: Histogram<u64>,
-    /// The same from when they were sent.
-    pub(super) latency: Histogram<u64>,
-    /// Round trips since the last progress.
-    recent: Histogram<u64>,
-    pub(super) mark: PingCounts,
-    reported: PingCounts,
+    pub(super) measures: Measures<PingCounts>,
 }
 
 impl Ping {
@@ -54,7 +45,6 @@ impl Ping {
                 format!("cannot ping {} from {local}: {error}", spec.destination),
             )
         })?;
-        let histogram = histogram(LATENCY_MAX)?;
         Ok(Ping {
             socket,
             wait: spec.wait,
@@ -64,11 +54,7 @@ impl Ping {
             request: vec![0; spec.payload.into()],
             // A reply of any length is looked at; the rest is cut off.
             reply: vec![0; 2048],
-            corrected: histogram.clone(),
-            latency: histogram.clone(),
-            recent: histogram,
-            mark: PingCounts::default(),
-            reported: PingCounts::default(),
+            measures: Measures::new(LATENCY_MAX)?,
         })
     }
 
@@ -82,9 +68,7 @@ impl Ping {
                     busy = true;
                     let payload = self.reply.get(..length).unwrap_or_default();
                     if let Some(took) = self.exchange.reply(payload, now()) {
-                        self.latency.saturating_record(took.raw);
-                        self.corrected.saturating_record(took.corrected);
-                        self.recent.saturating_record(took.corrected);
+                        self.measures.answered(took.corrected, took.raw);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -132,38 +116,21 @@ impl Ping {
     }
 
     pub(super) fn since_progress(&mut self) -> (PingCounts, Option<Latency>) {
-        let counts = self.exchange.counts();
-        let latency = Latency::of(&self.recent);
-        self.recent.reset();
-        (
-            counts - std::mem::replace(&mut self.reported, counts),
-            latency,
-        )
+        self.measures.since_progress(self.exchange.counts())
     }
 
     pub(super) fn report(self, measured: bool, duration: Duration) -> PingReport {
         let whole = self.exchange.counts();
-        let counts = if measured {
-            whole - self.mark
-        } else {
-            PingCounts::default()
-        };
-        let response = match (measured, self.rate) {
-            (false, _) => Times::default(),
-            (true, Some(_)) => Times::open(&self.corrected, &self.latency),
-            (true, None) => Times::closed(
-                &self.latency,
-                self.outstanding.into(),
-                nanoseconds(duration),
-            ),
-        };
+        let counts = self.measures.counts(whole, measured);
+        let closed = (self.outstanding.into(), nanoseconds(duration));
+        let closed = self.rate.is_none().then_some(closed);
         PingReport {
-            response,
+            response: self.measures.response(measured, closed),
             measured: counts,
             whole,
             duration,
             rate: per_second(counts.echoed, duration),
-            latency: Latency::of(&self.latency).filter(|_| measured),
+            latency: Latency::of(&self.measures.raw).filter(|_| measured),
         }
     }
 }

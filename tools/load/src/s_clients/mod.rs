@@ -10,14 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use accounts::{Accounts, End, Key, Plan, State, Step};
-use hdrhistogram::Histogram;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::http::{Outcome, Response, request};
 use crate::pacer::nanoseconds;
-use crate::report::{
-    Distribution, Latency, ProbeReport, SClientCounts, SClientReport, Times, histogram,
-};
+use crate::report::{Distribution, Latency, Measures, ProbeReport, SClientCounts, SClientReport};
 use crate::spec::{ProbeSpec, Reuse, SClientSpec};
 use crate::tcp::{Epoll, Event, allow_descriptors, connect, raise_descriptors};
 
@@ -56,12 +53,7 @@ pub(crate) struct SClients {
     buffer: Vec<u8>,
     deadline: u64,
     local_error: Option<String>,
-    mark: SClientCounts,
-    reported: SClientCounts,
-    connect: Histogram<u64>,
-    corrected: Histogram<u64>,
-    raw: Histogram<u64>,
-    recent: Histogram<u64>,
+    measures: Measures<SClientCounts>,
 }
 
 impl SClients {
@@ -92,7 +84,6 @@ impl SClients {
                 open_max = least;
             }
         }
-        let histogram = || histogram(LATENCY_MAX);
         let host = spec.host.as_deref();
         Ok(SClients {
             destination: spec.destination,
@@ -119,12 +110,7 @@ impl SClients {
             buffer: vec![0; BUFFER],
             deadline: 0,
             local_error: None,
-            mark: SClientCounts::default(),
-            reported: SClientCounts::default(),
-            connect: histogram()?,
-            corrected: histogram()?,
-            raw: histogram()?,
-            recent: histogram()?,
+            measures: Measures::new(LATENCY_MAX)?,
         })
     }
 
@@ -166,20 +152,11 @@ impl SClients {
     }
 
     pub(crate) fn begin_measuring(&mut self) {
-        self.mark = self.accounts.counts();
-        for histogram in [&mut self.connect, &mut self.corrected, &mut self.raw] {
-            histogram.reset();
-        }
+        self.measures.begin(self.accounts.counts());
     }
 
     pub(crate) fn since_progress(&mut self) -> (SClientCounts, Option<Latency>) {
-        let latency = Latency::of(&self.recent);
-        self.recent.reset();
-        let counts = self.accounts.counts();
-        (
-            counts - std::mem::replace(&mut self.reported, counts),
-            latency,
-        )
+        self.measures.since_progress(self.accounts.counts())
     }
 
     pub(crate) fn report(self, measured: bool, duration: Duration) -> SClientReport {
@@ -189,14 +166,7 @@ impl SClients {
             true => count as f64 / seconds,
             false => 0.0,
         };
-        let (counts, connect, response) = match measured {
-            true => (
-                whole - self.mark,
-                Distribution::of(&self.connect),
-                Times::open(&self.corrected, &self.raw),
-            ),
-            false => (SClientCounts::default(), None, Times::default()),
-        };
+        let counts = self.measures.counts(whole, measured);
         SClientReport {
             measured: counts,
             whole,
@@ -204,8 +174,8 @@ impl SClients {
             duration,
             offered_rate: rate(counts.begun),
             rate: rate(counts.responses),
-            connect,
-            response,
+            connect: Distribution::of(&self.measures.connect).filter(|_| measured),
+            response: self.measures.response(measured, None),
             local_error: self.local_error,
         }
     }
@@ -217,7 +187,7 @@ impl SClients {
             connected: counts.connected,
             answered: counts.responses,
             refused: counts.refused,
-            connect: Latency::of(&self.connect),
+            connect: Latency::of(&self.measures.connect),
         }
     }
 
@@ -292,7 +262,7 @@ impl SClients {
             return;
         }
         if let Some(took) = self.accounts.connected(key, now()) {
-            self.connect.saturating_record(took);
+            self.measures.connect.saturating_record(took);
         }
         if event.readable {
             self.receive(key, now);
@@ -329,9 +299,7 @@ impl SClients {
                 // Once more: the end has often come with the response.
                 Outcome::Complete { status, .. } => {
                     if let Some(took) = self.accounts.answered(key, status, now()) {
-                        self.corrected.saturating_record(took.corrected);
-                        self.recent.saturating_record(took.corrected);
-                        self.raw.saturating_record(took.raw);
+                        self.measures.answered(took.corrected, took.raw);
                     }
                     if read == 0 {
                         return self.end(key, End::Failed);
